@@ -35,9 +35,15 @@ $(DEV_STAMP): pyproject.toml constraints.txt
 	grep -v '^#' constraints.txt | xargs -P 3 -n 80 $(PIP) --no-deps
 	$(PIP) --editable '.[cpu,dev]'
 	$(WARM)
+	$(LINK)
 	touch $(STAMP) $(DEV_STAMP)
 
-WARM = $(BIN)/python -c 'import jobs.build_index, pipeline.collection, pipeline.encode.text_encoder'
+# The package `cairn` as a wheel has it, for tools that do not run a package to learn its path.
+ONE_ROOT := build/one-root
+LINK = mkdir -p $(ONE_ROOT)/cairn && ln -sfn ../../../pipeline/face/cairn/__init__.py $(ONE_ROOT)/cairn/__init__.py \
+	&& for folder in cli jobs pipeline; do ln -sfn ../../../$$folder $(ONE_ROOT)/cairn/$$folder; done
+
+WARM = $(BIN)/python -c 'import cairn.pipeline.line.build_index, cairn.pipeline.collection, cairn.pipeline.encode.text_encoder'
 
 demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (two to three minutes)
 	@$(BIN)/cairn sample cairn-sample --kind topic --kind function
@@ -65,7 +71,7 @@ test-all: test slow ## The same, then the tests marked slow
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports
+	PYTHONPATH=$(ONE_ROOT) $(BIN)/lint-imports
 
 types: $(DEV_STAMP)
 	$(BIN)/pyright
@@ -98,7 +104,7 @@ secrets: ## Write .env with fresh secrets for docker compose, unless there is on
 	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)
 
 reference: $(DEV_STAMP) ## Write docs/reference from help texts, the API's description and docstrings
-	$(BIN)/python -m cli.reference docs/reference
+	$(BIN)/python -m cairn.cli.reference docs/reference
 
 docs: $(DEV_STAMP) ## Run the notebooks, and build the documentation into site/; a broken link fails
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/examples/test_notebooks.py
@@ -109,4 +115,4 @@ format: $(DEV_STAMP) ## Format the code and sort its imports
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv and everything the demo made
-	rm -rf $(VENV) cairn-data cairn-sample cairn-evaluation site
+	rm -rf $(VENV) $(ONE_ROOT) cairn-data cairn-sample cairn-evaluation site

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-
-from cli.engine import engine_options, resolve_engine
-from cli.options import given
-from cli.settings import collection_argument
-from cli.terminal import ProgressBars
+from cairn.cli.engine import engine_options, resolve_engine
+from cairn.cli.options import given
+from cairn.cli.settings import collection_argument
+from cairn.cli.terminal import ProgressBars
 
 
 @click.command(context_settings={"show_default": True})
@@ -24,14 +23,15 @@ def compact(ctx: click.Context, *, collection: str, root: str, **_: Any) -> int:
 
     Workers of a Ray cluster write the index files of a large collection where they see its root.
     """
-    from jobs.run import open_engine
-    from pipeline.config import IngestConfig
-    from pipeline.index.layout import CollectionLayout
-    from pipeline.index.maintenance import compact_collection
+    from cairn.jobs.engine import open_engine
+    from cairn.pipeline.config import IngestConfig
+    from cairn.pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.maintenance import compact_collection
 
     layout = CollectionLayout(Path(root), collection)
-    with closing(open_engine(resolve_engine(given(ctx)), IngestConfig())) as engine, ProgressBars() as bars:
-        manifest = compact_collection(layout, bars, engine.run_tasks)
+    engine = open_engine(resolve_engine(given(ctx)), IngestConfig())
+    with closing(engine) if engine else nullcontext(), ProgressBars() as bars:
+        manifest = compact_collection(layout, bars, engine.run_tasks if engine else None)
     click.echo(
         f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents, compacted"
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-
-from cli.options import filter_option
-from cli.settings import collection_argument
-from cli.terminal import ProgressBars
+from cairn.cli.options import filter_option
+from cairn.cli.settings import collection_argument
+from cairn.cli.terminal import ProgressBars
 
 _NOTHING_DELETED = 2
 
@@ -25,9 +24,9 @@ def delete(
 
     Unknown ids are listed, and exit 2 says that none was known.
     """
-    from pipeline.collection import Collection
-    from pipeline.index.layout import CollectionLayout
-    from pipeline.index.maintenance import delete_documents
+    from cairn.pipeline.collection import Collection
+    from cairn.pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.maintenance import delete_documents
 
     if bool(doc_ids) == bool(filters):
         raise click.UsageError(

@@ -6,12 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, get_args
 
 import click
+from cairn.cli.options import HeadedOption, add_options
+from cairn.jobs.engine_settings import EngineConfig, EngineName
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import options_of, shown
 from typing_extensions import override
-
-from cli.options import HeadedOption, add_options
-from jobs.engine import EngineConfig, EngineName
-from pipeline.errors import ConfigError
-from pipeline.options import options_of, shown
 
 _HEADING = "Ray"
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-
-from cli.engine import engine_options, resolve_engine
-from cli.options import GroupedCommand, add_options, chosen, given
-from cli.settings import json_option, root_option
-from cli.terminal import ProgressBars, duration, table, thousands
-from jobs.ingest_settings import STAGES, resolve_ingest_config
-from pipeline.config import (
+from cairn.cli.engine import engine_options, resolve_engine
+from cairn.cli.options import GroupedCommand, add_options, chosen, given
+from cairn.cli.settings import json_option, root_option
+from cairn.cli.terminal import ProgressBars, duration, table, thousands
+from cairn.jobs.engine import open_engine
+from cairn.pipeline.config import (
     DEFAULT_MODEL,
     ClusterConfig,
     ContextConfig,
@@ -23,8 +22,9 @@ from pipeline.config import (
     IndexConfig,
     IngestConfig,
 )
-from pipeline.model.folders.names import is_folder
-from pipeline.types import IngestReport
+from cairn.pipeline.line.ingest_settings import STAGES, resolve_ingest_config
+from cairn.pipeline.model.folders.names import is_folder
+from cairn.pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
 
@@ -77,10 +77,10 @@ def ingest(
     Run it again at any time: only what is new or changed is encoded, and a killed run goes on where it
     stopped.
     """
-    from jobs.build_index import build_index
-    from jobs.compatibility import stored_settings
-    from jobs.plan_index import plan_index
-    from pipeline.model.folders.download import download_if_missing
+    from cairn.pipeline.line.build_index import build_index
+    from cairn.pipeline.line.compatibility import stored_settings
+    from cairn.pipeline.line.plan_index import plan_index
+    from cairn.pipeline.model.folders.download import download_if_missing
 
     engine = resolve_engine(given(ctx))
     settings = _chosen(ctx)
@@ -99,7 +99,7 @@ def ingest(
         )
         return _QUARANTINED_EXIT if plan["quarantined"] else 0
     with ProgressBars(quiet=quiet) as progress:
-        report = build_index(sources, root, collection, config, progress, engine)
+        report = build_index(sources, root, collection, config, progress, open_engine(engine, config))
     for warning in report.warnings:
         click.echo(f"warning: {warning}", err=True)
     click.echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))
@@ -121,7 +121,7 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return thousands(value)
     if isinstance(value, dict):
-        from jobs.ingest import describe_reasons
+        from cairn.pipeline.line.ingest import describe_reasons
 
         return describe_reasons(cast("dict[str, int]", value)) or "none"
     return "; ".join(cast("list[str]", value)) or "none"

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from datetime import datetime
 
 import click
-
-from cli.engine import job_server_option
-from cli.settings import json_option
-from cli.terminal import duration, table
+from cairn.cli.engine import job_server_option
+from cairn.cli.settings import json_option
+from cairn.cli.terminal import duration, table
 
 
 @click.command(context_settings={"show_default": True})
@@ -18,7 +17,7 @@ from cli.terminal import duration, table
 @json_option
 def jobs(*, address: str, as_json: bool) -> int:
     """List the jobs of a Ray cluster, the newest first."""
-    from jobs.ray_cluster.submission import JobServer
+    from cairn.jobs.ray_cluster.submission import JobServer
 
     found = JobServer(address).list()
     if as_json:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
-from cli.options import NamedPath
-from cli.settings import json_option, root_option
-from cli.terminal import table
-from pipeline.errors import ConfigError
+from cairn.cli.options import NamedPath
+from cairn.cli.settings import json_option, root_option
+from cairn.cli.terminal import table
+from cairn.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.serve.keys import ApiKey, KeyFile
+    from cairn.pipeline.serve.keys import ApiKey, KeyFile
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -132,8 +131,8 @@ def revoke(*, key: str, root: str, keys_file: Path | None) -> int:
 
 
 def _file(root: str, keys_file: Path | None) -> KeyFile:
-    from pipeline.serve.keys import KeyFile
-    from pipeline.serve.settings import ServeSettings
+    from cairn.pipeline.serve.keys import KeyFile
+    from cairn.pipeline.serve.settings import ServeSettings
 
     return KeyFile(ServeSettings(root=Path(root), keys_file=keys_file).keys_path)
 
@@ -144,10 +143,10 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
         return None
     if not collections:
         raise ConfigError("a key with a filter must be for named collections, got none; say --for COLLECTION")
-    from pipeline.index.generation import open_latest_intact_generation
-    from pipeline.index.layout import CollectionLayout
-    from pipeline.index.stored_files import SIZES
-    from pipeline.search.filters import parse_filter
+    from cairn.pipeline.index.generation import open_latest_intact_generation
+    from cairn.pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.stored_files import SIZES
+    from cairn.pipeline.search.filters import parse_filter
 
     schemas = [
         open_latest_intact_generation(CollectionLayout(root, name), checks=SIZES).document_schema
@@ -162,7 +161,7 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
 
 
 def _warn_of_missing(root: Path, collections: tuple[str, ...]) -> None:
-    from pipeline.index.layout import list_states
+    from cairn.pipeline.index.layout import list_states
 
     for missing in sorted(set(collections) - set(list_states(root))):
         click.echo(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import click
-
-from cli.settings import collection_argument, json_option
-from cli.terminal import table, thousands
+from cairn.cli.settings import collection_argument, json_option
+from cairn.cli.terminal import table, thousands
 
 _NO_DOCUMENT = 2
 
@@ -18,7 +17,7 @@ _NO_DOCUMENT = 2
 @json_option
 def lineage(*, collection: str, doc_id: str, root: str, as_json: bool) -> int:
     """Show which file, row and run document DOC_ID of collection NAME came from, and what encoded it."""
-    from pipeline.collection import open_collection
+    from cairn.pipeline.collection import open_collection
 
     found = open_collection(collection, root=root).lineage(doc_id)
     if found is None:

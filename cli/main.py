@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 import click
-from typing_extensions import override
-
-from cli.settings import (
+from cairn.cli.settings import (
     check_tables,
     load_default_map,
     name_variables,
@@ -24,9 +22,10 @@ from cli.settings import (
     variable_prefix,
     warn_of_variables,
 )
-from jobs import unforeseen
-from pipeline.errors import CairnError, UsageError, is_panic
-from pipeline.options import shown
+from cairn.pipeline import unforeseen
+from cairn.pipeline.errors import CairnError, UsageError, is_panic
+from cairn.pipeline.options import shown
+from typing_extensions import override
 
 _VERBS = {
     "ingest": "Index a corpus, or what changed in it since the last time.",
@@ -60,8 +59,12 @@ _VERBS = {
     "compact": "Merge small files and drop what no generation needs.",
     "delete": "Delete documents by id or by filter.",
 }
-_FILES = {"mcp": "mcp_stdio"}
-"""Where a verb's own name is a package's."""
+_LABORATORY = {
+    "analyse", "compare", "compress", "distill", "evaluate", "negatives", "pretrain", "train", "train_late",
+    "train_mixer", "tune",
+}  # fmt: skip
+_FILES = {"mcp": "mcp_stdio"} | {name: f"lab.{name}" for name in _LABORATORY}
+"""Where a verb's module is not of its name: the name is a package's, or the laboratory's."""
 _INTERRUPTED = 130
 _FAILED = 1
 _USAGE = 2
@@ -81,7 +84,7 @@ class _LazyGroup(click.Group):
         if cmd_name not in _VERBS:
             return None
         name = cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"cli.{_FILES.get(name, name)}"), name)
+        command = getattr(importlib.import_module(f"cairn.cli.{_FILES.get(name, name)}"), name)
         name_variables(command, variable_prefix(cmd_name))
         return command
 
@@ -108,7 +111,7 @@ def _meant(word: str) -> str:
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(package_name="cairn-retrieval", prog_name="cairn")
+@click.version_option(package_name="cairn-index", prog_name="cairn")
 @click.pass_context
 def cairn(ctx: click.Context) -> None:
     """Contextual retrieval indexing: documents in, searchable passages out."""

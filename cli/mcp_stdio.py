@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import click
-
-from cli.settings import collection_argument
+from cairn.cli.settings import collection_argument
 
 
 @click.command(name="mcp", context_settings={"show_default": True})
@@ -21,8 +20,8 @@ def mcp(*, collection: str, root: str, url: str | None) -> int:
 
     MCP on stdin and stdout, with tools that only read. `cairn serve` has them for all collections at /mcp.
     """
-    from pipeline.frameworks.mcp_server import OneCollection, make_server
-    from pipeline.frameworks.source import open_source
+    from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
+    from cairn.pipeline.frameworks.source import open_source
 
     source = open_source(
         collection, root=None if url else Path(root), url=url, api_key=os.environ.get("CAIRN_API_KEY")

@@ -6,14 +6,13 @@ import json
 from dataclasses import asdict
 
 import click
-
-from cli.settings import json_option
-from cli.terminal import size, table
-from pipeline.config import DEFAULT_MODEL
-from pipeline.errors import ConfigError
-from pipeline.model.folders.embedded_weights import MODEL_NAMES
-from pipeline.model.folders.names import hub_revision, model_folder
-from pipeline.model.folders.public_models import PUBLIC_MODELS, PublicModel
+from cairn.cli.settings import json_option
+from cairn.cli.terminal import size, table
+from cairn.pipeline.config import DEFAULT_MODEL
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
+from cairn.pipeline.model.folders.names import hub_revision, model_folder
+from cairn.pipeline.model.folders.public_models import PUBLIC_MODELS, PublicModel
 
 _INSTALLED = (
     PublicModel(DEFAULT_MODEL, 23, 384, "English, mixes the context in, token vectors; the default"),
@@ -55,7 +54,7 @@ def get(*, name: str) -> None:
 
     Files that are here are not fetched again. HF_ENDPOINT names another hub, HF_TOKEN your token.
     """
-    from pipeline.model.folders.download import download_model
+    from cairn.pipeline.model.folders.download import download_model
 
     found = download_model(name)
     click.echo(f"{found.name}: revision {found.revision}, {size(found.size_bytes)} in {found.folder}")

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import MAX_NUMBER, MAX_SEED, Option, check_value, options_of, shown
 from click.core import ParameterSource
 from typing_extensions import override
-
-from pipeline.errors import ConfigError
-from pipeline.options import MAX_NUMBER, MAX_SEED, Option, check_value, options_of, shown
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -10,15 +10,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from cli.engine import engine_options, resolve_engine
-from cli.options import given
-from cli.settings import collection_argument, json_option
-from cli.terminal import ProgressBars, duration, table, thousands
-from jobs.ingest_settings import resolve_ingest_config
+from cairn.cli.engine import engine_options, resolve_engine
+from cairn.cli.options import given
+from cairn.cli.settings import collection_argument, json_option
+from cairn.cli.terminal import ProgressBars, duration, table, thousands
+from cairn.jobs.engine import open_engine
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
 if TYPE_CHECKING:
-    from jobs.recontextualise import RecontextualisationPlan, RecontextualisationReport
+    from cairn.pipeline.line.recontextualise import RecontextualisationPlan, RecontextualisationReport
 
 
 @click.command(context_settings={"show_default": True})
@@ -57,8 +57,8 @@ def plan(
     killed run goes on when it is given again. With --apply --late, a collection that was built before its
     model had a token projection gets token vectors, once.
     """
-    from jobs.compatibility import require_projection, stored_settings
-    from jobs.recontextualise import plan_recontextualisation, recontextualise
+    from cairn.pipeline.line.compatibility import require_projection, stored_settings
+    from cairn.pipeline.line.recontextualise import plan_recontextualisation, recontextualise
 
     engine = resolve_engine(given(ctx))
     planned = plan_recontextualisation(root, collection)
@@ -69,7 +69,7 @@ def plan(
         if wants_tokens:
             require_projection(config.encoder)
         with ProgressBars(quiet=quiet) as progress:
-            report = recontextualise(root, collection, config, progress, engine)
+            report = recontextualise(root, collection, config, progress, open_engine(engine, config))
     if as_json:
         click.echo(json.dumps(asdict(planned) | {"applied": asdict(report) if report else None}))
     else:

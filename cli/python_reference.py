@@ -22,8 +22,8 @@ _LITERAL: Final = re.compile(r"``([^`]+)``")
 
 def python_library() -> Iterator[str]:
     """Yield the lines of the page."""
-    from pipeline.client import AsyncRemoteCollection, RemoteCollection
-    from pipeline.search.stored_documents import StoredDocuments
+    from cairn.pipeline.client import AsyncRemoteCollection, RemoteCollection
+    from cairn.pipeline.search.stored_documents import StoredDocuments
 
     yield "Import these names from `cairn`. Options of a search are listed at the end.\n"
     shown = {name: getattr(cairn, name) for name in cairn.__all__ if not name.startswith("__")}
@@ -105,8 +105,8 @@ def _text(found: Any) -> str:
 
 
 def _search_options() -> Iterator[str]:
-    from pipeline.options import options_of
-    from pipeline.search_options import SearchOptions
+    from cairn.pipeline.options import options_of
+    from cairn.pipeline.search_options import SearchOptions
 
     yield "## Options of a search\n"
     yield "| option | default | what it does |"

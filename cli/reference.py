@@ -1,6 +1,6 @@
 """The reference pages: verbs and options as click has them, the API as OpenAPI does, the library's names.
 
-    python -m cli.reference docs/reference               which `make reference` does; a test compares
+    python -m cairn.cli.reference docs/reference               which `make reference` does; a test compares
 
 Nothing is described here that is not described there, so the pages cannot say anything else than the program
 does.
@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-
-from cli.main import cairn
-from cli.options import NamedPath
-from cli.python_reference import python_library
+from cairn.cli.main import cairn
+from cairn.cli.options import NamedPath
+from cairn.cli.python_reference import python_library
 
 _INTRODUCTION: Final = (
     "# {title}\n\n{subject} Written by `make reference`: change the program, not this page.\n"
@@ -79,9 +78,9 @@ def _record(param: click.Parameter, context: click.Context) -> tuple[str, str]:
 
 
 def _search_api() -> Iterator[str]:
-    from pipeline.serve.app import create_app
-    from pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
-    from pipeline.serve.settings import ServeSettings
+    from cairn.pipeline.serve.app import create_app
+    from cairn.pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
+    from cairn.pipeline.serve.settings import ServeSettings
 
     description = create_app(ServeSettings(root=Path())).openapi()
     schemas: dict[str, Any] = description["components"]["schemas"]

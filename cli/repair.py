@@ -5,20 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-
-from cli.settings import collection_argument
-from cli.terminal import ProgressBars
-from pipeline.errors import CairnError
+from cairn.cli.settings import collection_argument
+from cairn.cli.terminal import ProgressBars
+from cairn.pipeline.errors import CairnError
 
 
 @click.command(context_settings={"show_default": True})
 @collection_argument
 def repair(*, collection: str, root: str) -> int:
     """Rebuild damaged files of collection NAME from its tables, or return to its last intact generation."""
-    from pipeline.index.layout import CollectionLayout
-    from pipeline.index.losses import losses_path
-    from pipeline.index.maintenance import repair_collection
-    from pipeline.index.stored_files import read_manifest
+    from cairn.pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.losses import losses_path
+    from cairn.pipeline.index.maintenance import repair_collection
+    from cairn.pipeline.index.stored_files import read_manifest
 
     layout = CollectionLayout(Path(root), collection)
     try:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
 import click
-
-from cli.options import COUNT
-from cli.settings import json_option
-from cli.terminal import ProgressBars, table, thousands
-from pipeline.config import SampleKind
-from pipeline.errors import ConfigError
+from cairn.cli.options import COUNT
+from cairn.cli.settings import json_option
+from cairn.cli.terminal import ProgressBars, table, thousands
+from cairn.pipeline.config import SampleKind
+from cairn.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.index.object_folder import ObjectFolder
+    from cairn.pipeline.index.object_folder import ObjectFolder
 
 
 @click.command(context_settings={"show_default": True})
@@ -53,14 +52,14 @@ def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | N
 
 
 def _written(folder: Path, kinds: tuple[SampleKind, ...], max_documents: int | None) -> dict[str, Any]:
-    from pipeline.corpus.sample import write_sample
+    from cairn.pipeline.corpus.sample import write_sample
 
     with ProgressBars() as progress:
         return asdict(write_sample(folder, kinds=kinds, max_documents=max_documents, progress=progress))
 
 
 def _store(uri: str) -> ObjectFolder:
-    from pipeline.index.object_folder import STORE_URI, ObjectFolder
+    from cairn.pipeline.index.object_folder import STORE_URI, ObjectFolder
 
     if not STORE_URI.fullmatch(uri):
         raise ConfigError(

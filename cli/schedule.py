@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from cli.options import COUNT, NamedPath
-from cli.settings import json_option
-from cli.terminal import duration, table, thousands
-from pipeline.errors import ConfigError
+from cairn.cli.options import COUNT, NamedPath
+from cairn.cli.settings import json_option
+from cairn.cli.terminal import duration, table, thousands
+from cairn.pipeline.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
-    from jobs.schedule.history import ScheduledRun
-    from jobs.schedule.schedules import Schedule, ScheduleFile
+    from cairn.jobs.schedule.history import ScheduledRun
+    from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
 
 DEFAULT_FILE = "cairn-schedules.toml"
 
@@ -40,11 +39,11 @@ _SHOWN_COUNTS = ("rows", "indexed", "unchanged", "quarantined", "deleted", "enco
 def schedule(ctx: click.Context, file: Path) -> None:
     """Run ingests at the times of cron expressions, by one scheduler process."""
     try:
-        from jobs.schedule.schedules import ScheduleFile
+        from cairn.jobs.schedule.schedules import ScheduleFile
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"schedules must have their packages installed, got no {error.name}; "
-            "install them with `pip install 'cairn-retrieval[schedule]'`"
+            f"install them with {install_command('schedule')}"
         ) from error
     ctx.obj = ScheduleFile(file)
 
@@ -60,7 +59,7 @@ def add(ctx: click.Context, *, name: str, words: tuple[str, ...], cron: str, tim
 
     The command runs in this folder, with its cairn.toml; `cairn schedule run` must be running for it.
     """
-    from jobs.schedule.schedules import Schedule
+    from cairn.jobs.schedule.schedules import Schedule
 
     file: ScheduleFile = ctx.obj
     folder = None if Path.cwd() == file.path.parent else Path.cwd()
@@ -80,10 +79,10 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
 
     Unknown flags, a name that is none, sources or a job file that are not there.
     """
-    from cli.main import cairn
-    from jobs.job_file import IngestJob, read_job
-    from pipeline.corpus.sources import resolve_sources
-    from pipeline.index.layout import CollectionLayout
+    from cairn.cli.main import cairn
+    from cairn.jobs.job_file import IngestJob, read_job
+    from cairn.pipeline.corpus.sources import resolve_sources
+    from cairn.pipeline.index.layout import CollectionLayout
 
     verb = cairn.get_command(ctx, added.run[0])
     assert verb is not None, "schedules run verbs that there are"
@@ -103,7 +102,7 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
 @click.pass_obj
 def list_(file: ScheduleFile, *, as_json: bool) -> int:
     """Show every schedule, when it runs next and how its last run ended."""
-    from jobs.schedule.history import last_runs, read_history
+    from cairn.jobs.schedule.history import last_runs, read_history
 
     schedules, last, now = file.read(), last_runs(read_history(file.history_path)), datetime.now(UTC)
     if as_json:
@@ -146,11 +145,11 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
     Runs that were missed are made up for once. A running command is interrupted when this ends, and goes on
     at the next start.
     """
-    from jobs.schedule.scheduler import Scheduler
+    from cairn.jobs.schedule.scheduler import Scheduler
 
     scheduler = Scheduler(
         file=file,
-        command=(sys.executable, "-m", "cli.main"),
+        command=(sys.executable, "-m", "cairn.cli.main"),
         log=lambda line: click.echo(line, err=True),
         parallel=parallel,
     )
@@ -173,7 +172,7 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
 @click.pass_obj
 def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -> int:
     """Show what ran, of all schedules or of NAME: when, how long, with which counts and which exit code."""
-    from jobs.schedule.history import read_history
+    from cairn.jobs.schedule.history import read_history
 
     runs = [each for each in read_history(file.history_path) if name in (None, each.schedule)]
     if name is not None and not runs:
@@ -204,7 +203,7 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
 @click.pass_obj
 def health(file: ScheduleFile) -> int:
     """Tell by the exit code whether a scheduler runs the schedules of the file: 0 yes, 1 no."""
-    from jobs.schedule.scheduler import require_scheduler
+    from cairn.jobs.schedule.scheduler import require_scheduler
 
     require_scheduler(file)
     click.echo("a scheduler runs")

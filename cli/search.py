@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 import click
-
-from cli.options import add_options, chosen, filter_option
-from cli.settings import json_option, root_option
-from pipeline.search_options import OpenOptions, PublicSearchKeywords, SearchOptions
-from pipeline.types import Passage, SearchResult
+from cairn.cli.options import add_options, chosen, filter_option
+from cairn.cli.settings import json_option, root_option
+from cairn.pipeline.search_options import OpenOptions, PublicSearchKeywords, SearchOptions
+from cairn.pipeline.types import Passage, SearchResult
 
 _WIDTH = 95
 _EXCERPT_LINES = 4
@@ -53,7 +52,7 @@ def search(
     **_: Any,
 ) -> int:
     """Answer QUERY with documents and their best passages."""
-    from pipeline.collection import open_collection
+    from cairn.pipeline.collection import open_collection
 
     opened = open_collection(collection, root=root, verify=verify)
     options = {**_TERMINAL_DEFAULTS, **chosen(ctx, SearchOptions)}

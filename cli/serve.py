@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-
-from cli.options import add_options, chosen
-from cli.settings import root_option
-from jobs.ray_serve.settings import ClusterSettings
-from pipeline.errors import ConfigError
-from pipeline.serve.settings import ServeSettings
+from cairn.cli.options import add_options, chosen
+from cairn.cli.settings import root_option
+from cairn.jobs.ray_serve.settings import ClusterSettings
+from cairn.pipeline.errors import ConfigError, install_command
+from cairn.pipeline.serve.settings import ServeSettings
 
 _PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client", "pydantic", "watchfiles")
 
@@ -24,11 +23,10 @@ def _runner(settings: ServeSettings, cluster: ClusterSettings) -> Callable[[Call
     """Return what serves; importing it needs an extra."""
     if cluster.engine == "ray":
         import watchfiles as _  # noqa: F401 - of Ray Serve's packages the one that nothing else brings
-
-        from jobs.ray_serve.run import run_on_cluster
+        from cairn.jobs.ray_serve.run import run_on_cluster
 
         return partial(run_on_cluster, settings, cluster)
-    from pipeline.serve.server import run_server
+    from cairn.pipeline.serve.server import run_server
 
     return partial(run_server, settings)
 
@@ -53,8 +51,7 @@ def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet:
             raise
         extra = "serve" if cluster.engine == "local" else "serve-ray"
         raise ConfigError(
-            f"serving must have the package {error.name}, got none; install it with `pip install "
-            f"'cairn-retrieval[{extra}]'`"
+            f"serving must have the package {error.name}, got none; install it with {install_command(extra)}"
         ) from None
     logging.basicConfig(
         level=logging.WARNING if quiet else logging.INFO, format="%(asctime)s %(levelname)s %(message)s"

@@ -1,6 +1,6 @@
 """Where a setting comes from: flag > CAIRN_* environment > cairn.toml > the built collection > default.
 
-``jobs.ingest_settings`` composes them. ``cairn.toml`` in the working folder, or the file that
+``cairn.pipeline.line.ingest_settings`` composes them. ``cairn.toml`` in the working folder, or the file that
 ``CAIRN_CONFIG`` names, has a table for each verb with long option names as keys::
 
     [ingest]
@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 import click
-
-from cli.options import FieldOption, NamedPath, Numbers
-from pipeline.config import DEFAULT_ROOT
-from pipeline.errors import ConfigError
-from pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
+from cairn.cli.options import FieldOption, NamedPath, Numbers
+from cairn.pipeline.config import DEFAULT_ROOT
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -12,15 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+from cairn.cli.options import COUNT, add_options
+from cairn.cli.settings import json_option, root_option
+from cairn.cli.terminal import duration, size, table, thousands
+from cairn.jobs.ray_serve.settings import ClusterSettings
+from cairn.pipeline.config import EncoderConfig, IngestConfig
+from cairn.pipeline.counted import counted
+from cairn.pipeline.search_options import OpenOptions
 from click.core import ParameterSource
-
-from cli.options import COUNT, add_options
-from cli.settings import json_option, root_option
-from cli.terminal import duration, size, table, thousands
-from jobs.ray_serve.settings import ClusterSettings
-from pipeline.config import EncoderConfig, IngestConfig
-from pipeline.counted import counted
-from pipeline.search_options import OpenOptions
 
 _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
 
@@ -48,7 +47,7 @@ def status(
     as_json: bool,
 ) -> int:
     """Describe collection NAME, or list all collections."""
-    from pipeline.collection import list_statuses, open_collection
+    from cairn.pipeline.collection import list_statuses, open_collection
 
     if collection is None:
         for name in ("route_clusters", "shards", "verify"):

@@ -7,11 +7,10 @@ from importlib.resources import files
 from pathlib import Path
 
 import click
-
-from cli.engine import job_server_option
-from cli.options import NamedPath
-from pipeline import durable
-from pipeline.errors import ConfigError
+from cairn.cli.engine import job_server_option
+from cairn.cli.options import NamedPath
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ConfigError
 
 _INTERRUPTED = 130
 _CONFIGS = files("jobs") / "configs"
@@ -56,7 +55,7 @@ def submit(
         return _write_example(example, as_json=as_json)
     if config is None:
         raise click.UsageError("submit must have a job file, got none; --example build_index writes one")
-    from jobs.ray_cluster.submission import JobServer
+    from cairn.jobs.ray_cluster.submission import JobServer
 
     server = JobServer(address)
     submission = server.submit(config, key)

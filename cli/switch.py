@@ -6,9 +6,8 @@ import json
 from dataclasses import asdict
 
 import click
-
-from cli.settings import json_option, root_option
-from cli.terminal import table
+from cairn.cli.settings import json_option, root_option
+from cairn.cli.terminal import table
 
 
 @click.command(context_settings={"show_default": True})
@@ -25,8 +24,8 @@ def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: 
     """
     from pathlib import Path
 
-    from pipeline.index import aliases
-    from pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index import aliases
+    from cairn.pipeline.index.layout import CollectionLayout
 
     if name is None:
         found = aliases.read_aliases(root)

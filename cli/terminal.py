@@ -1,7 +1,7 @@
 """What a person sees while a long stage runs, and the tables at its end.
 
 Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; otherwise stages leave lines
-(``jobs.progress_log``).
+(``cairn.pipeline.line.progress_log``).
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from types import TracebackType
 from typing import Any
 
 import click
+from cairn.pipeline.line.progress_log import ProgressLog
 from tqdm import tqdm
-
-from jobs.progress_log import ProgressLog
 
 _STAGE_WIDTH = 8
 
 
 class ProgressBars:
-    """A :class:`pipeline.types.ProgressListener` that draws one bar a stage; use it as a context manager."""
+    """A :class:`ProgressListener` that draws one bar a stage; use it as a context manager."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-
-from cli.settings import collection_argument, json_option
+from cairn.cli.settings import collection_argument, json_option
 
 if TYPE_CHECKING:
-    from pipeline.index.maintenance import Problem
+    from cairn.pipeline.index.maintenance import Problem
 
 
 @click.command(context_settings={"show_default": True})
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
 @json_option
 def verify(*, collection: str, root: str, as_json: bool) -> int:
     """Check every stored file of collection NAME against its hashes; exit 1 when something is wrong."""
-    from pipeline.index.copies import lost_for_good
-    from pipeline.index.layout import CollectionLayout
-    from pipeline.index.maintenance import verify_collection
+    from cairn.pipeline.index.copies import lost_for_good
+    from cairn.pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.maintenance import verify_collection
 
     layout = CollectionLayout(Path(root), collection)
     problems = verify_collection(layout)

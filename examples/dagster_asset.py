@@ -11,8 +11,7 @@ import os
 
 import cairn
 import dagster as dg
-
-from pipeline.errors import CollectionNotFoundError, TryAgainError
+from cairn.pipeline.errors import CollectionNotFoundError, TryAgainError
 
 
 @dg.asset

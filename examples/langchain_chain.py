@@ -7,13 +7,12 @@ print(chain.invoke("how do I reset a password"))
 from __future__ import annotations
 
 import cairn
+from cairn.pipeline.frameworks.langchain_retriever import CairnRetriever
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import Runnable, RunnablePassthrough
-
-from pipeline.frameworks.langchain_retriever import CairnRetriever
 
 PROMPT = ChatPromptTemplate.from_messages(
     [("system", "Answer from these passages alone:\n\n{passages}"), ("user", "{question}")]

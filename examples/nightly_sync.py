@@ -11,8 +11,7 @@ from __future__ import annotations
 import sys
 
 import cairn
-
-from pipeline.errors import CollectionNotFoundError, TryAgainError
+from cairn.pipeline.errors import CollectionNotFoundError, TryAgainError
 
 
 def sync(name: str, source: str) -> cairn.IngestReport:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 
 import cairn
-
-from pipeline.types import Reranker
+from cairn.pipeline.types import Reranker
 
 
 def places(

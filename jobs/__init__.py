@@ -1,14 +1,6 @@
-"""Jobs: the line run from end to end, in this process or on a cluster.
+"""Jobs: what needs Ray or a clock, and one entry point a job, ``python -m cairn.jobs.NAME --config FILE``.
 
-    stage ──▶ view ─────────▶ encode ────────▶ commit ──▶ publish      build_index, and recontextualise
-    ├─────────────────────┤ cluster_corpus
-    ├────────────────────────────────────────┤ encode_corpus
-                                             ├──────────────────┤      write_index
-
-``engine`` says what the line asks of a model; ``local_engine`` and ``ray_cluster`` answer. ``schedule``
-starts commands by the clock, ``configs`` has a file for each job. Only this package knows how work is spread
-over processes and machines; the stages it calls are in ``pipeline``.
-
-Import from the modules: ``build_index``, ``recontextualise``, ``plan_index``, ``train_encoder``,
-``compress_model``, ``distill_encoder``.
+``cluster_corpus``, ``encode_corpus`` and ``write_index`` are parts of ``build_index``, which is
+``cairn.pipeline.line.build_index``. ``ray_cluster`` encodes on the machines of a cluster, ``ray_serve``
+answers there, ``schedule`` starts commands by the clock. ``configs`` has a file for each job.
 """

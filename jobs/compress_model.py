@@ -7,9 +7,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from jobs.job_file import CompressJob
-from pipeline.errors import ConfigError
-from pipeline.types import ProgressListener
+from cairn.jobs.job_file import CompressJob
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.types import ProgressListener
 
 
 def compress_model(job: CompressJob, progress: ProgressListener) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def compress_model(job: CompressJob, progress: ProgressListener) -> dict[str, An
 
     A killed one leaves no model, and starts again.
     """
-    from pipeline.compress.settings import CompressConfig
+    from cairn.pipeline.lab.compress.settings import CompressConfig
 
     known = [item.name for item in fields(CompressConfig)]
     for name in job.settings:
@@ -27,9 +27,9 @@ def compress_model(job: CompressJob, progress: ProgressListener) -> dict[str, An
         config = CompressConfig(**job.settings)
     except ConfigError as error:
         raise ConfigError(f"[compress] {error}") from error
-    from pipeline.compress.compression import compress  # imports torch
-    from pipeline.evaluate.dev_scores import DevScorer
-    from pipeline.evaluate.retrieval_set import read_retrieval_set
+    from cairn.pipeline.lab.compress.compression import compress  # imports torch
+    from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
+    from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
 
     judged = [read_retrieval_set(Path(folder)) for folder in job.judged]
     report = compress(
@@ -44,6 +44,6 @@ def compress_model(job: CompressJob, progress: ProgressListener) -> dict[str, An
 
 
 if __name__ == "__main__":
-    from jobs.job import main
+    from cairn.jobs.job import main
 
     sys.exit(main("compress_model", compress_model))

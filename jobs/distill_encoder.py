@@ -7,14 +7,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from jobs.job_file import DistillJob
-from pipeline.errors import ConfigError
-from pipeline.types import ProgressListener
+from cairn.jobs.job_file import DistillJob
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.types import ProgressListener
 
 
 def distill_encoder(job: DistillJob, progress: ProgressListener) -> dict[str, Any]:
     """Run the distillation and return its report; the same job goes on from the newest checkpoint."""
-    from pipeline.train.distill.settings import DistillConfig
+    from cairn.pipeline.lab.train.distill.settings import DistillConfig
 
     known = [item.name for item in fields(DistillConfig)]
     for name in job.settings:
@@ -26,13 +26,13 @@ def distill_encoder(job: DistillJob, progress: ProgressListener) -> dict[str, An
         config = DistillConfig(**job.settings)
     except ConfigError as error:
         raise ConfigError(f"[distill] {error}") from error
-    from pipeline.train.distill.loop import distill  # imports torch
+    from cairn.pipeline.lab.train.distill.loop import distill  # imports torch
 
     texts = list(map(Path, job.texts))
     return asdict(distill(job.teacher, job.student, texts, Path(job.output), config, progress=progress))
 
 
 if __name__ == "__main__":
-    from jobs.job import main
+    from cairn.jobs.job import main
 
     sys.exit(main("distill_encoder", distill_encoder))

@@ -1,4 +1,4 @@
-"""A job run as a process: `python -m jobs.<name> --config FILE`, on a cluster, in a container or in a shell.
+"""A job run as a process: `python -m cairn.jobs.NAME --config FILE`.
 
 Progress and the one sentence of an error go to stderr, the report as one JSON object to stdout; exit codes
 are those of `cairn`.
@@ -16,15 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from jobs import unforeseen
-from jobs.compatibility import stored_settings
-from jobs.engine import EngineConfig
-from jobs.ingest_settings import resolve_ingest_config
-from jobs.job_file import IngestJob, JobName, read_job
-from jobs.progress_log import ProgressLog
-from pipeline.config import IngestConfig
-from pipeline.errors import CairnError, ConfigError
-from pipeline.types import IngestReport, ProgressListener
+from cairn.jobs.engine import open_engine
+from cairn.jobs.job_file import IngestJob, JobName, read_job
+from cairn.pipeline import unforeseen
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.errors import CairnError, ConfigError
+from cairn.pipeline.line.compatibility import stored_settings
+from cairn.pipeline.line.engine import Engine
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.line.progress_log import ProgressLog
+from cairn.pipeline.types import IngestReport, ProgressListener
 
 _FAILED: Final = 1
 _QUARANTINED: Final = 3
@@ -34,9 +35,7 @@ _INTERRUPTED: Final = 130
 RunJob = Callable[[Any, ProgressListener], Mapping[str, Any]]
 """Runs a job that was read from its file; returns its report."""
 
-IngestLine = Callable[
-    [Sequence[str], str, str, IngestConfig, ProgressListener, EngineConfig | None], IngestReport
-]
+IngestLine = Callable[[Sequence[str], str, str, IngestConfig, ProgressListener, Engine | None], IngestReport]
 
 
 def ingest_job(line: IngestLine) -> RunJob:
@@ -45,7 +44,9 @@ def ingest_job(line: IngestLine) -> RunJob:
     def run(job: IngestJob, progress: ProgressListener) -> Mapping[str, Any]:
         stored = stored_settings(job.root, job.collection)
         config = resolve_ingest_config({**job.stages, "sync": job.sync, "reread": job.reread}, stored)
-        report = line(job.sources, job.root, job.collection, config, progress, job.engine)
+        report = line(
+            job.sources, job.root, job.collection, config, progress, open_engine(job.engine, config)
+        )
         return {**asdict(report), "warnings": list(report.warnings)}
 
     return run
@@ -53,7 +54,7 @@ def ingest_job(line: IngestLine) -> RunJob:
 
 def main(name: JobName, run: RunJob, arguments: Sequence[str] | None = None) -> int:
     """Run the job of ``--config``, which must be ``name``; return the exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m jobs.{name}", description=f"Run a {name} job.")
+    parser = argparse.ArgumentParser(prog=f"python -m cairn.jobs.{name}", description=f"Run a {name} job.")
     parser.add_argument("--config", type=Path, required=True, help="TOML file of the job, see jobs/configs")
     parser.add_argument(
         "--folder", type=Path, help="folder that the job's relative paths start from, where it is there"
@@ -74,7 +75,7 @@ def main(name: JobName, run: RunJob, arguments: Sequence[str] | None = None) -> 
         sys.stderr.write("error: out of memory; nothing published was changed, finished work is kept\n")
         return _FAILED
     except Exception as error:  # noqa: BLE001 - no job ends in a traceback
-        sys.stderr.write(f"error: {unforeseen.sentence_of(error, f'jobs.{name}')}\n")
+        sys.stderr.write(f"error: {unforeseen.sentence_of(error, f'cairn.jobs.{name}')}\n")
         return _FAILED
     sys.stdout.write(f"{json.dumps(report, default=dict)}\n")
     return _QUARANTINED if report.get("quarantined") else 0
@@ -84,8 +85,8 @@ def _run(name: JobName, run: RunJob, options: argparse.Namespace) -> Mapping[str
     job = read_job(options.config)
     if job.job != name:
         raise ConfigError(
-            f"{options.config}: job must be {name!r} to be run by jobs.{name}, got {job.job!r}; run python "
-            f"-m jobs.{job.job}"
+            f"{options.config}: job must be {name!r} to be run by cairn.jobs.{name}, got {job.job!r}; run "
+            f"python -m cairn.jobs.{job.job}"
         )
     if (
         options.cluster
@@ -93,7 +94,7 @@ def _run(name: JobName, run: RunJob, options: argparse.Namespace) -> Mapping[str
         and job.engine.address
         and job.engine.address == os.environ.get("RAY_ADDRESS")
     ):
-        from jobs.ray_cluster.runtime import require_cluster
+        from cairn.jobs.ray_cluster.runtime import require_cluster
 
         require_cluster(job.engine.address, options.cluster)
     if options.folder and options.folder.is_dir():

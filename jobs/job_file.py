@@ -27,12 +27,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from jobs.engine import EngineConfig
-from jobs.ingest_settings import STAGES
-from pipeline.config import BASE_MODEL, DEFAULT_ROOT
-from pipeline.errors import ConfigError
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.pipeline.config import BASE_MODEL, DEFAULT_ROOT
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.line.ingest import IngestJobName
+from cairn.pipeline.line.ingest_settings import STAGES
 
-IngestJobName = Literal["cluster_corpus", "encode_corpus", "write_index", "build_index"]
 JobName = Literal[
     "cluster_corpus",
     "encode_corpus",
@@ -74,7 +74,7 @@ class IngestJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainJob:
-    """A training run; ``settings`` are those of :class:`pipeline.train.settings.TrainConfig`."""
+    """A training run; ``settings`` are those of :class:`cairn.pipeline.lab.train.settings.TrainConfig`."""
 
     job: Literal["train_encoder"]
     output: str
@@ -94,7 +94,7 @@ class TrainJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PretrainJob:
-    """A pretraining; ``settings`` are those of :class:`pipeline.train.pretrain.settings.PretrainConfig`."""
+    """A pretraining; ``settings`` are those of :class:`PretrainConfig`."""
 
     job: Literal["pretrain_encoder"]
     output: str
@@ -113,7 +113,7 @@ class PretrainJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressJob:
-    """A compression; ``settings`` are those of :class:`pipeline.compress.settings.CompressConfig`."""
+    """A compression; ``settings`` are those of :class:`CompressConfig`."""
 
     job: Literal["compress_model"]
     output: str
@@ -132,7 +132,7 @@ class CompressJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillJob:
-    """A distillation; ``settings`` are those of :class:`pipeline.train.distill.settings.DistillConfig`."""
+    """A distillation; ``settings`` are those of :class:`DistillConfig`."""
 
     job: Literal["distill_encoder"]
     teacher: str

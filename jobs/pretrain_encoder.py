@@ -10,17 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from jobs.job_file import PretrainJob
-from jobs.train_encoder import run_settings
-from pipeline.types import ProgressListener
+from cairn.jobs.job_file import PretrainJob
+from cairn.jobs.train_encoder import run_settings
+from cairn.pipeline.types import ProgressListener
 
 
 def pretrain_encoder(job: PretrainJob, progress: ProgressListener) -> dict[str, Any]:
     """Run the pretraining and return its report; the same job goes on from the newest checkpoint."""
-    from pipeline.train.pretrain.settings import PretrainConfig
+    from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
 
     config = run_settings("pretrain", PretrainConfig, job.settings)
-    from pipeline.train.pretrain.loop import pretrain  # imports torch
+    from cairn.pipeline.lab.train.pretrain.loop import pretrain  # imports torch
 
     report = pretrain(
         list(map(Path, job.sources)),
@@ -34,6 +34,6 @@ def pretrain_encoder(job: PretrainJob, progress: ProgressListener) -> dict[str, 
 
 
 if __name__ == "__main__":
-    from jobs.job import main
+    from cairn.jobs.job import main
 
     sys.exit(main("pretrain_encoder", pretrain_encoder))

@@ -1,4 +1,4 @@
-"""Train the default encoder from pairs to model in one command: `python -m jobs.train_default --help`.
+"""Train the default encoder from pairs to model in one command: `python -m cairn.jobs.train_default --help`.
 
     pairs ─▶ without judged texts ─▶ WORK/pairs.parquet ─▶ steps, for so many minutes ─▶ WORK/run ─▶ --deliver
 
@@ -22,13 +22,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from jobs.job_file import TrainJob, read_job
-from jobs.progress_log import ProgressLog
-from jobs.train_encoder import train_encoder
-from pipeline import durable
-from pipeline.errors import CairnError, ConfigError
-from pipeline.types import ProgressListener
+from cairn.jobs.job_file import TrainJob, read_job
+from cairn.jobs.train_encoder import train_encoder
+from cairn.pipeline import durable
+from cairn.pipeline.errors import CairnError, ConfigError
+from cairn.pipeline.line.progress_log import ProgressLog
+from cairn.pipeline.types import ProgressListener
 
 CONFIG: Final = Path(__file__).parent / "configs" / "train_default.toml"
 DELIVERED: Final = ("best", "model")
@@ -36,8 +35,8 @@ DELIVERED: Final = ("best", "model")
 
 def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progress: ProgressListener) -> int:
     """Write the pairs that are none of the judged sets' as one Parquet file; return their number."""
-    from pipeline.train.leakage import without_judged
-    from pipeline.train.pairs import read_pairs
+    from cairn.pipeline.lab.train.leakage import without_judged
+    from cairn.pipeline.lab.train.pairs import read_pairs
 
     kept = without_judged(read_pairs(pairs), judged, progress)
     table = pa.table(
@@ -94,7 +93,7 @@ def deliver(run: Path, target: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare, train and deliver; return the exit code, 75 where time was up before the last step."""
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.train_default", description="Train the default encoder."
+        prog="python -m cairn.jobs.train_default", description="Train the default encoder."
     )
     parser.add_argument("--pairs", type=Path, action="append", default=[], help="pairs to train on; repeat")
     parser.add_argument(

@@ -12,10 +12,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jobs.job_file import TrainJob
-from pipeline.errors import ConfigError
-from pipeline.train.schedules import RunSettings
-from pipeline.types import ProgressListener
+from cairn.jobs.job_file import TrainJob
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.schedules import RunSettings
+from cairn.pipeline.types import ProgressListener
 
 _Settings = TypeVar("_Settings", bound=RunSettings)
 
@@ -28,10 +28,10 @@ def train_encoder(
     The same job goes on from the newest checkpoint after a kill, or after ``stop_after_seconds``, which raise
     :class:`TryAgainError`.
     """
-    from pipeline.train.settings import TrainConfig
+    from cairn.pipeline.lab.train.settings import TrainConfig
 
     config = run_settings("train", TrainConfig, job.settings)
-    from pipeline.train.loop import train  # imports torch
+    from cairn.pipeline.lab.train.loop import train  # imports torch
 
     sources, documents, judged = (
         list(map(Path, paths)) for paths in (job.sources, job.documents, job.judged)
@@ -64,6 +64,6 @@ def run_settings(table: str, kind: type[_Settings], settings: Mapping[str, Any])
 
 
 if __name__ == "__main__":
-    from jobs.job import main
+    from cairn.jobs.job import main
 
     sys.exit(main("train_encoder", train_encoder))

@@ -1,56 +1,76 @@
-"""A collection opened for reading: what the terminal and the frameworks ask, and what Python does.
+"""One collection: search it, read its documents, add and delete some. What ``import cairn`` gives.
+
+    notes = cairn.Collection.create("notes")
+    report = notes.add([{"id": "1", "text": "a first note"}, {"id": "2", "text": "a second one"}])
+    notes.search("note")
 
 Ties the searcher, which knows vectors only, to the query encoder the collection's manifest describes. The
-encoder is loaded by the first search for a text: reading needs no model. ``jobs.collection`` adds writing.
+encoder is loaded by the first search for a text: reading needs no model.
+
+Every call that writes is the same line as ``ingest``: one writer at a time, others get
+:class:`CollectionBusyError`; rows that cannot be indexed are quarantined and counted in the report; readers
+see the generation before or the next one.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import numpy as np
-from jaxtyping import Float, Float32
-from typing_extensions import override
-
-from pipeline.config import DEFAULT_ROOT, ContextConfig
-from pipeline.context.drift import measure_drift
-from pipeline.context.store import ContextSet
-from pipeline.counted import counted
-from pipeline.errors import (
+from cairn.pipeline.config import DEFAULT_ROOT, ContextConfig, CorpusConfig
+from cairn.pipeline.context.drift import measure_drift
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.counted import counted
+from cairn.pipeline.errors import (
     CollectionNotFoundError,
     ConfigError,
     FingerprintMismatchError,
     IntegrityError,
+    SourceError,
     StorageError,
     UsageError,
 )
-from pipeline.index.aliases import target_of
-from pipeline.index.copied_names import CONTEXT_ARROW
-from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout, list_states
-from pipeline.index.status import collection_status
-from pipeline.index.stored_files import SIZES, Checks, read_manifest
-from pipeline.model.folders.embedded_weights import MODEL_NAMES
-from pipeline.model.folders.names import describe_model, model_folder
-from pipeline.model.untrained_settings import settings_warnings
-from pipeline.options import check_names, shown
-from pipeline.search.documents import matching_documents
-from pipeline.search.filters import parse_filter
-from pipeline.search.searcher import Searcher
-from pipeline.search.served import require_encoder
-from pipeline.search.shards.placement import Sharding
-from pipeline.search.shards.route_recall import RouteRecall, measure_route_recall
-from pipeline.search.stored_documents import StoredDocuments
-from pipeline.search_options import PublicSearchKeywords, SearchOptions
-from pipeline.types import Document, Lineage, QueryEncoder, QueryTokens, Reranker, SearchResult
+from cairn.pipeline.index.aliases import target_of
+from cairn.pipeline.index.copied_names import CONTEXT_ARROW
+from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout, list_states
+from cairn.pipeline.index.status import collection_status
+from cairn.pipeline.index.stored_files import SIZES, Checks, read_manifest
+from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
+from cairn.pipeline.model.folders.names import describe_model, is_folder, model_folder
+from cairn.pipeline.model.untrained_settings import settings_warnings
+from cairn.pipeline.options import check_names, did_you_mean, shown
+from cairn.pipeline.search.documents import matching_documents
+from cairn.pipeline.search.filters import parse_filter
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.served import require_encoder
+from cairn.pipeline.search.shards.placement import Sharding
+from cairn.pipeline.search.shards.route_recall import RouteRecall, measure_route_recall
+from cairn.pipeline.search.stored_documents import StoredDocuments
+from cairn.pipeline.search_options import PublicSearchKeywords, SearchOptions
+from cairn.pipeline.types import (
+    Document,
+    IngestReport,
+    Lineage,
+    ProgressListener,
+    QueryEncoder,
+    QueryTokens,
+    Reranker,
+    SearchResult,
+    silent_progress,
+)
+from jaxtyping import Float, Float32
+from typing_extensions import override
 
 if TYPE_CHECKING:
-    from pipeline.encode.text_encoder import TextEncoder
+    from cairn.pipeline.corpus.given_rows import GivenRows
+    from cairn.pipeline.encode.text_encoder import TextEncoder
+    from cairn.pipeline.index.maintenance import DeleteReport
 
 _BASE_MODEL_NOTE = (
     "all-MiniLM-L6-v2 is trained neither for landmarks nor for context: chunks are pooled as it was trained, "
@@ -80,24 +100,76 @@ def open_collection(
 
 
 def switched_layout(name: str, root: str | Path | None) -> CollectionLayout:
-    """Return the collection that a name answers from; see :mod:`pipeline.index.aliases`."""
+    """Return the collection that a name answers from; see :mod:`cairn.pipeline.index.aliases`."""
     place = collections_root(root)
     layout = CollectionLayout(place, target_of(place, name))
     layout.require_exists()
     return layout
 
 
+class ColumnKeywords(TypedDict, total=False):
+    """Which columns hold what; see :class:`cairn.pipeline.config.CorpusConfig`."""
+
+    id_column: str
+    text_column: str
+    title_column: str | None
+    query_column: str | None
+    metadata_columns: tuple[str, ...] | None
+
+
 class Collection:
-    """One collection: search it, read its documents, ask for its state. Safe to share between threads."""
+    """One collection: search it, read its documents, add and delete some.
+
+    Safe to share between threads for reading. One thread or process writes at a time.
+    """
 
     def __init__(
-        self, layout: CollectionLayout, encoder: QueryEncoder | None = None, *, verify: bool = False
+        self,
+        layout: CollectionLayout,
+        encoder: QueryEncoder | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        verify: bool = False,
     ) -> None:
         self.layout = layout
+        self._settings = settings or {}
         self._verify = verify
         self._given_encoder = encoder
         self._opened: Searcher | None = None
         self._rerankers: dict[str, Reranker] = {}
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        root: str | Path | None = None,
+        model: str | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> Self:
+        """Return a new collection; nothing is written before the first :meth:`add`.
+
+        ``model`` is a name or a folder, None the default; ``settings`` are an ingest's by stage, as in
+        ``{"encoder": {"pooling": "cls"}}``. The first batch draws the clusters and the context: let it be a
+        fair sample. Raises :class:`ConfigError` where there is such a collection, or no such model.
+        """
+        from cairn.pipeline.line.ingest_settings import STAGES, resolve_ingest_config
+
+        layout = CollectionLayout(collections_root(root), name)
+        if layout.exists():
+            raise ConfigError(
+                f"a new collection must have a new name, got {name!r}, which is there; use open_collection"
+            )
+        for stage, values in (settings or {}).items():
+            if stage not in STAGES:
+                raise ConfigError(f"settings have no stage {stage!r}{did_you_mean(stage, STAGES)}")
+            check_names(f"the stage {stage}", values, STAGES[stage])
+        chosen = {stage: dict(values) for stage, values in (settings or {}).items()}
+        if model is not None:
+            folder = model_folder(model)
+            chosen.setdefault("encoder", {})["model"] = str(folder.resolve()) if is_folder(model) else model
+        resolve_ingest_config(chosen, None)
+        return cls(layout, settings=chosen)
 
     @property
     def name(self) -> str:
@@ -118,9 +190,9 @@ class Collection:
     ) -> SearchResult:
         """Rank documents for a query, each with its best passages.
 
-        The options are those of :class:`pipeline.search_options.SearchOptions`. ``rerank`` names a
+        The options are those of :class:`cairn.pipeline.search_options.SearchOptions`. ``rerank`` names a
         cross-encoder, by name or folder, that judges the passages of the best documents again
-        (:mod:`pipeline.search.rerank`); needs the extra ``rerank``.
+        (:mod:`cairn.pipeline.search.rerank`); needs the extra ``rerank``.
         """
         return self.search_batch([query], rerank=rerank, **options)[0]
 
@@ -146,7 +218,7 @@ class Collection:
                 f"{shown(model)}; leave it out to rank without one"
             )
         if model not in self._rerankers:
-            from pipeline.encode.cross_encoder import CrossEncoderReranker
+            from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 
             self._rerankers = {
                 model: CrossEncoderReranker(model)
@@ -250,6 +322,100 @@ class Collection:
         encoder = self._given_encoder or load_query_encoder(open_latest_intact_generation(self.layout))
         return measure_route_recall(self.layout, encoder, sharding)
 
+    def add(
+        self,
+        documents: str | Path | GivenRows,
+        *,
+        progress: ProgressListener = silent_progress,
+        **columns: Unpack[ColumnKeywords],
+    ) -> IngestReport:
+        """Add documents, replace those of the same ids, and publish a generation with them.
+
+        ``documents`` are an Arrow table or batches, a pandas or polars frame, dictionaries, documents of
+        another collection, or a source as ``ingest`` takes it: a path, a glob or a URI. Only new and changed
+        ones are encoded. ``columns`` say which columns of these documents hold the id, the text and the
+        title; later calls and ingests do not take them over. What cannot be indexed is counted by reason in
+        the report, and lies in its ``quarantine_file``.
+
+        Raises :class:`CollectionBusyError` while another writer holds the collection, and
+        :class:`SourceError` where no row can be indexed.
+        """
+        return self._ingest(documents, progress, columns, sync=False)
+
+    def sync(
+        self,
+        documents: str | Path | GivenRows,
+        *,
+        progress: ProgressListener = silent_progress,
+        **columns: Unpack[ColumnKeywords],
+    ) -> IngestReport:
+        """Make the collection hold these documents and no others: add as :meth:`add`, delete the rest."""
+        return self._ingest(documents, progress, columns, sync=True)
+
+    def delete(
+        self,
+        documents: str | Iterable[str] | Mapping[str, Any],
+        *,
+        progress: ProgressListener = silent_progress,
+    ) -> DeleteReport:
+        """Delete documents by their ids, or those that match a filter tree, and publish what is left.
+
+        Ids that are not there are named in the report.
+        """
+        from cairn.pipeline.index.maintenance import delete_documents
+
+        if isinstance(documents, Mapping):
+            doc_ids = self.documents.ids(documents)
+        else:
+            doc_ids = [documents] if isinstance(documents, str) else list(documents)
+        return delete_documents(self.layout, doc_ids, progress)
+
+    def _ingest(
+        self,
+        documents: str | Path | GivenRows,
+        progress: ProgressListener,
+        columns: Mapping[str, Any],
+        *,
+        sync: bool,
+    ) -> IngestReport:
+        from cairn.pipeline.corpus.given_rows import table_of  # reading loads no part of the line
+        from cairn.pipeline.corpus.sources import TableSource
+        from cairn.pipeline.line.build_index import build_index
+        from cairn.pipeline.line.compatibility import stored_settings
+        from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+
+        check_names("columns", columns, CorpusConfig)
+        root = self.layout.root
+        own = resolve_ingest_config({**self._settings, "sync": sync}, stored_settings(root, self.name))
+        config = replace(own, corpus=replace(own.corpus, **columns), remembered_corpus=own.corpus)
+        if isinstance(documents, str | Path):
+            source = str(documents)
+        else:
+            table = table_of(documents, config.corpus)
+            if table.num_rows == 0 and (sync or not self.layout.exists()):
+                raise SourceError(
+                    "the first `add`, and every `sync`, must be given at least one document, got none; to "
+                    "empty a collection, call delete(collection.documents.ids())"
+                )
+            if table.num_rows == 0:
+                return self._nothing_added()
+            source = TableSource(table=table)
+        return build_index([source], root, self.name, config, progress)
+
+    def _nothing_added(self) -> IngestReport:
+        number = self.layout.current_generation_number() or 0
+        return IngestReport(
+            collection=self.name,
+            rows=0,
+            indexed=0,
+            unchanged=0,
+            quarantined=0,
+            deleted=0,
+            encoded=0,
+            generation=number,
+            seconds=0.0,
+        )
+
     def _searcher(self) -> Searcher:
         if self._opened is None:
             self._opened = Searcher(self.layout, self._given_encoder or _LateEncoder, verify=self._verify)
@@ -265,13 +431,13 @@ class _LateEncoder:
         self._lock = threading.Lock()
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
-        """See :class:`pipeline.types.QueryEncoder`."""
+        """See :class:`cairn.pipeline.types.QueryEncoder`."""
         return self._encoder().encode_queries(texts)
 
     def encode_query_tokens(
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """See :class:`pipeline.types.TokenQueryEncoder`."""
+        """See :class:`cairn.pipeline.types.TokenQueryEncoder`."""
         return self._encoder().encode_query_tokens(texts)
 
     def _encoder(self) -> TextEncoder:
@@ -296,7 +462,7 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
 
     A model whose weights have changed since raises :class:`FingerprintMismatchError`.
     """
-    from pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
+    from cairn.pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
     config = generation.manifest.encoder

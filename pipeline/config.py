@@ -12,9 +12,9 @@ from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any, Final, Literal
 
-from pipeline.errors import ConfigError
-from pipeline.options import MAX_SEED, About, check_options, option
-from pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import MAX_SEED, About, check_options, option
+from cairn.pipeline.poolings import POOLINGS, PREFIX_POOLINGS, Attention, Pooling
 
 Landmarks = Literal["fixed", "sentence", "structure"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
@@ -136,7 +136,7 @@ class EncoderConfig:
     shorter ones keep ``temperature``. ``causal`` keeps a decoder's causal mask; False lets every token see
     the whole row (NV-Embed §3.1). Prefixes are read and not pooled, unless ``pool_prefix`` takes them into
     the mean, as models trained by Sentence-Transformers expect. ``whitening`` is the exponent of
-    :class:`pipeline.context.whitening.Whitening`, whose sample the context brings.
+    :class:`cairn.pipeline.context.whitening.Whitening`, whose sample the context brings.
     """
 
     model: str = option(

@@ -23,10 +23,9 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from cairn.pipeline.errors import DiskFullError, StorageError, TryAgainError
 from safetensors import SafetensorError
 from typing_extensions import Buffer
-
-from pipeline.errors import DiskFullError, StorageError, TryAgainError
 
 LOCK_ATTEMPTS: Final = 5
 LOCK_PAUSE_SECONDS: Final = 0.01

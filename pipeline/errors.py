@@ -22,7 +22,7 @@
         └── DiskFullError                no space left on the device
 
 What a server of the search API answers with, and what becomes of a call without an answer, are the errors of
-:mod:`pipeline.client.errors`.
+:mod:`cairn.pipeline.client.errors`.
 
 A message reads ``<what> must <contract>, got <value>; <what to do>``.
 """
@@ -161,6 +161,10 @@ def extra_missing(
     if (error.name or "").partition(".")[0] != module:
         raise error
     return ConfigError(
-        f"{what} must have the package {package}, got none; install it with `pip install "
-        f"'cairn-retrieval[{extra}]'`"
+        f"{what} must have the package {package}, got none; install it with {install_command(extra)}"
     )
+
+
+def install_command(extra: str) -> str:
+    """Return how an extra is installed: from a clone, as long as no distribution is published."""
+    return f"`pip install '.[{extra}]'` in the folder of Cairn's clone"

@@ -6,7 +6,7 @@ They are extras, because both install the same module, and pip cannot leave one 
 
 from __future__ import annotations
 
-from pipeline.errors import extra_missing
+from cairn.pipeline.errors import extra_missing
 
 try:
     import faiss

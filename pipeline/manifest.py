@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline import durable
-from pipeline.config import EncoderConfig
-from pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline import durable
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import DamageError, IntegrityError
 
 FORMAT_VERSION = 4
 """What is written. From version 4 on every generation has second copies of its small files.
@@ -80,7 +80,7 @@ def record_file(path: Path) -> FileRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentRecord:
-    """One run of a generation's rows, whose files never change: see ``pipeline.index.segments``.
+    """One run of a generation's rows, whose files never change: see ``cairn.pipeline.index.segments``.
 
     ``name`` begins the names of its files. It stores ``documents`` and ``chunks``, of which the deleted ones
     count no more. ``indexes`` describes each FAISS file (kind, metric, nlist, nprobe).

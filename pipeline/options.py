@@ -20,7 +20,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pipeline.errors import ConfigError
+from cairn.pipeline.errors import ConfigError
 
 _Value = TypeVar("_Value")
 _METADATA_KEY: Final = "option"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from pipeline.errors import ConfigError
+from cairn.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:  # settings read this table, and the command line starts without NumPy
     import numpy as np

@@ -6,7 +6,7 @@
 
 In int4, the low four bits of the bytes hold the first D / 2 columns, and the high four bits the others.
 Matrix products use the weights that :meth:`QuantizedMatrix.dequantized` returns.
-:mod:`pipeline.compress.rounding` chooses the codes.
+:mod:`cairn.pipeline.lab.compress.rounding` chooses the codes.
 
     E rows    D columns    G groups of D / G columns
 """

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from pipeline.errors import ConfigError
-from pipeline.options import About, check_options, option, shown
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import About, check_options, option, shown
 
 Granularity = Literal["document", "chunk", "both"]
 
@@ -67,10 +67,10 @@ class SearchOptions:
     :data:`DEFAULT_WEIGHTS`. ``max_candidates`` bounds each list that feeds the ranking; None takes
     ``max(50, 2 * top_k)``. With ``max_characters`` the answer holds the best passages of at most ``top_k``
     documents; neighbouring ones are joined. ``group_by`` and ``mmr`` choose these documents first
-    (:mod:`pipeline.search.diversity`), ``mmr`` among the best :attr:`num_candidates`. ``restriction`` is a
-    second filter, set by the layer that answers for the caller: both must match, and nothing in ``filters``
-    can widen it. ``offset`` passes over the best documents. It needs ``max_candidates``: all pages then rank
-    the same candidates, whatever ``top_k`` is.
+    (:mod:`cairn.pipeline.search.diversity`), ``mmr`` among the best :attr:`num_candidates`. ``restriction``
+    is a second filter, set by the layer that answers for the caller: both must match, and nothing in
+    ``filters`` can widen it. ``offset`` passes over the best documents. It needs ``max_candidates``: all
+    pages then rank the same candidates, whatever ``top_k`` is.
     """
 
     top_k: int = option(10, About("Documents to answer with.", low=1, high=MAX_TOP_K))

@@ -8,6 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 def installed_version() -> str:
     """Return Cairn's version."""
     try:
-        return version("cairn-retrieval")
+        return version("cairn-index")
     except PackageNotFoundError:
-        return version("cairn-client")
+        return version("cairn-index-client")

@@ -66,7 +66,7 @@ def caplog(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
     """Capture Cairn's log whatever a library that an earlier test loaded has set."""
     monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
     for name, logger in logging.root.manager.loggerDict.items():
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in {"pipeline", "jobs", "cli"}:
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "cairn":
             monkeypatch.setattr(logger, "disabled", False)
             monkeypatch.setattr(logger, "propagate", True)
     caplog.set_level(logging.WARNING)
@@ -106,11 +106,11 @@ def checked(*, typechecker: Any, check: Callable[..., Any] = jaxtyping.jaxtyped)
 jaxtyping.jaxtyped = checked
 install_import_hook(
     [
-        "pipeline.evaluate",
-        "pipeline.model",
-        "pipeline.train",
-        "pipeline.encode",
-        "pipeline.corpus.tokenization",
+        "cairn.pipeline.lab.evaluate",
+        "cairn.pipeline.model",
+        "cairn.pipeline.lab.train",
+        "cairn.pipeline.encode",
+        "cairn.pipeline.corpus.tokenization",
     ],
     "beartype.beartype",
 )
@@ -139,7 +139,7 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 @pytest.fixture
 def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make samples of a few modules; reading all of them takes seconds."""
-    from pipeline.corpus import python_documentation
+    from cairn.pipeline.corpus import python_documentation
 
     modules = python_documentation._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(python_documentation, "_library_sources", lambda: modules)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.checkpoint import weights_sha256_of
-from pipeline.token_vectors.projection import TokenProjection, quantised_weights, save_token_projection
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.checkpoint import weights_sha256_of
+from cairn.pipeline.token_vectors.projection import TokenProjection, quantised_weights, save_token_projection
 
 
 def random_projection(

@@ -20,9 +20,8 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
 
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from jobs.build_index import build_index
-    from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+    from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+    from cairn.pipeline.line.build_index import build_index
 
     folder = tmp_path_factory.mktemp("stones")
     rows = [
@@ -60,10 +59,9 @@ def stones_address(stones_root: Path) -> Iterator[str]:
     import time
 
     import uvicorn
-
-    from pipeline.serve.app import create_app
-    from pipeline.serve.server import bind
-    from pipeline.serve.settings import ServeSettings
+    from cairn.pipeline.serve.app import create_app
+    from cairn.pipeline.serve.server import bind
+    from cairn.pipeline.serve.settings import ServeSettings
 
     settings = ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)
     with bind(settings) as listener:

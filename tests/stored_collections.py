@@ -24,10 +24,9 @@ def require_same() -> Callable[[dict[str, Any], dict[str, Any]], None]:
 
 def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
     import pyarrow as pa
-
-    from pipeline.index.generation import open_generation
-    from pipeline.index.lance_index import LanceTables
-    from pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.generation import open_generation
+    from cairn.pipeline.index.lance_index import LanceTables
+    from cairn.pipeline.index.layout import CollectionLayout
 
     layout = CollectionLayout(root, collection)
     generation = open_generation(layout)
@@ -77,7 +76,7 @@ def _require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
 @pytest.fixture
 def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let this process lease the files of generations it opens, as a server does."""
-    from pipeline.index import held_files
+    from cairn.pipeline.index import held_files
 
     monkeypatch.setattr(held_files._Leases, "is_on", False)
     before = signal.getsignal(signal.SIGIO)

@@ -28,11 +28,10 @@ from typing import Any
 
 import pytest
 import yaml
+from cairn.jobs.job_file import IngestJob, read_job
+from cairn.jobs.schedule.history import read_history
+from cairn.jobs.schedule.schedules import ScheduleFile
 from compose_spec import PyCompose
-
-from jobs.job_file import IngestJob, read_job
-from jobs.schedule.history import read_history
-from jobs.schedule.schedules import ScheduleFile
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docker-compose.yml").read_text("utf-8")

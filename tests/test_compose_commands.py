@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 import pytest
+from cairn.cli.main import cairn
 from ray.scripts.scripts import cli as ray_cli
 
-from cli.main import cairn
 from tests.test_compose import OURS, SERVICES
 
 PROGRAMS: dict[str, click.Group] = {"cairn": cairn, "ray": ray_cli}

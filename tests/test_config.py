@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-
-from pipeline.config import (
+from cairn.pipeline.config import (
     ClusterConfig,
     ContextConfig,
     CorpusConfig,
@@ -13,7 +12,7 @@ from pipeline.config import (
     IndexConfig,
     IngestConfig,
 )
-from pipeline.errors import ConfigError
+from cairn.pipeline.errors import ConfigError
 
 STEPS = ((128, 0.95), (512, 0.9))
 

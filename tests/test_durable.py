@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cairn.pipeline import durable
+from cairn.pipeline.errors import DiskFullError, StorageError, TryAgainError
 from safetensors import SafetensorError
 
-from pipeline import durable
-from pipeline.errors import DiskFullError, StorageError, TryAgainError
 from tests.entries import KINDS, put
 
 
@@ -160,7 +160,7 @@ def test_who_looks_at_a_lock_keeps_no_writer_out(tmp_path: Path, monkeypatch: py
     path.touch()
     descriptor = os.open(path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
-    monkeypatch.setattr("pipeline.durable.time.sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
+    monkeypatch.setattr("cairn.pipeline.durable.time.sleep", lambda _: fcntl.flock(descriptor, fcntl.LOCK_UN))
     with durable.exclusive_lock(path, "the lock", TryAgainError):
         assert durable.is_locked(path)
     os.close(descriptor)

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-
-from jobs.compatibility import require_same_settings
-from jobs.ingest_settings import resolve_ingest_config
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import IntegrityError
-from pipeline.manifest import MANIFEST_NAME, RENAMED_SETTINGS, Manifest
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.line.compatibility import require_same_settings
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.manifest import MANIFEST_NAME, RENAMED_SETTINGS, Manifest
 
 VERSION_1 = (Path(__file__).parent / "golden" / "manifest_version_1.json").read_text(encoding="utf-8")
 """Written by the release before, with the settings that were renamed away from their defaults."""

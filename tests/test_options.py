@@ -9,15 +9,12 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from click.testing import CliRunner
-from pydantic import create_model
-
-from cli.options import add_options, chosen
-from cli.reference import command_reference
-from cli.settings import name_variables, settings_of_verb
-from jobs.engine import EngineConfig
-from pipeline.client import calls
-from pipeline.config import (
+from cairn.cli.options import add_options, chosen
+from cairn.cli.reference import command_reference
+from cairn.cli.settings import name_variables, settings_of_verb
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.pipeline.client import calls
+from cairn.pipeline.config import (
     ClusterConfig,
     ContextConfig,
     CorpusConfig,
@@ -25,14 +22,16 @@ from pipeline.config import (
     IndexConfig,
     IngestConfig,
 )
-from pipeline.errors import ConfigError
-from pipeline.options import About, check_value, option, options_of
-from pipeline.search_options import SearchOptions
-from pipeline.serve.schemas import Request, option_fields
-from pipeline.serve.settings import ServeSettings
-from pipeline.train.late.settings import LateConfig
-from pipeline.train.mixer.settings import MixerConfig
-from pipeline.train.settings import TrainConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.late.settings import LateConfig
+from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.options import About, check_value, option, options_of
+from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.serve.schemas import Request, option_fields
+from cairn.pipeline.serve.settings import ServeSettings
+from click.testing import CliRunner
+from pydantic import create_model
 
 ABOUT = About("How far a stone may roll.", low=1, high=9)
 

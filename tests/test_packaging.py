@@ -92,9 +92,10 @@ def editable(make_environment: MakeEnvironment) -> Path:
 
 def imported_from(environment: Path) -> dict[str, str]:
     program = (
-        "import cairn, json, pipeline\n"
+        "import cairn, cairn.cli, cairn.jobs, cairn.pipeline, cairn.langchain, importlib.util, json\n"
         "assert {name for name in cairn.__all__ if not getattr(cairn, name, None)} == set()\n"
-        "print(json.dumps({'cairn': cairn.__file__, 'pipeline': pipeline.__file__,"
+        "assert not any(map(importlib.util.find_spec, ('pipeline', 'jobs', 'cli', 'tests')))\n"
+        "print(json.dumps({'cairn': cairn.__file__, 'pipeline': cairn.pipeline.__file__,"
         " 'version': cairn.__version__}))"
     )
     return json.loads(run(environment, "python", "-c", program))
@@ -125,32 +126,36 @@ def test_cairn_in_a_folder_with_its_names_is_itself(
 ):
     environment = request.getfixturevalue(install)
     python = str(environment / "bin" / "python")
-    program = "import cairn; print(cairn.open_collection.__module__, cairn.Collection.__mro__[1].__module__)"
+    program = "import cairn; print(cairn.open_collection.__module__, cairn.Collection.__module__)"
 
     for command in ([python, "-c", program], [str(environment / "bin" / "cairn"), "status"]):
         done = subprocess.run(command, cwd=folder_of_a_user, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() in (
-            "jobs.collection pipeline.collection",
+            "cairn.pipeline.collection cairn.pipeline.collection",
             "no collections under cairn-data",
         )
 
 
-@pytest.mark.parametrize("name", ["pipeline", "jobs"])
-def test_cairn_after_another_module_of_its_names_says_which(folder_of_a_user: Path, name: str):
-    command = [sys.executable, "-c", f"import {name}, cairn"]
+def test_cairn_and_a_users_modules_of_its_folders_names_stand_side_by_side(
+    installed: Path, folder_of_a_user: Path
+):
+    program = (
+        "import pipeline, jobs, cli, cairn, cairn.jobs.job\n"
+        "assert pipeline.mine and jobs.mine and cli.mine\n"
+        "print(cairn.open_collection.__module__)"
+    )
+    command = [str(installed / "bin" / "python"), "-c", program]
     done = subprocess.run(command, cwd=folder_of_a_user, capture_output=True, text=True)
 
-    *_, sentence = done.stderr.splitlines()
-    assert sentence.startswith(f"ImportError: cairn must find its own package {name}, got {folder_of_a_user}")
-    assert sentence.endswith("import cairn first, or rename that module")
+    assert done.stdout == "cairn.pipeline.collection\n", done.stderr
 
 
 def test_cairn_imports_from_an_editable_install(editable: Path):
     found = imported_from(editable)
 
     assert found == {
-        "cairn": str(ROOT / "pipeline/alias/cairn/__init__.py"),
+        "cairn": str(ROOT / "pipeline/face/cairn/__init__.py"),
         "pipeline": str(ROOT / "pipeline/__init__.py"),
         "version": PROJECT["version"],
     }
@@ -161,7 +166,7 @@ def test_cairn_imports_from_the_wheel(installed: Path):
 
     assert found.pop("version") == PROJECT["version"]
     assert all(Path(path).is_relative_to(installed) for path in found.values())
-    assert {Path(path).parent.parent for path in found.values()} == {Path(found["cairn"]).parents[1]}
+    assert Path(found["pipeline"]).parents[1] == Path(found["cairn"]).parent
     assert all(Path(path).with_name("py.typed").is_file() for path in found.values())
 
 
@@ -182,7 +187,7 @@ def test_console_scripts_of_the_wheel_index_and_search(installed: Path):
 def test_client_loads_no_requirement_of_indexing(installed: Path):
     program = (
         "import json, sys\n"
-        "import pipeline.client.async_client, pipeline.client.sync_client\n"
+        "import cairn.pipeline.client.async_client, cairn.pipeline.client.sync_client\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )
     loaded = set(json.loads(run(installed, "python", "-c", program)))
@@ -207,15 +212,15 @@ def test_client_alone_searches(
     build_without_network(
         "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", str(tmp_path), str(source)
     )
-    [wheel] = tmp_path.glob("cairn_client-*.whl")
+    [wheel] = tmp_path.glob("cairn_index_client-*.whl")
     environment = make_environment("client", str(wheel))
     [packages] = environment.glob("lib/python*/site-packages")
-    modules = {path.name for path in (packages / "pipeline/client").glob("*.py")}
+    modules = {path.name for path in (packages / "cairn/pipeline/client").glob("*.py")}
     assert modules == {path.name for path in source.glob("*.py")}
 
     program = f"""
 import sys
-for name in ("faiss", "jobs", "lancedb", "ray", "torch", "transformers"):
+for name in ("cairn.jobs", "faiss", "lancedb", "ray", "torch", "transformers"):
     sys.modules[name] = None
 import cairn
 with cairn.CairnClient({stones_address!r}) as client:
@@ -229,7 +234,7 @@ except ImportError as error:
     found, sentence = run(environment, "python", "-c", program).splitlines()
     expected = cairn.open_collection("stones", root=stones_root).search("granite and slate", top_k=2)
     assert found.split() == [PROJECT["version"], *(hit.doc_id for hit in expected.hits)]
-    assert "install cairn-retrieval" in sentence
+    assert "install cairn-index" in sentence
 
 
 def test_every_import_is_of_a_declared_requirement():
@@ -244,7 +249,7 @@ def test_every_import_is_of_a_declared_requirement():
         for path in (ROOT / package).rglob("*.py"):
             if path.is_relative_to(ROOT / "jobs/configs"):  # files for other schedulers, run by theirs
                 continue
-            for module in imported_modules(path) - {"cairn", "pipeline", "cli", "jobs"}:
+            for module in imported_modules(path) - {"cairn"}:
                 names = {canonicalize_name(name) for name in providers.get(module, [])}
                 if declared.isdisjoint(names | {COMES_WITH[name] for name in names & set(COMES_WITH)}):
                     missing.setdefault(module, []).append(path.relative_to(ROOT).as_posix())

@@ -3,9 +3,8 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-
-from pipeline.errors import ConfigError
-from pipeline.poolings import POOLING_RULES, POOLINGS, Attention, Pooling, pooling_rule
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.poolings import POOLING_RULES, POOLINGS, Attention, Pooling, pooling_rule
 
 
 def test_every_pooling_has_its_rule_and_every_attention_some():

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
-
-from pipeline.products import inner_products
+from cairn.pipeline.products import inner_products
 
 
 @pytest.mark.parametrize("num_vectors", [0, 1, 23, 24, 1_000, 30_000])
@@ -27,3 +32,35 @@ def test_a_row_has_the_same_product_beside_any_others(vector_dim: int, query_sha
     for first, count in ((0, 1), (1, 2), (3, 31), (10, 257), (999, 1)):
         piece = inner_products(vectors_NV[first : first + count].copy(), query)
         np.testing.assert_array_equal(piece, whole[first : first + count])
+
+
+@pytest.mark.parametrize("query_shape", [(), (1,), (12,), (70,)])
+def test_copies_of_a_row_tie(query_shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    vectors_NV = np.repeat(rng.normal(size=(1, 384)).astype(np.float32), 300, axis=0)
+    products = inner_products(vectors_NV, rng.normal(size=(384, *query_shape)).astype(np.float32))
+    np.testing.assert_array_equal(products, np.broadcast_to(products[0], products.shape))
+
+
+@pytest.mark.parametrize("kernels", ["Haswell", "Zen", "SkylakeX", "Sandybridge"])
+def test_products_are_the_same_on_the_kernels_of_other_processors(kernels: str) -> None:
+    environment = {**os.environ, "OPENBLAS_CORETYPE": kernels}
+    program = (
+        "import numpy; from threadpoolctl import threadpool_info; "
+        "print({info['architecture'] for info in threadpool_info() if info['internal_api'] == 'openblas'})"
+    )
+    started = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    names = {kernels, "Haswell"} if kernels == "Zen" else {kernels}  # an older OpenBLAS gives Zen Haswell's
+    if not any(name in started.stdout for name in names):
+        pytest.skip(f"this processor or NumPy has no {kernels} kernels")
+    tests = [
+        f"{__file__}::{name}"
+        for name in ("test_a_row_has_the_same_product_beside_any_others", "test_copies_of_a_row_tie")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", *tests],
+        env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    if done.returncode == -signal.SIGILL:
+        pytest.skip(f"this processor lacks instructions of {kernels}")
+    assert done.returncode == 0, done.stdout

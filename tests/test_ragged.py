@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.ragged import places_in_groups, ranges
+from cairn.pipeline.ragged import places_in_groups, ranges
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [3], [2, 0, 1], [0, 0, 4, 1, 0]])

@@ -3,11 +3,10 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-
-from pipeline.collection import Collection
-from pipeline.errors import ConfigError
-from pipeline.index.layout import CollectionLayout
-from pipeline.search_options import SearchKeywords, SearchOptions
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search_options import SearchKeywords, SearchOptions
 
 
 @pytest.fixture

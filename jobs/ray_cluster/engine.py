@@ -17,24 +17,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.ray_cluster.pool import WorkerPool
+from cairn.jobs.ray_cluster.runtime import RayConnection
+from cairn.jobs.ray_cluster.tasks import TaskPool
+from cairn.pipeline import durable
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.index.pending_area import PendingArea
+from cairn.pipeline.index.segments.parts import RunTasks, Task
+from cairn.pipeline.line.corpus_view import CorpusView
+from cairn.pipeline.line.encoder_worker import EncoderWorker
+from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from jaxtyping import Int32
-
-from jobs.corpus_view import CorpusView
-from jobs.encoder_worker import EncoderWorker
-from jobs.engine import EngineConfig
-from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
-from jobs.ray_cluster.pool import WorkerPool
-from jobs.ray_cluster.runtime import RayConnection
-from jobs.ray_cluster.tasks import TaskPool
-from pipeline import durable
-from pipeline.config import IngestConfig
-from pipeline.context.store import ContextSet
-from pipeline.index.pending_area import PendingArea
-from pipeline.index.segments.parts import RunTasks, Task
 
 
 class RayEngine:
-    """An :class:`jobs.engine.Engine` whose workers are actors.
+    """An :class:`cairn.pipeline.line.engine.Engine` whose workers are actors.
 
     Connects when it is first asked for anything.
     """
@@ -48,27 +47,27 @@ class RayEngine:
         self._loaded: Loaded | None = None
 
     def load(self) -> Loaded:
-        """See :class:`jobs.engine.Engine`."""
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
         self._at_work()
         assert self._loaded is not None
         return self._loaded
 
     def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
-        """See :class:`jobs.engine.Engine`."""
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().call("embed_sample", sample)
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
-        """See :class:`jobs.engine.Engine`."""
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().call("draw_context", sample, assignments_N)
 
     def begin(self, view: CorpusView) -> Begun:
-        """See :class:`jobs.engine.Engine`."""
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().step("begin", view)
 
     def encode(
         self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
     ) -> Iterator[tuple[int, EncodedShard]]:
-        """See :class:`jobs.engine.Engine`; tokens are heard of shard by shard."""
+        """See :class:`cairn.pipeline.line.engine.Engine`; tokens are heard of shard by shard."""
         sizes = [shard.stat().st_size for shard in shards]
         if shards:
             self._at_work().step("share", *_shared_folder(shards[0].parent))
@@ -81,7 +80,7 @@ class RayEngine:
 
     @property
     def run_tasks(self) -> RunTasks | None:
-        """See :class:`jobs.engine.Engine`."""
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._run_tasks
 
     def _run_tasks(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
@@ -92,7 +91,7 @@ class RayEngine:
         return self._tasks(tasks, folder)
 
     def close(self) -> None:
-        """See :class:`jobs.engine.Engine`."""
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
         pools = (self._pool, self._tasks)
         self._pool = self._tasks = None
         connection, self._connection = self._connection, None

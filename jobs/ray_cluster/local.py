@@ -1,4 +1,4 @@
-"""A Ray on this machine that lives as long as this process's stdin: `python -m jobs.ray_cluster.local`.
+"""A Ray on this machine that lives as long as this process's stdin: `python -m cairn.jobs.ray_cluster.local`.
 
 A process of its own for two reasons. Starting Ray forks, which a process with an open LanceDB table must not
 do. And stdin ends when the parent does, even by a kill, so that no Ray is left behind. Prints the address on

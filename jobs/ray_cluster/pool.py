@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pipeline.errors import CairnError, ClusterError
+from cairn.pipeline.errors import CairnError, ClusterError
 
 MAX_ATTEMPTS: Final = 4
 """How many workers a call may lose before the run fails: then the call itself is what kills them."""

@@ -17,7 +17,7 @@ from logging import ERROR
 from types import ModuleType
 from typing import Any, Final
 
-from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 
 PROBE_SECONDS: Final = 5.0
 """How long an address may take to accept a connection.
@@ -102,7 +102,7 @@ def start_ray() -> tuple[subprocess.Popen[str], str]:
         with tempfile.TemporaryFile("w+") as errors:
             # A session of its own: an interrupt from the terminal is the ingest's to handle.
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "jobs.ray_cluster.local"],
+                [sys.executable, "-m", "cairn.jobs.ray_cluster.local"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

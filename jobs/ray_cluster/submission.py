@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from jobs.job_file import read_job
-from jobs.ray_cluster.runtime import first_line, refusal, require_listener
-from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+from cairn.jobs.job_file import read_job
+from cairn.jobs.ray_cluster.runtime import first_line, refusal, require_listener
+from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 
 _CONFIG_NAME: Final = "job.toml"
 _OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")
 _POLL_SECONDS: Final = 1.0
 _WITHOUT_CLUSTER: Final = (
     "start one with `ray start --head`, or give the dashboard of another with --address; without a cluster, "
-    "run the job here with `python -m jobs.JOB --config FILE`, JOB being the file's `job`"
+    "run the job here with `python -m cairn.jobs.JOB --config FILE`, JOB being the file's `job`"
 )
 _NO_AGENT: Final = "No available agent"
 """What Ray says while a head that has just been started gets ready."""
@@ -129,7 +129,7 @@ class JobServer:
             (Path(packed) / _CONFIG_NAME).write_bytes(content)
             options = ["--config", _CONFIG_NAME, "--folder", str(folder), "--cluster", self._cluster_id()]
             return self._submit(
-                entrypoint=shlex.join(["python", "-m", f"jobs.{job.job}", *options]),
+                entrypoint=shlex.join(["python", "-m", f"cairn.jobs.{job.job}", *options]),
                 submission_id=submission_id,
                 runtime_env={"working_dir": packed},
                 entrypoint_num_cpus=job.cpus or None,

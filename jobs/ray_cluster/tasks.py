@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jobs.ray_cluster.pool import WorkerPool
-from pipeline.durable import storage_errors
-from pipeline.errors import ClusterError
-from pipeline.index.segments.parts import Task
-from pipeline.index.store_tasks import StoredTask
+from cairn.jobs.ray_cluster.pool import WorkerPool
+from cairn.pipeline.durable import storage_errors
+from cairn.pipeline.errors import ClusterError
+from cairn.pipeline.index.segments.parts import Task
+from cairn.pipeline.index.store_tasks import StoredTask
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class TaskWorker:
 
     def load(self) -> str:
         """Return the version of Cairn, which must be the driver's workers' all."""
-        return version("cairn-retrieval")
+        return version("cairn-index")
 
     def run(self, task: Task, mark: Path) -> tuple[Any] | None:
         """Return a task's answer in a tuple; None where its files are not to be seen.
@@ -54,7 +54,7 @@ class TaskPool:
         self._pool.step("load")
 
     def __call__(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
-        """See :data:`pipeline.index.segments.parts.RunTasks`."""
+        """See :data:`cairn.pipeline.index.segments.parts.RunTasks`."""
         mark = _leave_mark(folder)
         answered: dict[int, tuple[Any]] = {}
         sizes = [task.num_rows for task in tasks]

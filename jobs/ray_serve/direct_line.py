@@ -8,7 +8,7 @@
                          ◀──────────────     answer, or error of Cairn
 
 Nothing is read before the other side has shown a secret that only Ray's authenticated calls hand out.
-:mod:`jobs.ray_serve.wire` makes bytes of questions and answers.
+:mod:`cairn.jobs.ray_serve.wire` makes bytes of questions and answers.
 A connection carries one question at a time, and whatever goes wrong with it closes it.
 """
 
@@ -26,8 +26,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
 
-from jobs.ray_serve.wire import pack, unpack
-from pipeline.errors import CairnError
+from cairn.jobs.ray_serve.wire import pack, unpack
+from cairn.pipeline.errors import CairnError
 
 log = logging.getLogger(__name__)
 

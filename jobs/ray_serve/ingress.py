@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from cairn.jobs.ray_serve.settings import ClusterSettings
+from cairn.jobs.ray_serve.shard_calls import ShardCalls
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import options_of
+from cairn.pipeline.serve.server import app_of, require_key
+from cairn.pipeline.serve.settings import ServeSettings
 from ray import serve
-
-from jobs.ray_serve.settings import ClusterSettings
-from jobs.ray_serve.shard_calls import ShardCalls
-from pipeline.errors import ConfigError
-from pipeline.options import options_of
-from pipeline.serve.server import app_of, require_key
-from pipeline.serve.settings import ServeSettings
 
 SPARE_REQUESTS: Final = 32
 """Requests a replica takes beside those it answers: health checks, and those that it tells to try again."""
@@ -28,7 +27,7 @@ SPARE_REQUESTS: Final = 32
 
 @serve.ingress()
 class Ingress:
-    """The application of ``pipeline.serve``, whose searches ask shards."""
+    """The application of ``cairn.pipeline.serve``, whose searches ask shards."""
 
     def __init__(self, settings: ServeSettings, cluster: ClusterSettings) -> None:
         self._settings, self._cluster = settings, cluster

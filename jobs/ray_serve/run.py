@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from jobs.ray_cluster.runtime import RayConnection
-from jobs.ray_serve.settings import ClusterSettings
-from pipeline.errors import ClusterError
-from pipeline.index.roots import store_uri
-from pipeline.serve.server import KEEP_ALIVE_SECONDS, bind, require_key, run_server
-from pipeline.serve.settings import ServeSettings
+from cairn.jobs.ray_cluster.runtime import RayConnection
+from cairn.jobs.ray_serve.settings import ClusterSettings
+from cairn.pipeline.errors import ClusterError
+from cairn.pipeline.index.roots import store_uri
+from cairn.pipeline.serve.server import KEEP_ALIVE_SECONDS, bind, require_key, run_server
+from cairn.pipeline.serve.settings import ServeSettings
 
 APPLICATION: Final = "cairn"
 ONE_LOOP: Final = ("RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP")
@@ -46,7 +46,7 @@ def run_on_cluster(
 def _serve(
     ray: Any, settings: ServeSettings, cluster: ClusterSettings, on_listening: Callable[[str], None]
 ) -> None:
-    from jobs.ray_serve.shard_calls import ShardCalls, stop_shards  # once Ray has its token
+    from cairn.jobs.ray_serve.shard_calls import ShardCalls, stop_shards  # once Ray has its token
 
     # SIGTERM, too, comes back as an exception when a server has ended by it: shards are still to be stopped.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -62,9 +62,8 @@ def _serve(
 def _serve_by_ray(
     settings: ServeSettings, cluster: ClusterSettings, on_listening: Callable[[str], None]
 ) -> None:
+    from cairn.jobs.ray_serve.ingress import application
     from ray import serve
-
-    from jobs.ray_serve.ingress import application
 
     listening = replace(settings, port=settings.port or _free_port(settings))
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from pipeline.errors import ConfigError
-from pipeline.options import MAX_NUMBER, About, check_options, option
-from pipeline.types import PlaceBy
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.options import MAX_NUMBER, About, check_options, option
+from cairn.pipeline.types import PlaceBy
 
 MAX_PROCESSES: Final = 1_000
 

@@ -6,16 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+from cairn.jobs.ray_serve.direct_line import Listener, Listening
+from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.search.shards.held_parts import HeldParts
+from cairn.pipeline.search.shards.messages import PartKey
 from threadpoolctl import threadpool_limits
-
-from jobs.ray_serve.direct_line import Listener, Listening
-from pipeline.faiss_library import faiss
-from pipeline.search.shards.held_parts import HeldParts
-from pipeline.search.shards.messages import PartKey
 
 
 class ShardActor:
-    """Answers what :class:`~jobs.ray_serve.shard_calls.ShardCalls` asks, several questions at a time."""
+    """Answers what :class:`ShardCalls` asks, several questions at a time."""
 
     def __init__(self, root: str, *, verify: bool = False) -> None:
         import ray  # not before it is connected: Ray reads its token when it is imported

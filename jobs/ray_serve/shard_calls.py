@@ -22,19 +22,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-
-from jobs.ray_serve.direct_line import DirectLine
-from jobs.ray_serve.settings import ClusterSettings
-from jobs.ray_serve.shard_actor import ShardActor
-from pipeline.errors import CairnError, StorageError, TryAgainError
-from pipeline.index.generation import Generation
-from pipeline.manifest import fingerprint
-from pipeline.search.reader import IndexReader, LocalReader
-from pipeline.search.shards.fan_out import FanOut
-from pipeline.search.shards.messages import Question
-from pipeline.search.shards.placement import Sharding
-from pipeline.search.shards.sharded_reader import ShardedReader
-from pipeline.serve.settings import ServeSettings
+from cairn.jobs.ray_serve.direct_line import DirectLine
+from cairn.jobs.ray_serve.settings import ClusterSettings
+from cairn.jobs.ray_serve.shard_actor import ShardActor
+from cairn.pipeline.errors import CairnError, StorageError, TryAgainError
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.search.reader import IndexReader, LocalReader
+from cairn.pipeline.search.shards.fan_out import FanOut
+from cairn.pipeline.search.shards.messages import Question
+from cairn.pipeline.search.shards.placement import Sharding
+from cairn.pipeline.search.shards.sharded_reader import ShardedReader
+from cairn.pipeline.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ class ShardCalls:
         self._root, self._verify = root, verify
         self._sharding, self._num_replicas = sharding, replicas
         self._answer_seconds = answer_seconds
-        self._prefix = fingerprint(root=str(root), version=version("cairn-retrieval"))[:12]
+        self._prefix = fingerprint(root=str(root), version=version("cairn-index"))[:12]
         await_machines(ray, replicas)
         places = [*itertools.product(range(sharding.num_shards), range(replicas))]
         self._actors = {place: self._start(place) for place in places}

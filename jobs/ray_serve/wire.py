@@ -16,13 +16,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
-
-from pipeline import errors
-from pipeline.errors import CairnError
-from pipeline.index.bm25 import Totals
-from pipeline.search.late import LateQuery
-from pipeline.search.reader import TokenMatches, WindowScores
-from pipeline.search.shards import messages
+from cairn.pipeline import errors
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.reader import TokenMatches, WindowScores
+from cairn.pipeline.search.shards import messages
 
 MESSAGES: Final[Mapping[str, type]] = {
     each.__name__: each

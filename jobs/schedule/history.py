@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline import durable
+from cairn.pipeline import durable
 
 KEPT_RUNS: Final = 1_000
 """Records in the file: some 300 kB, three years of a nightly run."""

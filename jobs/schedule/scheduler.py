@@ -28,12 +28,11 @@ from apscheduler.events import EVENT_JOB_MAX_INSTANCES
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
+from cairn.jobs.schedule.history import INTERRUPTED, ScheduledRun, append_run, last_runs, read_history
+from cairn.jobs.schedule.schedules import REPORTING_FLAGS, Schedule, ScheduleFile
+from cairn.pipeline.durable import exclusive_lock, is_locked, raise_storage_error
+from cairn.pipeline.errors import CairnError, SchedulerBusyError, SchedulerDownError, TryAgainError
 from typing_extensions import override
-
-from jobs.schedule.history import INTERRUPTED, ScheduledRun, append_run, last_runs, read_history
-from jobs.schedule.schedules import REPORTING_FLAGS, Schedule, ScheduleFile
-from pipeline.durable import exclusive_lock, is_locked, raise_storage_error
-from pipeline.errors import CairnError, SchedulerBusyError, SchedulerDownError, TryAgainError
 
 STOP_SECONDS: Final = 0.2
 """How long a request to stop may go unnoticed."""
@@ -109,8 +108,8 @@ def require_scheduler(file: ScheduleFile) -> None:
 class Scheduler:
     """Runs the schedules of one file until it is stopped.
 
-    ``command`` is what stands before a schedule's own words, such as ``(sys.executable, "-m", "cli.main")``;
-    ``log`` takes a line an event.
+    ``command`` is what stands before a schedule's own words, such as ``(sys.executable, "-m",
+    "cairn.cli.main")``; ``log`` takes a line an event.
     """
 
     file: ScheduleFile

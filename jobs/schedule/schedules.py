@@ -26,13 +26,12 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import tomlkit
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ConfigError
 from cronsim import CronSim, CronSimError
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.toml_document import TOMLDocument
 from tzlocal import get_localzone
-
-from pipeline import durable
-from pipeline.errors import ConfigError
 
 SCHEDULE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 

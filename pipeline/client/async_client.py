@@ -11,10 +11,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
-from jaxtyping import Float32
-
-from pipeline.client import calls
-from pipeline.client.connection import (
+from cairn.pipeline.client import calls
+from cairn.pipeline.client.connection import (
     DEFAULT_TIMEOUT_SECONDS,
     DEFAULT_URL,
     connection_to,
@@ -23,16 +21,17 @@ from pipeline.client.connection import (
     json_of,
     require_open,
 )
-from pipeline.client.errors import NotFoundError
-from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
-from pipeline.client.retries import Attempts, RetryPolicy
-from pipeline.types import Document, Lineage, SearchResult
+from cairn.pipeline.client.errors import NotFoundError
+from cairn.pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
+from cairn.pipeline.client.retries import Attempts, RetryPolicy
+from cairn.pipeline.types import Document, Lineage, SearchResult
+from jaxtyping import Float32
 
 
 class AsyncCairnClient:
     """A client of one server for one event loop, closed by ``aclose`` or at the end of ``async with``.
 
-    The arguments are those of :class:`pipeline.client.sync_client.CairnClient`.
+    The arguments are those of :class:`cairn.pipeline.client.sync_client.CairnClient`.
     """
 
     def __init__(

@@ -15,12 +15,11 @@ from typing import Any, Final, Literal, cast
 from urllib.parse import quote
 
 import numpy as np
+from cairn.pipeline.client.errors import BLANK_TYPE, NotFoundError, ServerFailedError
+from cairn.pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.types import Document, Highlight, Hit, Lineage, LineageRun, Passage, SearchResult
 from jaxtyping import Float32
-
-from pipeline.client.errors import BLANK_TYPE, NotFoundError, ServerFailedError
-from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
-from pipeline.errors import UsageError
-from pipeline.types import Document, Highlight, Hit, Lineage, LineageRun, Passage, SearchResult
 
 MAX_QUERIES: Final = 32
 """Queries of one request."""

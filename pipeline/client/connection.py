@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pipeline.errors import ConfigError, UsageError, extra_missing
-from pipeline.version import installed_version
+from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
+from cairn.pipeline.version import installed_version
 
 try:
     import httpx2

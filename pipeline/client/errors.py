@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from pipeline.errors import CairnError, TryAgainError, UsageError
+from cairn.pipeline.errors import CairnError, TryAgainError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

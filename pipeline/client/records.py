@@ -1,6 +1,6 @@
 """What the server says of its collections.
 
-Answers and documents come as the records of :mod:`pipeline.types`.
+Answers and documents come as the records of :mod:`cairn.pipeline.types`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.search_options import PublicSearchKeywords
+from cairn.pipeline.search_options import PublicSearchKeywords
 
 
 class SearchParameters(PublicSearchKeywords, total=False):

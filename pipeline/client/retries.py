@@ -14,8 +14,14 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
-from pipeline.client.errors import BLANK_TYPE, ApiError, ServerUnreachableError, UnavailableError, api_error
-from pipeline.errors import ConfigError
+from cairn.pipeline.client.errors import (
+    BLANK_TYPE,
+    ApiError,
+    ServerUnreachableError,
+    UnavailableError,
+    api_error,
+)
+from cairn.pipeline.errors import ConfigError
 
 FIRST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 30.0

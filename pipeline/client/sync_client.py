@@ -8,10 +8,8 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
-from jaxtyping import Float32
-
-from pipeline.client import calls
-from pipeline.client.connection import (
+from cairn.pipeline.client import calls
+from cairn.pipeline.client.connection import (
     DEFAULT_TIMEOUT_SECONDS,
     DEFAULT_URL,
     connection_to,
@@ -20,18 +18,19 @@ from pipeline.client.connection import (
     json_of,
     require_open,
 )
-from pipeline.client.errors import NotFoundError
-from pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
-from pipeline.client.retries import Attempts, RetryPolicy
-from pipeline.types import Document, Lineage, SearchResult
+from cairn.pipeline.client.errors import NotFoundError
+from cairn.pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
+from cairn.pipeline.client.retries import Attempts, RetryPolicy
+from cairn.pipeline.types import Document, Lineage, SearchResult
+from jaxtyping import Float32
 
 
 class CairnClient:
     """A client of one server; safe to share between threads, closed by ``close`` or at the end of ``with``.
 
     ``api_key`` defaults to ``CAIRN_API_KEY``. ``timeout_seconds`` bounds connecting and each wait for data.
-    Whatever a call ends with is named in :mod:`pipeline.client.errors`. ``transport`` replaces the network,
-    for tests.
+    Whatever a call ends with is named in :mod:`cairn.pipeline.client.errors`. ``transport`` replaces the
+    network, for tests.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class CairnClient:
 
 
 class RemoteCollection:
-    """A collection behind the API: what :class:`pipeline.collection.Collection` offers, asked over HTTP."""
+    """A collection behind the API: what :class:`Collection` offers, asked over HTTP."""
 
     def __init__(self, client: CairnClient, name: str) -> None:
         self._client = client
@@ -112,7 +111,8 @@ class RemoteCollection:
     def search_pages(self, query: str, **parameters: Unpack[SearchParameters]) -> Iterator[SearchResult]:
         """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents.
 
-        Raises :class:`pipeline.client.errors.CursorExpiredError` where the collection changes in between.
+        Raises :class:`cairn.pipeline.client.errors.CursorExpiredError` where the collection changes in
+        between.
         """
         cursor: str | None = calls.FIRST_CURSOR
         while cursor is not None:

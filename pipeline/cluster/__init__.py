@@ -6,12 +6,12 @@ Clusters spread the context over the corpus, order the batches of encoding and t
 the corpus.
 """
 
-from pipeline.cluster.assignment import ClusterAssigner, assign
-from pipeline.cluster.asymmetric_kmeans import choose_num_clusters, pair_points, train_clusters
-from pipeline.cluster.packing import PackedBatches, pack
-from pipeline.cluster.queries import query_side
-from pipeline.cluster.sampling import sample_rows
-from pipeline.cluster.store import Clusters
+from cairn.pipeline.cluster.assignment import ClusterAssigner, assign
+from cairn.pipeline.cluster.asymmetric_kmeans import choose_num_clusters, pair_points, train_clusters
+from cairn.pipeline.cluster.packing import PackedBatches, pack
+from cairn.pipeline.cluster.queries import query_side
+from cairn.pipeline.cluster.sampling import sample_rows
+from cairn.pipeline.cluster.store import Clusters
 
 __all__ = [
     "ClusterAssigner",

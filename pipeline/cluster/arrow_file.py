@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from cairn.pipeline import durable
+from cairn.pipeline.errors import DamageError
 from pyarrow import ipc
-
-from pipeline import durable
-from pipeline.errors import DamageError
 
 _HEADER_KEY = b"cairn"
 

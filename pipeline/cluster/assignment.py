@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from cairn.pipeline.cluster.queries import query_side
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.errors import FingerprintMismatchError, ModelError
+from cairn.pipeline.types import TextEmbedder
 from jaxtyping import Float32, Int32
-
-from pipeline.cluster.queries import query_side
-from pipeline.cluster.store import Clusters
-from pipeline.errors import FingerprintMismatchError, ModelError
-from pipeline.types import TextEmbedder
 
 BLOCK_ROWS = 8_192
 """Rows scored at once: 16 MiB of scores at 512 clusters."""

@@ -20,13 +20,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 import numpy as np
+from cairn.pipeline.cluster.assignment import first_order_points, nearest_centroids
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.config import ClusterConfig
+from cairn.pipeline.errors import SourceError
+from cairn.pipeline.faiss_library import faiss
 from jaxtyping import Float32, Float64
-
-from pipeline.cluster.assignment import first_order_points, nearest_centroids
-from pipeline.cluster.store import Clusters
-from pipeline.config import ClusterConfig
-from pipeline.errors import SourceError
-from pipeline.faiss_library import faiss
 
 MAX_CLUSTERS = 512
 """As many as there are context documents by default, so that each cluster can be seen by the encoder."""

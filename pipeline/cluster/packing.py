@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from cairn.pipeline.config import Tour
+from cairn.pipeline.errors import ConfigError
 from jaxtyping import Float32, Int32, Int64
-
-from pipeline.config import Tour
-from pipeline.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

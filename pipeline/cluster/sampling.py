@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from cairn.pipeline.errors import SourceError
 from jaxtyping import Int64, UInt64
-
-from pipeline.errors import SourceError
 
 MAX_TEXT_CHARACTERS = 8_192
 """Characters of a text that a sample holds: surrogate and first stage read openings.

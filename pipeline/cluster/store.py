@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.manifest import fingerprint
 from jaxtyping import Float32, Float64, Int64
-
-from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
-from pipeline.errors import DamageError
-from pipeline.manifest import fingerprint
 
 _KIND = "cairn.clusters"
 _STATE_PREFIX = "surrogate."

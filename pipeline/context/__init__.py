@@ -7,8 +7,8 @@ clusters ──▶ places by size ──▶ J documents by hash ──▶ first 
 corpus now ──▶ histogram over the same clusters ──▶ Drift: does the context still stand for it?
 """
 
-from pipeline.context.drift import Drift, measure_drift
-from pipeline.context.sampling import allocate, draw_context
-from pipeline.context.store import ContextSet, build_context
+from cairn.pipeline.context.drift import Drift, measure_drift
+from cairn.pipeline.context.sampling import allocate, draw_context
+from cairn.pipeline.context.store import ContextSet, build_context
 
 __all__ = ["ContextSet", "Drift", "allocate", "build_context", "draw_context", "measure_drift"]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-
-from pipeline.errors import FingerprintMismatchError, UsageError
+from cairn.pipeline.errors import FingerprintMismatchError, UsageError
 
 Verdict = Literal["none", "slight", "re-contextualise"]
 

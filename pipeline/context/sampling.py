@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from cairn.pipeline.cluster.sampling import hash_order
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Int32, Int64
-
-from pipeline.cluster.sampling import hash_order
-from pipeline.errors import UsageError
-from pipeline.ragged import places_in_groups
 
 
 def allocate(

@@ -19,13 +19,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
+from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.context.sampling import draw_context
+from cairn.pipeline.errors import DamageError, ModelError, SourceError
+from cairn.pipeline.manifest import fingerprint
 from jaxtyping import Float32, Int32, Int64
-
-from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
-from pipeline.config import ContextConfig
-from pipeline.context.sampling import draw_context
-from pipeline.errors import DamageError, ModelError, SourceError
-from pipeline.manifest import fingerprint
 
 _KIND = "cairn.context"
 

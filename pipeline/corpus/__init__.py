@@ -8,12 +8,12 @@
 Memory is bounded everywhere by ``CorpusConfig.batch_bytes``, not by files, row groups or rows.
 """
 
-from pipeline.corpus.checks import CheckedBatch
-from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter
-from pipeline.corpus.scan import Scan, read_checked, scan_sources
-from pipeline.corpus.sources import SourceFile, resolve_sources
-from pipeline.corpus.staging import Staged, plan_changes, stage_changes
+from cairn.pipeline.corpus.checks import CheckedBatch
+from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter
+from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
+from cairn.pipeline.corpus.sources import SourceFile, resolve_sources
+from cairn.pipeline.corpus.staging import Staged, plan_changes, stage_changes
 
 __all__ = [
     "REJECTED_SCHEMA",

@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import quarantine
+from cairn.pipeline.corpus.content_hash import content_hashes
+from cairn.pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, shown_id
+from cairn.pipeline.types import staged_schema
 from jaxtyping import Bool, Int64
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus import quarantine
-from pipeline.corpus.content_hash import content_hashes
-from pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
-from pipeline.corpus.quarantine import REJECTED_SCHEMA, shown_id
-from pipeline.types import staged_schema
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 ROLES = ("doc_id", "title", "text", "query")

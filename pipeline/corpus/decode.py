@@ -19,9 +19,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.plain_columns import value_bytes, without_views
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.plain_columns import value_bytes, without_views
 
 DECODE_ERRORS = (pa.ArrowException, OSError, MemoryError, ValueError)
 """What Arrow raises on damaged bytes; ``MemoryError`` because a flipped size field asks for terabytes."""

@@ -20,10 +20,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.manifest import fingerprint
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
-
-from pipeline.corpus.sources import SourceFile
-from pipeline.manifest import fingerprint
 
 SETTLED_SECONDS: Final = 2.0
 """Age from which times tell two writes apart; some file systems keep times in steps of two seconds."""

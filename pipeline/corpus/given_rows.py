@@ -12,13 +12,12 @@ from functools import reduce
 from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import damage_of
-from pipeline.corpus.formats.values import as_column, joined, type_of
-from pipeline.errors import UsageError
-from pipeline.options import shown
-from pipeline.types import Document
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import damage_of
+from cairn.pipeline.corpus.formats.values import as_column, joined, type_of
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.options import shown
+from cairn.pipeline.types import Document
 
 _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 """How Arrow names a pandas index that has no name."""

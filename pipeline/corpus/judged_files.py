@@ -16,15 +16,21 @@ from pathlib import Path
 from typing import Final, Literal
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.decode import DECODE_ERRORS
-from pipeline.corpus.formats.format import Undecoded, damage_of, damage_reported
-from pipeline.corpus.formats.formats import FORMATS
-from pipeline.corpus.plain_columns import plain, without_views
-from pipeline.corpus.schema import stored_type
-from pipeline.corpus.sources import COMPRESSED, DOCUMENTS, INFERRED, SUFFIXES, SourceFile, resolve_sources
-from pipeline.errors import SchemaError, SourceError
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.decode import DECODE_ERRORS
+from cairn.pipeline.corpus.formats.format import Undecoded, damage_of, damage_reported
+from cairn.pipeline.corpus.formats.formats import FORMATS
+from cairn.pipeline.corpus.plain_columns import plain, without_views
+from cairn.pipeline.corpus.schema import stored_type
+from cairn.pipeline.corpus.sources import (
+    COMPRESSED,
+    DOCUMENTS,
+    INFERRED,
+    SUFFIXES,
+    SourceFile,
+    resolve_sources,
+)
+from cairn.pipeline.errors import SchemaError, SourceError
 
 JudgedFile = Literal["corpus", "queries", "qrels"]
 

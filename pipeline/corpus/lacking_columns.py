@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.values import joined
-from pipeline.corpus.sources import DOCUMENTS, SourceFile
-from pipeline.types import RESERVED_COLUMNS
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.values import joined
+from cairn.pipeline.corpus.sources import DOCUMENTS, SourceFile
+from cairn.pipeline.types import RESERVED_COLUMNS
 
 Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 _SHOWN_NAMES: Final = 5

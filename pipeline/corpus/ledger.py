@@ -24,10 +24,8 @@ from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int8
-
-from pipeline import durable
-from pipeline.corpus.source_record import (
+from cairn.pipeline import durable
+from cairn.pipeline.corpus.source_record import (
     BUSY_SECONDS,
     CACHE_KIB,
     LIST_ROWS,
@@ -35,7 +33,8 @@ from pipeline.corpus.source_record import (
     digest_of,
     sqlite_errors,
 )
-from pipeline.errors import TryAgainError
+from cairn.pipeline.errors import TryAgainError
+from jaxtyping import Int8
 
 NEW, CHANGED, UNCHANGED, DUPLICATE, ENCODED = range(5)
 """Codes of :meth:`Ledger.classify`.

@@ -1,9 +1,9 @@
 """What a folder of a source holds: one rule for local folders, buckets and fsspec.
 
-Below :mod:`pipeline.corpus.sources`. What cannot be read has a fault and does not end the listing. A local
-folder is read once, however many links lead to it, so a link back into its own folder adds nothing. Names
-that start with ``.`` or ``_`` are markers and leftovers of other writers: nothing below them is listed. A
-folder with a table of Delta or Iceberg in it is refused: listing would find the files of deleted rows, too.
+Below :mod:`cairn.pipeline.corpus.sources`. What cannot be read has a fault and does not end the listing. A
+local folder is read once, however many links lead to it, so a link back into its own folder adds nothing.
+Names that start with ``.`` or ``_`` are markers and leftovers of other writers: nothing below them is listed.
+A folder with a table of Delta or Iceberg in it is refused: listing would find the files of deleted rows, too.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cairn.pipeline.errors import SourceError
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem
-
-from pipeline.errors import SourceError
 
 _IN_TABLE: Final = re.compile(r"(.*)/(?:_delta_log(?:/|$)|metadata/[^/]*\.metadata\.json$)")
 NOT_UTF8 = "its name must be UTF-8; rename it"

@@ -19,10 +19,10 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Literal
 
-from pipeline.config import SampleKind
-from pipeline.types import ProgressListener
+from cairn.pipeline.config import SampleKind
+from cairn.pipeline.types import ProgressListener
 
-OWN_DISTRIBUTION = "cairn-retrieval"
+OWN_DISTRIBUTION = "cairn-index"
 PROGRESS_EVERY_MODULES = 50
 EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "idle_test"}  # tests speak about themselves

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
+from cairn.pipeline.corpus.row_writer import RowWriter
 from typing_extensions import override
-
-from pipeline.corpus.row_writer import RowWriter
 
 NULL_ID = "null_id"
 EMPTY_ID = "empty_id"

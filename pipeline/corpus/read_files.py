@@ -18,15 +18,14 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
-from pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
-from pipeline.corpus.scan import Scan
-from pipeline.corpus.source_record import recorded_files
-from pipeline.corpus.sources import DOCUMENTS
-from pipeline.durable import commit_point
-from pipeline.manifest import fingerprint
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
+from cairn.pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
+from cairn.pipeline.corpus.scan import Scan
+from cairn.pipeline.corpus.source_record import recorded_files
+from cairn.pipeline.corpus.sources import DOCUMENTS
+from cairn.pipeline.durable import commit_point
+from cairn.pipeline.manifest import fingerprint
 
 MAX_REJECTED: Final = 10_000
 """A file with more quarantined rows is not kept, so the record does not grow with them."""
@@ -169,7 +168,7 @@ def record_run(ledger: Ledger, manifest_sha256: str, *, has_deleted: bool) -> No
 
 def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
     shared: dict[str, Any] = {
-        "release": version("cairn-retrieval"),
+        "release": version("cairn-index"),
         "settings": asdict(config),
         "roles": scan.mapping.roles,
         "metadata": scan.schema_fingerprint,

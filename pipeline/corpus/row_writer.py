@@ -12,8 +12,7 @@ from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from pipeline import durable
+from cairn.pipeline import durable
 
 ROW_GROUP_ROWS = 8_192
 """Rows held before they are written.

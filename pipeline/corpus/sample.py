@@ -24,17 +24,16 @@ from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from pipeline import durable
-from pipeline.config import SampleKind
-from pipeline.corpus.python_documentation import (
+from cairn.pipeline import durable
+from cairn.pipeline.config import SampleKind
+from cairn.pipeline.corpus.python_documentation import (
     SampleDocument,
     python_distributions,
     python_library,
     python_topics,
 )
-from pipeline.errors import ConfigError, UsageError
-from pipeline.types import ProgressListener, silent_progress
+from cairn.pipeline.errors import ConfigError, UsageError
+from cairn.pipeline.types import ProgressListener, silent_progress
 
 EXAMPLE_QUERIES = (
     "how do I run a function in another thread and get its result",

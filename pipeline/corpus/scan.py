@@ -3,7 +3,7 @@
 Stage 1, source side. :func:`scan_sources` touches footers only and refuses a wrong corpus before any work;
 :func:`read_checked` yields every row once, staged or rejected. A file that cannot be opened is quarantined as
 a file and counts as one row; what turns out damaged quarantines its rows, by the footer's count. Formats are
-``pipeline.corpus.formats``.
+``cairn.pipeline.corpus.formats``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus import quarantine
-from pipeline.corpus.checks import CheckedBatch, RowChecker
-from pipeline.corpus.decode import DECODE_ERRORS
-from pipeline.corpus.file_identity import file_identities
-from pipeline.corpus.formats.format import damage_of, damage_reported
-from pipeline.corpus.formats.formats import FORMATS
-from pipeline.corpus.lacking_columns import is_read
-from pipeline.corpus.quarantine import REJECTED_SCHEMA
-from pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
-from pipeline.corpus.source_record import Footer, recorded_footers
-from pipeline.corpus.sources import Source, SourceFile, resolve_sources
-from pipeline.errors import SourceError, TryAgainError
-from pipeline.manifest import fingerprint
-from pipeline.types import staged_schema
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import quarantine
+from cairn.pipeline.corpus.checks import CheckedBatch, RowChecker
+from cairn.pipeline.corpus.decode import DECODE_ERRORS
+from cairn.pipeline.corpus.file_identity import file_identities
+from cairn.pipeline.corpus.formats.format import damage_of, damage_reported
+from cairn.pipeline.corpus.formats.formats import FORMATS
+from cairn.pipeline.corpus.lacking_columns import is_read
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA
+from cairn.pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
+from cairn.pipeline.corpus.source_record import Footer, recorded_footers
+from cairn.pipeline.corpus.sources import Source, SourceFile, resolve_sources
+from cairn.pipeline.errors import SourceError, TryAgainError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.types import staged_schema
 
 REJECTED_BATCH_ROWS = 65_536
 SHOWN_SUFFIXES = 5
@@ -41,9 +40,9 @@ class Scan:
     """A corpus whose footers have been read.
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
-    row each. ``identities`` are those of :mod:`pipeline.corpus.file_identity`, taken before the footers.
-    ``unread`` counts files of other kinds by suffix. ``faults`` say what of some files cannot be read while
-    their rows can; these files are read each time.
+    row each. ``identities`` are those of :mod:`cairn.pipeline.corpus.file_identity`, taken before the
+    footers. ``unread`` counts files of other kinds by suffix. ``faults`` say what of some files cannot be
+    read while their rows can; these files are read each time.
     """
 
     files: tuple[SourceFile, ...]

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.values import OBJECT, joined
-from pipeline.corpus.lacking_columns import completed
-from pipeline.corpus.sources import DOCUMENTS, INFERRED, SourceFile
-from pipeline.errors import SchemaError
-from pipeline.types import RESERVED_COLUMNS, is_filterable
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.values import OBJECT, joined
+from cairn.pipeline.corpus.lacking_columns import completed
+from cairn.pipeline.corpus.sources import DOCUMENTS, INFERRED, SourceFile
+from cairn.pipeline.errors import SchemaError
+from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 
 KEEP_HINT = (
     "name the metadata columns to keep without it (--metadata-columns, in Python metadata_columns), "

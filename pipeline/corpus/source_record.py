@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-
-from pipeline import durable
-from pipeline.errors import StorageError
+from cairn.pipeline import durable
+from cairn.pipeline.errors import StorageError
 
 RECORD_FORMAT: Final = "2"
 DIGEST_HEX_DIGITS: Final = 32

@@ -3,9 +3,9 @@
 First step of stage 1. Nothing is opened here but folders. A file's format is told by its suffix; one without
 a known suffix that is named outright is taken for Parquet. A folder or a glob is read as the first of
 ``KINDS`` that it holds, so that a note beside Parquet files is not taken for a document.
-:mod:`pipeline.corpus.listing` says which names are left out. ``key=value`` folders below a source become
-partition values. A folder that is a table of Lance, Delta or Iceberg becomes the data files that its latest
-version names (:mod:`pipeline.corpus.tables`).
+:mod:`cairn.pipeline.corpus.listing` says which names are left out. ``key=value`` folders below a source
+become partition values. A folder that is a table of Lance, Delta or Iceberg becomes the data files that its
+latest version names (:mod:`cairn.pipeline.corpus.tables`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import fsspec
 import pyarrow as pa
+from cairn.pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
+from cairn.pipeline.corpus.tables.part import TablePart
+from cairn.pipeline.corpus.tables.tables import METADATA_SUFFIX, parts_of, table_format
+from cairn.pipeline.errors import SourceError, TryAgainError
 from pyarrow.fs import FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
-
-from pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
-from pipeline.corpus.tables.part import TablePart
-from pipeline.corpus.tables.tables import METADATA_SUFFIX, parts_of, table_format
-from pipeline.errors import SourceError, TryAgainError
 
 FormatName = Literal["parquet", "table", "table_part", "arrow", "json_lines", "csv", "text", "html"]
 

@@ -19,14 +19,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.parquet as pq
-from jaxtyping import Bool, Int8
-
-from pipeline import durable
-from pipeline.config import CorpusConfig
-from pipeline.corpus.checks import CheckedBatch
-from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
-from pipeline.corpus.origins import ORIGIN_SCHEMA
-from pipeline.corpus.quarantine import (
+from cairn.pipeline import durable
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.checks import CheckedBatch
+from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
+from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
+from cairn.pipeline.corpus.quarantine import (
     DAMAGED_FILE,
     DAMAGED_ROWS,
     DUPLICATE_ID,
@@ -34,11 +32,12 @@ from pipeline.corpus.quarantine import (
     QuarantineWriter,
     reason_counts,
 )
-from pipeline.corpus.read_files import ReadFiles
-from pipeline.corpus.row_writer import RowWriter
-from pipeline.corpus.scan import Scan, read_damaged_files, read_file
-from pipeline.corpus.source_record import digest_of
-from pipeline.types import ProgressListener, silent_progress, staged_schema
+from cairn.pipeline.corpus.read_files import ReadFiles
+from cairn.pipeline.corpus.row_writer import RowWriter
+from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
+from cairn.pipeline.corpus.source_record import digest_of
+from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
+from jaxtyping import Bool, Int8
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 

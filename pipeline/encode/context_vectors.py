@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pyarrow as pa
-
-from pipeline.config import EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.texts import first_tokens
-from pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.texts import first_tokens
+from cairn.pipeline.model.engine.backbone import Backbone
 
 
 def with_vectors(

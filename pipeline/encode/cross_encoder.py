@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ConfigError, ModelError, extra_missing
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.names import how_to_get, model_folder
 from jaxtyping import Float64
-
-from pipeline import durable
-from pipeline.errors import ConfigError, ModelError, extra_missing
-from pipeline.manifest import fingerprint
-from pipeline.model.folders.names import how_to_get, model_folder
 
 MAX_TOKENS: Final = 512
 BATCH_PAIRS: Final = 32

@@ -22,28 +22,26 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
-
-from pipeline.config import MACHINE_SETTINGS, EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.context.whitening import Whitening
-from pipeline.corpus.tokenization import TokenizedTexts
-from pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
-from pipeline.encode.prefixes import Prefix, tokenize_after
-from pipeline.encode.query_words import word_tokens
-from pipeline.encode.sentences import rank_sentences
-from pipeline.encode.structure import rank_structure
-from pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
-from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
-from pipeline.model.attention_temperature import row_temperatures
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.batching import one_torch_thread
-from pipeline.model.document_encoder import OwnTokens, embed_chunks
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
-from pipeline.model.landmark_reader import LandmarkReader
-from pipeline.model.landmarks import (
+from cairn.pipeline.config import MACHINE_SETTINGS, EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.context.whitening import Whitening
+from cairn.pipeline.corpus.tokenization import TokenizedTexts
+from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
+from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
+from cairn.pipeline.encode.query_words import word_tokens
+from cairn.pipeline.encode.sentences import rank_sentences
+from cairn.pipeline.encode.structure import rank_structure
+from cairn.pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.attention_temperature import row_temperatures
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.batching import one_torch_thread
+from cairn.pipeline.model.document_encoder import OwnTokens, embed_chunks
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
+from cairn.pipeline.model.landmark_reader import LandmarkReader
+from cairn.pipeline.model.landmarks import (
     Chunks,
     Rows,
     chunk_rows,
@@ -52,11 +50,12 @@ from pipeline.model.landmarks import (
     split_into_chunks,
     window_rows,
 )
-from pipeline.model.latent_attention import latent_attention_of
-from pipeline.model.matryoshka import first_dims
-from pipeline.poolings import pooling_rule
-from pipeline.token_vectors.projection import TokenProjection
-from pipeline.types import QueryTokens
+from cairn.pipeline.model.latent_attention import latent_attention_of
+from cairn.pipeline.model.matryoshka import first_dims
+from cairn.pipeline.poolings import pooling_rule
+from cairn.pipeline.token_vectors.projection import TokenProjection
+from cairn.pipeline.types import QueryTokens
+from jaxtyping import Float32, Int32, Int64
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""

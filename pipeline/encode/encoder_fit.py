@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.config import EncoderConfig, IngestConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.context.whitening import Whitening
+from cairn.pipeline.encode.prefixes import Prefix
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.landmark_reader import require_transformer
+from cairn.pipeline.model.latent_attention import require_latent_attention
+from cairn.pipeline.model.matryoshka import require_dims
+from cairn.pipeline.poolings import pooling_rule
 from jaxtyping import Float32
-
-from pipeline.config import EncoderConfig, IngestConfig
-from pipeline.context.store import ContextSet
-from pipeline.context.whitening import Whitening
-from pipeline.encode.prefixes import Prefix
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.landmark_reader import require_transformer
-from pipeline.model.latent_attention import require_latent_attention
-from pipeline.model.matryoshka import require_dims
-from pipeline.poolings import pooling_rule
 
 _LONGER_ROWS: Final = {
     "chunk": ", or choose attention full or landmark, whose rows are windows of many chunks"

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from cairn.pipeline.corpus.tokenization import TokenizedTexts, tokenize
 from jaxtyping import Int32
 from tokenizers import Tokenizer
-
-from pipeline.corpus.tokenization import TokenizedTexts, tokenize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,10 +12,9 @@ from typing import Final
 
 import numpy as np
 import regex
+from cairn.pipeline.corpus.tokenization import TokenizedTexts
 from jaxtyping import Int64
 from tokenizers import Tokenizer
-
-from pipeline.corpus.tokenization import TokenizedTexts
 
 _UNKNOWN: Final = ("[UNK]", "<unk>")
 _OF_WORD: Final = regex.compile(r"[\p{Alphabetic}\p{N}]")

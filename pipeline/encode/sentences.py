@@ -17,10 +17,9 @@ from typing import Final
 
 import numpy as np
 import regex
+from cairn.pipeline.corpus.tokenization import TokenizedTexts
+from cairn.pipeline.model.landmarks import SENTENCE_START
 from jaxtyping import Int64, UInt8
-
-from pipeline.corpus.tokenization import TokenizedTexts
-from pipeline.model.landmarks import SENTENCE_START
 
 
 def _class(*names: str) -> str:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.ragged import places_in_groups
+from cairn.pipeline.types import chunks_schema, documents_schema
 from jaxtyping import Float32, Int32, Int64
 
-from pipeline.ragged import places_in_groups
-from pipeline.types import chunks_schema, documents_schema
-
 if TYPE_CHECKING:
-    from pipeline.encode.documents import EncodedDocuments
-    from pipeline.encode.token_rows import TokenRows
+    from cairn.pipeline.encode.documents import EncodedDocuments
+    from cairn.pipeline.encode.token_rows import TokenRows
 
 ADDED_COLUMNS = ("cluster_id", "num_tokens", "num_chunks", "vector")
 """Columns of ``documents`` that a staged row has not."""

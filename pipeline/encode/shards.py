@@ -25,12 +25,11 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cairn.pipeline import durable
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.manifest import FileRecord
+from cairn.pipeline.types import TOKEN_FIELDS
 from jaxtyping import Int64
-
-from pipeline import durable
-from pipeline.errors import IntegrityError
-from pipeline.manifest import FileRecord
-from pipeline.types import TOKEN_FIELDS
 
 EncodedTable = Literal["documents", "chunks"]
 ENCODED_TABLES: Final[tuple[EncodedTable, ...]] = ("documents", "chunks")

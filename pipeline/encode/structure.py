@@ -8,7 +8,7 @@
     item       an item of a list · part: its inner items and blocks, and lines of code below an empty line
     line       a row of a table, a line of code
 
-The ranks are those of :mod:`pipeline.model.landmarks`. A text without any of these has sentences only.
+The ranks are those of :mod:`cairn.pipeline.model.landmarks`. A text without any of these has sentences only.
 
 Source: CommonMark 0.31 for blocks, GitHub's tables, reStructuredText's underlined and a wiki's headings.
 Differs: what a line means depends on the lines next to it alone, not on nested containers; code that is only
@@ -25,11 +25,9 @@ from itertools import accumulate
 from typing import Final
 
 import numpy as np
-from jaxtyping import Int64, UInt8
-
-from pipeline.corpus.tokenization import TokenizedTexts
-from pipeline.encode.sentences import rank_starts, sentence_starts
-from pipeline.model.landmarks import (
+from cairn.pipeline.corpus.tokenization import TokenizedTexts
+from cairn.pipeline.encode.sentences import rank_starts, sentence_starts
+from cairn.pipeline.model.landmarks import (
     BLOCK_START,
     HEADING_START,
     INTRODUCED_START,
@@ -38,6 +36,7 @@ from pipeline.model.landmarks import (
     PART_START,
     SENTENCE_START,
 )
+from jaxtyping import Int64, UInt8
 
 MAX_HEADING_CHARACTERS: Final = 120
 

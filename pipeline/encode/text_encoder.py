@@ -18,22 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.config import DEFAULT_MODEL, WITHOUT_CONTEXT, EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.encode.documents import DocumentEncoder, EncodedDocuments
+from cairn.pipeline.encode.texts import require_queries, require_texts
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.families.decoder import language_model
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
+from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int64
-
-from pipeline.config import DEFAULT_MODEL, WITHOUT_CONTEXT, EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.documents import DocumentEncoder, EncodedDocuments
-from pipeline.encode.texts import require_queries, require_texts
-from pipeline.errors import ConfigError
-from pipeline.model.families.decoder import language_model
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
-from pipeline.model.folders.first_layers import first_layers
-from pipeline.model.folders.model_defaults import encoder_config, trained_context
-from pipeline.model.folders.names import model_folder
-from pipeline.token_vectors.projection import LATE_NAME
-from pipeline.types import QueryTokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +48,7 @@ class LandmarkEmbeddings:
 
 
 class TextEncoder:
-    """A model with its settings. ``encode_queries`` makes it a :class:`pipeline.types.QueryEncoder`."""
+    """A model with its settings. ``encode_queries`` makes it a :class:`cairn.pipeline.types.QueryEncoder`."""
 
     def __init__(
         self, config: EncoderConfig, context: ContextSet | None = None, saved_as: EncoderConfig | None = None

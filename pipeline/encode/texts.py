@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from cairn.pipeline.config import is_encodable
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.errors import ConfigError
 from tokenizers import Tokenizer
-
-from pipeline.config import is_encodable
-from pipeline.corpus.tokenization import tokenize
-from pipeline.errors import ConfigError
 
 CHARACTERS_PER_TOKEN: Final = 32
 """How much of a text is tokenised at first for each token wanted of its head."""

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.codes import FAR, pool_neighbours, runs_of
+from cairn.pipeline.token_vectors.projection import TokenProjection
 from jaxtyping import Float, Int64
-
-from pipeline.ragged import ranges
-from pipeline.token_vectors.codes import FAR, pool_neighbours, runs_of
-from pipeline.token_vectors.projection import TokenProjection
 
 Rewrite = Callable[
     [Float[torch.Tensor, "T D"], Int64[np.ndarray, " m1"]], tuple[np.ndarray, Int64[np.ndarray, " m1"]]

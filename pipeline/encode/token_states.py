@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.model.batching import run_in_batches
+from cairn.pipeline.model.document_encoder import pad_rows
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.landmarks import NO_PREFIX, chunk_rows, split_into_chunks
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Float16, Int32, Int64
-
-from pipeline.corpus.tokenization import tokenize
-from pipeline.model.batching import run_in_batches
-from pipeline.model.document_encoder import pad_rows
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.landmarks import NO_PREFIX, chunk_rows, split_into_chunks
-from pipeline.ragged import ranges
 
 Rewrite = Callable[[torch.Tensor], torch.Tensor]
 """From unit states ``T D`` in float32 to what is kept of them, ``T V``."""

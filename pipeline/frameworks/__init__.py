@@ -6,5 +6,5 @@
                                                         └─▶ MCP         mcp_server, run by `cairn mcp`
 
 Each module needs the extra of its framework and imports no other one. LangChain's vector store, which writes,
-is in ``jobs/langchain_store.py``.
+is in ``pipeline/frameworks/langchain_store.py``.
 """

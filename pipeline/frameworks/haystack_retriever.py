@@ -1,7 +1,7 @@
 """A retriever for Haystack: passages of a collection as documents. Pipelines with it can be saved as YAML.
 
     pipeline.add_component("retriever", CairnRetriever("handbook", url="http://127.0.0.1:8400"))
-    Pipeline.loads(written, allowed_modules=["pipeline.frameworks.haystack_retriever"])
+    Pipeline.loads(written, allowed_modules=["cairn.pipeline.frameworks.haystack_retriever"])
 
 Filters may be Haystack's (``{"field": "meta.year", "operator": ">=", "value": 2020}``) or Cairn's (``{"type":
 "gte", …}``).
@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from pipeline.client.records import SearchParameters
-from pipeline.errors import FilterError, extra_missing
-from pipeline.frameworks.source import FoundPassage, Searchable, find_passages, open_source
+from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.errors import FilterError, extra_missing
+from cairn.pipeline.frameworks.source import FoundPassage, Searchable, find_passages, open_source
 
 try:
     from haystack import Document, component, default_from_dict, default_to_dict

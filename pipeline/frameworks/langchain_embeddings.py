@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from cairn.pipeline.errors import extra_missing
 from jaxtyping import Float32
 from typing_extensions import override
-
-from pipeline.errors import extra_missing
 
 try:
     from langchain_core.embeddings import Embeddings

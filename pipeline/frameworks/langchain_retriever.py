@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.errors import ConfigError, extra_missing
+from cairn.pipeline.frameworks.source import FoundPassage, find_passages
 from typing_extensions import override
-
-from pipeline.client.records import SearchParameters
-from pipeline.errors import ConfigError, extra_missing
-from pipeline.frameworks.source import FoundPassage, find_passages
 
 try:
     from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun

@@ -11,11 +11,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.errors import extra_missing
+from cairn.pipeline.frameworks.source import FoundPassage, Searchable, find_passages
 from typing_extensions import override
-
-from pipeline.client.records import SearchParameters
-from pipeline.errors import extra_missing
-from pipeline.frameworks.source import FoundPassage, Searchable, find_passages
 
 try:
     from llama_index.core.callbacks import CallbackManager

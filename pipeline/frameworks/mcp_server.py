@@ -14,14 +14,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from anyio import to_thread
+from cairn.pipeline.errors import CairnError, extra_missing
+from cairn.pipeline.frameworks.source import Searchable
+from cairn.pipeline.manifest import COLLECTION_NAME
+from cairn.pipeline.search_options import SearchKeywords
+from cairn.pipeline.types import Document, Hit, Passage, SearchResult
 from pydantic import BaseModel, Field
 from typing_extensions import Unpack
-
-from pipeline.errors import CairnError, extra_missing
-from pipeline.frameworks.source import Searchable
-from pipeline.manifest import COLLECTION_NAME
-from pipeline.search_options import SearchKeywords
-from pipeline.types import Document, Hit, Passage, SearchResult
 
 try:
     from mcp.server import MCPServer
@@ -152,7 +151,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
     server = MCPServer(
         "cairn",
         title="Cairn",
-        version=version("cairn-retrieval"),
+        version=version("cairn-index"),
         instructions="Look things up in collections of documents: search first; read a document where "
         "passages are too short.",
         log_level="WARNING",

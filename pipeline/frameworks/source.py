@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.client.records import SearchParameters
-from pipeline.errors import ConfigError
-from pipeline.types import Document, Hit, Passage, SearchResult
+from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.types import Document, Hit, Passage, SearchResult
 
 
 class Searchable(Protocol):
@@ -116,12 +116,12 @@ def open_source(
     Behind the API at ``url`` where one is given, else under ``root`` on this machine.
     """
     if url is None:
-        from pipeline.collection import open_collection
+        from cairn.pipeline.collection import open_collection
 
         return open_collection(collection, root=root)
     if root is not None:
         raise ConfigError("a collection must be under a root or behind a URL, got both; leave one out")
-    from pipeline.client import CairnClient
+    from cairn.pipeline.client import CairnClient
 
     client = CairnClient(url, api_key=api_key)
     source = client.collection(collection)

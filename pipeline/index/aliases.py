@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline import durable
-from pipeline.errors import CollectionBusyError, ConfigError, IntegrityError
-from pipeline.index.generation import open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.roots import resolve_root, store_uri
-from pipeline.manifest import COLLECTION_NAME
+from cairn.pipeline import durable
+from cairn.pipeline.errors import CollectionBusyError, ConfigError, IntegrityError
+from cairn.pipeline.index.generation import open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.roots import resolve_root, store_uri
+from cairn.pipeline.manifest import COLLECTION_NAME
 
 ALIASES_NAME: Final = "aliases.json"
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pipeline.errors import CairnError, IntegrityError
+from cairn.pipeline.errors import CairnError, IntegrityError
 
 
 class CheckedBatches:

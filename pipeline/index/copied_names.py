@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Final
 
-from pipeline.manifest import MANIFEST_NAME
-from pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.manifest import MANIFEST_NAME
+from cairn.pipeline.token_vectors.projection import LATE_NAME
 
 COPIES: Final = "copies"
 """The folder of the second copies, in a generation's own."""

@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.durable import clear_way, fsync_file, fsync_folder, replacing, storage_errors
-from pipeline.errors import DamageError, IntegrityError
-from pipeline.index.copied_names import (
+from cairn.pipeline.durable import clear_way, fsync_file, fsync_folder, replacing, storage_errors
+from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.index.copied_names import (
     CLUSTERS_ARROW,
     CONTEXT_ARROW,
     COPIED_FILES,
@@ -29,9 +29,9 @@ from pipeline.index.copied_names import (
     LANCE_FILES,
     SMALL_FOLDERS,
 )
-from pipeline.index.lance_files import read_lance_files, small_files
-from pipeline.index.layout import CollectionLayout
-from pipeline.manifest import COPIES_VERSION, MANIFEST_NAME, FileRecord, Manifest, record_file
+from cairn.pipeline.index.lance_files import read_lance_files, small_files
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.manifest import COPIES_VERSION, MANIFEST_NAME, FileRecord, Manifest, record_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

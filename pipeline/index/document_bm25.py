@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 import numpy as np
+from cairn.pipeline.index.bm25 import Totals, add_term, length_penalty, term_weight
+from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.words import terms_of
 from jaxtyping import Float32, Int32, Int64
-
-from pipeline.index.bm25 import Totals, add_term, length_penalty, term_weight
-from pipeline.index.segments.joined_words import JoinedWords
-from pipeline.index.words import terms_of
 
 
 class DocumentBM25:

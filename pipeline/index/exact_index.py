@@ -7,9 +7,8 @@ collection is served from.
 from __future__ import annotations
 
 import numpy as np
+from cairn.pipeline.index.protocol import NO_POSITION
 from jaxtyping import Float32, Int64
-
-from pipeline.index.protocol import NO_POSITION
 
 
 class ExactIndex:

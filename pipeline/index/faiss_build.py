@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, one_faiss_thread
+from cairn.pipeline.index.faiss_kinds import choose_kind, faiss_kind
 from jaxtyping import Float32, Int64
-
-from pipeline.config import IndexConfig
-from pipeline.faiss_library import faiss
-from pipeline.index.faiss_index import REFINE_SUFFIX, one_faiss_thread
-from pipeline.index.faiss_kinds import choose_kind, faiss_kind
 
 VectorStream = Callable[[], Iterator[np.ndarray]]
 """Restartable: each call yields the same blocks ``[n, V]`` float32, in position order."""

@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.index.exact_index import top_k_of
+from cairn.pipeline.index.faiss_kinds import faiss_kind
+from cairn.pipeline.index.protocol import NO_POSITION
 from jaxtyping import Float32, Int64, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
-
-from pipeline.errors import DamageError
-from pipeline.faiss_library import faiss
-from pipeline.index.exact_index import top_k_of
-from pipeline.index.faiss_kinds import faiss_kind
-from pipeline.index.protocol import NO_POSITION
 
 REFINE_SUFFIX = ".refine"
 """Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
@@ -102,7 +101,7 @@ class NearestLists:
 
 
 class FaissIndex:
-    """A :class:`~pipeline.index.protocol.VectorIndex` over one FAISS file.
+    """A :class:`~cairn.pipeline.index.protocol.VectorIndex` over one FAISS file.
 
     Safe to search from several threads.
     """

@@ -1,7 +1,7 @@
 """The kinds of FAISS index: one table of how each stores vectors, and the rule that chooses between them.
 
 An unknown kind raises. ``faiss_build`` and ``faiss_index`` ask the table and know no kind by name; the names
-a user may give are :data:`pipeline.config.IndexKind`, these and ``auto``.
+a user may give are :data:`cairn.pipeline.config.IndexKind`, these and ``auto``.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.config import IndexConfig
-from pipeline.counted import counted
-from pipeline.errors import DamageError
-from pipeline.faiss_library import faiss
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.counted import counted
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.faiss_library import faiss
 
 MIN_LISTED_VECTORS = 256
 """Below this there is nothing to train lists on, and nothing to save."""

@@ -17,32 +17,31 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
+from cairn.pipeline.index.copied_names import COPIED_FILES, COPIES
+from cairn.pipeline.index.copies import find_lance_files, find_manifest, link_table
+from cairn.pipeline.index.document_bm25 import DocumentBM25
+from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
+from cairn.pipeline.index.held_files import HeldFiles, WatchedFiles
+from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.index.lance_files import damaged_rows
+from cairn.pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, CollectionLayout
+from cairn.pipeline.index.passage_bm25 import PassageBM25
+from cairn.pipeline.index.protocol import VectorIndex
+from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.segments.joined_codes import open_token_vectors
+from cairn.pipeline.index.segments.joined_columns import JoinedColumns, joined_column
+from cairn.pipeline.index.segments.joined_index import JoinedIndex
+from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.segments.segment import Segment, SegmentRows, open_rows, open_segment
+from cairn.pipeline.index.stand_ins import damage_warning, deleted_by_table, require_copies, take_dispensable
+from cairn.pipeline.index.stored_files import HASHES, Checks, check_generation_files, read_manifest
+from cairn.pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
+from cairn.pipeline.index.token_file import TokenVectors
+from cairn.pipeline.index.verified_files import VerifiedFiles
+from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, record_file
+from cairn.pipeline.token_vectors.projection import LATE_NAME
 from jaxtyping import Float32, Int64, UInt64
-
-from pipeline.errors import CairnError, DamageError, IntegrityError
-from pipeline.index.copied_names import COPIED_FILES, COPIES
-from pipeline.index.copies import find_lance_files, find_manifest, link_table
-from pipeline.index.document_bm25 import DocumentBM25
-from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
-from pipeline.index.held_files import HeldFiles, WatchedFiles
-from pipeline.index.lance_errors import lance_errors
-from pipeline.index.lance_files import damaged_rows
-from pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, CollectionLayout
-from pipeline.index.passage_bm25 import PassageBM25
-from pipeline.index.protocol import VectorIndex
-from pipeline.index.segments.deleted import DeletedRows
-from pipeline.index.segments.joined_codes import open_token_vectors
-from pipeline.index.segments.joined_columns import JoinedColumns, joined_column
-from pipeline.index.segments.joined_index import JoinedIndex
-from pipeline.index.segments.joined_words import JoinedWords
-from pipeline.index.segments.segment import Segment, SegmentRows, open_rows, open_segment
-from pipeline.index.stand_ins import damage_warning, deleted_by_table, require_copies, take_dispensable
-from pipeline.index.stored_files import HASHES, Checks, check_generation_files, read_manifest
-from pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
-from pipeline.index.token_file import TokenVectors
-from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import MANIFEST_NAME, Manifest, record_file
-from pipeline.token_vectors.projection import LATE_NAME
 
 if TYPE_CHECKING:
     import lance

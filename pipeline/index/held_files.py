@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import DamageError
-from pipeline.manifest import FileRecord
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.manifest import FileRecord
 
 RELEASE_SECONDS: Final = 10.0
 """How long searches that were under way may read a file that another program wants to write into."""

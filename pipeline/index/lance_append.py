@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
+from cairn.pipeline.errors import CairnError, IntegrityError
+from cairn.pipeline.index.checked_batches import CheckedBatches
+from cairn.pipeline.index.lance_errors import lance_errors
 from lance.file import LanceFileReader
 from lance.fragment import FragmentMetadata
 from lance.fragment import write_fragments as write_lance_fragments
-
-from pipeline.errors import CairnError, IntegrityError
-from pipeline.index.checked_batches import CheckedBatches
-from pipeline.index.lance_errors import lance_errors
 
 if TYPE_CHECKING:
     import lancedb.table

@@ -13,10 +13,9 @@ from typing import Final
 
 import lance
 import numpy as np
+from cairn.pipeline.durable import commit_point
+from cairn.pipeline.index.tables import DOCUMENTS, TABLES
 from jaxtyping import Int64
-
-from pipeline.durable import commit_point
-from pipeline.index.tables import DOCUMENTS, TABLES
 
 MAX_IDS_A_DELETE: Final = 1_000
 """Longer IN lists make Lance's planner the slowest part of a deletion."""

@@ -8,8 +8,8 @@ import re
 from collections.abc import Generator
 from typing import Final
 
-from pipeline.durable import raise_storage_error
-from pipeline.errors import CairnError, DamageError, StorageError, is_panic
+from cairn.pipeline.durable import raise_storage_error
+from cairn.pipeline.errors import CairnError, DamageError, StorageError, is_panic
 
 LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
 """What Lance and LanceDB raise: they have no exceptions of their own that can be relied on."""

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from pipeline.durable import fsync_file, fsync_folder, json_bytes, storage_errors
-from pipeline.errors import DamageError
-from pipeline.index.copied_names import LANCE_FILES, SMALL_FOLDERS
-from pipeline.index.layout import CollectionLayout
-from pipeline.manifest import FileRecord, record_file
+from cairn.pipeline.durable import fsync_file, fsync_folder, json_bytes, storage_errors
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index.copied_names import LANCE_FILES, SMALL_FOLDERS
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.manifest import FileRecord, record_file
 
 KEPT_TYPES = frozenset({"manifest", "data file", "deletion file", "index file"})
 """Transaction files are only read while a commit races another; a writer of ours never does."""

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import lance
 import pyarrow as pa
-
-from pipeline.durable import commit_point
-from pipeline.errors import DamageError, SchemaError
-from pipeline.index.allocator import returning_freed_memory
-from pipeline.index.lance_append import (
+from cairn.pipeline.durable import commit_point
+from cairn.pipeline.errors import DamageError, SchemaError
+from cairn.pipeline.index.allocator import returning_freed_memory
+from cairn.pipeline.index.lance_append import (
     Fragments,
     commit_fragments,
     require_appended,
@@ -33,12 +32,12 @@ from pipeline.index.lance_append import (
     stream_rows,
     write_fragments,
 )
-from pipeline.index.lance_delete import DeletedDocuments, FindDocuments, delete_documents
-from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
-from pipeline.index.layout import CollectionLayout, generation_tag
-from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from pipeline.index.tiers import first_to_merge
-from pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
+from cairn.pipeline.index.lance_delete import DeletedDocuments, FindDocuments, delete_documents
+from cairn.pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
+from cairn.pipeline.index.layout import CollectionLayout, generation_tag
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.index.tiers import first_to_merge
+from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 
 if TYPE_CHECKING:
     import lancedb.table

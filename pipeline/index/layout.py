@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pipeline.config import DEFAULT_ROOT
-from pipeline.durable import exclusive_lock, is_locked, read_bytes, sha256_of_file, storage_errors
-from pipeline.errors import (
+from cairn.pipeline.config import DEFAULT_ROOT
+from cairn.pipeline.durable import exclusive_lock, is_locked, read_bytes, sha256_of_file, storage_errors
+from cairn.pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
     ConfigError,
@@ -26,13 +26,13 @@ from pipeline.errors import (
     StorageError,
     TryAgainError,
 )
-from pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
-from pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
-from pipeline.index.object_folder import ObjectFolder
-from pipeline.index.outages import note_outage
-from pipeline.index.replica import Replica
-from pipeline.index.roots import resolve_root, store_uri
-from pipeline.manifest import COLLECTION_NAME, MANIFEST_NAME
+from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
+from cairn.pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.outages import note_outage
+from cairn.pipeline.index.replica import Replica
+from cairn.pipeline.index.roots import resolve_root, store_uri
+from cairn.pipeline.manifest import COLLECTION_NAME, MANIFEST_NAME
 
 DOCUMENTS_FAISS = "documents.faiss"
 CHUNKS_FAISS = "chunks.faiss"

@@ -17,8 +17,8 @@ from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pipeline.errors import CollectionBusyError, TryAgainError
-from pipeline.index.object_folder import ObjectFolder, StoredObject
+from cairn.pipeline.errors import CollectionBusyError, TryAgainError
+from cairn.pipeline.index.object_folder import ObjectFolder, StoredObject
 
 LEASE_KEY: Final = "LEASE"
 LEASE_SECONDS: Final = 60.0

@@ -16,17 +16,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pipeline.durable import storage_errors, write_json
-from pipeline.errors import CairnError, DamageError, IntegrityError
-from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
-from pipeline.index.lance_index import LanceTables, Versions
-from pipeline.index.layout import DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout, generation_tag
-from pipeline.index.mend import opens
-from pipeline.index.position_files import open_document_positions
-from pipeline.index.stored_files import read_manifest
-from pipeline.index.tables import DOCUMENTS, TABLES
-from pipeline.manifest import Manifest
+from cairn.pipeline.durable import storage_errors, write_json
+from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
+from cairn.pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
+from cairn.pipeline.index.lance_index import LanceTables, Versions
+from cairn.pipeline.index.layout import DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout, generation_tag
+from cairn.pipeline.index.mend import opens
+from cairn.pipeline.index.position_files import open_document_positions
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.index.tables import DOCUMENTS, TABLES
+from cairn.pipeline.manifest import Manifest
 
 LOSSES_NAME = "LOST.json"
 

@@ -17,16 +17,15 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import lance
-
-from pipeline.durable import clear_way, make_folder, remove_entry, replacing
-from pipeline.errors import IntegrityError, is_panic
-from pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
-from pipeline.index.layout import CollectionLayout, generation_tag
-from pipeline.index.segments.deleted import write_deleted
-from pipeline.index.stand_ins import deleted_again
-from pipeline.index.stored_files import check_generation_files, read_manifest
-from pipeline.index.tables import TABLES
-from pipeline.manifest import Manifest
+from cairn.pipeline.durable import clear_way, make_folder, remove_entry, replacing
+from cairn.pipeline.errors import IntegrityError, is_panic
+from cairn.pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
+from cairn.pipeline.index.layout import CollectionLayout, generation_tag
+from cairn.pipeline.index.segments.deleted import write_deleted
+from cairn.pipeline.index.stand_ins import deleted_again
+from cairn.pipeline.index.stored_files import check_generation_files, read_manifest
+from cairn.pipeline.index.tables import TABLES
+from cairn.pipeline.manifest import Manifest
 
 NEWEST_VERSION = 2**64 - 1
 """Lance names the manifest of version v by this minus v, in twenty digits: the newest is listed first."""

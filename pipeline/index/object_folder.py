@@ -16,9 +16,16 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline import durable
-from pipeline.errors import CairnError, ConfigError, DamageError, StorageError, TryAgainError
-from pipeline.manifest import FileRecord
+from cairn.pipeline import durable
+from cairn.pipeline.errors import (
+    CairnError,
+    ConfigError,
+    DamageError,
+    StorageError,
+    TryAgainError,
+    install_command,
+)
+from cairn.pipeline.manifest import FileRecord
 
 STORE_URI: Final = re.compile(r"s3:/+(?P<bucket>[^/@]+)(?:/(?P<prefix>.*?))?/*")
 """``s3://bucket/prefix``; a path made of it has lost a slash."""
@@ -66,7 +73,7 @@ class ObjectFolder:
         except ModuleNotFoundError as error:
             raise ConfigError(
                 f"a root in an object store must have the package {error.name}, got none; "
-                "install it with `pip install 'cairn-retrieval[store]'`"
+                f"install it with {install_command('store')}"
             ) from error
         self.uri = uri
         self._obstore: Any = obstore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from pipeline.errors import CairnError
+from cairn.pipeline.errors import CairnError
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation, joined_index
+from cairn.pipeline.index.segments.segment import Segment, open_segment
+from cairn.pipeline.index.token_file import TokenCodes, TokenRows, TokenVectors
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Int64
-
-from pipeline.index.generation import Generation, joined_index
-from pipeline.index.segments.segment import Segment, open_segment
-from pipeline.index.token_file import TokenCodes, TokenRows, TokenVectors
-from pipeline.ragged import ranges
 
 
 def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:

@@ -15,11 +15,10 @@ from collections.abc import Collection
 from functools import cached_property
 
 import numpy as np
+from cairn.pipeline.index.bm25 import Totals, add_term, length_penalty, term_weight
+from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.words import terms_of
 from jaxtyping import Bool, Float32, Int64, UInt8
-
-from pipeline.index.bm25 import Totals, add_term, length_penalty, term_weight
-from pipeline.index.segments.joined_words import JoinedWords
-from pipeline.index.words import terms_of
 
 MAX_STEPPED_SIZE = 16
 """Windows of more chunks are counted by sums over the whole collection.

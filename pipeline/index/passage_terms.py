@@ -20,10 +20,9 @@ from typing import IO
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.index.position_files import mapped, open_positions, unnamed_file
+from cairn.pipeline.index.words import NO_TERM, TermNumbers, words_of
 from jaxtyping import Int64
-
-from pipeline.index.position_files import mapped, open_positions, unnamed_file
-from pipeline.index.words import NO_TERM, TermNumbers, words_of
 
 PASSAGE_TERMS_SCHEMA = pa.schema(
     [

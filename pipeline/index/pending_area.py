@@ -13,10 +13,10 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.errors import CairnError
-from pipeline.index.lease import LEASE_KEY
-from pipeline.index.object_folder import ObjectFolder
-from pipeline.manifest import FileRecord
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index.lease import LEASE_KEY
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.manifest import FileRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,9 +19,8 @@ from typing import IO, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from cairn.pipeline.errors import DamageError, IntegrityError
 from jaxtyping import Int64
-
-from pipeline.errors import DamageError, IntegrityError
 
 DOCUMENT_POSITIONS_SCHEMA = pa.schema(
     [

@@ -19,34 +19,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline import durable
-from pipeline.config import IndexConfig
-from pipeline.durable import commit_point, storage_errors
-from pipeline.errors import DamageError, IntegrityError, StorageError
-from pipeline.index.allocator import returning_freed_memory
-from pipeline.index.copied_names import SIDE_FILES
-from pipeline.index.copies import find_lance_files, lost_for_good, mend_copied, write_copies
-from pipeline.index.current import KEPT_GENERATIONS, Current
-from pipeline.index.lance_files import (
+from cairn.pipeline import durable
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.durable import commit_point, storage_errors
+from cairn.pipeline.errors import DamageError, IntegrityError, StorageError
+from cairn.pipeline.index.allocator import returning_freed_memory
+from cairn.pipeline.index.copied_names import SIDE_FILES
+from cairn.pipeline.index.copies import find_lance_files, lost_for_good, mend_copied, write_copies
+from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
+from cairn.pipeline.index.lance_files import (
     damaged_lance_files,
     record_lance_files,
     small_files,
     write_lance_files,
 )
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import (
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import (
     CollectionLayout,
     generation_tag,
 )
-from pipeline.index.mend import mend_files, mend_lance
-from pipeline.index.segments.assembly import Assembly
-from pipeline.index.segments.parts import RunTasks
-from pipeline.index.segments.segment import open_rows
-from pipeline.index.stored_files import check_generation_files, read_manifest
-from pipeline.index.stored_rows import StoredRows
-from pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
-from pipeline.token_vectors.projection import LATE_NAME
-from pipeline.types import ProgressListener, silent_progress
+from cairn.pipeline.index.mend import mend_files, mend_lance
+from cairn.pipeline.index.segments.assembly import Assembly
+from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.segments.segment import open_rows
+from cairn.pipeline.index.stored_files import check_generation_files, read_manifest
+from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.types import ProgressListener, silent_progress
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import lance
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pipeline.errors import IntegrityError, StorageError
-from pipeline.index.lance_errors import lance_errors
-from pipeline.index.lance_index import LanceTables, Versions
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.losses import content_hashes_at, tagged_versions
-from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from pipeline.manifest import Manifest
-from pipeline.types import TOKEN_FIELDS
+from cairn.pipeline.errors import IntegrityError, StorageError
+from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.index.lance_index import LanceTables, Versions
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.losses import content_hashes_at, tagged_versions
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.types import TOKEN_FIELDS
 
 COMPARED_DOCUMENTS = 16
 """A context drawn again changes every vector, so that a few documents tell."""

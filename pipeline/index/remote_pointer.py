@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from pipeline.errors import IntegrityError
-from pipeline.manifest import FileRecord, fingerprint
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.manifest import FileRecord, fingerprint
 
 POINTER_VERSION: Final = 1
 

@@ -20,16 +20,23 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.config import IndexConfig
-from pipeline.durable import clear_temporary, remove_entry, remove_folder, storage_errors, write_bytes
-from pipeline.errors import IntegrityError, StorageError
-from pipeline.index.copies import mend_copied
-from pipeline.index.lance_delete import id_batches
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.losses import Losses, losses_path, losses_since, newest_tagged, read_losses, record_losses
-from pipeline.index.mend import mend_files, mend_lance
-from pipeline.index.publish import (
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.durable import clear_temporary, remove_entry, remove_folder, storage_errors, write_bytes
+from cairn.pipeline.errors import IntegrityError, StorageError
+from cairn.pipeline.index.copies import mend_copied
+from cairn.pipeline.index.lance_delete import id_batches
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.losses import (
+    Losses,
+    losses_path,
+    losses_since,
+    newest_tagged,
+    read_losses,
+    record_losses,
+)
+from cairn.pipeline.index.mend import mend_files, mend_lance
+from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,
     prepare_writer,
@@ -37,14 +44,14 @@ from pipeline.index.publish import (
     remove_generations,
     serve_generation,
 )
-from pipeline.index.rederive import find_whole_rows
-from pipeline.index.salvage import Salvage, give_up, plan_salvage
-from pipeline.index.segments.segment import segment_files
-from pipeline.index.stored_files import read_manifest
-from pipeline.index.verify import Problem, read_current, store_problems, verify_generation
-from pipeline.manifest import Manifest
-from pipeline.token_vectors.projection import LATE_NAME
-from pipeline.types import ProgressListener, silent_progress
+from cairn.pipeline.index.rederive import find_whole_rows
+from cairn.pipeline.index.salvage import Salvage, give_up, plan_salvage
+from cairn.pipeline.index.segments.segment import segment_files
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.index.verify import Problem, read_current, store_problems, verify_generation
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.types import ProgressListener, silent_progress
 
 REPAIR_RUN_ID = "repair"
 NOTHING_TO_REPAIR = "; nothing to repair"

@@ -28,17 +28,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from pipeline import durable
-from pipeline.durable import commit_point
-from pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
-from pipeline.index.copied_names import COPIES, LANCE_FILES, copied_name
-from pipeline.index.current import KEPT_GENERATIONS, Current
-from pipeline.index.lease import LEASE_KEY, Lease
-from pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
-from pipeline.index.remote_pointer import Pointer, RemoteGeneration
-from pipeline.index.verified_files import VerifiedFiles
-from pipeline.index.worker_files import WorkerFiles, key_of
-from pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
+from cairn.pipeline import durable
+from cairn.pipeline.durable import commit_point
+from cairn.pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
+from cairn.pipeline.index.copied_names import COPIES, LANCE_FILES, copied_name
+from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
+from cairn.pipeline.index.lease import LEASE_KEY, Lease
+from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
+from cairn.pipeline.index.remote_pointer import Pointer, RemoteGeneration
+from cairn.pipeline.index.verified_files import VerifiedFiles
+from cairn.pipeline.index.worker_files import WorkerFiles, key_of
+from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
 
 CURRENT_KEY: Final = "CURRENT"
 REMOTE_NAME: Final = "REMOTE"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pipeline.errors import ConfigError
-from pipeline.index.machine_cache import cache_folder
-from pipeline.index.object_folder import STORE_URI
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.index.machine_cache import cache_folder
+from cairn.pipeline.index.object_folder import STORE_URI
 
 
 def store_uri(root: Path | str) -> str | None:

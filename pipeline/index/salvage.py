@@ -13,15 +13,14 @@ from dataclasses import dataclass
 import lance
 import numpy as np
 import pyarrow as pa
-
-from pipeline.index.lance_errors import lance_errors
-from pipeline.index.lance_files import MANIFEST_SUFFIX
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
-from pipeline.index.segments.joined_columns import StoredColumns
-from pipeline.index.stored_files import check_generation_files
-from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from pipeline.manifest import Manifest
+from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
+from cairn.pipeline.index.segments.joined_columns import StoredColumns
+from cairn.pipeline.index.stored_files import check_generation_files
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pipeline.errors import DamageError
-from pipeline.index.lance_delete import PlacedDocument
-from pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
-from pipeline.index.segments.segment import SegmentRows, open_rows
-from pipeline.index.stored_files import check_generation_files
-from pipeline.index.tables import CHUNKS, DOCUMENTS
-from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import Manifest
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index.lance_delete import PlacedDocument
+from cairn.pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
+from cairn.pipeline.index.segments.segment import SegmentRows, open_rows
+from cairn.pipeline.index.stored_files import check_generation_files
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.verified_files import VerifiedFiles
+from cairn.pipeline.manifest import Manifest
 
 
 def find_served(layout: CollectionLayout, served: Manifest, doc_ids: Sequence[str]) -> list[PlacedDocument]:

@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow.compute as pc
-
-from pipeline.errors import DamageError, IntegrityError
-from pipeline.index.copies import lost_for_good, whole_copy
-from pipeline.index.lance_errors import lance_errors
-from pipeline.index.layout import (
+from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.index.copies import lost_for_good, whole_copy
+from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.index.layout import (
     ALL_TOKENS_ARROW,
     DELETED_BITS,
     DOCUMENTS_ARROW,
     TOKENS_ARROW,
     CollectionLayout,
 )
-from pipeline.index.position_files import open_document_positions
-from pipeline.index.segments.deleted import DeletedRows, bits_of
-from pipeline.index.tables import DOCUMENTS, open_pinned_dataset
-from pipeline.manifest import FileRecord, Manifest, SegmentRecord
+from cairn.pipeline.index.position_files import open_document_positions
+from cairn.pipeline.index.segments.deleted import DeletedRows, bits_of
+from cairn.pipeline.index.tables import DOCUMENTS, open_pinned_dataset
+from cairn.pipeline.manifest import FileRecord, Manifest, SegmentRecord
 
 if TYPE_CHECKING:
     import lance

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.durable import storage_errors
-from pipeline.errors import CollectionNotFoundError, DamageError, ModelError
-from pipeline.index import tiers
-from pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
-from pipeline.index.segments.joined_columns import StoredColumns
-from pipeline.index.stored_files import read_manifest
-from pipeline.manifest import Manifest
-from pipeline.token_vectors.projection import LATE_NAME, load_token_projection
+from cairn.pipeline.durable import storage_errors
+from cairn.pipeline.errors import CollectionNotFoundError, DamageError, ModelError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
+from cairn.pipeline.index.segments.joined_columns import StoredColumns
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection
 
 
 def collection_status(layout: CollectionLayout) -> dict[str, Any]:

@@ -21,15 +21,15 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.durable import commit_point, storage_errors
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.object_folder import TRANSFERS, ObjectFolder
-from pipeline.index.pending_area import is_reached
-from pipeline.index.replica import Replica
-from pipeline.index.segments.parts import RunTasks, Task
-from pipeline.index.worker_files import Files, LostFilesError, fetch_files, key_of
-from pipeline.manifest import FileRecord, record_file
+from cairn.pipeline.durable import commit_point, storage_errors
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder
+from cairn.pipeline.index.pending_area import is_reached
+from cairn.pipeline.index.replica import Replica
+from cairn.pipeline.index.segments.parts import RunTasks, Task
+from cairn.pipeline.index.worker_files import Files, LostFilesError, fetch_files, key_of
+from cairn.pipeline.manifest import FileRecord, record_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,7 @@ class StoreTasks:
         self._published: Files | None = None
 
     def __call__(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
-        """See :data:`pipeline.index.segments.parts.RunTasks`."""
+        """See :data:`cairn.pipeline.index.segments.parts.RunTasks`."""
         stored = [
             StoredTask(
                 uri=self._replica.uri,

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.durable import storage_errors
-from pipeline.index.copied_names import LANCE_FILES
-from pipeline.index.copies import find_manifest
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.segments.segment import needed_files
-from pipeline.index.tables import TABLES
-from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import Manifest
+from cairn.pipeline.durable import storage_errors
+from cairn.pipeline.index.copied_names import LANCE_FILES
+from cairn.pipeline.index.copies import find_manifest
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.segments.segment import needed_files
+from cairn.pipeline.index.tables import TABLES
+from cairn.pipeline.index.verified_files import VerifiedFiles
+from cairn.pipeline.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.index.lance_files import small_table_files
+from cairn.pipeline.index.lance_index import SCAN_ROWS, LanceTables
+from cairn.pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset
 from jaxtyping import Float32
-
-from pipeline.index.lance_files import small_table_files
-from pipeline.index.lance_index import SCAN_ROWS, LanceTables
-from pipeline.index.tables import DOCUMENTS, TABLES, open_pinned_dataset
 
 TEXT_ROWS = 64
 """A few texts at a time: one may be long."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pipeline.errors import DamageError
-from pipeline.index.lance_errors import LANCE_ERRORS
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index.lance_errors import LANCE_ERRORS
 
 if TYPE_CHECKING:
     import lance

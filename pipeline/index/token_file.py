@@ -21,12 +21,11 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.errors import DamageError, ModelError
+from cairn.pipeline.index.position_files import ColumnSpool, open_positions
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
 from jaxtyping import Int64, UInt8
-
-from pipeline.errors import DamageError, ModelError
-from pipeline.index.position_files import ColumnSpool, open_positions
-from pipeline.ragged import ranges
-from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
 
 TOKEN_FILE_SCHEMA = pa.schema(
     [

@@ -22,8 +22,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final, Self
 
-from pipeline.durable import sha256_of_file
-from pipeline.index.machine_cache import cache_folder
+from cairn.pipeline.durable import sha256_of_file
+from cairn.pipeline.index.machine_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pipeline.durable import storage_errors
-from pipeline.errors import DamageError
-from pipeline.index.object_folder import TRANSFERS, ObjectFolder
-from pipeline.index.pending_area import PendingArea, PendingRecord
-from pipeline.manifest import FileRecord, record_file
+from cairn.pipeline.durable import storage_errors
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder
+from cairn.pipeline.index.pending_area import PendingArea, PendingRecord
+from cairn.pipeline.manifest import FileRecord, record_file
 
 Files = Mapping[str, FileRecord]
 """Files by path below the collection's folder."""

@@ -13,24 +13,23 @@ from pathlib import Path
 from typing import Final
 
 import torch
-
-from pipeline.config import DEFAULT_MODEL, EncoderConfig
-from pipeline.errors import CairnError, ConfigError, ModelError
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.precision import default_device, resolve_precision
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.families.cde import read_cde
-from pipeline.model.families.decoder import language_model
-from pipeline.model.families.readers import reader_of
-from pipeline.model.folders.cde_settings import is_cde
-from pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
-from pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
-from pipeline.model.folders.first_layers import first_layers
-from pipeline.model.folders.first_stage import split_stages
-from pipeline.model.folders.model_types import CAUSAL_TYPES
-from pipeline.model.folders.names import model_folder, require_shipped_files
-from pipeline.model.projection import read_projection
-from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, read_token_projection
+from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig
+from cairn.pipeline.errors import CairnError, ConfigError, ModelError, install_command
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.precision import default_device, resolve_precision
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.families.cde import read_cde
+from cairn.pipeline.model.families.decoder import language_model
+from cairn.pipeline.model.families.readers import reader_of
+from cairn.pipeline.model.folders.cde_settings import is_cde
+from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
+from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.folders.first_stage import split_stages
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES
+from cairn.pipeline.model.folders.names import model_folder, require_shipped_files
+from cairn.pipeline.model.projection import read_projection
+from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, read_token_projection
 
 MAX_SENTENCE_CHARACTERS: Final = 1_000
 """A longer sentence quotes a file's content and not a setting."""
@@ -146,7 +145,7 @@ def _packed(engine: Transformer) -> Transformer:
 
 
 def _to_openvino(precision: torch.dtype) -> Callable[[Transformer], Transformer]:
-    from pipeline.model.engine.openvino_backbone import OpenVinoTransformer  # an extra
+    from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer  # an extra
 
     return lambda engine: OpenVinoTransformer(engine, precision)
 
@@ -156,12 +155,11 @@ def _require_openvino(device: torch.device) -> None:
         raise ConfigError(f"backend openvino must run on the CPU, got {device}; choose backend torch")
     if find_spec("openvino") is None:
         raise ConfigError(
-            "backend openvino must have the package openvino, got none; install it with `pip install "
-            "'cairn-retrieval[openvino]'` "
-            "(in Cairn's own folder `pip install '.[openvino]'`), or choose backend torch"
+            "backend openvino must have the package openvino, got none; install it with "
+            f"{install_command('openvino')}, or choose backend torch"
         )
     try:
-        importlib.import_module("pipeline.model.engine.openvino_runtime")
+        importlib.import_module("cairn.pipeline.model.engine.openvino_runtime")
     # What its native libraries raise where they do not fit the machine is theirs to choose.
     except Exception as error:
         raise ConfigError(

@@ -18,10 +18,9 @@ from typing import Final, TypeVar
 
 import numpy as np
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Int64
-
-from pipeline.errors import ModelError
-from pipeline.ragged import ranges
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.config import ContextConfig, EncoderConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.document_encoder import embed_chunks
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.folders.model_defaults import CONTEXT_POOLING
+from cairn.pipeline.model.landmarks import Chunks, chunk_rows
 from jaxtyping import Float32
-
-from pipeline.config import ContextConfig, EncoderConfig
-from pipeline.errors import ConfigError
-from pipeline.manifest import fingerprint
-from pipeline.model.document_encoder import embed_chunks
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.folders.model_defaults import CONTEXT_POOLING
-from pipeline.model.landmarks import Chunks, chunk_rows
 
 BATCH_TOKENS: Final = 1_024
 HEAD_CHARACTERS_PER_TOKEN: Final = 32

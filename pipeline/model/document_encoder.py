@@ -14,14 +14,13 @@ from typing import Final
 
 import numpy as np
 import torch
+from cairn.pipeline.model.batching import run_in_batches, run_windows_in_batches
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.landmark_reader import LandmarkReader
+from cairn.pipeline.model.landmarks import Rows
+from cairn.pipeline.model.pooling import pool_spans
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Float, Float32, Float64, Int64
-
-from pipeline.model.batching import run_in_batches, run_windows_in_batches
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.landmark_reader import LandmarkReader
-from pipeline.model.landmarks import Rows
-from pipeline.model.pooling import pool_spans
-from pipeline.ragged import ranges
 
 SMALL_BATCH_TOKENS: Final = 1_024
 WIDTH_STEP: Final = 8

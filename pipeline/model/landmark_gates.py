@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.weights import require_floats
+from cairn.pipeline.model.folders.own_tensors import CONTEXT_SIZE, GATE_NAMES
 from jaxtyping import Float32
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.engine.weights import require_floats
-from pipeline.model.folders.own_tensors import CONTEXT_SIZE, GATE_NAMES
 
 INITIAL_GATE: Final = -3.0
 """A key behind it weighs e⁻³, a twentieth, of an equal one in the own chunk.

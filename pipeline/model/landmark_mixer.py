@@ -29,15 +29,14 @@ from typing import Final
 
 import numpy as np
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.weights import require_floats
+from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as PREFIX
+from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import nn
 from torch.nn import functional
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.weights import require_floats
-from pipeline.model.folders.own_tensors import LANDMARK_MIXER as PREFIX
-from pipeline.ragged import places_in_groups
 
 STRETCH_LANDMARKS: Final = 256
 """Landmarks that attend to one another: 16,384 tokens at the default interval."""

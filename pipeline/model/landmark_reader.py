@@ -16,17 +16,16 @@ import threading
 
 import numpy as np
 import torch
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.landmark_attention import Memory
+from cairn.pipeline.model.engine.landmark_windows import LandmarkWindows
+from cairn.pipeline.model.engine.pattern import Batch, PassSettings
+from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.folders.own_tensors import NULL_CONTEXT
+from cairn.pipeline.model.landmark_gates import gates_of
 from jaxtyping import Float, Float32, Int64
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.landmark_attention import Memory
-from pipeline.model.engine.landmark_windows import LandmarkWindows
-from pipeline.model.engine.pattern import Batch, PassSettings
-from pipeline.model.engine.rectangle import Rectangle
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.folders.own_tensors import NULL_CONTEXT
-from pipeline.model.landmark_gates import gates_of
 
 
 class LandmarkReader:

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.poolings import ChunkPlaces, Pooling, pooling_rule
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Int32, Int64, UInt8
-
-from pipeline.poolings import ChunkPlaces, Pooling, pooling_rule
-from pipeline.ragged import ranges
 
 NO_PREFIX: Final = np.zeros(0, np.int32)
 
@@ -33,7 +32,7 @@ SENTENCE_START: Final = 3
 """Rank of the place before a token that opens a sentence, above the three ranks of words."""
 
 LINE_START, PART_START, ITEM_START, INTRODUCED_START, BLOCK_START, HEADING_START = 4, 5, 6, 7, 8, 9
-"""Ranks of structure, above sentences: see :mod:`pipeline.encode.structure`."""
+"""Ranks of structure, above sentences: see :mod:`cairn.pipeline.encode.structure`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,10 +4,11 @@
     y  = x' + GEGLU(LN(x'))                                                   the layout's spans average y
 
 A token's result depends on that token alone, so this is a map of hidden states that stands between a
-backbone's last norm and :func:`pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens out
-of the spans. Keys and values depend on no text: seen through the query's projection they are one matrix from
-width to all heads' latents, through the output's another one back, which at the published sizes takes a ninth
-of the products (33.6 against 302 million a token). TempScale concerns attention between tokens, not this.
+backbone's last norm and :func:`cairn.pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens
+out of the spans. Keys and values depend on no text: seen through the query's projection they are one matrix
+from width to all heads' latents, through the output's another one back, which at the published sizes takes a
+ninth of the products (33.6 against 302 million a token). TempScale concerns attention between tokens, not
+this.
 
 Source: NV-Embed §3.2 and NV-Embed-v2's published block, which differs from the paper's text: norms before
 both parts, residuals, and a gated MLP (GEGLU). Its tensors are read under the published names,
@@ -21,13 +22,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.weights import WeightReader
+from cairn.pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
 from jaxtyping import Float
 from torch.nn import functional
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.engine.weights import WeightReader
-from pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
 
 PUBLISHED_HEADS: Final = 8
 """Heads of NV-Embed's block, whose published configuration leaves them out."""

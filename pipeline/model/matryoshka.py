@@ -8,9 +8,8 @@ business.
 from __future__ import annotations
 
 import numpy as np
+from cairn.pipeline.errors import ConfigError
 from jaxtyping import Float32
-
-from pipeline.errors import ConfigError
 
 
 def require_dims(truncate_dim: int | None, model_dim: int) -> int:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.weights import require_floats
+from cairn.pipeline.model.folders.sentence_transformers_folder import WEIGHTS_NAME, Step, module_weights
 from jaxtyping import Float32
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.weights import require_floats
-from pipeline.model.folders.sentence_transformers_folder import WEIGHTS_NAME, Step, module_weights
 
 NORM_EPS: Final = 1e-5
 

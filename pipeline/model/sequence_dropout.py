@@ -19,10 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.engine.landmark_attention import Memory
 from jaxtyping import Bool, Float
-
-from pipeline.errors import ConfigError
-from pipeline.model.engine.landmark_attention import Memory
 
 
 def draw_dropped(

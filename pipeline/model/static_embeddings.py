@@ -22,11 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cairn.pipeline.errors import IntegrityError, ModelError
+from cairn.pipeline.manifest import fingerprint
 from jaxtyping import Float32
 from tokenizers import Tokenizer
-
-from pipeline.errors import IntegrityError, ModelError
-from pipeline.manifest import fingerprint
 
 MAX_TOKENS = 256
 """Tokens of a text that are read.
@@ -87,7 +86,7 @@ class StaticFit:
 
 
 class StaticEmbedder:
-    """A :class:`pipeline.types.TextEmbedder` without a forward pass.
+    """A :class:`cairn.pipeline.types.TextEmbedder` without a forward pass.
 
     A text's vector does not depend on the other texts of a call, bit for bit. The order of its tokens does
     not matter beyond rounding; only the first :data:`MAX_TOKENS` count.

@@ -9,8 +9,8 @@
 Public names: :class:`Searcher`, :class:`SearchOptions`, :func:`compile_filter`, :func:`parse_filter`.
 """
 
-from pipeline.search.filters import compile_filter, parse_filter
-from pipeline.search.searcher import Searcher
-from pipeline.search_options import SearchOptions
+from cairn.pipeline.search.filters import compile_filter, parse_filter
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search_options import SearchOptions
 
 __all__ = ["SearchOptions", "Searcher", "compile_filter", "parse_filter"]

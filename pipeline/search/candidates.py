@@ -12,15 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.protocol import NO_POSITION
+from cairn.pipeline.index.segments.joined_columns import JoinedColumns
+from cairn.pipeline.products import inner_products
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.late import best_places
+from cairn.pipeline.search.windows import window_scores, window_scores_of_documents
 from jaxtyping import Float, Float32, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.index.protocol import NO_POSITION
-from pipeline.index.segments.joined_columns import JoinedColumns
-from pipeline.products import inner_products
-from pipeline.ragged import ranges
-from pipeline.search.late import best_places
-from pipeline.search.windows import window_scores, window_scores_of_documents
 
 MAX_CHUNK_HITS = 16_384
 """Where the search for enough documents among the best chunks gives up."""

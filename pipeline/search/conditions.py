@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.lexical import ROW_ID, lance_errors
 from jaxtyping import Bool, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.search.lexical import ROW_ID, lance_errors
 
 if TYPE_CHECKING:
     from lancedb.expr import Expr

@@ -17,12 +17,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.filters import filterable_columns
+from cairn.pipeline.search.lexical import lance_errors
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
-
-from pipeline.errors import ConfigError
-from pipeline.index.generation import Generation
-from pipeline.search.filters import filterable_columns
-from pipeline.search.lexical import lance_errors
 
 NO_GROUP = -1
 

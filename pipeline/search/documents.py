@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.conditions import allowed_documents
+from cairn.pipeline.search.filters import compile_both, compile_filter, compile_restriction
+from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.types import RESERVED_COLUMNS, Document
 from jaxtyping import Int64
-
-from pipeline.index.generation import Generation
-from pipeline.search.conditions import allowed_documents
-from pipeline.search.filters import compile_both, compile_filter, compile_restriction
-from pipeline.search.hits import read_rows
-from pipeline.types import RESERVED_COLUMNS, Document
 
 _OWN_COLUMNS: Final = ("doc_id", "title", "text", "num_tokens")
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.search.late import JudgedWindows
+from cairn.pipeline.search.reader import CandidateScores
 from jaxtyping import Float32
-
-from pipeline.search.late import JudgedWindows
-from pipeline.search.reader import CandidateScores
 
 WEIGHT: Final = 0.5
 """What the mean of the windows weighs beside the query."""

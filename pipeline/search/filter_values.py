@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-
-from pipeline.errors import FilterError
+from cairn.pipeline.errors import FilterError
 
 if TYPE_CHECKING:
     from lancedb.expr import Expr

@@ -26,11 +26,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
-
-from pipeline.errors import FilterError, RestrictionError
-from pipeline.search.conditions import Condition, HoldsAny, IsNull, combined
-from pipeline.search.filter_values import is_text, literal, literals, number_of, shown_value
-from pipeline.types import RESERVED_COLUMNS, is_filterable
+from cairn.pipeline.errors import FilterError, RestrictionError
+from cairn.pipeline.search.conditions import Condition, HoldsAny, IsNull, combined
+from cairn.pipeline.search.filter_values import is_text, literal, literals, number_of, shown_value
+from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 
 MAX_DEPTH = 8
 MAX_NODES = 256

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.search_options import Granularity, SearchOptions
 from jaxtyping import Float, Float64, Int64
-
-from pipeline.search_options import Granularity, SearchOptions
 
 COSINES_OF: Final[Mapping[Granularity, tuple[str, ...]]] = {
     "document": ("document",),

@@ -20,17 +20,16 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import regex
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.words import STOP_WORDS
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.candidates import blocks
+from cairn.pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
+from cairn.pipeline.search.passages import ChosenPassage
+from cairn.pipeline.search.reader import IndexReader
+from cairn.pipeline.token_vectors.codes import FAR
+from cairn.pipeline.types import Highlight, QueryTokens
 from jaxtyping import Float32, Int64, Shaped, UInt8
-
-from pipeline.index.generation import Generation
-from pipeline.index.words import STOP_WORDS
-from pipeline.ragged import ranges
-from pipeline.search.candidates import blocks
-from pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
-from pipeline.search.passages import ChosenPassage
-from pipeline.search.reader import IndexReader
-from pipeline.token_vectors.codes import FAR
-from pipeline.types import Highlight, QueryTokens
 
 LEAST_COSINE: Final = 0.5
 """Below, tokens are not alike: unrelated ones reach .4."""

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-from pipeline.index.generation import Generation
-from pipeline.search.highlights import Explanation
-from pipeline.search.lexical import lance_errors
-from pipeline.search.passages import ChosenPassage
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.ranking import Ranking
-from pipeline.types import RESERVED_COLUMNS, Hit, Passage
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.highlights import Explanation
+from cairn.pipeline.search.lexical import lance_errors
+from cairn.pipeline.search.passages import ChosenPassage
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.ranking import Ranking
+from cairn.pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 
 def make_hits(

@@ -5,7 +5,7 @@
 
 A window takes, for each query token, the better of its own best match and its document's title's. Windows
 that are not judged gain nothing. Everything here works on arrays; the oracle of the fast path is
-``pipeline.token_vectors.max_sim`` on decoded vectors.
+``cairn.pipeline.token_vectors.max_sim`` on decoded vectors.
 
     q query tokens    W windows    J judged windows    V vector dim
 """
@@ -17,13 +17,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.token_file import TokenCodes, TokenVectors
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.max_sim import normalised_weights
+from cairn.pipeline.token_vectors.projection import TokenProjection
+from cairn.pipeline.types import QueryTokens
 from jaxtyping import Bool, Float, Float32, Int64
-
-from pipeline.index.token_file import TokenCodes, TokenVectors
-from pipeline.ragged import ranges
-from pipeline.token_vectors.max_sim import normalised_weights
-from pipeline.token_vectors.projection import TokenProjection
-from pipeline.types import QueryTokens
 
 JUDGED_WINDOWS: Final = 50
 """Best windows of the fused ranking that are judged."""

@@ -13,13 +13,12 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.errors import StorageError, TryAgainError, is_panic
+from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.tables import TEXT_INDEX_COLUMNS
 from jaxtyping import Bool, Float32, Int64
-
-from pipeline.errors import StorageError, TryAgainError, is_panic
-from pipeline.index.bm25 import Totals
-from pipeline.index.generation import Generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.tables import TEXT_INDEX_COLUMNS
 
 MAX_WORDS = 128
 """Words of a query that reach BM25.

@@ -12,13 +12,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pipeline.corpus.origins import Origin, find_origin
-from pipeline.durable import read_bytes
-from pipeline.index.generation import Generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.documents import positions_of
-from pipeline.search.hits import read_rows
-from pipeline.types import Lineage, LineageRun
+from cairn.pipeline.corpus.origins import Origin, find_origin
+from cairn.pipeline.durable import read_bytes
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.documents import positions_of
+from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.types import Lineage, LineageRun
 
 _COLUMNS: Final = ("source_file", "content_sha256", "cluster_id", "num_tokens", "num_chunks")
 

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from cairn.pipeline.search.candidates import ScoredWindows
+from cairn.pipeline.search.windows import choose_windows, new_pieces
 from jaxtyping import Int64
-
-from pipeline.search.candidates import ScoredWindows
-from pipeline.search.windows import choose_windows, new_pieces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,8 +4,8 @@
             └─▶ filter ─▶ BM25 of documents, passages ──────┘
 
 A filter waits for tables, and a reader of shards for other machines: that time is saved beside the encoder.
-:meth:`~pipeline.search.searcher.Searcher.reads_beside` says when a server reads so. Everything is read from
-the one generation that the search began with.
+:meth:`~cairn.pipeline.search.searcher.Searcher.reads_beside` says when a server reads so. Everything is read
+from the one generation that the search began with.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.conditions import Condition, allowed_documents
+from cairn.pipeline.search.reader import IndexReader, WordsAsked, WordScores
+from cairn.pipeline.search_options import SearchOptions
 from jaxtyping import Int64
-
-from pipeline.index.generation import Generation
-from pipeline.search.conditions import Condition, allowed_documents
-from pipeline.search.reader import IndexReader, WordsAsked, WordScores
-from pipeline.search_options import SearchOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

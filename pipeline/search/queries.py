@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.options import shown
+from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES
 from jaxtyping import Float32
-
-from pipeline.errors import UsageError
-from pipeline.options import shown
-from pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES
 
 
 def check_queries(queries: Sequence[str]) -> None:

@@ -28,16 +28,21 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Float, Float32, Float64, Int64
-
-from pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
-from pipeline.search.diversity import chosen_places, group_codes, still_allowed
-from pipeline.search.feedback import moved_query
-from pipeline.search.fusion import COSINES_OF, Fusion, LateFusion, best_first, document_scores, passage_scores
-from pipeline.search.late import JudgedWindows, LateQuery, judge_windows
-from pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.reader import (
+from cairn.pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
+from cairn.pipeline.search.diversity import chosen_places, group_codes, still_allowed
+from cairn.pipeline.search.feedback import moved_query
+from cairn.pipeline.search.fusion import (
+    COSINES_OF,
+    Fusion,
+    LateFusion,
+    best_first,
+    document_scores,
+    passage_scores,
+)
+from cairn.pipeline.search.late import JudgedWindows, LateQuery, judge_windows
+from cairn.pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.reader import (
     CandidateScores,
     NearestAsked,
     Nominate,
@@ -45,6 +50,7 @@ from pipeline.search.reader import (
     ScoresAsked,
     WordScores,
 )
+from jaxtyping import Float, Float32, Float64, Int64
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
 MAX_GROUP_SEARCHES: Final = 8

@@ -1,7 +1,7 @@
 """What a search reads of the segments of one generation: nominees, scores of candidates, matches of tokens.
 
     LocalReader                      segments in this process
-    pipeline.search.shards           segments in several processes, each with a LocalReader of its part
+    cairn.pipeline.search.shards           segments in several processes, each with a LocalReader of its part
 
 Positions are those of the generation. Both readers give the same numbers: scores depend on a row, the query
 and the totals of the corpus, never on the rows beside it.
@@ -15,12 +15,10 @@ from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8
-
-from pipeline.index.generation import Generation
-from pipeline.index.token_file import TokenVectors
-from pipeline.products import inner_products
-from pipeline.search.candidates import (
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.token_file import TokenVectors
+from cairn.pipeline.products import inner_products
+from cairn.pipeline.search.candidates import (
     DecodedChunks,
     best_of_documents,
     chunk_positions,
@@ -33,8 +31,9 @@ from pipeline.search.candidates import (
     window_firsts,
     window_sums,
 )
-from pipeline.search.late import LateQuery, window_max_sim
-from pipeline.search.lexical import bm25_documents, bm25_passages
+from cairn.pipeline.search.late import LateQuery, window_max_sim
+from cairn.pipeline.search.lexical import bm25_documents, bm25_passages
+from jaxtyping import Float32, Int64, UInt8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +156,7 @@ class CandidateScores(Protocol):
         end_W: Int64[np.ndarray, " W"],
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
-        """Return MaxSim of windows of candidates, as ``pipeline.search.late`` has it; ``first_W`` ascend."""
+        """Return MaxSim of windows of candidates, as ``late`` has it; ``first_W`` ascend."""
         ...
 
     def window_sums(

@@ -14,11 +14,10 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.search.passages import budget_warning
-from pipeline.search_options import SearchOptions
-from pipeline.types import Hit, Passage, Reranker, SearchResult
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.search.passages import budget_warning
+from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.types import Hit, Passage, Reranker, SearchResult
 
 RERANK_DOCUMENTS: Final = 30
 """Documents whose passages are judged, where fewer are asked for."""

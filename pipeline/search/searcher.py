@@ -15,28 +15,26 @@ from contextlib import nullcontext
 from typing import Any, TypeVar, Unpack
 
 import numpy as np
-from jaxtyping import Float
-
-from pipeline.errors import IntegrityError, StorageError, UsageError
-from pipeline.index.faiss_index import one_faiss_thread
-from pipeline.index.generation import Generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.diversity import require_groupable
-from pipeline.search.documents import count_documents, read_document
-from pipeline.search.filters import compile_both
-from pipeline.search.highlights import Explanation
-from pipeline.search.hits import make_hits
-from pipeline.search.late import LateQuery
-from pipeline.search.lineage import read_lineage
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.queries import check_queries, unit_vectors
-from pipeline.search.ranking import rank_queries
-from pipeline.search.reader import LocalReader
-from pipeline.search.rerank import reranked, widened
-from pipeline.search.served import LoadEncoder, MakeReader, Served, ServedGeneration
-from pipeline.search.windows import window_size
-from pipeline.search_options import SearchKeywords, SearchOptions
-from pipeline.types import (
+from cairn.pipeline.errors import IntegrityError, StorageError, UsageError
+from cairn.pipeline.index.faiss_index import one_faiss_thread
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.diversity import require_groupable
+from cairn.pipeline.search.documents import count_documents, read_document
+from cairn.pipeline.search.filters import compile_both
+from cairn.pipeline.search.highlights import Explanation
+from cairn.pipeline.search.hits import make_hits
+from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.lineage import read_lineage
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.queries import check_queries, unit_vectors
+from cairn.pipeline.search.ranking import rank_queries
+from cairn.pipeline.search.reader import LocalReader
+from cairn.pipeline.search.rerank import reranked, widened
+from cairn.pipeline.search.served import LoadEncoder, MakeReader, Served, ServedGeneration
+from cairn.pipeline.search.windows import window_size
+from cairn.pipeline.search_options import SearchKeywords, SearchOptions
+from cairn.pipeline.types import (
     Document,
     EncodedQueries,
     Lineage,
@@ -45,6 +43,7 @@ from pipeline.types import (
     SearchResult,
     TokenQueryEncoder,
 )
+from jaxtyping import Float
 
 _Answer = TypeVar("_Answer")
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries

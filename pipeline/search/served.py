@@ -19,14 +19,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
-from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.outages import note_outage
-from pipeline.index.replica import REFRESH_SECONDS
-from pipeline.index.stored_files import Checks
-from pipeline.search.reader import IndexReader, LocalReader
-from pipeline.types import QueryEncoder
+from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
+from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.outages import note_outage
+from cairn.pipeline.index.replica import REFRESH_SECONDS
+from cairn.pipeline.index.stored_files import Checks
+from cairn.pipeline.search.reader import IndexReader, LocalReader
+from cairn.pipeline.types import QueryEncoder
 
 log = logging.getLogger(__name__)
 

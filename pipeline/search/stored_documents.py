@@ -7,15 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.documents import document_columns, matching_documents, read_documents
+from cairn.pipeline.search.lexical import lance_errors
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.types import Document
 from jaxtyping import Int64
 from typing_extensions import override
-
-from pipeline.errors import UsageError
-from pipeline.index.generation import Generation
-from pipeline.search.documents import document_columns, matching_documents, read_documents
-from pipeline.search.lexical import lance_errors
-from pipeline.search.searcher import Searcher
-from pipeline.types import Document
 
 BATCH_ROWS: Final = 1_024
 

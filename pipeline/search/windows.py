@@ -16,11 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.products import inner_products
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Float, Float32, Int64
-
-from pipeline.errors import ConfigError
-from pipeline.products import inner_products
-from pipeline.ragged import ranges
 
 DEFAULT_CHUNK_TOKENS = 128
 """About a paragraph: long enough to be read alone, short enough to quote."""

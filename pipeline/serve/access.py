@@ -8,31 +8,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Annotated, Any, cast, get_origin
 
-from fastapi import Depends, Request
-from fastapi.dependencies.models import Dependant
-from fastapi.routing import APIRoute
-
-from pipeline.serve.collections import Collections, ServedCollection
-from pipeline.serve.feedback_log import FeedbackLog
-from pipeline.serve.guard import GRANT
-from pipeline.serve.keys import Grant, Keyring
-from pipeline.serve.length_curve import LengthBin
-from pipeline.serve.maps.corpus_map import CorpusMap
-from pipeline.serve.maps.map_cache import GenerationCache
-from pipeline.serve.maps.map_files import MapFiles
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.problems import (
+from cairn.pipeline.serve.collections import Collections, ServedCollection
+from cairn.pipeline.serve.feedback_log import FeedbackLog
+from cairn.pipeline.serve.guard import GRANT
+from cairn.pipeline.serve.keys import Grant, Keyring
+from cairn.pipeline.serve.length_curve import LengthBin
+from cairn.pipeline.serve.maps.corpus_map import CorpusMap
+from cairn.pipeline.serve.maps.map_cache import GenerationCache
+from cairn.pipeline.serve.maps.map_files import MapFiles
+from cairn.pipeline.serve.metrics import Metrics
+from cairn.pipeline.serve.problems import (
     INVALID_REQUEST,
     SCOPE_MISSING,
     ProblemError,
     unknown_collection,
     unknown_names,
 )
-from pipeline.serve.request_schemas import MAX_TOLD
-from pipeline.serve.schemas import InvalidField
-from pipeline.serve.search_threads import SearchThreads
-from pipeline.serve.settings import ServeSettings
-from pipeline.types import Reranker
+from cairn.pipeline.serve.request_schemas import MAX_TOLD
+from cairn.pipeline.serve.schemas import InvalidField
+from cairn.pipeline.serve.search_threads import SearchThreads
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.types import Reranker
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,30 +10,35 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from fastapi import Response
-from pydantic import JsonValue
-from pydantic_core import to_json
-
-from pipeline.errors import (
+from cairn.pipeline.errors import (
     CairnError,
     CollectionNotFoundError,
     FingerprintMismatchError,
     IntegrityError,
     StorageError,
 )
-from pipeline.index.generation import Generation
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.queries import check_queries
-from pipeline.search.rerank import reranked, widened
-from pipeline.search.searcher import Vectors, finish_search
-from pipeline.search_options import SearchKeywords, SearchOptions
-from pipeline.serve.access import ServerState, reachable
-from pipeline.serve.collections import ServedCollection
-from pipeline.serve.keys import Grant
-from pipeline.serve.problems import INVALID_REQUEST, RERANKER_FAILED, ProblemError, contract, search_problem
-from pipeline.serve.schemas import HighlightReply, InvalidField
-from pipeline.serve.telemetry import stage, trace_future
-from pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.queries import check_queries
+from cairn.pipeline.search.rerank import reranked, widened
+from cairn.pipeline.search.searcher import Vectors, finish_search
+from cairn.pipeline.search_options import SearchKeywords, SearchOptions
+from cairn.pipeline.serve.access import ServerState, reachable
+from cairn.pipeline.serve.collections import ServedCollection
+from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.problems import (
+    INVALID_REQUEST,
+    RERANKER_FAILED,
+    ProblemError,
+    contract,
+    search_problem,
+)
+from cairn.pipeline.serve.schemas import HighlightReply, InvalidField
+from cairn.pipeline.serve.telemetry import stage, trace_future
+from cairn.pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
+from fastapi import Response
+from pydantic import JsonValue
+from pydantic_core import to_json
 
 log = logging.getLogger(__name__)
 

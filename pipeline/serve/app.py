@@ -15,17 +15,10 @@ from functools import partial
 from importlib.metadata import version
 from typing import Final
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.responses import Response
-from threadpoolctl import threadpool_limits
-
-from pipeline.collection import load_query_encoder
-from pipeline.search.reader import LocalReader
-from pipeline.search.served import MakeReader
-from pipeline.serve import (
+from cairn.pipeline.collection import load_query_encoder
+from cairn.pipeline.search.reader import LocalReader
+from cairn.pipeline.search.served import MakeReader
+from cairn.pipeline.serve import (
     collection_routes,
     feedback_routes,
     health_routes,
@@ -39,18 +32,18 @@ from pipeline.serve import (
     search_routes,
     vector_store_routes,
 )
-from pipeline.serve.access import ServerState, refuse_unknown_parameters
-from pipeline.serve.collections import Collections, LoadEncoder
-from pipeline.serve.envelope import Envelope
-from pipeline.serve.feedback_log import FeedbackLog
-from pipeline.serve.guard import Guard
-from pipeline.serve.keys import KeyFile, Keyring
-from pipeline.serve.length_curve import LengthBin
-from pipeline.serve.maps.corpus_map import CorpusMap
-from pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
-from pipeline.serve.maps.map_files import MapFiles
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.problems import (
+from cairn.pipeline.serve.access import ServerState, refuse_unknown_parameters
+from cairn.pipeline.serve.collections import Collections, LoadEncoder
+from cairn.pipeline.serve.envelope import Envelope
+from cairn.pipeline.serve.feedback_log import FeedbackLog
+from cairn.pipeline.serve.guard import Guard
+from cairn.pipeline.serve.keys import KeyFile, Keyring
+from cairn.pipeline.serve.length_curve import LengthBin
+from cairn.pipeline.serve.maps.corpus_map import CorpusMap
+from cairn.pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
+from cairn.pipeline.serve.maps.map_files import MapFiles
+from cairn.pipeline.serve.metrics import Metrics
+from cairn.pipeline.serve.problems import (
     INTERNAL_ERROR,
     METHOD_REFUSED,
     NOT_FOUND,
@@ -58,11 +51,17 @@ from pipeline.serve.problems import (
     ProblemError,
     schema_problem,
 )
-from pipeline.serve.request_schemas import Combination, Comparison, Membership
-from pipeline.serve.search_threads import SearchThreads
-from pipeline.serve.settings import ServeSettings, num_processors
-from pipeline.serve.telemetry import telemetry_config
-from pipeline.types import Reranker
+from cairn.pipeline.serve.request_schemas import Combination, Comparison, Membership
+from cairn.pipeline.serve.search_threads import SearchThreads
+from cairn.pipeline.serve.settings import ServeSettings, num_processors
+from cairn.pipeline.serve.telemetry import telemetry_config
+from cairn.pipeline.types import Reranker
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from threadpoolctl import threadpool_limits
 
 _DESCRIPTION: Final = (
     "Search documents and their passages, each answer from one generation of a collection. "
@@ -135,7 +134,7 @@ def create_app(
 
     app = FastAPI(
         title="Cairn",
-        version=version("cairn-retrieval"),
+        version=version("cairn-index"),
         description=_DESCRIPTION,
         docs_url=None,  # Swagger's page loads its scripts from elsewhere
         redoc_url=None,

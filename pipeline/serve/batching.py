@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
+from cairn.pipeline.search.searcher import encode_for_search
+from cairn.pipeline.serve.problems import ENCODER_FAILED, INVALID_REQUEST, OVERLOADED, STOPPING, ProblemError
+from cairn.pipeline.types import EncodedQueries, QueryEncoder
 from jaxtyping import Float32
-
-from pipeline.search.searcher import encode_for_search
-from pipeline.serve.problems import ENCODER_FAILED, INVALID_REQUEST, OVERLOADED, STOPPING, ProblemError
-from pipeline.types import EncodedQueries, QueryEncoder
 
 log = logging.getLogger(__name__)
 

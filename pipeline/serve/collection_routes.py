@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Path, Query
-from starlette.convertors import Convertor, register_url_convertor
-from typing_extensions import override
-
-from pipeline.search.filters import filterable_columns
-from pipeline.serve import answers
-from pipeline.serve.access import SearchGrant, State, reachable
-from pipeline.serve.answers import json_value, with_collection
-from pipeline.serve.collections import ServedCollection
-from pipeline.serve.keys import Grant
-from pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
-from pipeline.serve.schemas import (
+from cairn.pipeline.search.filters import filterable_columns
+from cairn.pipeline.serve import answers
+from cairn.pipeline.serve.access import SearchGrant, State, reachable
+from cairn.pipeline.serve.answers import json_value, with_collection
+from cairn.pipeline.serve.collections import ServedCollection
+from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
+from cairn.pipeline.serve.schemas import (
     DEFAULT_DOCUMENT_CHARACTERS,
     MAX_DOC_ID_CHARACTERS,
     MAX_DOCUMENT_CHARACTERS,
@@ -26,7 +22,10 @@ from pipeline.serve.schemas import (
     Column,
     DocumentReply,
 )
-from pipeline.types import Lineage
+from cairn.pipeline.types import Lineage
+from fastapi import APIRouter, Path, Query
+from starlette.convertors import Convertor, register_url_convertor
+from typing_extensions import override
 
 
 class DocIdConvertor(Convertor[str]):

@@ -17,25 +17,31 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.errors import CairnError, ConfigError, FingerprintMismatchError, IntegrityError, StorageError
-from pipeline.index.aliases import Alias, aliases_path, read_aliases
-from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import (
+from cairn.pipeline.errors import (
+    CairnError,
+    ConfigError,
+    FingerprintMismatchError,
+    IntegrityError,
+    StorageError,
+)
+from cairn.pipeline.index.aliases import Alias, aliases_path, read_aliases
+from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import (
     FIRST_INGEST,
     CollectionLayout,
     FirstIngest,
     list_collections,
     list_states,
 )
-from pipeline.index.stored_files import SIZES, read_manifest
-from pipeline.manifest import Manifest
-from pipeline.model.folders.checkpoint import weights_in_memory
-from pipeline.search.reader import LocalReader
-from pipeline.search.searcher import Searcher
-from pipeline.search.served import MakeReader
-from pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
-from pipeline.serve.healing import Healer
-from pipeline.serve.problems import (
+from cairn.pipeline.index.stored_files import SIZES, read_manifest
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.model.folders.checkpoint import weights_in_memory
+from cairn.pipeline.search.reader import LocalReader
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.served import MakeReader
+from cairn.pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
+from cairn.pipeline.serve.healing import Healer
+from cairn.pipeline.serve.problems import (
     COLLECTION_BUILDING,
     COLLECTION_DAMAGED,
     COLLECTION_OPENING,
@@ -46,8 +52,8 @@ from pipeline.serve.problems import (
     opening_problem,
     unknown_collection,
 )
-from pipeline.serve.schemas import CollectionSummary
-from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
+from cairn.pipeline.serve.schemas import CollectionSummary
+from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,11 @@ import resource
 import time
 from typing import Any, Final, cast
 
+from cairn.pipeline.serve.envelope import UNBOUNDED_PATHS
+from cairn.pipeline.serve.problems import OVERLOADED, ProblemError, problem_response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-from pipeline.serve.envelope import UNBOUNDED_PATHS
-from pipeline.serve.problems import OVERLOADED, ProblemError, problem_response
 
 HEAD_SECONDS: Final = 10.0
 """Within which the head of a request must have arrived, from the connection or its first byte on."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pipeline.search_options import MAX_TOP_K, SearchKeywords
-from pipeline.serve.collections import ServedCollection
-from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, ProblemError
-from pipeline.serve.schemas import START_CURSOR
-from pipeline.types import SearchResult
+from cairn.pipeline.search_options import MAX_TOP_K, SearchKeywords
+from cairn.pipeline.serve.collections import ServedCollection
+from cairn.pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, ProblemError
+from cairn.pipeline.serve.schemas import START_CURSOR
+from cairn.pipeline.types import SearchResult
 
 MAX_DEPTH: Final = MAX_TOP_K
 """Documents that all pages together may hold; the ranking looks that far from the first page on."""

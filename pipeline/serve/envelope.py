@@ -13,12 +13,11 @@ import time
 import traceback
 from typing import Any, Final
 
+from cairn.pipeline.errors import is_panic
+from cairn.pipeline.index.allocator import return_freed_memory
+from cairn.pipeline.serve.metrics import Metrics
+from cairn.pipeline.serve.problems import DEADLINE, INTERNAL_ERROR, OVERLOADED, ProblemError, problem_response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from pipeline.errors import is_panic
-from pipeline.index.allocator import return_freed_memory
-from pipeline.serve.metrics import Metrics
-from pipeline.serve.problems import DEADLINE, INTERNAL_ERROR, OVERLOADED, ProblemError, problem_response
 
 log = logging.getLogger(__name__)
 

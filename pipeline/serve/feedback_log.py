@@ -22,10 +22,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from pipeline import durable
-from pipeline.errors import CairnError
-from pipeline.types import SearchResult
+from cairn.pipeline import durable
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.types import SearchResult
 
 log = logging.getLogger(__name__)
 

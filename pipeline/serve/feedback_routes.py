@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from cairn.pipeline.search_options import MAX_TOP_K
+from cairn.pipeline.serve import answers
+from cairn.pipeline.serve.access import SearchGrant, State, reachable
+from cairn.pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
+from cairn.pipeline.serve.request_schemas import Request
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Query, Reply
 from fastapi import APIRouter
 from pydantic import Field
-
-from pipeline.search_options import MAX_TOP_K
-from pipeline.serve import answers
-from pipeline.serve.access import SearchGrant, State, reachable
-from pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
-from pipeline.serve.request_schemas import Request
-from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Query, Reply
 
 router = APIRouter(prefix="/v1/collections", tags=["feedback"])
 

@@ -11,14 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from pydantic_core import from_json
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from pipeline.errors import CairnError
-from pipeline.serve.keys import EVERYTHING, Keyring
-from pipeline.serve.page_routes import PAGE_PATHS
-from pipeline.serve.problems import (
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.serve.keys import EVERYTHING, Keyring
+from cairn.pipeline.serve.page_routes import PAGE_PATHS
+from cairn.pipeline.serve.problems import (
     BODY_AMBIGUOUS,
     BODY_SLOW,
     BODY_TOO_LARGE,
@@ -32,7 +28,10 @@ from pipeline.serve.problems import (
     ORIGIN_REFUSED,
     ProblemError,
 )
-from pipeline.serve.settings import MAX_BODY_BYTES, ServeSettings
+from cairn.pipeline.serve.settings import MAX_BODY_BYTES, ServeSettings
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 GRANT: Final = "cairn.grant"
 """Where a request's grant stands in its scope."""

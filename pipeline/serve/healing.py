@@ -15,10 +15,10 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from pipeline.errors import CairnError, TryAgainError
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.repair import repair_collection
-from pipeline.index.stored_files import read_manifest
+from cairn.pipeline.errors import CairnError, TryAgainError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.repair import repair_collection
+from cairn.pipeline.index.stored_files import read_manifest
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from cairn.pipeline.serve.access import AdminGrant, State
+from cairn.pipeline.serve.metrics import MEDIA_TYPE
+from cairn.pipeline.serve.problems import NOT_READY, ProblemError
+from cairn.pipeline.serve.schemas import Health
 from fastapi import APIRouter, Response
-
-from pipeline.serve.access import AdminGrant, State
-from pipeline.serve.metrics import MEDIA_TYPE
-from pipeline.serve.problems import NOT_READY, ProblemError
-from pipeline.serve.schemas import Health
 
 router = APIRouter(tags=["server"])
 

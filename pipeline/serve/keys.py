@@ -25,9 +25,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline import durable
-from pipeline.errors import CairnError, ConfigError, IntegrityError
-from pipeline.manifest import COLLECTION_NAME
+from cairn.pipeline import durable
+from cairn.pipeline.errors import CairnError, ConfigError, IntegrityError
+from cairn.pipeline.manifest import COLLECTION_NAME
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
 from jaxtyping import Float32, Int64
-
-from pipeline.index.generation import Generation
 
 MAX_SAMPLE: Final = 1_000
 MIN_SAMPLE: Final = 10

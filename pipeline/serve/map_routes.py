@@ -9,20 +9,17 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import numpy as np
-from fastapi import APIRouter, Query
-from jaxtyping import Int64
-
-from pipeline.context.drift import Drift, measure_drift
-from pipeline.index.generation import Generation
-from pipeline.search.conditions import allowed_documents
-from pipeline.search.filters import compile_both, compile_restriction
-from pipeline.search.hits import read_rows
-from pipeline.serve.access import SearchGrant, ServerState, State, reachable
-from pipeline.serve.answers import with_collection
-from pipeline.serve.collections import ServedCollection
-from pipeline.serve.keys import Grant
-from pipeline.serve.length_curve import LengthBin, measure_lengths
-from pipeline.serve.map_schemas import (
+from cairn.pipeline.context.drift import Drift, measure_drift
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.conditions import allowed_documents
+from cairn.pipeline.search.filters import compile_both, compile_restriction
+from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
+from cairn.pipeline.serve.answers import with_collection
+from cairn.pipeline.serve.collections import ServedCollection
+from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.length_curve import LengthBin, measure_lengths
+from cairn.pipeline.serve.map_schemas import (
     DriftReply,
     HealthReply,
     LengthReply,
@@ -30,10 +27,12 @@ from pipeline.serve.map_schemas import (
     MapPoints,
     MapReply,
 )
-from pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
-from pipeline.serve.maps.map_cache import cache_key
-from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName
-from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
+from cairn.pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
+from cairn.pipeline.serve.maps.map_cache import cache_key
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName
+from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
+from fastapi import APIRouter, Query
+from jaxtyping import Int64
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from cairn.pipeline.serve.schemas import Reply
 from pydantic import Field
-
-from pipeline.serve.schemas import Reply
 
 
 class MapPoints(Reply):

@@ -12,17 +12,16 @@ import contextlib
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, cast
 
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.search_options import SearchKeywords
+from cairn.pipeline.serve import answers
+from cairn.pipeline.serve.access import SearchGrant, ServerState
+from cairn.pipeline.serve.guard import GRANT
+from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.problems import NOT_FOUND, ProblemError
+from cairn.pipeline.types import Document, SearchResult
 from fastapi import APIRouter, Request, Response
 from typing_extensions import Unpack, override
-
-from pipeline.errors import ConfigError
-from pipeline.search_options import SearchKeywords
-from pipeline.serve import answers
-from pipeline.serve.access import SearchGrant, ServerState
-from pipeline.serve.guard import GRANT
-from pipeline.serve.keys import Grant
-from pipeline.serve.problems import NOT_FOUND, ProblemError
-from pipeline.types import Document, SearchResult
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
@@ -66,7 +65,7 @@ class McpEndpoint:
                     manager = await asyncio.to_thread(_make_manager)
                 except ConfigError:
                     raise ProblemError(
-                        NOT_FOUND, "MCP needs the server's keeper to install the extra mcp of cairn-retrieval"
+                        NOT_FOUND, "MCP needs the server's keeper to install the extra mcp of cairn-index"
                     ) from None
                 is_running = asyncio.Event()
                 self._task = asyncio.create_task(_run(manager, is_running))
@@ -90,7 +89,7 @@ async def _run(manager: StreamableHTTPSessionManager, is_running: asyncio.Event)
 
 
 def _make_manager() -> StreamableHTTPSessionManager:
-    from pipeline.frameworks.mcp_server import make_server, session_manager
+    from cairn.pipeline.frameworks.mcp_server import make_server, session_manager
 
     def open_library(context: Context[Any, Request]) -> _ServedLibrary:
         request = context.request_context.request

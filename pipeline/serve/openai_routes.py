@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter
-from jaxtyping import Float32
-
-from pipeline.search_options import SearchKeywords
-from pipeline.serve.access import EmbedGrant, SearchGrant, State, reachable
-from pipeline.serve.answers import highlight_replies, json_value, search
-from pipeline.serve.openai_schemas import (
+from cairn.pipeline.search_options import SearchKeywords
+from cairn.pipeline.serve.access import EmbedGrant, SearchGrant, State, reachable
+from cairn.pipeline.serve.answers import highlight_replies, json_value, search
+from cairn.pipeline.serve.openai_schemas import (
     Embedding,
     Embeddings,
     EmbeddingsRequest,
@@ -23,9 +20,11 @@ from pipeline.serve.openai_schemas import (
     Usage,
     VectorStoreSearch,
 )
-from pipeline.serve.problems import INVALID_REQUEST, ProblemError
-from pipeline.serve.schemas import CollectionName, InvalidField, plain
-from pipeline.types import Hit, SearchResult
+from cairn.pipeline.serve.problems import INVALID_REQUEST, ProblemError
+from cairn.pipeline.serve.schemas import CollectionName, InvalidField, plain
+from cairn.pipeline.types import Hit, SearchResult
+from fastapi import APIRouter
+from jaxtyping import Float32
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
+from cairn.pipeline.serve.request_schemas import Filter, Request
+from cairn.pipeline.serve.schemas import MAX_QUERIES, CollectionName, HighlightReply, Query, Reply, not_blank
 from pydantic import AfterValidator, ConfigDict, Field
-
-from pipeline.serve.request_schemas import Filter, Request
-from pipeline.serve.schemas import MAX_QUERIES, CollectionName, HighlightReply, Query, Reply, not_blank
 
 MAX_RESULTS: Final = 50
 MAX_INPUTS: Final = 256

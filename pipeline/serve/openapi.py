@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
-
-from pipeline.serve.guard import OPEN_PATHS
-from pipeline.serve.problems import (
+from cairn.pipeline.serve.guard import OPEN_PATHS
+from cairn.pipeline.serve.problems import (
     BODY_SLOW,
     BODY_TOO_LARGE,
     INVALID_JSON,
@@ -18,6 +15,8 @@ from pipeline.serve.problems import (
     TYPE_PREFIX,
     Problem,
 )
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 
 _STATUSES: Final = sorted({kind.status for kind in PROBLEM_TYPES.values()})
 _OF_A_BODY: Final = {kind.status for kind in (INVALID_JSON, BODY_SLOW, BODY_TOO_LARGE, MEDIA_TYPE_REFUSED)}

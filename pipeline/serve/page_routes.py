@@ -52,7 +52,7 @@ class _Asset:
 def _read_assets() -> dict[str, _Asset]:
     """Return the page's files by the path they are asked for."""
     found: dict[str, _Asset] = {}
-    for entry in resources.files("pipeline.serve").joinpath("page_assets").iterdir():
+    for entry in resources.files("cairn.pipeline.serve").joinpath("page_assets").iterdir():
         media_type = _MEDIA_TYPES.get(entry.name.rpartition(".")[2])
         if media_type is not None:
             content = entry.read_bytes()

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from starlette.responses import Response
-
-from pipeline.errors import (
+from cairn.pipeline.errors import (
     CairnError,
     CollectionNotFoundError,
     ConfigError,
@@ -27,8 +25,9 @@ from pipeline.errors import (
     TryAgainError,
     UsageError,
 )
-from pipeline.serve.request_schemas import MAX_TOLD, UNKNOWN_FIELD
-from pipeline.serve.schemas import InvalidField, Reply
+from cairn.pipeline.serve.request_schemas import MAX_TOLD, UNKNOWN_FIELD
+from cairn.pipeline.serve.schemas import InvalidField, Reply
+from starlette.responses import Response
 
 MEDIA_TYPE: Final = "application/problem+json"
 OPENAI_PATHS: Final = ("/v1/vector_stores", "/v1/embeddings")

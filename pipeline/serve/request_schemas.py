@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, cast
 
+from cairn.pipeline.search.filter_values import MAX_STRING_BYTES
+from cairn.pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, TREE_FIELDS
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
-
-from pipeline.search.filter_values import MAX_STRING_BYTES
-from pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, TREE_FIELDS
 
 MAX_TOLD: Final = 10
 """Parts of a request that a problem speaks of; a caller who has mended those may hear of others."""

@@ -1,7 +1,7 @@
 """Requests and replies of the search API as typed schemas; the OpenAPI description is made from them.
 
 Requests are strict: no field that is not named here, no text for a number, no NaN. Limits are those of
-:mod:`pipeline.search_options`, tighter where one request could hold up others.
+:mod:`cairn.pipeline.search_options`, tighter where one request could hold up others.
 """
 
 from __future__ import annotations
@@ -10,6 +10,12 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
+from cairn.pipeline.manifest import COLLECTION_NAME
+from cairn.pipeline.options import Option, options_of
+from cairn.pipeline.search.rerank import RERANK_DOCUMENTS
+from cairn.pipeline.search.windows import DEFAULT_CHUNK_TOKENS
+from cairn.pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
+from cairn.pipeline.serve.request_schemas import Filter, Request
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -19,13 +25,6 @@ from pydantic import (
     create_model,
 )
 from pydantic_core import PydanticCustomError
-
-from pipeline.manifest import COLLECTION_NAME
-from pipeline.options import Option, options_of
-from pipeline.search.rerank import RERANK_DOCUMENTS
-from pipeline.search.windows import DEFAULT_CHUNK_TOKENS
-from pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
-from pipeline.serve.request_schemas import Filter, Request
 
 MAX_QUERIES: Final = 32
 """Queries of one request: more would keep the encoder from others."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
-
-from pipeline.serve.access import SearchGrant, State, reachable
-from pipeline.serve.answers import hit_reply, json_response, search
-from pipeline.serve.cursors import Page
-from pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, INVALID_REQUEST, ProblemError
-from pipeline.serve.schemas import (
+from cairn.pipeline.serve.access import SearchGrant, State, reachable
+from cairn.pipeline.serve.answers import hit_reply, json_response, search
+from cairn.pipeline.serve.cursors import Page
+from cairn.pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, INVALID_REQUEST, ProblemError
+from cairn.pipeline.serve.schemas import (
     MAX_ANSWER_TOKENS,
     MAX_RERANK_PAIRS,
     CollectionName,
@@ -21,7 +19,8 @@ from pipeline.serve.schemas import (
     rerank_pairs,
     search_keywords,
 )
-from pipeline.types import SearchResult
+from cairn.pipeline.types import SearchResult
+from fastapi import APIRouter, Response
 
 router = APIRouter(tags=["search"])
 

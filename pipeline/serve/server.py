@@ -10,17 +10,16 @@ from typing import Final
 
 import torch
 import uvicorn
+from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
+from cairn.pipeline.errors import ConfigError, StorageError
+from cairn.pipeline.index.held_files import lease_held_files
+from cairn.pipeline.search.reader import LocalReader
+from cairn.pipeline.search.served import MakeReader
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.connections import PunctualProtocol, max_connections
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import MAX_HEADER_BYTES, ServeSettings, num_processors
 from fastapi import FastAPI
-
-from pipeline.encode.cross_encoder import CrossEncoderReranker
-from pipeline.errors import ConfigError, StorageError
-from pipeline.index.held_files import lease_held_files
-from pipeline.search.reader import LocalReader
-from pipeline.search.served import MakeReader
-from pipeline.serve.app import create_app
-from pipeline.serve.connections import PunctualProtocol, max_connections
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import MAX_HEADER_BYTES, ServeSettings, num_processors
 
 CONNECTIONS_A_REQUEST: Final = 8
 """Connections that may be open, idle ones too, for each request that may be in flight; more are refused."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.errors import ConfigError
-from pipeline.manifest import COLLECTION_NAME
-from pipeline.options import About, check_options, option
-from pipeline.search_options import OpenOptions
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.manifest import COLLECTION_NAME
+from cairn.pipeline.options import About, check_options, option
+from cairn.pipeline.search_options import OpenOptions
 
 DEFAULT_PORT: Final = 8400
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
@@ -81,7 +81,7 @@ class ServeSettings(OpenOptions):
     @property
     def keys_path(self) -> Path:
         """The file of API keys: the one named, else ``keys.json`` beside the collections or their copies."""
-        from pipeline.index.roots import resolve_root
+        from cairn.pipeline.index.roots import resolve_root
 
         return self.keys_file if self.keys_file is not None else resolve_root(self.root) / KEYS_NAME
 

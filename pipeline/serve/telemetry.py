@@ -34,7 +34,7 @@ def telemetry_config() -> TelemetryConfig:
         try:
             import_module("opentelemetry.exporter.otlp.proto.http")
         except ModuleNotFoundError:
-            log.warning("serve.telemetry_off reason=the extra otel of cairn-retrieval is not installed")
+            log.warning("serve.telemetry_off reason=the extra otel of cairn-index is not installed")
             is_on = False
     return {
         "tracing": is_on,

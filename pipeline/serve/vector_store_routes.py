@@ -12,19 +12,16 @@ from typing import Annotated, Final, Literal
 
 import numpy as np
 import pyarrow.compute as pc
-from fastapi import APIRouter, Depends, Query, Request
-from jaxtyping import Int64
-
-from pipeline.search.conditions import allowed_documents
-from pipeline.search.documents import read_documents
-from pipeline.search.filters import compile_restriction
-from pipeline.serve.access import SearchGrant, ServerState, State, reachable
-from pipeline.serve.answers import read_document, with_collection
-from pipeline.serve.collection_routes import DocId
-from pipeline.serve.collections import ServedCollection
-from pipeline.serve.keys import Grant
-from pipeline.serve.openai_routes import attributes_of
-from pipeline.serve.openai_schemas import (
+from cairn.pipeline.search.conditions import allowed_documents
+from cairn.pipeline.search.documents import read_documents
+from cairn.pipeline.search.filters import compile_restriction
+from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
+from cairn.pipeline.serve.answers import read_document, with_collection
+from cairn.pipeline.serve.collection_routes import DocId
+from cairn.pipeline.serve.collections import ServedCollection
+from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.openai_routes import attributes_of
+from cairn.pipeline.serve.openai_schemas import (
     FileContent,
     FileCounts,
     TextContent,
@@ -33,10 +30,12 @@ from pipeline.serve.openai_schemas import (
     VectorStoreFiles,
     VectorStores,
 )
-from pipeline.serve.problems import INVALID_REQUEST, UNKNOWN_DOCUMENT, ProblemError
-from pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, InvalidField
-from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
-from pipeline.types import Document
+from cairn.pipeline.serve.problems import INVALID_REQUEST, UNKNOWN_DOCUMENT, ProblemError
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, InvalidField
+from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
+from cairn.pipeline.types import Document
+from fastapi import APIRouter, Depends, Query, Request
+from jaxtyping import Int64
 
 router = APIRouter(prefix="/v1/vector_stores", tags=["openai"], redirect_slashes=False)
 

@@ -19,10 +19,9 @@ from functools import cache
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.products import inner_products
 from jaxtyping import Float, Float32, Int64, UInt8
-
-from pipeline.errors import ConfigError
-from pipeline.products import inner_products
 
 FAR: Final = 255
 """Characters from one token to the next from which on their number is not kept."""

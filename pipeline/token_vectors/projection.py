@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.token_vectors.codes import TokenCodec, unit
 from jaxtyping import Float, Float32, Int, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-
-from pipeline import durable
-from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
-from pipeline.token_vectors.codes import TokenCodec, unit
 
 LATE_NAME: Final = "cairn_late.safetensors"
 LATE_FORMAT: Final = 2

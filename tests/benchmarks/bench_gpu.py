@@ -25,13 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.batching import CUDA_BATCH_FACTOR
 
 WARM_UPS, REPEATS = 2, 3
 LEAST_COSINE = 0.999

@@ -12,8 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.corpus.sample import write_sample
+from cairn.pipeline.corpus.sample import write_sample
 
 os.environ["TOKENIZERS_PARALLELISM"] = (
     "true"  # as users have it; the suite turns it off to keep its two workers apart

@@ -26,12 +26,12 @@ NULL_ROWS, TINY_ROWS = 20_000_000, 1_000_000
 STAGER = """
 import json, sys, time
 from pathlib import Path
-from pipeline.config import CorpusConfig
-from pipeline.corpus import scan_sources
-from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.quarantine import QuarantineWriter
-from pipeline.corpus.staging import stage_changes
-from pipeline.types import silent_progress
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import scan_sources
+from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.staging import stage_changes
+from cairn.pipeline.types import silent_progress
 
 folder, config = Path(sys.argv[1]), CorpusConfig()
 scan = scan_sources([str(folder / "corpus.parquet")], config)

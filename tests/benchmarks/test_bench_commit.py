@@ -25,20 +25,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs import ingest as line
-from jobs.build_index import build_index
-from jobs.corpus_view import CorpusView
-from jobs.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
-from pipeline import durable
-from pipeline.config import ClusterConfig, EncoderConfig, IngestConfig
-from pipeline.context.store import ContextSet, build_context
-from pipeline.encode.documents import EncodedDocuments
-from pipeline.encode.shard_tables import shard_tables
-from pipeline.encode.shards import as_parquet
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.pending_area import PendingArea
-from pipeline.index.segments.parts import RunTasks
+from cairn.pipeline import durable
+from cairn.pipeline.config import ClusterConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.context.store import ContextSet, build_context
+from cairn.pipeline.encode.documents import EncodedDocuments
+from cairn.pipeline.encode.shard_tables import shard_tables
+from cairn.pipeline.encode.shards import as_parquet
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.pending_area import PendingArea
+from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.line import ingest as line
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.corpus_view import CorpusView
+from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 
 pytestmark = pytest.mark.bench
 
@@ -82,7 +81,7 @@ class RandomEncoder:
 
 
 class RandomEngine:
-    """A :class:`jobs.engine.Engine` without a model."""
+    """A :class:`cairn.pipeline.line.engine.Engine` without a model."""
 
     def __init__(self) -> None:
         self._encoder = RandomEncoder()

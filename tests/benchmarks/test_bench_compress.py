@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from pipeline.compress.rounding import rounded_to_nearest
-from pipeline.model.engine.in_place import project
-from pipeline.model.engine.weights import Linear, QuantizedLinear
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.lab.compress.rounding import rounded_to_nearest
+from cairn.pipeline.model.engine.in_place import project
+from cairn.pipeline.model.engine.weights import Linear, QuantizedLinear
+from cairn.pipeline.model.engine.workspace import Workspace
 
 ROWS, COLUMNS, REPEATS = 1_536, 384, 20
 

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
 
 pytestmark = pytest.mark.bench
 

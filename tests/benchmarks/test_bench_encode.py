@@ -18,12 +18,11 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import Backend, EncoderConfig, Precision
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.text_encoder import TextEncoder
-from pipeline.model.engine.precision import has_native_bf16
-from pipeline.model.folders.embedded_weights import embedded_folder
+from cairn.pipeline.config import Backend, EncoderConfig, Precision
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.model.engine.precision import has_native_bf16
+from cairn.pipeline.model.folders.embedded_weights import embedded_folder
 
 pytestmark = pytest.mark.bench
 

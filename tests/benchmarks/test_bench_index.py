@@ -14,12 +14,11 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
-
-from pipeline.config import IndexConfig, IndexKind
-from pipeline.index.exact_index import ExactIndex
-from pipeline.index.faiss_build import build_faiss_index
-from pipeline.index.faiss_index import open_faiss_index
-from pipeline.index.protocol import VectorIndex
+from cairn.pipeline.config import IndexConfig, IndexKind
+from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.faiss_build import build_faiss_index
+from cairn.pipeline.index.faiss_index import open_faiss_index
+from cairn.pipeline.index.protocol import VectorIndex
 
 pytestmark = pytest.mark.bench
 
@@ -97,9 +96,9 @@ PEAK_OF_A_BUILD = """
 import sys
 from pathlib import Path
 import numpy as np
-from pipeline.config import IndexConfig
-from pipeline.index.allocator import returning_freed_memory
-from pipeline.index.faiss_build import build_faiss_index
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.index.allocator import returning_freed_memory
+from cairn.pipeline.index.faiss_build import build_faiss_index
 count, dim = int(sys.argv[1]), 128
 def stream():
     for start in range(0, count, 4096):

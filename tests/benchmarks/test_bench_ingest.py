@@ -12,10 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from jobs.build_index import build_index
-from pipeline.config import IngestConfig
-from pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.line.build_index import build_index
 
 pytestmark = pytest.mark.bench
 
@@ -23,8 +22,8 @@ PASSAGES = 5_000
 MEMORY_DOCUMENTS = 1_600
 MEASURE_PEAK = """
 import resource, sys
-from jobs.build_index import build_index
-from pipeline.config import IngestConfig
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.config import IngestConfig
 report = build_index([sys.argv[1]], sys.argv[2], "c", IngestConfig())
 print(report.rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """

@@ -9,10 +9,9 @@ from collections.abc import Callable
 import faiss
 import numpy as np
 import pytest
-
-from pipeline.cluster.assignment import assign
-from pipeline.cluster.asymmetric_kmeans import pair_points, train_clusters
-from pipeline.config import ClusterConfig
+from cairn.pipeline.cluster.assignment import assign
+from cairn.pipeline.cluster.asymmetric_kmeans import pair_points, train_clusters
+from cairn.pipeline.config import ClusterConfig
 
 pytestmark = pytest.mark.bench
 

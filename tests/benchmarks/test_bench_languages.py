@@ -19,24 +19,24 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
+from cairn.pipeline.lab.evaluate.significance import compare_paired
+from cairn.pipeline.lab.train.checkpoints import OBJECTIVE_NAME, RunFolder
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.pretrain.masking import vocabulary_of
+from cairn.pipeline.lab.train.pretrain.objectives import PretrainHeads
+from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.pretrain.stream import TokenStream
+from cairn.pipeline.lab.train.pretrain.task import PretrainTask
+from cairn.pipeline.lab.train.pretrain.texts import Texts
+from cairn.pipeline.lab.train.processes import ALONE
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.types import silent_progress
 from safetensors.torch import load_file
 
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
-from pipeline.evaluate.significance import compare_paired
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.train.checkpoints import OBJECTIVE_NAME, RunFolder
-from pipeline.train.landmark_encoder import LandmarkEncoder
-from pipeline.train.pretrain.masking import vocabulary_of
-from pipeline.train.pretrain.objectives import PretrainHeads
-from pipeline.train.pretrain.settings import PretrainConfig
-from pipeline.train.pretrain.stream import TokenStream
-from pipeline.train.pretrain.task import PretrainTask
-from pipeline.train.pretrain.texts import Texts
-from pipeline.train.processes import ALONE
-from pipeline.types import silent_progress
 from tests.benchmarks.test_bench_pretraining import TOKENS, new_model, over_seeds, run
 from tests.benchmarks.test_bench_small_training import given, judged, lines, scores, trained
 

@@ -16,13 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.document_encoder import embed_chunks
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.landmark_reader import LandmarkReader
-from pipeline.model.landmarks import Chunks, Rows, chunk_rows, landmark_rows, window_rows
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.document_encoder import embed_chunks
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.landmark_reader import LandmarkReader
+from cairn.pipeline.model.landmarks import Chunks, Rows, chunk_rows, landmark_rows, window_rows
 
 pytestmark = pytest.mark.bench
 

@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.index import held_files
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.searcher import Searcher
 
-from pipeline.index import held_files
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.searcher import Searcher
 from tests.index import stones
 from tests.nightly.served import StoneEncoder
 

@@ -16,12 +16,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_files import SIZES
-from pipeline.serve.maps.corpus_map import draw_map, place
-from pipeline.serve.maps.map_files import MapFiles
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.serve.maps.corpus_map import draw_map, place
+from cairn.pipeline.serve.maps.map_files import MapFiles
 
 pytestmark = pytest.mark.bench
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
+from cairn.pipeline.lab.evaluate.significance import compare_paired
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
-from pipeline.evaluate.significance import compare_paired
-from pipeline.model.folders.model_defaults import encoder_config
 from tests.benchmarks.test_bench_small_training import SEED, base, drawn, given, pairs, trained
 
 __all__ = ["base", "drawn", "pairs"]

@@ -19,19 +19,18 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.corpus.sample import write_sample
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.new_weights import new_checkpoint
+from cairn.pipeline.lab.train.pretrain.loop import pretrain
+from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.model.folders.names import model_folder
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-from pipeline.config import EncoderConfig
-from pipeline.corpus.sample import write_sample
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.encoder_folder import save_encoder_folder
-from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.model.folders.names import model_folder
-from pipeline.train.log import read_log
-from pipeline.train.new_weights import new_checkpoint
-from pipeline.train.pretrain.loop import pretrain
-from pipeline.train.pretrain.settings import PretrainConfig
 
 pytestmark = pytest.mark.bench
 

@@ -2,7 +2,7 @@
 
 ``CAIRN_BENCH_PUBLICATIONS`` (1,000) of ten documents each, onto ``CAIRN_BENCH_CHUNKS`` (200,000) chunks of
 synthetic vectors; no encoder. Searches are of one other process, which opens each new generation and asks
-FAISS from one thread, as :mod:`pipeline.search.searcher` does for one query.
+FAISS from one thread, as :mod:`cairn.pipeline.search.searcher` does for one query.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.tables import TABLES, open_pinned_dataset
 
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.tables import TABLES, open_pinned_dataset
 from tests.benchmarks.test_bench_segments import CHUNKS_A_DOCUMENT, publish
 
 pytestmark = pytest.mark.bench
@@ -37,10 +37,10 @@ import numpy as np, psutil
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_bench_segments import TOPICS_TV, vectors_of
-from pipeline.index.faiss_index import one_faiss_thread
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
+from cairn.pipeline.index.faiss_index import one_faiss_thread
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
 layout = CollectionLayout(Path(sys.argv[2]), "bench")
 rng, generation, seconds, here = np.random.default_rng(1), open_generation(layout), [], psutil.Process()
 while True:

@@ -22,20 +22,19 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.corpus_view import CorpusView
-from jobs.engine import EngineConfig
-from jobs.ray_cluster.engine import RayEngine
-from jobs.ray_cluster.pool import WorkerPool
-from jobs.ray_cluster.runtime import RayConnection
-from pipeline import durable
-from pipeline.cluster.store import Clusters
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.context.store import ContextSet
-from pipeline.encode.shards import write_encoded_shard
-from pipeline.index.layout import CollectionLayout
-from pipeline.types import staged_schema
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.ray_cluster.engine import RayEngine
+from cairn.jobs.ray_cluster.pool import WorkerPool
+from cairn.jobs.ray_cluster.runtime import RayConnection
+from cairn.pipeline import durable
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.shards import write_encoded_shard
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.corpus_view import CorpusView
+from cairn.pipeline.types import staged_schema
 
 pytestmark = pytest.mark.bench
 
@@ -53,9 +52,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import torch
 torch.set_num_threads(1)
-from pipeline.config import IngestConfig
-from pipeline.context.store import ContextSet
-from pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.documents import DocumentEncoder
 encoder = DocumentEncoder(IngestConfig().encoder, ContextSet.read(Path(sys.argv[1])))
 print("ready", flush=True)
 for line in sys.stdin:
@@ -209,9 +208,9 @@ def test_bench_throughput_against_machines(started_ray_cluster: Any, tmp_path: P
 DOCUMENTS = 3_000
 MEASURE_PEAK = """
 import resource, sys
-from jobs.build_index import build_index
+from cairn.pipeline.line.build_index import build_index
 sys.path.insert(0, sys.argv[4])
-from jobs.engine import EngineConfig
+from cairn.jobs.engine_settings import EngineConfig
 from test_bench_ray import peak_config
 engine = EngineConfig(name="ray", max_workers=2)
 build_index([sys.argv[1]], sys.argv[2], "c", peak_config(sys.argv[3]), engine=engine)

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from jobs import encode_corpus
-from jobs.build_index import build_index
-from jobs.engine import EngineConfig
-from jobs.ray_cluster import engine as ray_engine
-from jobs.ray_cluster.pool import WorkerPool
-from pipeline.config import ClusterConfig, ContextConfig, IngestConfig
-from pipeline.index.segments import parts
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.ray_cluster import engine as ray_engine
+from cairn.jobs.ray_cluster.pool import WorkerPool
+from cairn.pipeline.config import ClusterConfig, ContextConfig, IngestConfig
+from cairn.pipeline.index.segments import parts
+from cairn.pipeline.line import encode as encode_corpus
+from cairn.pipeline.line.build_index import build_index
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore

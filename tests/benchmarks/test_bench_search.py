@@ -27,18 +27,22 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.passage_terms import write_passage_terms
+from cairn.pipeline.index.publish import (
+    GenerationFacts,
+    next_generation_number,
+    prepare_writer,
+    publish_generation,
+)
+from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.search.lexical import bm25_documents, match_any_word
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.types import chunks_schema, documents_schema
 from lancedb.index import FTS, IvfRq
-
-from pipeline.config import EncoderConfig, IndexConfig, IngestConfig
-from pipeline.index.exact_index import ExactIndex
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.passage_terms import write_passage_terms
-from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
-from pipeline.index.stored_rows import StoredRows
-from pipeline.search.lexical import bm25_documents, match_any_word
-from pipeline.search.searcher import Searcher
-from pipeline.types import chunks_schema, documents_schema
 
 pytestmark = pytest.mark.bench
 

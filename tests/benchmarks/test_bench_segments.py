@@ -18,20 +18,24 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from cairn.pipeline.config import IndexConfig, IngestConfig
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_delete import id_batches
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.publish import (
+    GenerationFacts,
+    next_generation_number,
+    prepare_writer,
+    publish_generation,
+)
+from cairn.pipeline.index.served_documents import find_served
+from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
+from cairn.pipeline.search.lexical import bm25_documents, bm25_passages
+from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
+from cairn.pipeline.types import chunks_schema, documents_schema
 from lancedb.index import FTS, IvfRq
-
-from pipeline.config import IndexConfig, IngestConfig
-from pipeline.index import tiers
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_delete import id_batches
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
-from pipeline.index.served_documents import find_served
-from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
-from pipeline.search.lexical import bm25_documents, bm25_passages
-from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
-from pipeline.types import chunks_schema, documents_schema
 
 pytestmark = pytest.mark.bench
 
@@ -238,8 +242,8 @@ def test_bench_publishing_one_changed_document(tmp_path: Path, num_chunks: int) 
 OPENED = """
 import sys, time
 from pathlib import Path
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))

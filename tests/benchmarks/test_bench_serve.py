@@ -37,15 +37,14 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from cairn.pipeline.config import BASE_MODEL, EncoderConfig
+from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 from lancedb.index import FTS, IvfRq
 from lancedb.rerankers import RRFReranker
-
-from pipeline.config import BASE_MODEL, EncoderConfig
-from pipeline.encode.text_encoder import TextEncoder
-from pipeline.index.layout import CollectionLayout
-from pipeline.model.folders.names import model_folder
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
 
 pytestmark = pytest.mark.bench
 
@@ -208,7 +207,7 @@ class Serving:
 @contextmanager
 def serving(root: Path, *options: str) -> Iterator[Serving]:
     """Run `cairn serve` in a process of its own until it is no longer needed."""
-    command = [sys.executable, "-m", "cli.main", "serve", "--quiet", "--port", "0", "--root", str(root)]
+    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--quiet", "--port", "0", "--root", str(root)]
     with tempfile.NamedTemporaryFile() as log:
         said = Path(log.name)
         process = subprocess.Popen([*command, *options], stderr=log)

@@ -23,15 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.lab.train.loop import train
+from cairn.pipeline.lab.train.query_writer import QueryWriterConfig
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.model.folders.names import model_folder
 
-from pipeline.encode.cross_encoder import CrossEncoderReranker
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.evaluate.retrieval_set import RetrievalSet
-from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.model.folders.names import model_folder
-from pipeline.train.loop import train
-from pipeline.train.query_writer import QueryWriterConfig
-from pipeline.train.settings import TrainConfig
 from tests.benchmarks.test_bench_small_training import (
     BASE_NAME,
     SEED,

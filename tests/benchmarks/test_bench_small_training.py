@@ -19,25 +19,24 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.evaluate.bench import run_bench
-from pipeline.evaluate.context_ablation import ablate_context
-from pipeline.evaluate.measures import NDCG
-from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set, sample_set
-from pipeline.evaluate.significance import compare_paired
-from pipeline.evaluate.systems import configured_systems
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.encoder_folder import save_encoder_folder
-from pipeline.model.folders.first_layers import first_layers
-from pipeline.model.folders.model_defaults import context_config, encoder_config
-from pipeline.model.folders.names import model_folder
-from pipeline.train.log import read_log
-from pipeline.train.loop import train
-from pipeline.train.pretrain.loop import pretrain
-from pipeline.train.pretrain.settings import PretrainConfig
-from pipeline.train.settings import TrainConfig
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate.bench import run_bench
+from cairn.pipeline.lab.evaluate.context_ablation import ablate_context
+from cairn.pipeline.lab.evaluate.measures import NDCG
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set, sample_set
+from cairn.pipeline.lab.evaluate.significance import compare_paired
+from cairn.pipeline.lab.evaluate.systems import configured_systems
+from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.loop import train
+from cairn.pipeline.lab.train.pretrain.loop import pretrain
+from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config
+from cairn.pipeline.model.folders.names import model_folder
 
 pytestmark = pytest.mark.bench
 

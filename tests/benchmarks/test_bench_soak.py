@@ -69,7 +69,7 @@ def ingest(corpus: str, collection: str, root: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "cli.main",
+        "cairn.cli.main",
         "ingest",
         corpus,
         "--collection",
@@ -104,7 +104,7 @@ def root(
 
 @pytest.fixture
 def server(root: Path) -> Iterator[tuple[int, psutil.Process]]:
-    command = [sys.executable, "-m", "cli.main", "serve", "--quiet", "--port", "0", "--root", str(root)]
+    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--quiet", "--port", "0", "--root", str(root)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=NEVER_KEPT)
     assert process.stderr is not None
     found = re.search(r":(\d+)$", process.stderr.readline().strip())

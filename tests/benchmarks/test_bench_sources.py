@@ -14,14 +14,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.publish import (
+    GenerationFacts,
+    next_generation_number,
+    prepare_writer,
+    publish_generation,
+)
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.types import IngestReport
 
-from jobs.build_index import build_index
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
-from pipeline.types import IngestReport
 from tests.tiny_models import TINY_WORDS
 
 pytestmark = pytest.mark.bench

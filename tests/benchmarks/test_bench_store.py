@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cairn.pipeline.index.layout import CollectionLayout
 
-from pipeline.index.layout import CollectionLayout
 from tests.benchmarks.test_bench_segments import CHUNKS_A_DOCUMENT, publish
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ import numpy as np
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_bench_segments import VECTOR_DIM, vectors_of
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.candidates import nominate_by_chunk, nominate_by_document
-from pipeline.search.served import ServedGeneration
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
+from cairn.pipeline.search.served import ServedGeneration
 class Encoder:
     fingerprint, vector_dim = "e" * 64, VECTOR_DIM
     def encode_queries(self, queries):

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.lab.evaluate.mteb_search import MtebModel
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
+from cairn.pipeline.lab.evaluate.systems import our_systems
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 
-from pipeline.config import ContextConfig
-from pipeline.evaluate.mteb_search import MtebModel
-from pipeline.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
-from pipeline.evaluate.systems import our_systems
-from pipeline.model.folders.model_defaults import encoder_config
 from tests.benchmarks.test_bench_small_training import given
-from tests.evaluate.test_mteb_tasks import scores_of
+from tests.lab.evaluate.test_mteb_tasks import scores_of
 
 pytestmark = pytest.mark.bench
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
 
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
 from tests.index import stones
 
 pytestmark = pytest.mark.bench

@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from cli.main import cairn, run
+from cairn.cli.main import cairn, run
 
 
 @pytest.fixture(autouse=True)

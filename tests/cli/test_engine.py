@@ -13,11 +13,10 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from cli.engine import resolve_engine
-from cli.main import cairn, run
-from jobs.engine import EngineConfig
-from pipeline.errors import ConfigError
+from cairn.cli.engine import resolve_engine
+from cairn.cli.main import cairn, run
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.pipeline.errors import ConfigError
 
 TEXTS = {
     "a": "a cairn marks the way over the hill",
@@ -122,7 +121,7 @@ def test_engine_that_cannot_be_had_is_one_sentence_and_nothing_is_done(
 
 def test_local_ingest_never_imports_ray(ingest: list[str]):
     program = (
-        f"import sys; from cli.main import cairn, run; code = run(cairn, {ingest!r}, 'cairn'); "
+        f"import sys; from cairn.cli.main import cairn, run; code = run(cairn, {ingest!r}, 'cairn'); "
         "print(code, 'ray' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -135,7 +134,7 @@ def test_local_ingest_never_imports_ray(ingest: list[str]):
 def test_ray_of_our_own_is_started_with_a_token_and_gone_afterwards(ingest: list[str]):
     mark = f"cairn-test-{time.monotonic_ns()}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-m", "cli.main", *ingest, "--engine", "ray", "--workers", "1", "--json"]
+    command = [sys.executable, "-m", "cairn.cli.main", *ingest, "--engine", "ray", "--workers", "1", "--json"]
     process = subprocess.Popen(
         command, env={**environment, "CAIRN_TEST_MARK": mark}, stdout=subprocess.PIPE, text=True
     )

@@ -30,11 +30,11 @@ def run_python(program: str, folder: Path, *arguments: str) -> subprocess.Comple
     ids=lambda arguments: arguments[0],
 )
 def test_a_command_without_faiss_is_one_sentence(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    done = run_python(WITHOUT_FAISS + "from cli.main import main; main()", tmp_path, *arguments)
+    done = run_python(WITHOUT_FAISS + "from cairn.cli.main import main; main()", tmp_path, *arguments)
     assert done.returncode == 2
     assert done.stderr == (
         "error: an index must have the package faiss-cpu or faiss-gpu, got none; install it with "
-        "`pip install 'cairn-retrieval[cpu]'`\n"
+        "`pip install '.[cpu]'` in the folder of Cairn's clone\n"
     )
 
 
@@ -44,7 +44,7 @@ def test_the_library_without_faiss_names_the_extra(tmp_path: Path) -> None:
     )
     done = run_python(program, tmp_path)
     assert done.stdout.startswith("an index must have the package faiss-cpu or faiss-gpu")
-    assert done.stdout.endswith("`pip install 'cairn-retrieval[cpu]'`\n")
+    assert done.stdout.endswith("`pip install '.[cpu]'` in the folder of Cairn's clone\n")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,8 @@ def test_a_command_that_encodes_nothing_imports_no_heavy_library(
     arguments: tuple[str, ...], heavy: set[str], tmp_path: Path
 ) -> None:
     program = (
-        "from cli.main import cairn, run; run(cairn, sys.argv[1:], 'cairn'); print('imported', *sys.modules)"
+        "from cairn.cli.main import cairn, run\n"
+        "run(cairn, sys.argv[1:], 'cairn'); print('imported', *sys.modules)"
     )
     done = run_python(program, tmp_path, *arguments)
     *_, imported = done.stdout.splitlines()

@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.collection import open_collection
-from pipeline.types import Passage
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.types import Passage
 
 
 def one_line(error: str) -> bool:
@@ -251,7 +250,8 @@ def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     _, out, _ = call("status", "c")
     assert "trained neither" not in out
     monkeypatch.setattr(
-        "pipeline.collection.MODEL_NAMES", {json.loads(call("status", "c", "--json")[1])["encoder"]["model"]}
+        "cairn.pipeline.collection.MODEL_NAMES",
+        {json.loads(call("status", "c", "--json")[1])["encoder"]["model"]},
     )
     _, out, _ = call("status", "c")
     assert "trained neither for landmarks nor for context" in out
@@ -373,7 +373,7 @@ def test_sample_of_chosen_kinds_holds_no_others(call: Any) -> None:
 @pytest.mark.parametrize("words", ["--help", "keys list", "schedule list"])
 def test_verb_that_opens_no_collection_loads_no_large_library(words: str) -> None:
     script = (
-        f"import sys, cli.main; code = cli.main.run(cli.main.cairn, {words.split()}, 'cairn'); "
+        f"import sys; from cairn.cli.main import cairn, run; code = run(cairn, {words.split()}, 'cairn'); "
         "print(code, {'torch', 'lancedb', 'lance', 'pyarrow', 'faiss'} & set(sys.modules))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

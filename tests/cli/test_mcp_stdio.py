@@ -9,9 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
+from cairn.cli.main import cairn, run
 from mcp import Client, StdioServerParameters
-
-from cli.main import cairn, run
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +23,7 @@ def anyio_backend() -> str:
 async def test_host_searches_a_collection(stones_root: Path) -> None:
     repository = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": repository, "PYTHONWARNINGS": "ignore"}
-    arguments = ["-m", "cli.main", "mcp", "stones", "--root", str(stones_root)]
+    arguments = ["-m", "cairn.cli.main", "mcp", "stones", "--root", str(stones_root)]
     server = StdioServerParameters(command=sys.executable, args=arguments, env=environment)
     async with Client(server) as client:
         found = (await client.call_tool("search", {"query": "granite", "top_k": 2})).structured_content

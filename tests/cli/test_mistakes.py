@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.index.copied_names import COPIES
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.layout import CollectionLayout
 
 HUGE = f"1{'0' * 400}"
 LONG = "a" * 401
@@ -142,7 +141,7 @@ def test_empty_query_is_refused(call: Any, corpus: str, ingest_options: list[str
 
 
 def test_busy_collection_exits_75(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
-    from pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.layout import CollectionLayout
 
     with CollectionLayout(tmp_path / "cairn-data", "c").writer_lock():
         code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
@@ -156,7 +155,7 @@ def test_interrupt_exits_130(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.build_index.build_index", interrupted)
+    monkeypatch.setattr("cairn.pipeline.line.build_index.build_index", interrupted)
     code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
     assert code == 130
     assert "interrupted" in err

@@ -16,8 +16,7 @@ from typing import Any
 
 import cairn
 import pytest
-
-from pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.names import model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -129,7 +128,7 @@ def get(hub: Hub, cache: Path, *names: str, **variables: str) -> subprocess.Comp
         **variables,
     }
     program = (
-        "import sys; from cli.main import cairn, run; "
+        "import sys; from cairn.cli.main import cairn, run; "
         "sys.exit([run(cairn, ['models', 'get', name], 'cairn') for name in sys.argv[1:]][-1])"
     )
     command = [sys.executable, "-c", program, *names]
@@ -263,7 +262,7 @@ def test_download_of_an_existing_collection_is_of_the_model_it_was_built_with(
 ) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on the mat")
     wanted: list[str] = []
-    monkeypatch.setattr("pipeline.model.folders.download.download_if_missing", wanted.append)
+    monkeypatch.setattr("cairn.pipeline.model.folders.download.download_if_missing", wanted.append)
     ingest = ["ingest", str(tmp_path / "a.txt"), "--collection", "c", "--root", str(tmp_path / "root")]
     settings = ["--landmark-interval", "8", "--context-documents", "2", "--quiet"]
 

@@ -5,8 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.token_vectors.projection import LATE_NAME
 
 
 @pytest.fixture

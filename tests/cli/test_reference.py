@@ -11,8 +11,7 @@ from pathlib import Path
 import cairn as cairn_library
 import click
 import pytest
-
-from cli.main import cairn
+from cairn.cli.main import cairn
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 COMMAND_LINE = (FOLDER / "command-line.md").read_text(encoding="utf-8")
@@ -22,7 +21,9 @@ HTTP = (FOLDER / "http.md").read_text(encoding="utf-8")
 
 def test_pages_are_current(tmp_path: Path) -> None:
     """As `make reference` writes them: checks of shapes, which tests turn on, change what signatures say."""
-    subprocess.run([sys.executable, "-m", "cli.reference", str(tmp_path)], cwd=FOLDER.parents[1], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "cairn.cli.reference", str(tmp_path)], cwd=FOLDER.parents[1], check=True
+    )
     written = {page.name: page.read_text(encoding="utf-8") for page in tmp_path.iterdir()}
     assert written == {
         "command-line.md": COMMAND_LINE,
@@ -49,8 +50,8 @@ def test_page_has_every_option_of_a_verb(verb: str) -> None:
 
 
 def test_page_has_every_address_of_the_api() -> None:
-    from pipeline.serve.app import create_app
-    from pipeline.serve.settings import ServeSettings
+    from cairn.pipeline.serve.app import create_app
+    from cairn.pipeline.serve.settings import ServeSettings
 
     paths = create_app(ServeSettings(root=Path())).openapi()["paths"]
     assert len(paths) >= 8

@@ -11,10 +11,9 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from cli.main import cairn, run
-from jobs.schedule.history import ScheduledRun, append_run, read_history
-from jobs.schedule.schedules import ScheduleFile
+from cairn.cli.main import cairn, run
+from cairn.jobs.schedule.history import ScheduledRun, append_run, read_history
+from cairn.jobs.schedule.schedules import ScheduleFile
 
 SECONDS = 600.0
 
@@ -56,7 +55,7 @@ def nightly(corpus: str) -> tuple[str, ...]:
 def start_scheduler(tmp_path: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [sys.executable, "-m", "cli.main", "schedule", "run"],
+        [sys.executable, "-m", "cairn.cli.main", "schedule", "run"],
         cwd=tmp_path,
         env=environment,
         stderr=subprocess.PIPE,
@@ -265,6 +264,6 @@ def test_schedules_without_their_packages_are_one_sentence(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cronsim", None)
-    monkeypatch.delitem(sys.modules, "jobs.schedule.schedules", raising=False)
+    monkeypatch.delitem(sys.modules, "cairn.jobs.schedule.schedules", raising=False)
     code, _, err = call("list")
-    assert (code, err.count("\n"), "cairn-retrieval[schedule]" in err) == (2, 1, True)
+    assert (code, err.count("\n"), ".[schedule]" in err) == (2, 1, True)

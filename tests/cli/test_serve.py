@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from cli.main import cairn, run
+from cairn.cli.main import cairn, run
 
 START_SECONDS = 300
 
@@ -32,7 +31,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
         command = [
             sys.executable,
             "-m",
-            "cli.main",
+            "cairn.cli.main",
             "serve",
             "--port",
             "0",
@@ -114,8 +113,8 @@ def test_serve_with_a_setting_out_of_bounds_is_one_sentence(
 def test_serve_without_its_packages_says_how_to_get_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("pipeline.serve.")]:
+    for name in [name for name in sys.modules if name.startswith("cairn.pipeline.serve.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run(cairn, ("serve",), "cairn") == 2
-    assert "pip install 'cairn-retrieval[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err

@@ -5,9 +5,8 @@ from typing import Any
 import click
 import pyarrow.parquet as pq
 import pytest
-
-from cli.main import _VERBS, cairn
-from cli.settings import variable_prefix, warn_of_variables
+from cairn.cli.main import _VERBS, cairn
+from cairn.cli.settings import variable_prefix, warn_of_variables
 
 REQUIRED = {"ingest": ("--collection", "c"), "train": ("--output", "run")}
 

@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.collection import open_collection
-from pipeline.errors import DamageError
-from pipeline.index import tiers
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index import tiers
 
 
 def test_status_measures_searches_of_the_nearest_clusters(

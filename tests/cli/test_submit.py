@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from jobs.job_file import read_job
-from jobs.ray_cluster.submission import Listed, Outcome, Submission
-from pipeline.errors import ClusterError
+from cairn.jobs.job_file import read_job
+from cairn.jobs.ray_cluster.submission import Listed, Outcome, Submission
+from cairn.pipeline.errors import ClusterError
 
 
 class FakeServer:
-    """A cluster that runs one job, as :class:`jobs.ray_cluster.submission.JobServer` tells of it."""
+    """A cluster that runs one job, as :class:`cairn.jobs.ray_cluster.submission.JobServer` tells of it."""
 
     outcome: Any = Outcome(exit_code=0, report={"encoded": 3})
     submission = Submission(submission_id="cairn-build_index-c-0-1", status="PENDING", is_new=True)
@@ -42,7 +41,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
     class Server(FakeServer):
         pass
 
-    monkeypatch.setattr("jobs.ray_cluster.submission.JobServer", Server)
+    monkeypatch.setattr("cairn.jobs.ray_cluster.submission.JobServer", Server)
     return Server
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline import collection
-from pipeline.errors import DamageError, StorageError
-from pipeline.index.lance_errors import lance_errors
-from pipeline.search.lexical import lance_errors as searching
+from cairn.pipeline import collection
+from cairn.pipeline.errors import DamageError, StorageError
+from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.search.lexical import lance_errors as searching
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 
@@ -59,7 +58,7 @@ def test_panic_of_lance_is_a_damage_with_a_command() -> None:
 def test_missing_package_is_named(call: Any, tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['faiss'] = None\n"
-        "from cli.main import cairn, run\n"
+        "from cairn.cli.main import cairn, run\n"
         "sys.exit(run(cairn, sys.argv[1:], 'cairn'))"
     )
     done = subprocess.run(

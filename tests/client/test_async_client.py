@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-
-from pipeline.client import AsyncCairnClient, CairnClient
-from pipeline.client.errors import NotFoundError
+from cairn.pipeline.client import AsyncCairnClient, CairnClient
+from cairn.pipeline.client.errors import NotFoundError
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx2
 import pytest
-
-from pipeline.client import AsyncCairnClient, CairnClient
-from pipeline.errors import ConfigError, UsageError
+from cairn.pipeline.client import AsyncCairnClient, CairnClient
+from cairn.pipeline.errors import ConfigError, UsageError
 
 
 def nothing_is_sent(request: httpx2.Request) -> httpx2.Response:

@@ -11,9 +11,8 @@ from typing import Any
 
 import httpx2
 import pytest
-
-from pipeline.client import AsyncCairnClient, CairnClient
-from pipeline.client.errors import (
+from cairn.pipeline.client import AsyncCairnClient, CairnClient
+from cairn.pipeline.client.errors import (
     AccessError,
     ApiError,
     CursorExpiredError,
@@ -23,8 +22,8 @@ from pipeline.client.errors import (
     ServerUnreachableError,
     UnavailableError,
 )
-from pipeline.client.retries import RetryPolicy, retry_after_seconds
-from pipeline.errors import ConfigError, UsageError
+from cairn.pipeline.client.retries import RetryPolicy, retry_after_seconds
+from cairn.pipeline.errors import ConfigError, UsageError
 
 ANSWER = {"query": "q", "generation": 3, "hits": [], "next_cursor": None}
 Reply = tuple[int, Any, dict[str, str]] | Exception
@@ -66,8 +65,8 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def pause(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("pipeline.client.sync_client.sleep", waited.append)
-    monkeypatch.setattr("pipeline.client.async_client.sleep", pause)
+    monkeypatch.setattr("cairn.pipeline.client.sync_client.sleep", waited.append)
+    monkeypatch.setattr("cairn.pipeline.client.async_client.sleep", pause)
     return waited
 
 

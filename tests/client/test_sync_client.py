@@ -7,12 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.client import CairnClient, RemoteCollection
-from pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
-from pipeline.client.records import SearchParameters
-from pipeline.collection import open_collection
-from pipeline.types import SearchResult
+from cairn.pipeline.client import CairnClient, RemoteCollection
+from cairn.pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
+from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.types import SearchResult
 
 QUERY = "granite and slate"
 
@@ -79,7 +78,7 @@ def test_pages_are_one_ranking(stones: RemoteCollection) -> None:
 def test_document_comes_whole_whatever_a_request_may_give(
     stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.client.calls.STRETCH_CHARACTERS", 17)
+    monkeypatch.setattr("cairn.pipeline.client.calls.STRETCH_CHARACTERS", 17)
     document = stones.read_document("stones/slate/2")
     assert document is not None
     assert document.text.startswith("stone 2 é: slate")
@@ -130,7 +129,7 @@ def test_collections_are_listed_and_described(client: CairnClient) -> None:
 def test_vectors_are_those_of_the_collection_in_the_order_of_the_texts(
     stones: RemoteCollection, stones_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.client.calls.MAX_INPUTS", 2)
+    monkeypatch.setattr("cairn.pipeline.client.calls.MAX_INPUTS", 2)
     texts = ["granite", "a river", "old marks", "the mat", "cat"]
     vectors = stones.encode_queries(texts)
     assert vectors.shape == (5, stones.describe().vector_dim)
@@ -140,7 +139,7 @@ def test_vectors_are_those_of_the_collection_in_the_order_of_the_texts(
 
 
 def test_cursor_of_another_generation_is_an_error_of_its_own(client: CairnClient) -> None:
-    from pipeline.client.calls import search_call
+    from cairn.pipeline.client.calls import search_call
 
     with pytest.raises((CursorExpiredError, InvalidRequestError)):
         client.send(search_call("stones", QUERY, {}, "no-such-cursor"))

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-
-from pipeline.cluster import assignment
-from pipeline.cluster.assignment import ClusterAssigner, assign, first_order_points, nearest_centroids
-from pipeline.cluster.store import Clusters
-from pipeline.errors import FingerprintMismatchError
+from cairn.pipeline.cluster import assignment
+from cairn.pipeline.cluster.assignment import ClusterAssigner, assign, first_order_points, nearest_centroids
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.errors import FingerprintMismatchError
 
 
 class FirstLetters:

@@ -6,12 +6,16 @@ import sys
 
 import numpy as np
 import pytest
-
-from pipeline.cluster.assignment import assign, nearest_centroids
-from pipeline.cluster.asymmetric_kmeans import MAX_CLUSTERS, choose_num_clusters, pair_points, train_clusters
-from pipeline.cluster.store import Clusters
-from pipeline.config import ClusterConfig
-from pipeline.errors import ModelError, SourceError
+from cairn.pipeline.cluster.assignment import assign, nearest_centroids
+from cairn.pipeline.cluster.asymmetric_kmeans import (
+    MAX_CLUSTERS,
+    choose_num_clusters,
+    pair_points,
+    train_clusters,
+)
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.config import ClusterConfig
+from cairn.pipeline.errors import ModelError, SourceError
 
 
 def topics(
@@ -210,8 +214,8 @@ def test_train_clusters_with_another_seed_differs() -> None:
 def test_train_clusters_in_another_process_is_bit_equal() -> None:
     script = (
         "import hashlib, numpy as np\n"
-        "from pipeline.cluster import train_clusters\n"
-        "from pipeline.config import ClusterConfig\n"
+        "from cairn.pipeline.cluster import train_clusters\n"
+        "from cairn.pipeline.config import ClusterConfig\n"
         "rng = np.random.default_rng(7)\n"
         "phi, psi = (rng.standard_normal((400, 16)).astype(np.float32) for _ in range(2))\n"
         "found = train_clusters(phi, psi, ClusterConfig(), surrogate_fingerprint='test')\n"

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cairn.pipeline.cluster.packing import greedy_tour, pack
+from cairn.pipeline.config import Tour
+from cairn.pipeline.errors import ConfigError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.cluster.packing import greedy_tour, pack
-from pipeline.config import Tour
-from pipeline.errors import ConfigError
 
 
 def drawn(seed: int = 0) -> np.random.Generator:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-
-from pipeline.cluster.queries import MAX_SENTENCE_CHARACTERS, leading_sentence, query_side
+from cairn.pipeline.cluster.queries import MAX_SENTENCE_CHARACTERS, leading_sentence, query_side
 
 
 def test_query_side_takes_query_then_title_then_sentence() -> None:

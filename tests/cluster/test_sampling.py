@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from pipeline.cluster.sampling import hash_keys, hash_order, sample_rows
-from pipeline.errors import SourceError
+from cairn.pipeline.cluster.sampling import hash_keys, hash_order, sample_rows
+from cairn.pipeline.errors import SourceError
 
 
 def rows(num_rows: int = 200) -> pa.Table:

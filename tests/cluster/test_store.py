@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from pipeline.cluster.arrow_file import write_arrow_file
-from pipeline.cluster.store import Clusters
-from pipeline.errors import IntegrityError
+from cairn.pipeline.cluster.arrow_file import write_arrow_file
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.errors import IntegrityError
 
 
 def clusters(**changes: object) -> Clusters:

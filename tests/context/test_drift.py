@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from cairn.pipeline.context.drift import measure_drift
+from cairn.pipeline.errors import FingerprintMismatchError, UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.context.drift import measure_drift
-from pipeline.errors import FingerprintMismatchError, UsageError
 
 pairs = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 1_000)), min_size=1, max_size=20).filter(
     lambda rows: sum(a for a, _ in rows) > 0 and sum(b for _, b in rows) > 0

@@ -4,11 +4,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cairn.pipeline.context.sampling import allocate, draw_context
+from cairn.pipeline.errors import UsageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.context.sampling import allocate, draw_context
-from pipeline.errors import UsageError
 
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40).map(
     lambda values: np.array(values, np.int64)

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from pipeline.cluster.arrow_file import write_arrow_file
-from pipeline.config import ContextConfig
-from pipeline.context.store import ContextSet, build_context
-from pipeline.errors import IntegrityError, ModelError, SourceError
+from cairn.pipeline.cluster.arrow_file import write_arrow_file
+from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.context.store import ContextSet, build_context
+from cairn.pipeline.errors import IntegrityError, ModelError, SourceError
 
 
 def context(**changes: object) -> ContextSet:

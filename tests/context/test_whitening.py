@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.context.whitening import PRIOR_VECTORS, Whitening
+from cairn.pipeline.context.whitening import PRIOR_VECTORS, Whitening
 
 
 @pytest.fixture

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
 
 CONFIG = CorpusConfig()
 

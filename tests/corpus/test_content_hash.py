@@ -5,8 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-from pipeline.corpus.content_hash import content_hashes
+from cairn.pipeline.corpus.content_hash import content_hashes
 
 
 def framed(value: bytes) -> bytes:

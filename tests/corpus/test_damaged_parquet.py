@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.errors import SchemaError, SourceError
 
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.corpus.sources import SourceFile
-from pipeline.errors import SchemaError, SourceError
 from tests.corpus.checked_rows import CONFIG, read, reasons
 
 WriteCorpus = Callable[..., Path]

@@ -11,16 +11,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.decode import DECODE_ERRORS, check_column_metadata, leaves_of, open_parquet, plan_reads
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.decode import (
+    DECODE_ERRORS,
+    check_column_metadata,
+    leaves_of,
+    open_parquet,
+    plan_reads,
+)
 
 BUDGET_BYTES = 300 << 20
 
 READER = """
 import collections, json, sys
-from pipeline.config import CorpusConfig
-from pipeline.corpus import read_checked, scan_sources
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import read_checked, scan_sources
 
 def peak_bytes():
     with open("/proc/self/status") as status:

@@ -10,10 +10,9 @@ from typing import Any
 
 import fsspec
 import pytest
+from cairn.pipeline.corpus.file_identity import SETTLED_SECONDS, file_identities
+from cairn.pipeline.corpus.sources import SourceFile, resolve_sources
 from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-from pipeline.corpus.file_identity import SETTLED_SECONDS, file_identities
-from pipeline.corpus.sources import SourceFile, resolve_sources
 
 
 class Told(fsspec.AbstractFileSystem):

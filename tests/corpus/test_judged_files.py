@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.corpus.judged_files import corpus_files, find_judged_file, read_columns, read_judged_file
-from pipeline.errors import SchemaError, SourceError
+from cairn.pipeline.corpus.judged_files import corpus_files, find_judged_file, read_columns, read_judged_file
+from cairn.pipeline.errors import SchemaError, SourceError
 
 QRELS = [{"query_id": "q1", "doc_id": "007", "score": 2}, {"query_id": "2", "doc_id": "1", "score": 0}]
 CORPUS = [

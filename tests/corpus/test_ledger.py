@@ -4,12 +4,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
+from cairn.pipeline.corpus.source_record import create_record, sqlite_errors
+from cairn.pipeline.errors import DiskFullError, StorageError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
-from pipeline.corpus.source_record import create_record, sqlite_errors
-from pipeline.errors import DiskFullError, StorageError
 
 
 def sha(content: str) -> str:

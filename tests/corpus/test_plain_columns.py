@@ -1,10 +1,9 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from cairn.pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
 
 STRINGS = pa.array(["a", None, "", "käse", "a"])
 LISTS = pa.array([["a", None], None, [], ["käse", "b", "b"]], pa.list_(pa.string()))

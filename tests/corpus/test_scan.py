@@ -5,10 +5,10 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
 
-from pipeline.config import CorpusConfig
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.errors import SchemaError, SourceError, TryAgainError
 from tests.corpus.checked_rows import CONFIG, raw_strings, read, reasons
 
 WriteCorpus = Callable[..., Path]

@@ -2,12 +2,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_type, widened
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.errors import SchemaError
 from pyarrow.fs import LocalFileSystem
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_type, widened
-from pipeline.corpus.sources import SourceFile
-from pipeline.errors import SchemaError
 
 BASE = {"id": pa.string(), "text": pa.string()}
 

@@ -5,9 +5,8 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.corpus.sources import resolve_sources
-from pipeline.errors import SourceError
+from cairn.pipeline.corpus.sources import resolve_sources
+from cairn.pipeline.errors import SourceError
 
 
 def touch(folder: Path, *names: str) -> None:

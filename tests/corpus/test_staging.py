@@ -6,16 +6,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.scan import scan_sources
+from cairn.pipeline.corpus.source_record import create_record
+from cairn.pipeline.corpus.staging import Staged, plan_changes, stage_changes
+from cairn.pipeline.types import staged_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.ledger import Ledger
-from pipeline.corpus.quarantine import QuarantineWriter
-from pipeline.corpus.scan import scan_sources
-from pipeline.corpus.source_record import create_record
-from pipeline.corpus.staging import Staged, plan_changes, stage_changes
-from pipeline.types import staged_schema
 
 WriteCorpus = Callable[..., Path]
 Shas = dict[str, str]

@@ -9,12 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.file_identity import file_identities
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.corpus.sources import resolve_sources
-from pipeline.errors import SourceError, TryAgainError
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.file_identity import file_identities
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.corpus.sources import resolve_sources
+from cairn.pipeline.errors import SourceError, TryAgainError
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore

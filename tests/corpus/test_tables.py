@@ -13,17 +13,17 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.file_identity import file_identities
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.corpus.sources import resolve_sources
+from cairn.pipeline.corpus.tables.delta import DeltaTablePart
+from cairn.pipeline.corpus.tables.iceberg import store_properties
+from cairn.pipeline.errors import ConfigError, SourceError, TryAgainError
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyiceberg.catalog.memory import InMemoryCatalog
 
-from pipeline.config import CorpusConfig
-from pipeline.corpus.file_identity import file_identities
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.corpus.sources import resolve_sources
-from pipeline.corpus.tables.delta import DeltaTablePart
-from pipeline.corpus.tables.iceberg import store_properties
-from pipeline.errors import ConfigError, SourceError, TryAgainError
 from tests.corpus import test_read_files
 from tests.corpus.checked_rows import read
 from tests.corpus.test_read_files import Published
@@ -237,10 +237,10 @@ def _written_at(path: Path) -> int:
 def test_missing_library_names_the_extra(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = "delta" if name == "deltalake" else "iceberg"
     make(FORMATS[found], str(tmp_path / "t"))
-    monkeypatch.delitem(sys.modules, f"pipeline.corpus.tables.{found}", raising=False)
+    monkeypatch.delitem(sys.modules, f"cairn.pipeline.corpus.tables.{found}", raising=False)
     for module in [each for each in sys.modules if each.partition(".")[0] == name]:
         monkeypatch.setitem(sys.modules, module, None)
-    sentence = rf"table .*/t must have the package {name}, got none; .*cairn-retrieval\[{found}\]"
+    sentence = rf"table .*/t must have the package {name}, got none; .*\.\[{found}\]"
     with pytest.raises(ConfigError, match=sentence):
         resolve_sources([str(tmp_path / "t")])
 

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cairn.pipeline.corpus import tokenization
+from cairn.pipeline.corpus.tokenization import segments, tokenize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-
-from pipeline.corpus import tokenization
-from pipeline.corpus.tokenization import segments, tokenize
 
 TEXTS = ["The cat sat.", "", "don't walk_er", "   ", "stone 你好 path 😀", "café walking"]
 ALPHABET = "ab  \n\tcat.,_-'你好éЖ😀\u0301\u200b\x1c[]"

@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cairn.cli.main import cairn, run
 
-from cli.main import cairn, run
 from tests.docs.pages import GUIDE, README, ROOT, Block, blocks
 from tests.docs.workshop import open_workshop, write_corpora
 

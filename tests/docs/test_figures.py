@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 
 import pytest
+from cairn.jobs.ray_cluster import pool
+from cairn.jobs.schedule.history import KEPT_RUNS
+from cairn.pipeline import search_options as options
+from cairn.pipeline.cluster.asymmetric_kmeans import MAX_CLUSTERS
+from cairn.pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
+from cairn.pipeline.context import drift
+from cairn.pipeline.index.faiss_build import MAX_LISTS
+from cairn.pipeline.index.lease import LEASE_SECONDS
+from cairn.pipeline.model.landmark_gates import INITIAL_GATE
+from cairn.pipeline.serve.maps import corpus_map, map_cache, map_files
+from cairn.pipeline.serve.schemas import MAX_QUERIES
+from cairn.pipeline.serve.settings import MAX_BODY_BYTES
 
-from jobs.ray_cluster import pool
-from jobs.schedule.history import KEPT_RUNS
-from pipeline import search_options as options
-from pipeline.cluster.asymmetric_kmeans import MAX_CLUSTERS
-from pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
-from pipeline.context import drift
-from pipeline.index.faiss_build import MAX_LISTS
-from pipeline.index.lease import LEASE_SECONDS
-from pipeline.model.landmark_gates import INITIAL_GATE
-from pipeline.serve.maps import corpus_map, map_cache, map_files
-from pipeline.serve.schemas import MAX_QUERIES
-from pipeline.serve.settings import MAX_BODY_BYTES
 from tests.docs.pages import DOCS, README, tables
 
 CLUSTER, CORPUS, INDEX = ClusterConfig(), CorpusConfig(), IndexConfig()

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import click
 import pytest
+from cairn.cli.main import cairn
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.lab.evaluate.systems import baseline_systems, configured_systems
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.poolings import POOLING_RULES
+from cairn.pipeline.search_options import DEFAULT_WEIGHTS
 
-from cli.main import cairn
-from pipeline.config import EncoderConfig
-from pipeline.evaluate.systems import baseline_systems, configured_systems
-from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.poolings import POOLING_RULES
-from pipeline.search_options import DEFAULT_WEIGHTS
 from tests.docs.pages import DOCS, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
 
 TOP_LEVEL = ("pipeline", "cli", "jobs", "tests", "docs", "examples")
@@ -30,8 +30,8 @@ OTHERS_OPTIONS = {
     "--rewrite-openapi": "pytest",
     "--dashboard-agent-listen-port": "ray",
     "--config": "python -m jobs.NAME",
-    "--prepare-only": "python -m jobs.train_default",
-    "--set": "python -m jobs.train_default",
+    "--prepare-only": "python -m cairn.jobs.train_default",
+    "--set": "python -m cairn.jobs.train_default",
 }
 """Options in prose that are not ours, and whose they are."""
 OTHER_PROGRAMS = re.compile(r"^(torchrun|pytest|python|docker|ray|\.venv/bin/python) ")
@@ -242,7 +242,7 @@ def test_targets_of_make_that_a_page_names_are_there(page: Path) -> None:
 
 def test_layers_of_the_pages_are_those_that_are_checked() -> None:
     contracts = PROJECT["tool"]["importlinter"]["contracts"]
-    inside = next(one for one in contracts if one.get("containers") == ["pipeline"])
+    inside = next(one for one in contracts if one.get("containers") == ["cairn.pipeline"])
     page = (DOCS / "design" / "architecture.md").read_text("utf-8")
     shown = page.split("<!-- layers: pipeline -->\n```text\n")[1].split("```")[0]
     assert shown.splitlines() == inside["layers"]

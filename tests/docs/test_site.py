@@ -69,13 +69,6 @@ def test_links_and_pictures_of_a_page_are_there(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).is_file()] == []
 
 
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_of_a_page_fit_the_width(page: Path) -> None:
-    lines = page.read_text("utf-8").splitlines()
-    wide = [line for line in lines if len(line) > MAX_COLUMNS and not line.startswith("|")]
-    assert [line for line in wide if " " in line.strip()] == []
-
-
 @pytest.mark.parametrize("page", LINES, ids=lambda page: page.name)
 def test_page_that_leads_to_others_is_short(page: Path) -> None:
     assert len(page.read_text("utf-8").splitlines()) <= LINES[page]

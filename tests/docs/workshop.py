@@ -20,9 +20,9 @@ import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.cli.main import cairn, run
+from cairn.cli.settings import load_default_map, settings_of_verb
 
-from cli.main import cairn, run
-from cli.settings import load_default_map, settings_of_verb
 from tests.docs.pages import ROOT, Block, shell_lines
 
 ADDRESS = re.compile(r"(http://)?(127\.0\.0\.1|localhost):8400")
@@ -137,7 +137,7 @@ class Workshop:
 
     def start(self, words: list[str]) -> None:
         """Start a process that ends with the page."""
-        command = [sys.executable, "-m", "cli.main", *words]
+        command = [sys.executable, "-m", "cairn.cli.main", *words]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         self.stack.callback(process.wait)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.backbone import Backbone
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from cli.main import cairn, run
-from pipeline.collection import open_collection
-from pipeline.encode.cross_encoder import CrossEncoderReranker
-from pipeline.errors import ConfigError, ModelError
+from cairn.cli.main import cairn, run
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
+from cairn.pipeline.errors import ConfigError, ModelError
 
 TEXTS = ["the stone path", "a river and a mat " * 40, "old mountain", ""]
 

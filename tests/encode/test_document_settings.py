@@ -6,11 +6,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
-from pipeline.manifest import fingerprint
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.manifest import fingerprint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

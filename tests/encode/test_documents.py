@@ -5,15 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.landmarks import split_into_chunks
-from pipeline.model.latent_attention import latent_attention_of
-from pipeline.poolings import POOLINGS
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.landmarks import split_into_chunks
+from cairn.pipeline.model.latent_attention import latent_attention_of
+from cairn.pipeline.poolings import POOLINGS
 
 TEXTS = [
     "the cat sat on the mat.",

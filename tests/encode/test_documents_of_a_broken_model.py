@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ModelError
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ModelError
 
 TEXTS = [
     "the cat sat on the mat.",

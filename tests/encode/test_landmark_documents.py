@@ -7,13 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.own_tensors import GATE_NAMES
-from pipeline.poolings import POOLINGS
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.own_tensors import GATE_NAMES
+from cairn.pipeline.poolings import POOLINGS
 
 TEXTS = [
     "the cat sat on the mat.",

@@ -6,11 +6,10 @@ import warnings
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.text_encoder import TextEncoder
-from pipeline.model.folders.embedded_weights import embedded_folder
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.model.folders.embedded_weights import embedded_folder
 
 TEXTS = [
     "How do I reverse a list in Python?",

@@ -11,17 +11,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
+from cairn.pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, encoder_config
+from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from cairn.pipeline.model.landmark_mixer import LandmarkMixer
 from safetensors.torch import save_file
-
-from pipeline.config import DEFAULT_MODEL, EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.text_encoder import load_encoder
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
-from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, encoder_config
-from pipeline.model.folders.own_tensors import LANDMARK_MIXER
-from pipeline.model.landmark_mixer import LandmarkMixer
 
 TEXTS = ["the cat sat on the mat and looked at the dog " * 12, "a dog", "words of another document " * 9]
 TITLES = ["cats", None, "other words"]

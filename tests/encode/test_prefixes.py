@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.prefixes import Prefix, tokenize_after
 
 TEXTS = ["the cat", " spaced", "", "old  stone\n path"]
 

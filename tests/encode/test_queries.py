@@ -4,11 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.text_encoder import TextEncoder
-from pipeline.errors import ConfigError
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.encode import documents
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.model.batching import one_torch_thread
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode import documents
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.model.batching import one_torch_thread
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.model.folders.model_defaults import encoder_config
 from tests.encode.sentence_transformers_folders import MEAN, write_dense, write_layer_norm
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a", "", "Walking MOUNTAINS, rivers; " * 5]

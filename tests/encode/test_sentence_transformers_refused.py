@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import save_file
 
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ModelError
-from pipeline.model.folders.model_defaults import encoder_config
 from tests.encode.sentence_transformers_folders import write_dense
 
 

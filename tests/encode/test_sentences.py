@@ -5,11 +5,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import regex
+from cairn.pipeline.corpus.tokenization import TokenizedTexts
+from cairn.pipeline.encode.sentences import rank_sentences, sentence_starts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.corpus.tokenization import TokenizedTexts
-from pipeline.encode.sentences import rank_sentences, sentence_starts
 
 CLASSES = (
     "Extend",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.shard_tables import ADDED_COLUMNS, shard_tables
-from pipeline.types import chunks_schema, documents_schema
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.shard_tables import ADDED_COLUMNS, shard_tables
+from cairn.pipeline.types import chunks_schema, documents_schema
 
 DOC_IDS = ["b", "a", "c"]
 TEXTS = ["old stone path " * 10, "cat", "the mat"]

@@ -4,10 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from pipeline import durable
-from pipeline.encode.shard_tables import ADDED_COLUMNS
-from pipeline.encode.shards import (
+from cairn.pipeline import durable
+from cairn.pipeline.encode.shard_tables import ADDED_COLUMNS
+from cairn.pipeline.encode.shards import (
     as_parquet,
     count_rows,
     finished_shards,
@@ -17,8 +16,8 @@ from pipeline.encode.shards import (
     shard_path,
     write_encoded_shard,
 )
-from pipeline.errors import IntegrityError
-from pipeline.types import chunks_schema, documents_schema, staged_schema
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.types import chunks_schema, documents_schema, staged_schema
 
 
 def _vectors(count):

@@ -5,17 +5,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.sentences import rank_sentences
+from cairn.pipeline.encode.structure import heading_at, rank_structure, structure_of
+from cairn.pipeline.model.landmarks import Chunks, chunk_spans, split_into_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.corpus.tokenization import tokenize
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.sentences import rank_sentences
-from pipeline.encode.structure import heading_at, rank_structure, structure_of
-from pipeline.model.landmarks import Chunks, chunk_spans, split_into_chunks
-
-# Every line with the rank before it, as pipeline.model.landmarks has them; 0 where no cut is better than
-# inside prose.
+# Every line with the rank before it, as cairn.pipeline.model.landmarks has them; 0 where no cut is better
+# than inside prose.
 LINES = [
     (8, "An opening paragraph"),
     (0, "wrapped over lines."),

@@ -10,15 +10,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import ConfigError, DiskFullError
+from cairn.pipeline.model.folders import encoder_folder
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.encode.text_encoder import load_encoder
-from pipeline.errors import ConfigError, DiskFullError
-from pipeline.model.folders import encoder_folder
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
 
 SHORT = ["the cat sat on the mat.", "old stone path", "a"]
 TEXTS = [*SHORT, "walking mountains, rivers; " * 12 + "end"]

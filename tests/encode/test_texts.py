@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.encode.texts import require_texts
-from pipeline.errors import ConfigError
+from cairn.pipeline.encode.texts import require_texts
+from cairn.pipeline.errors import ConfigError
 
 
 @pytest.mark.parametrize(

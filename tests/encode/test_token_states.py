@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.token_states import embed_tokens
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.token_states import embed_tokens
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.backbone import Backbone
 
 TEXTS = ["the old stone on the path", "", "a river", "the cat sat on the mat and the stone marks the way"]
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
 
 SHORT, LONG = " ".join(["word"] * 7), " ".join(["word"] * 30)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.index.layout import CollectionLayout
 
-from pipeline.index.layout import CollectionLayout
 from tests.index import stones
 
 SECONDS = 240.0
@@ -25,7 +25,7 @@ SECONDS = 240.0
 FORKS = """
 import json, os, signal, sys
 from pathlib import Path
-from pipeline import durable
+from cairn.pipeline import durable
 sys.path.insert(0, {folder!r})
 {imports}
 for line in sys.stdin:

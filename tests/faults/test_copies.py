@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.search import served
+from cairn.pipeline.search.searcher import Searcher
 
-from pipeline.index.copied_names import COPIES
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
-from pipeline.search import served
-from pipeline.search.searcher import Searcher
 from tests.faults.test_damage_matrix import NEW, RIGHT, older_copy, path_of, right_texts, texts
 from tests.index import stones
 

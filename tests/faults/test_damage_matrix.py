@@ -12,16 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from pipeline.errors import CairnError
-from pipeline.index.generation import Generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import (
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import (
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
+
 from tests.index import stones
 
 OLD = stones.document_ids(20)

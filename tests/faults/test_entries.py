@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cairn.pipeline.errors import DamageError, StorageError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.search import searcher
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.ranking import rank_queries
+from cairn.pipeline.search.searcher import Searcher
 
-from pipeline.errors import DamageError, StorageError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
-from pipeline.search import searcher
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.ranking import rank_queries
-from pipeline.search.searcher import Searcher
 from tests.entries import KINDS, put
 from tests.faults.test_copies import Encoder, require_answers
 from tests.faults.test_damage_matrix import RIGHT

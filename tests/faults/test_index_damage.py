@@ -13,21 +13,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipeline.durable import sha256_of_file
-from pipeline.errors import IntegrityError
-from pipeline.index.copied_names import COPIES
-from pipeline.index.current import Current
-from pipeline.index.generation import open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import (
+from cairn.pipeline.durable import sha256_of_file
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.current import Current
+from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import (
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
-from pipeline.index.stored_files import read_manifest
-from pipeline.manifest import MANIFEST_NAME, SEGMENTS_VERSION
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.manifest import MANIFEST_NAME, SEGMENTS_VERSION
 
 DERIVED = (
     "documents.faiss",

@@ -14,13 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipeline.errors import CairnError, DiskFullError, StorageError
-from pipeline.index import publish, tiers
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.segments import merge, writer
+from cairn.pipeline.errors import CairnError, DiskFullError, StorageError
+from cairn.pipeline.index import publish, tiers
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.segments import merge, writer
 
 DISK_BYTES = 16 << 20
 FREE_KIB = (140, 180, 220, 260, 300, 340, 380)
@@ -32,9 +31,9 @@ LIMITED = f"""
 import resource
 sys.path.insert(0, {str(STONES.parent)!r})
 import stones
-from pipeline.errors import CairnError
-from pipeline.index import tiers
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.layout import CollectionLayout
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 def work(root, limit_bytes, said, is_merge):
     if is_merge:

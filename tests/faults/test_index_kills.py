@@ -13,12 +13,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipeline.errors import CollectionBusyError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import delete_documents, verify_collection
-from pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.errors import CollectionBusyError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents, verify_collection
+from cairn.pipeline.index.publish import COMMIT_POINTS
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +25,7 @@ STONES = Path(__file__).parents[1] / "index" / "stones.py"
 WORK = f"""
 sys.path.insert(0, {str(STONES.parent)!r})
 import stones
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
 def work(root):
     stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
 """

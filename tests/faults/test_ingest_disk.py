@@ -18,11 +18,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-
-from jobs.build_index import build_index
-from pipeline.errors import CairnError
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.line.build_index import build_index
 
 KILLS = Path(__file__).with_name("test_ingest_kills.py")
 DISK_BYTES = 64 << 20
@@ -35,10 +34,10 @@ The disk fills at a different step each time.
 # Ingest where no file may grow beyond so many bytes, and write down what went wrong.
 LIMITED_INGEST = """
 import resource
-import jobs.encoder_worker, jobs.write_index
+import cairn.pipeline.line.encoder_worker, cairn.pipeline.line.publish
 from test_ingest_kills import settings
-from jobs.build_index import build_index
-from pipeline.errors import CairnError
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.errors import CairnError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 def work(root, corpus, model, limit_bytes, said):
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit_bytes), int(limit_bytes)))

@@ -15,15 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.compatibility import stored_settings
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.compatibility import stored_settings
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +32,10 @@ WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "wa
 
 # Ingest a corpus into a root with a model.
 WORK = """
-import jobs.encoder_worker
+import cairn.pipeline.line.encoder_worker
 from test_ingest_kills import settings
-from jobs.build_index import build_index
-from jobs.compatibility import stored_settings
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.compatibility import stored_settings
 def work(root, corpus, model):
     build_index([corpus], root, "c", settings(Path(model)))
 """
@@ -167,7 +166,7 @@ def test_concurrent_ingests_of_one_collection_let_one_work_and_send_the_others_a
     command = [
         sys.executable,
         "-m",
-        "cli.main",
+        "cairn.cli.main",
         "ingest",
         world["new"],
         "--collection",

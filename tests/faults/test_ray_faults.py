@@ -25,13 +25,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.engine import EngineConfig
-from pipeline import durable
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.pipeline import durable
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.line.build_index import build_index
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,9 +76,9 @@ KILLED_DRIVER = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[5])
-from pipeline import durable
+from cairn.pipeline import durable
 from test_ray_faults import engine_at, settings
-from jobs.build_index import build_index
+from cairn.pipeline.line.build_index import build_index
 written = []
 def die(name):
     written.append(name)
@@ -95,10 +94,10 @@ CUT_OFF_DRIVER = """
 import json, sys, time
 from pathlib import Path
 sys.path[:0] = [sys.argv[4], sys.argv[5]]
-from pipeline import durable
+from cairn.pipeline import durable
 from ray_namespaces import HEAD_ADDRESS, cut_off_oldest
 from test_ray_faults import SHARDS_BEFORE, engine_at, settings
-from jobs.build_index import build_index
+from cairn.pipeline.line.build_index import build_index
 written = []
 def cut(name):
     if name == "shard-written":

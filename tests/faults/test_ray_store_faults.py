@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.ray_cluster import engine as ray_engine
+from cairn.jobs.ray_cluster.engine import RayEngine
+from cairn.pipeline import durable
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.encode.shards import write_encoded_shard
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.segments import parts
+from cairn.pipeline.index.segments.parts import Task
+from cairn.pipeline.line import encode as encode_corpus
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.encoder_worker import EncoderWorker
+from cairn.pipeline.line.engine_records import EncodedShard
 
-from jobs import encode_corpus
-from jobs.build_index import build_index
-from jobs.encoder_worker import EncoderWorker
-from jobs.engine import EngineConfig
-from jobs.engine_records import EncodedShard
-from jobs.ray_cluster import engine as ray_engine
-from jobs.ray_cluster.engine import RayEngine
-from pipeline import durable
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.encode.shards import write_encoded_shard
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.object_folder import ObjectFolder
-from pipeline.index.segments import parts
-from pipeline.index.segments.parts import Task
-from tests.jobs.test_row_tasks import corpus
+from tests.line.test_row_tasks import corpus
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore

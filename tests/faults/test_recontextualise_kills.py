@@ -15,24 +15,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.recontextualise import recontextualise
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.stored_rows import vectors_of
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.stored_rows import vectors_of
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.recontextualise import recontextualise
 
 pytestmark = pytest.mark.slow
 
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
 WORK = """
-import jobs.encoder_worker
+import cairn.pipeline.line.encoder_worker
 from test_recontextualise_kills import settings
-from jobs.recontextualise import recontextualise
+from cairn.pipeline.line.recontextualise import recontextualise
 def work(root, model):
     recontextualise(root, "c", settings(Path(model)))
 """

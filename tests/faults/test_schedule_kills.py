@@ -15,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.schedule.history import ScheduledRun, read_history
-from jobs.schedule.schedules import ScheduleFile
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
+from cairn.jobs.schedule.history import ScheduledRun, read_history
+from cairn.jobs.schedule.schedules import ScheduleFile
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.line.build_index import build_index
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +34,13 @@ SECONDS = 600.0
 # politely interrupts it before.
 CHILD = """
 import os, sys, time
-import jobs.ingest_settings
+import cairn.pipeline.line.ingest_settings
 from dataclasses import replace
-from cli.main import cairn, run
-from pipeline import durable
-resolve = jobs.ingest_settings.resolve_ingest_config
-jobs.ingest_settings.resolve_ingest_config = lambda *given: replace(resolve(*given), shard_characters=300)
-scheduler = os.getppid()
+from cairn.cli.main import cairn, run
+from cairn.pipeline import durable
+resolve = cairn.pipeline.line.ingest_settings.resolve_ingest_config
+cairn.pipeline.line.ingest_settings.resolve_ingest_config = lambda *given: replace(resolve(*given),
+shard_characters=300) scheduler = os.getppid()
 def disturb(name):
     if name == sys.argv[1] and not os.path.exists("disturbed"):
         open("disturbed", "w").close()
@@ -57,8 +56,8 @@ sys.exit(run(cairn, sys.argv[3:], "cairn"))
 SCHEDULER = """
 import signal, sys
 from pathlib import Path
-from jobs.schedule.scheduler import Scheduler
-from jobs.schedule.schedules import ScheduleFile
+from cairn.jobs.schedule.scheduler import Scheduler
+from cairn.jobs.schedule.schedules import ScheduleFile
 command = (sys.executable, "-c", sys.argv[2], *sys.argv[3:])
 scheduler = Scheduler(file=ScheduleFile(Path(sys.argv[1])), command=command, log=print, retry_seconds=0.2)
 signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))

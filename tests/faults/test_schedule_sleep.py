@@ -11,9 +11,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-
-from jobs.schedule.history import read_history
-from jobs.schedule.schedules import ScheduleFile
+from cairn.jobs.schedule.history import read_history
+from cairn.jobs.schedule.schedules import ScheduleFile
 
 pytestmark = pytest.mark.faults
 
@@ -22,8 +21,8 @@ SECONDS = 120.0
 SCHEDULER = """
 import signal, sys
 from pathlib import Path
-from jobs.schedule.scheduler import Scheduler
-from jobs.schedule.schedules import ScheduleFile
+from cairn.jobs.schedule.scheduler import Scheduler
+from cairn.jobs.schedule.schedules import ScheduleFile
 command = (sys.executable, "-c", "print('{}')")
 file, log = ScheduleFile(Path(sys.argv[1])), lambda line: print(line, flush=True)
 scheduler = Scheduler(file=file, command=command, log=log)

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import repair_collection, verify_collection
+from cairn.pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.index.segments.parts import PART_COMMIT_POINTS
 
-from pipeline.index import tiers
-from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import repair_collection, verify_collection
-from pipeline.index.publish import COMMIT_POINTS
-from pipeline.index.segments.parts import PART_COMMIT_POINTS
 from tests.index import stones
 from tests.nightly import readings
 
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 WORK = """
 sys.path.insert(0, {folder!r})
 import stones
-from pipeline.index import tiers
-from pipeline.index.segments import parts
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.segments import parts
+from cairn.pipeline.index.layout import CollectionLayout
 tiers.WHOLE_CHUNKS = 0
 tiers.MAX_DELETED_SHARE = 0.8
 def work(root, factor, is_cut=""):

@@ -15,12 +15,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-
-from pipeline.index import replica as replica_module
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.replica import REPLICA_POINTS
+from cairn.pipeline.index import replica as replica_module
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.replica import REPLICA_POINTS
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -34,9 +33,9 @@ INDEX_TESTS = Path(__file__).resolve().parents[1] / "index"
 WORK = f"""
 sys.path.insert(0, {str(INDEX_TESTS)!r})
 import stones
-from pipeline.index import lease
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index import lease
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
 lease.LEASE_SECONDS = 0.1
 def work(action, **settings):
     os.environ.update(settings)

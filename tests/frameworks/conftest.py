@@ -14,11 +14,11 @@ import pytest
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 os.environ["LANGSMITH_TRACING"] = "false"
 
-from jobs.build_index import build_index
-from pipeline.client import CairnClient
-from pipeline.collection import Collection, open_collection
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.frameworks.source import Searchable
+from cairn.pipeline.client import CairnClient
+from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.frameworks.source import Searchable
+from cairn.pipeline.line.build_index import build_index
 
 QUERY = "granite and slate"
 

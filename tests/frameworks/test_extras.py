@@ -22,8 +22,8 @@ def run(program: str) -> str:
 def test_cairn_imports_no_framework_by_itself() -> None:
     loaded = json.loads(
         run(
-            "import json, sys, cli.main, pipeline.collection, pipeline.client.errors, "
-            "pipeline.frameworks.source\n"
+            "import json, sys, cairn.cli.main, cairn.pipeline.collection, cairn.pipeline.client.errors, "
+            "cairn.pipeline.frameworks.source\n"
             "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
         )
     )
@@ -33,23 +33,20 @@ def test_cairn_imports_no_framework_by_itself() -> None:
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [
-        ("pipeline.client.sync_client", "httpx2", "client"),
-        ("pipeline.client.async_client", "httpx2", "client"),
-        ("pipeline.frameworks.langchain_retriever", "langchain-core", "langchain"),
-        ("pipeline.frameworks.langchain_embeddings", "langchain-core", "langchain"),
-        ("jobs.langchain_store", "langchain-core", "langchain"),
-        ("pipeline.frameworks.llama_retriever", "llama-index-core", "llama-index"),
-        ("pipeline.frameworks.haystack_retriever", "haystack-ai", "haystack"),
-        ("pipeline.frameworks.mcp_server", "mcp", "mcp"),
+        ("cairn.pipeline.client.sync_client", "httpx2", "client"),
+        ("cairn.pipeline.client.async_client", "httpx2", "client"),
+        ("cairn.pipeline.frameworks.langchain_retriever", "langchain-core", "langchain"),
+        ("cairn.pipeline.frameworks.langchain_embeddings", "langchain-core", "langchain"),
+        ("cairn.pipeline.frameworks.langchain_store", "langchain-core", "langchain"),
+        ("cairn.pipeline.frameworks.llama_retriever", "llama-index-core", "llama-index"),
+        ("cairn.pipeline.frameworks.haystack_retriever", "haystack-ai", "haystack"),
+        ("cairn.pipeline.frameworks.mcp_server", "mcp", "mcp"),
     ],
 )
 def test_extra_that_is_missing_is_named(module: str, package: str, extra: str) -> None:
     said = run(
         f"import sys\nfor name in {FRAMEWORKS}: sys.modules[name] = None\n"
-        f"from pipeline.errors import ConfigError\ntry:\n    import {module}\nexcept ConfigError as "
+        f"from cairn.pipeline.errors import ConfigError\ntry:\n    import {module}\nexcept ConfigError as "
         "error:\n    print(error)"
     )
-    assert (
-        f"must have the package {package}, got none; install it with `pip install 'cairn-retrieval[{extra}]'`"
-        in said
-    )
+    assert f"must have the package {package}, got none; install it with `pip install '.[{extra}]'`" in said

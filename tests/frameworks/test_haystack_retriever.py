@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.errors import FilterError
+from cairn.pipeline.frameworks.haystack_retriever import CairnRetriever, cairn_filter
 from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.utils import Secret
-
-from pipeline.errors import FilterError
-from pipeline.frameworks.haystack_retriever import CairnRetriever, cairn_filter
 
 QUERY = "granite and slate"
 
@@ -44,7 +43,7 @@ def test_pipeline_runs_as_before_once_written_and_read_again(retriever: CairnRet
     )
     pipeline.connect("retriever.documents", "prompt.documents")
     written = pipeline.dumps()
-    read = Pipeline.loads(written, allowed_modules=["pipeline.frameworks.haystack_retriever"])
+    read = Pipeline.loads(written, allowed_modules=["cairn.pipeline.frameworks.haystack_retriever"])
     asked = {"retriever": {"query": QUERY}}
     assert read.run(asked) == pipeline.run(asked)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.frameworks.langchain_retriever import CairnRetriever
+from cairn.pipeline.frameworks.source import Searchable
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
-
-from pipeline.errors import ConfigError
-from pipeline.frameworks.langchain_retriever import CairnRetriever
-from pipeline.frameworks.source import Searchable
 
 QUERY = "granite and slate"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from cairn.pipeline.frameworks.llama_retriever import CairnRetriever
+from cairn.pipeline.frameworks.source import Searchable
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import MockLLM
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers.no_text import NoText
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
-
-from pipeline.frameworks.llama_retriever import CairnRetriever
-from pipeline.frameworks.source import Searchable
 
 QUERY = "granite and slate"
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
+from cairn.pipeline.frameworks.source import Searchable
 from mcp import Client
-
-from pipeline.collection import Collection
-from pipeline.frameworks.mcp_server import OneCollection, make_server
-from pipeline.frameworks.source import Searchable
 
 pytestmark = pytest.mark.anyio
 QUERY = "granite and slate"

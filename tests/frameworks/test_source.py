@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from pipeline.collection import Collection
-from pipeline.errors import CollectionNotFoundError, ConfigError
-from pipeline.frameworks.source import Searchable, find_passages, open_source
-from pipeline.search.ranking import BY_VECTORS_ALONE
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.errors import CollectionNotFoundError, ConfigError
+from cairn.pipeline.frameworks.source import Searchable, find_passages, open_source
+from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
 
 QUERY = "granite and slate"
 

@@ -10,10 +10,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-
-from pipeline.index import replica as replica_module
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index import replica as replica_module
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.object_folder import ObjectFolder
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore

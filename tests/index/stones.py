@@ -8,19 +8,23 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-
-from pipeline.config import IndexConfig, IngestConfig
-from pipeline.errors import CollectionNotFoundError, IntegrityError
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import delete_documents
-from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
-from pipeline.index.segments.parts import RunTasks
-from pipeline.index.served_documents import find_served
-from pipeline.manifest import Manifest
-from pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
-from pipeline.types import chunks_schema, documents_schema
+from cairn.pipeline.config import IndexConfig, IngestConfig
+from cairn.pipeline.errors import CollectionNotFoundError, IntegrityError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.index.publish import (
+    GenerationFacts,
+    next_generation_number,
+    prepare_writer,
+    publish_generation,
+)
+from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.served_documents import find_served
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
+from cairn.pipeline.types import chunks_schema, documents_schema
 
 VECTOR_DIM = 16
 METADATA = (pa.field("year", pa.int64()),)

@@ -6,16 +6,16 @@ from itertools import islice
 from types import ModuleType
 
 import pytest
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.current import Current
+from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.manifest import MANIFEST_NAME
+from cairn.pipeline.search.searcher import Searcher
 
-from pipeline.errors import DamageError
-from pipeline.index.copied_names import COPIES
-from pipeline.index.current import Current
-from pipeline.index.generation import open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
-from pipeline.index.stored_files import read_manifest
-from pipeline.manifest import MANIFEST_NAME
-from pipeline.search.searcher import Searcher
 from tests.damages import flipped_bits
 from tests.nightly.served import StoneEncoder
 

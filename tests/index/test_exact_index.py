@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.index.exact_index import ExactIndex
-from pipeline.index.protocol import VectorIndex
+from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.protocol import VectorIndex
 
 
 def naive_search(vectors: np.ndarray, query: np.ndarray, top_k: int, allowed: list[int]) -> list[int]:

@@ -7,20 +7,19 @@ from typing import Any, get_args
 import faiss
 import numpy as np
 import pytest
-
-from pipeline.config import IndexConfig, IndexKind
-from pipeline.errors import DamageError, IntegrityError
-from pipeline.index import faiss_build
-from pipeline.index.exact_index import ExactIndex
-from pipeline.index.faiss_build import build_faiss_index
-from pipeline.index.faiss_index import (
+from cairn.pipeline.config import IndexConfig, IndexKind
+from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.index import faiss_build
+from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.faiss_build import build_faiss_index
+from cairn.pipeline.index.faiss_index import (
     BRUTE_FORCE_POSITIONS,
     REFINE_SUFFIX,
     FaissIndex,
     open_faiss_index,
 )
-from pipeline.index.faiss_kinds import FAISS_KINDS, choose_kind
-from pipeline.index.protocol import VectorIndex
+from cairn.pipeline.index.faiss_kinds import FAISS_KINDS, choose_kind
+from cairn.pipeline.index.protocol import VectorIndex
 
 KINDS = tuple(FAISS_KINDS)
 NUM_VECTORS, VECTOR_DIM = 6_000, 32

@@ -4,12 +4,11 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-
-from pipeline.errors import CollectionNotFoundError, DamageError, IntegrityError
-from pipeline.index.exact_index import ExactIndex
-from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from pipeline.index.held_files import HeldFiles
-from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.errors import CollectionNotFoundError, DamageError, IntegrityError
+from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from cairn.pipeline.index.held_files import HeldFiles
+from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
 
 
 @pytest.fixture
@@ -116,7 +115,7 @@ def test_generation_answers_text_queries_from_its_own_version(
 def test_generation_of_no_documents_opens_and_finds_nothing(
     published: CollectionLayout, stones: ModuleType
 ) -> None:
-    from pipeline.index.maintenance import delete_documents
+    from cairn.pipeline.index.maintenance import delete_documents
 
     delete_documents(published, stones.document_ids(20))
     generation = open_generation(published)

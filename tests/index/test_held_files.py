@@ -9,11 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipeline.errors import DamageError
-from pipeline.index import held_files, tiers
-from pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index import held_files, tiers
+from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
 
 CUT = "import os, sys; os.truncate(sys.argv[1], 1)"
 HOLD = "import sys; file = open(sys.argv[1], 'r+b'); print('open', flush=True); sys.stdin.read()"

@@ -6,13 +6,12 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from cairn.pipeline import durable
+from cairn.pipeline.errors import IntegrityError, SchemaError
+from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, Versions
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_rows import StoredRows
 from lancedb.index import FTS
-
-from pipeline import durable
-from pipeline.errors import IntegrityError, SchemaError
-from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, Versions
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_rows import StoredRows
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from pipeline.errors import (
+from cairn.pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
     ConfigError,
@@ -15,7 +14,8 @@ from pipeline.errors import (
     IntegrityError,
     StorageError,
 )
-from pipeline.index.layout import CollectionLayout, list_collections, list_states
+from cairn.pipeline.index.layout import CollectionLayout, list_collections, list_states
+
 from tests.entries import put
 
 
@@ -108,7 +108,7 @@ def test_current_generation_number_beside_generations_without_current_is_refused
 
 def test_writer_lock_held_by_another_process_is_busy_and_names_it(layout: CollectionLayout) -> None:
     code = (
-        "import sys; from pathlib import Path; from pipeline.index.layout import CollectionLayout\n"
+        "import sys; from pathlib import Path; from cairn.pipeline.index.layout import CollectionLayout\n"
         f"with CollectionLayout(Path({str(layout.root)!r}), 'stones').writer_lock(): print('held', "
         "flush=True); sys.stdin.read()"
     )
@@ -147,7 +147,7 @@ def test_root_in_an_object_store_has_its_copies_in_the_cache(
 
 def test_root_in_an_object_store_without_its_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ConfigError, match=r"must have the package obstore.*cairn-retrieval\[store\]"):
+    with pytest.raises(ConfigError, match=r"must have the package obstore.*'\.\[store\]"):
         CollectionLayout(Path("s3://bucket"), "handbook")
 
 

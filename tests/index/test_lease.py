@@ -5,11 +5,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-
-from pipeline.errors import CollectionBusyError
-from pipeline.index import lease as lease_module
-from pipeline.index.lease import LEASE_KEY, Lease
-from pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.errors import CollectionBusyError
+from cairn.pipeline.index import lease as lease_module
+from cairn.pipeline.index.lease import LEASE_KEY, Lease
+from cairn.pipeline.index.object_folder import ObjectFolder
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore

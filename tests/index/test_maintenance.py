@@ -4,17 +4,16 @@ import json
 from types import ModuleType
 
 import pytest
-
-from pipeline.errors import CollectionBusyError, CollectionNotFoundError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import (
+from cairn.pipeline.errors import CollectionBusyError, CollectionNotFoundError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import (
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
-from pipeline.index.status import collection_status
+from cairn.pipeline.index.status import collection_status
 
 
 def test_delete_removes_documents_and_reports_the_missing(
@@ -35,7 +34,7 @@ def test_delete_of_unknown_ids_publishes_nothing(published: CollectionLayout) ->
 def test_delete_of_more_ids_than_one_call_takes_removes_all(
     published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.lance_delete.MAX_IDS_A_DELETE", 3)
+    monkeypatch.setattr("cairn.pipeline.index.lance_delete.MAX_IDS_A_DELETE", 3)
     assert delete_documents(published, stones.document_ids(20)[:10]).deleted == 10
     assert open_generation(published).doc_ids.to_pylist() == stones.document_ids(20)[10:]
 

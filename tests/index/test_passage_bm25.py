@@ -3,13 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.index import passage_bm25
-from pipeline.index.passage_bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
-from pipeline.index.passage_terms import write_passage_terms
-from pipeline.index.segments.deleted import none_deleted
-from pipeline.index.segments.joined_words import JoinedWords
-from pipeline.index.words import terms_of
+from cairn.pipeline.index import passage_bm25
+from cairn.pipeline.index.passage_bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
+from cairn.pipeline.index.passage_terms import write_passage_terms
+from cairn.pipeline.index.segments.deleted import none_deleted
+from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.words import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
 QUERIES = ("stone path", "old old river", "the mark of a stone", "zebra", "walks")

@@ -3,11 +3,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from pipeline.errors import DamageError
-from pipeline.index import passage_terms
-from pipeline.index.passage_terms import open_passage_terms, write_passage_terms
-from pipeline.index.words import terms_of
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index import passage_terms
+from cairn.pipeline.index.passage_terms import open_passage_terms, write_passage_terms
+from cairn.pipeline.index.words import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
 

@@ -8,10 +8,9 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from pipeline.errors import IntegrityError
-from pipeline.index import position_files
-from pipeline.index.position_files import (
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.index import position_files
+from cairn.pipeline.index.position_files import (
     CHUNK_POSITIONS_SCHEMA,
     DOCUMENT_POSITIONS_SCHEMA,
     open_positions,

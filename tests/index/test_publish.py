@@ -7,15 +7,14 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipeline import durable
-from pipeline.config import IndexConfig
-from pipeline.errors import IntegrityError
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_files import read_lance_files
-from pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.publish import COMMIT_POINTS, GenerationFacts, prepare_writer, publish_generation
+from cairn.pipeline import durable
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_files import read_lance_files
+from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.publish import COMMIT_POINTS, GenerationFacts, prepare_writer, publish_generation
 
 
 def test_publish_announces_the_commit_points_in_order(
@@ -143,8 +142,8 @@ def test_package_import_reaches_no_model_library() -> None:
     import sys
 
     code = (
-        "import pipeline.index.maintenance, sys; print(sorted({'torch', 'transformers', 'ray', "
-        "'pipeline.model'} & set(sys.modules)))"
+        "import cairn.pipeline.index.maintenance, sys; print(sorted({'torch', 'transformers', 'ray', "
+        "'cairn.pipeline.model'} & set(sys.modules)))"
     )
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

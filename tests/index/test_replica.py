@@ -12,28 +12,28 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from pipeline.errors import (
+from cairn.pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
     DamageError,
     IntegrityError,
 )
-from pipeline.index import replica as replica_module
-from pipeline.index import tiers
-from pipeline.index.copied_names import COPIES
-from pipeline.index.generation import open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout, list_collections
-from pipeline.index.maintenance import (
+from cairn.pipeline.index import replica as replica_module
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout, list_collections
+from cairn.pipeline.index.maintenance import (
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
-from pipeline.index.object_folder import ObjectFolder
-from pipeline.index.remote_pointer import Pointer
-from pipeline.index.replica import Replica
-from pipeline.index.status import collection_status
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.remote_pointer import Pointer
+from cairn.pipeline.index.replica import Replica
+from cairn.pipeline.index.status import collection_status
+
 from tests.damages import flipped_bits
 
 if TYPE_CHECKING:

@@ -8,21 +8,20 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
-
-from pipeline.errors import (
+from cairn.pipeline.errors import (
     ConfigError,
     StorageError,
     TryAgainError,
 )
-from pipeline.index import outages
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_files import LANCE_FILES
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import (
+from cairn.pipeline.index import outages
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_files import LANCE_FILES
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import (
     verify_collection,
 )
-from pipeline.index.object_folder import ObjectFolder
-from pipeline.manifest import MANIFEST_NAME, record_file
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.manifest import MANIFEST_NAME, record_file
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -72,8 +71,8 @@ def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
-    monkeypatch.setattr("pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
-    monkeypatch.setattr("pipeline.index.object_folder.PIECE_SECONDS", 1.0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.PIECE_SECONDS", 1.0)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -95,7 +94,7 @@ def test_store_that_answers_too_late_without_end_is_one_sentence(
     bucket: ObjectFolder, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.swap("CURRENT", b"one", None)
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 1)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 1)
     object_store.fault("GET", "/CURRENT", "stall", times=2)
     with pytest.raises(TryAgainError, match="does not answer when CURRENT is read"):
         ObjectFolder(bucket.uri).read("CURRENT")
@@ -104,8 +103,8 @@ def test_store_that_answers_too_late_without_end_is_one_sentence(
 def test_upload_takes_longer_than_a_small_request_may(
     object_store: ObjectStore, bucket: ObjectFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 0)
     slow = ObjectFolder(bucket.uri)
     object_store.fault("PUT", "/files/", "stall")
     slow.write("files/a", b"content")
@@ -127,7 +126,7 @@ def test_upload_slower_than_half_a_minute_is_not_begun_again(
 def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 1)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 1)
     stones.publish_documents(machine("a"), stones.document_ids(5))
     object_store.fault("PUT", "/CURRENT", "refuse", times=100)
     with pytest.raises(TryAgainError, match="does not answer when CURRENT is written"):
@@ -141,7 +140,7 @@ def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_l
 def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.index.object_folder.RETRIES", 0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 0)
     stones.publish_documents(machine("a"), stones.document_ids(5))
     open_generation(machine("b"))
     object_store.kill()

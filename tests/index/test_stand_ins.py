@@ -7,12 +7,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from pipeline.errors import DamageError
-from pipeline.index import tiers
-from pipeline.index.generation import open_generation, open_latest_intact_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import repair_collection, verify_collection
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import repair_collection, verify_collection
 
 BITS, TOKENS = "deleted.bits", "tokens.arrow"
 

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-
-from pipeline.index.tiers import FACTOR, first_to_merge
+from cairn.pipeline.index.tiers import FACTOR, first_to_merge
 
 
 def first_of(*live: int, deleted: int = 0) -> int | None:

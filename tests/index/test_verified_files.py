@@ -8,14 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-
-from pipeline.errors import DamageError
-from pipeline.index import verified_files
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.stored_files import Checks
-from pipeline.index.verified_files import SMALLEST, VerifiedFiles
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index import verified_files
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.stored_files import Checks
+from cairn.pipeline.index.verified_files import SMALLEST, VerifiedFiles
 
 CONTENT = bytes(range(256)) * (SMALLEST // 256)
 HASH = sha256(CONTENT).hexdigest()

@@ -1,9 +1,8 @@
 import lancedb
 import pyarrow as pa
 import pytest
+from cairn.pipeline.index.words import NO_TERM, STOP_WORDS, TermNumbers, terms_of, words_of
 from lancedb.index import FTS
-
-from pipeline.index.words import NO_TERM, STOP_WORDS, TermNumbers, terms_of, words_of
 
 
 def test_words_are_runs_of_letters_marks_and_digits() -> None:

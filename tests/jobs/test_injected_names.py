@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from jobs.build_index import build_index
-from jobs.job import ingest_job, main
-from jobs.job_file import read_job
-from pipeline.errors import ConfigError
+from cairn.jobs.job import ingest_job, main
+from cairn.jobs.job_file import read_job
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.line.build_index import build_index
 
 
 def write(folder: Path, collection: str = "c", more: str = "") -> Path:
@@ -55,5 +54,5 @@ def test_job_that_fails_unforeseen_ends_in_a_sentence(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert main("build_index", fail, ["--config", str(write(tmp_path))]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("error: `jobs.build_index` ended in an unforeseen KeyError; ")
+    assert said.startswith("error: `cairn.pipeline.line.build_index` ended in an unforeseen KeyError; ")
     assert "canary" not in said

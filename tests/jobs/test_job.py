@@ -15,20 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.cluster_corpus import cluster_corpus
-from jobs.compress_model import compress_model
-from jobs.distill_encoder import distill_encoder
-from jobs.encode_corpus import encode_corpus
-from jobs.job import ingest_job, main
-from jobs.job_file import JOBS, PretrainJob, TrainJob, read_job
-from jobs.pretrain_encoder import pretrain_encoder
-from jobs.train_encoder import train_encoder
-from jobs.write_index import write_index
-from pipeline.index.layout import CollectionLayout
-from pipeline.train.pretrain.settings import PretrainConfig
-from pipeline.train.settings import TrainConfig
+from cairn.jobs.cluster_corpus import cluster_corpus
+from cairn.jobs.compress_model import compress_model
+from cairn.jobs.distill_encoder import distill_encoder
+from cairn.jobs.encode_corpus import encode_corpus
+from cairn.jobs.job import ingest_job, main
+from cairn.jobs.job_file import JOBS, PretrainJob, TrainJob, read_job
+from cairn.jobs.pretrain_encoder import pretrain_encoder
+from cairn.jobs.train_encoder import train_encoder
+from cairn.jobs.write_index import write_index
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.line.build_index import build_index
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
@@ -168,7 +167,7 @@ def test_setting_of_another_type_is_one_sentence(folder: Path, write_job: Any, r
 def test_job_run_by_another_module_is_refused(write_job: Any, run: Any):
     code, _, error = run("write_index", write_job("build_index"))
     assert code == 2
-    assert "run python -m jobs.build_index" in error
+    assert "run python -m cairn.jobs.build_index" in error
 
 
 def test_relative_paths_start_from_the_folder_that_is_given(
@@ -185,7 +184,7 @@ def test_relative_paths_start_from_the_folder_that_is_given(
 
 
 def test_job_runs_as_a_module(folder: Path, write_job: Any):
-    command = [sys.executable, "-m", "jobs.build_index", "--config", write_job("build_index")]
+    command = [sys.executable, "-m", "cairn.jobs.build_index", "--config", write_job("build_index")]
     result = subprocess.run(
         command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True
     )
@@ -255,7 +254,7 @@ def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded
         'job = "train_encoder"\nsources = ["pairs.jsonl"]\noutput = "run"\n[train]\nsteps = "two"\n'
     )
     program = (
-        "import sys; from jobs.job import main; from jobs.train_encoder import train_encoder; "
+        "import sys; from cairn.jobs.job import main; from cairn.jobs.train_encoder import train_encoder; "
         "print(main('train_encoder', train_encoder, ['--config', 'train.toml']), 'torch' in sys.modules)"
     )
     result = subprocess.run(

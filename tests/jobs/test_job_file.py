@@ -3,10 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from jobs.engine import EngineConfig
-from jobs.job_file import IngestJob, TrainJob, read_job
-from pipeline.errors import ConfigError
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.job_file import IngestJob, TrainJob, read_job
+from cairn.pipeline.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

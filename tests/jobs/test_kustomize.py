@@ -9,9 +9,8 @@ from typing import Any
 
 import click
 import yaml
-
-from cli.main import cairn
-from pipeline.serve.guard import OPEN_PATHS
+from cairn.cli.main import cairn
+from cairn.pipeline.serve.guard import OPEN_PATHS
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "jobs/configs/kustomize"

@@ -16,9 +16,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
+from cairn.cli.main import cairn
 from cronsim import CronSim
-
-from cli.main import cairn
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs" / "configs" / "schedules"
 

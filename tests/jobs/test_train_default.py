@@ -10,13 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs.build_index import build_index
-from jobs.ingest_settings import resolve_ingest_config
-from jobs.train_default import CONFIG, job_of, main
-from pipeline.collection import open_collection
-from pipeline.errors import ConfigError
-from pipeline.train.settings import TrainConfig
+from cairn.jobs.train_default import CONFIG, job_of, main
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
 WORDS = ("stone", "path", "mark", "way", "river", "mountain", "walk", "old", "cat", "mat", "sat")
 SMALL = {

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
 from safetensors.torch import load_file
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([41, 40, 7, 1])
 LLAMA3 = {

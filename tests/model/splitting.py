@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-
-from pipeline.model.landmarks import Chunks, split_into_chunks
+from cairn.pipeline.model.landmarks import Chunks, split_into_chunks
 
 
 def split(breaks: list[list[int]], interval: int | np.ndarray) -> Chunks:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+from cairn.pipeline.model.attention_temperature import row_temperatures
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.model.attention_temperature import row_temperatures
 
 
 @given(

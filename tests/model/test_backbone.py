@@ -5,14 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
-
-from pipeline.config import EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.folders.model_types import MODEL_TYPES
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.folders.model_types import MODEL_TYPES
 
 TEXTS = ["the cat sat on the mat.", "old stone path " * 30, "a", "walking mountains, rivers; " * 12 + "end"]
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]

@@ -3,11 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR, run_in_batches
 from hypothesis import given
 from hypothesis import strategies as st
-
-from pipeline.errors import ModelError
-from pipeline.model.batching import CUDA_BATCH_FACTOR, run_in_batches
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer
-
-from pipeline.corpus.tokenization import tokenize
-from pipeline.model.landmarks import (
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.model.landmarks import (
     INTRODUCED_START,
     chunk_spans,
     draw_intervals,
     split_into_chunks,
 )
-from pipeline.train.settings import TrainConfig
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
 from tests.model.splitting import split
 
 CLS, LMK = 101, 102

@@ -3,11 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import ContextConfig, EncoderConfig
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.context_encoder import ContextEncoder
+from cairn.pipeline.config import ContextConfig, EncoderConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.context_encoder import ContextEncoder
 
 TEXTS = ["the cat sat on the mat", "", "stone " * 200, "old river. " * 5, "x" * 4000 + " cat"]
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([30, 11, 3])
 CONTEXT = np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32)

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.model.latent_attention import read_latent_attention
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.model.latent_attention import read_latent_attention
 from tests.model.decoders import LENGTHS, LLAMA3, load, published, published_hidden, random_ids
 
 

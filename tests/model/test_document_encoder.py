@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.model import document_encoder
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.document_encoder import embed_chunks
-from pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model import document_encoder
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.document_encoder import embed_chunks
+from cairn.pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
 
 CPU = torch.device("cpu")
 LENGTHS = [3, 11, 18, 5]

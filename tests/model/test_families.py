@@ -18,18 +18,18 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import Backend, EncoderConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.model_types import MODEL_TYPES
+from cairn.pipeline.poolings import POOLINGS, Attention, Pooling
 from safetensors.torch import save_file
 
-from pipeline.config import Backend, EncoderConfig
-from pipeline.context.store import ContextSet
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.backbone import Backbone
-from pipeline.model.folders.encoder_folder import save_encoder_folder
-from pipeline.model.folders.model_types import MODEL_TYPES
-from pipeline.poolings import POOLINGS, Attention, Pooling
-from tests.train.families import tiny_new
+from tests.lab.train.families import tiny_new
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"

@@ -4,15 +4,14 @@ import shutil
 
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME
+from cairn.pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
+from cairn.pipeline.model.landmark_gates import gates_of
 from safetensors.torch import load_file, save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.text_encoder import load_encoder
-from pipeline.errors import ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.checkpoint import EXTRA_NAME
-from pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
-from pipeline.model.landmark_gates import gates_of
 
 LAYERS, HEADS = 2, 4
 

@@ -6,15 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model import landmark_mixer
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME
+from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from cairn.pipeline.model.landmark_mixer import LandmarkMixer, mix_documents, mix_queries, mixer_of
 from safetensors.torch import save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ModelError
-from pipeline.model import landmark_mixer
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.checkpoint import EXTRA_NAME
-from pipeline.model.folders.own_tensors import LANDMARK_MIXER
-from pipeline.model.landmark_mixer import LandmarkMixer, mix_documents, mix_queries, mixer_of
 
 WIDTH = 16
 

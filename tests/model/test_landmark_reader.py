@@ -10,14 +10,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.document_encoder import embed_chunks, pad_rows
-from pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES
-from pipeline.model.landmark_reader import LandmarkReader
-from pipeline.model.landmarks import Chunks, chunk_rows, landmark_rows
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.document_encoder import embed_chunks, pad_rows
+from cairn.pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES
+from cairn.pipeline.model.landmark_reader import LandmarkReader
+from cairn.pipeline.model.landmarks import Chunks, chunk_rows, landmark_rows
 
 CLOSED = float("-inf")
 QUERIES_AT_ONCE = 256

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from pipeline.model.document_encoder import pad_rows
-from pipeline.model.landmarks import (
+from cairn.pipeline.model.document_encoder import pad_rows
+from cairn.pipeline.model.landmarks import (
     Chunks,
     chunk_rows,
     landmark_rows,
     window_rows,
 )
-from pipeline.poolings import POOLINGS
+from cairn.pipeline.poolings import POOLINGS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from tests.model.splitting import split
 
 CLS, LMK = 101, 102

@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
-
-from pipeline.errors import ModelError
-from pipeline.model.latent_attention import read_latent_attention
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.latent_attention import read_latent_attention
 
 DIM, LATENTS, HEADS, HEAD_DIM, INNER = 16, 5, 4, 6, 20
 CPU = torch.device("cpu")

@@ -7,14 +7,13 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.matryoshka import first_dims, require_dims
 from safetensors.torch import load_file, save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.first_layers import first_layers
-from pipeline.model.matryoshka import first_dims, require_dims
 
 IDS, LENGTHS = np.array([[2, 10, 11, 3], [2, 12, 3, 0]]), np.array([4, 3])
 

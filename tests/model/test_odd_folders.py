@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import CairnError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from pipeline.encode.text_encoder import load_encoder
-from pipeline.errors import CairnError
 
 LONG = "x" * 50_000
 

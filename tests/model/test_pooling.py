@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import torch
-
-from pipeline.model.pooling import pool_spans
+from cairn.pipeline.model.pooling import pool_spans
 
 HIDDEN = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0))
 ROW, START, END = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([0, 3, 0, 1, 2]), torch.tensor([3, 7, 5, 2, 7])

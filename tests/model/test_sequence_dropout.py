@@ -4,9 +4,8 @@ import math
 
 import pytest
 import torch
-
-from pipeline.errors import ConfigError
-from pipeline.model.sequence_dropout import draw_dropped, null_bias
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.sequence_dropout import draw_dropped, null_bias
 
 
 def drawn(seed: int = 0) -> torch.Generator:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cairn.pipeline.errors import IntegrityError, ModelError
+from cairn.pipeline.model import static_embeddings
+from cairn.pipeline.model.static_embeddings import (
+    MAX_TOKENS,
+    SMOOTHING,
+    StaticEmbedder,
+    StaticFit,
+    fit_static,
+)
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
-from pipeline.errors import IntegrityError, ModelError
-from pipeline.model import static_embeddings
-from pipeline.model.static_embeddings import MAX_TOKENS, SMOOTHING, StaticEmbedder, StaticFit, fit_static
 
 WORDS = [f"w{index}" for index in range(200)]
 

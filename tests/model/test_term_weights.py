@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.model.term_weights import token_idf
+from cairn.pipeline.model.term_weights import token_idf
 
 
 def test_token_idf_counts_texts_not_occurrences():

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.config import ContextConfig, EncoderConfig
-from pipeline.model.folders.model_defaults import encoder_config
-from pipeline.model.untrained_settings import MEASURED_LOSSES, settings_warnings, untrained_settings_warning
+from cairn.pipeline.config import ContextConfig, EncoderConfig
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.model.untrained_settings import (
+    MEASURED_LOSSES,
+    settings_warnings,
+    untrained_settings_warning,
+)
 
 
 @pytest.mark.parametrize("model", ["cairn-minilm", "all-MiniLM-L6-v2"])

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.index import tiers
+from cairn.pipeline.index import tiers
 
 WHOLE_SHARE = 0.25
 """Share of episodes in which small collections are one segment, as with the settings of a release."""

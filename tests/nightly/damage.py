@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import CollectionBusyError
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import repair_collection, verify_collection
+from cairn.pipeline.errors import CollectionBusyError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import repair_collection, verify_collection
+
 from tests.index import stones
 from tests.nightly import served
 from tests.nightly.campaign import Tally, require

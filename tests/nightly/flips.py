@@ -11,11 +11,12 @@ import random
 import shutil
 from pathlib import Path
 
-from pipeline.errors import CairnError, IntegrityError, StorageError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import repair_collection, verify_collection
-from pipeline.search.searcher import Searcher
+from cairn.pipeline.errors import CairnError, IntegrityError, StorageError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import repair_collection, verify_collection
+from cairn.pipeline.search.searcher import Searcher
+
 from tests.index import stones
 from tests.nightly.campaign import Tally, require
 from tests.nightly.forks import Worker

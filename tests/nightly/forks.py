@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
-from pipeline import durable
-from pipeline.errors import CairnError
+from cairn.pipeline import durable
+from cairn.pipeline.errors import CairnError
+
 from tests.nightly.campaign import require
 
 PATIENCE_SECONDS = 240.0

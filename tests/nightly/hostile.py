@@ -13,7 +13,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
+
 from tests.index import stones
 from tests.nightly import served
 from tests.nightly.campaign import Tally, require

@@ -14,16 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.corpus import file_identity
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents, verify_collection
+from cairn.pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.recontextualise import recontextualise
 
-from jobs.build_index import build_index
-from jobs.recontextualise import recontextualise
-from pipeline.collection import open_collection
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.corpus import file_identity
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import compact_collection, delete_documents, verify_collection
-from pipeline.index.publish import COMMIT_POINTS
 from tests.nightly.campaign import Tally, require
 from tests.nightly.forks import Worker
 from tests.tiny_models import TINY_WORDS, make_tiny_model

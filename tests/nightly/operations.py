@@ -12,14 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import (
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import (
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
-from pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.index.publish import COMMIT_POINTS
+
 from tests.index import stones
 from tests.nightly import readings
 from tests.nightly.campaign import Tally, require

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.publish import COMMIT_POINTS
+
 from tests.index import stones
 from tests.nightly import served
 from tests.nightly.campaign import Tally, require

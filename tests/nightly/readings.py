@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.searcher import Searcher
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.searcher import Searcher
+
 from tests.index import stones
 
 State = dict[str, int]

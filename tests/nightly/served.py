@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.server import bind, server_of
+from cairn.pipeline.serve.settings import ServeSettings
 
-from pipeline.serve.app import create_app
-from pipeline.serve.server import bind, server_of
-from pipeline.serve.settings import ServeSettings
 from tests.index import stones
 from tests.nightly.campaign import require
 from tests.nightly.forks import fork

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cairn.pipeline import durable
 
-from pipeline import durable
 from tests.nightly import hostile
 from tests.nightly.campaign import FaultError, Tally, require, run_campaigns, run_episode
 from tests.nightly.forks import Worker, forked

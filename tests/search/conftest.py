@@ -13,13 +13,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from pipeline.config import EncoderConfig, IndexConfig, IngestConfig
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.publish import GenerationFacts, next_generation_number, prepare_writer, publish_generation
-from pipeline.search.searcher import Searcher
-from pipeline.types import chunks_schema, documents_schema
+from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.publish import (
+    GenerationFacts,
+    next_generation_number,
+    prepare_writer,
+    publish_generation,
+)
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.types import chunks_schema, documents_schema
 
 VECTOR_DIM = 16
 FINGERPRINT = "e" * 64

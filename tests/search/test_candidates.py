@@ -2,10 +2,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.index.generation import Generation, open_generation
-from pipeline.search import candidates
-from pipeline.search.candidates import (
+from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.search import candidates
+from cairn.pipeline.search.candidates import (
     best_of_documents,
     chunk_positions,
     merge_nominees,
@@ -17,7 +16,7 @@ from pipeline.search.candidates import (
     score_windows,
     window_cosines,
 )
-from pipeline.search.reader import LocalScores
+from cairn.pipeline.search.reader import LocalScores
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +181,7 @@ def test_scores_of_chunk_vectors_decoded_once_are_those_of_vectors_decoded_each_
     monkeypatch.setattr(type(generation.chunks), "reconstruct", counted)
     once = scores()
     assert len(decoded) == 1
-    monkeypatch.setattr("pipeline.search.reader.HELD_CHUNKS", 0)
+    monkeypatch.setattr("cairn.pipeline.search.reader.HELD_CHUNKS", 0)
     for kept, read in zip(once, scores(), strict=True):
         np.testing.assert_array_equal(kept, read)
 

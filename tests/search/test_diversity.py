@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.search.diversity import NO_GROUP, chosen_places
+from cairn.pipeline.search.searcher import Searcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.errors import ConfigError
-from pipeline.search.diversity import NO_GROUP, chosen_places
-from pipeline.search.searcher import Searcher
 
 QUERIES = ["granite slate", "stone17 chalk flint", "é quartz"]
 

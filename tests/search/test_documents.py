@@ -1,9 +1,8 @@
 """Documents by their id, and the restriction nothing gets around."""
 
 import pytest
-
-from pipeline.errors import ConfigError, FilterError, RestrictionError
-from pipeline.search.searcher import Searcher
+from cairn.pipeline.errors import ConfigError, FilterError, RestrictionError
+from cairn.pipeline.search.searcher import Searcher
 
 OWN = {"type": "eq", "key": "Odd name", "value": "o1"}
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-
-from pipeline.errors import FilterError
-from pipeline.search.filters import parse_filter
+from cairn.pipeline.errors import FilterError
+from cairn.pipeline.search.filters import parse_filter
 
 
 def leaf(kind: str, key: str, value: Any) -> dict[str, Any]:

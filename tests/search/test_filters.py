@@ -3,13 +3,12 @@ import operator
 from typing import Any
 
 import pytest
+from cairn.pipeline.errors import FilterError
+from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.search.conditions import allowed_documents
+from cairn.pipeline.search.filters import compile_filter, filterable_columns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from pipeline.errors import FilterError
-from pipeline.index.generation import Generation, open_generation
-from pipeline.search.conditions import allowed_documents
-from pipeline.search.filters import compile_filter, filterable_columns
 
 COMPARE = {
     "eq": operator.eq,

@@ -1,10 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
-
-from pipeline.search.fusion import (
+from cairn.pipeline.search.fusion import (
     Fusion,
     LateFusion,
     Scale,
@@ -14,7 +10,10 @@ from pipeline.search.fusion import (
     weighted_mean,
     with_neighbours,
 )
-from pipeline.search_options import Granularity, SearchOptions
+from cairn.pipeline.search_options import Granularity, SearchOptions
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 
 def test_weighted_mean_matches_a_naive_loop() -> None:

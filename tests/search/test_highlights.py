@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.search.highlights import MAX_WORDS
+from cairn.pipeline.token_vectors.projection import save_token_projection
+from cairn.pipeline.types import Highlight, Passage
 from tokenizers import Tokenizer
 
-from jobs.collection import Collection
-from pipeline.search.highlights import MAX_WORDS
-from pipeline.token_vectors.projection import save_token_projection
-from pipeline.types import Highlight, Passage
 from tests.late_models import random_projection
 
 WORDS = {"old", "cafe\u0301", "हिन्दी", "1\ufe0f\u20e3", "stone", "river"}

@@ -8,10 +8,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-
-from pipeline.index.token_file import CodeColumn, TokenVectors
-from pipeline.search.feedback import WEIGHT, moved
-from pipeline.search.late import (
+from cairn.pipeline.index.token_file import CodeColumn, TokenVectors
+from cairn.pipeline.search.feedback import WEIGHT, moved
+from cairn.pipeline.search.late import (
     JUDGED_WINDOWS,
     MAX_QUERY_TOKENS,
     LateQuery,
@@ -19,9 +18,9 @@ from pipeline.search.late import (
     judge_windows,
     window_max_sim,
 )
-from pipeline.token_vectors.max_sim import best_matches
-from pipeline.token_vectors.projection import TokenProjection
-from pipeline.types import QueryTokens
+from cairn.pipeline.token_vectors.max_sim import best_matches
+from cairn.pipeline.token_vectors.projection import TokenProjection
+from cairn.pipeline.types import QueryTokens
 
 MODEL_DIM, DIMS, VOCABULARY = 24, 16, 40
 

@@ -9,16 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from cli.main import cairn, run
-from cli.search import _excerpt, _found_by
-from jobs.build_index import build_index
-from pipeline.collection import Collection, open_collection
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.index.generation import open_generation
-from pipeline.search.ranking import BY_VECTORS_ALONE
-from pipeline.search.searcher import Searcher
-from pipeline.types import Highlight, Passage
+from cairn.cli.main import cairn, run
+from cairn.cli.search import _excerpt, _found_by
+from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.types import Highlight, Passage
 
 TOPICS = ("old stone path over the mountain", "a river walks to the sea", "the cat sat on the mat", "mark")
 QUERY = "the old stone path"
@@ -73,7 +72,7 @@ class _Plain:
     """The collection's encoder without its tokens."""
 
     def __init__(self, generation: Any) -> None:
-        from pipeline.collection import load_query_encoder
+        from cairn.pipeline.collection import load_query_encoder
 
         self._encoder = load_query_encoder(generation)
         self.fingerprint = self._encoder.fingerprint

@@ -2,12 +2,11 @@ import datetime as dt
 from typing import Any
 
 import pytest
-
-from pipeline.errors import StorageError, TryAgainError
-from pipeline.index.generation import Generation, open_generation
-from pipeline.search.conditions import allowed_documents
-from pipeline.search.filters import compile_filter
-from pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
+from cairn.pipeline.errors import StorageError, TryAgainError
+from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.search.conditions import allowed_documents
+from cairn.pipeline.search.filters import compile_filter
+from cairn.pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
 
 
 @pytest.fixture(scope="module")

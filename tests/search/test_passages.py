@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-
-from pipeline.search.candidates import ScoredWindows
-from pipeline.search.passages import best_of_each, best_within
+from cairn.pipeline.search.candidates import ScoredWindows
+from cairn.pipeline.search.passages import best_of_each, best_within
 
 SPANS = np.arange(0, 110, 10)
 """Ten chunks of ten characters: four of document 0, six of document 1."""

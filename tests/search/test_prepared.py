@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.search import reader as reading
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.searcher import Searcher
-from pipeline.search_options import SearchOptions
+from cairn.pipeline.search import reader as reading
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search_options import SearchOptions
 
 QUERY = "granite slate"
 ONE_YEAR = {"type": "eq", "key": "year", "value": 1992}

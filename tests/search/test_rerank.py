@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.search.rerank import RERANK_DOCUMENTS, reranked, widened
-from pipeline.search_options import SearchOptions
-from pipeline.types import Hit, Passage, Reranker, SearchResult
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.search.rerank import RERANK_DOCUMENTS, reranked, widened
+from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.types import Hit, Passage, Reranker, SearchResult
 
 
 class ByNumber:

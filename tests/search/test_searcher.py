@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-from pipeline.errors import (
+from cairn.pipeline.errors import (
     ConfigError,
     FilterError,
     FingerprintMismatchError,
     UsageError,
 )
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import compact_collection
-from pipeline.index.words import terms_of
-from pipeline.manifest import Manifest
-from pipeline.search.searcher import Searcher
-from pipeline.search_options import Granularity, SearchOptions
-from pipeline.types import Hit, SearchResult
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.words import terms_of
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search_options import Granularity, SearchOptions
+from cairn.pipeline.types import Hit, SearchResult
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones
@@ -341,7 +340,7 @@ def test_bad_call_is_refused_before_encoding(
 def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
     layout: CollectionLayout, publish: Callable[..., Stones], encoder: StoneEncoder
 ) -> None:
-    from pipeline.config import IndexConfig
+    from cairn.pipeline.config import IndexConfig
 
     stones = publish(layout, 3_000, config=IndexConfig(index_kind="ivf_sq8"))
     searcher = Searcher(layout, encoder)
@@ -357,8 +356,8 @@ def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
 
 
 def test_search_imports_neither_torch_nor_transformers_nor_lancedb() -> None:
-    heavy = ("torch", "transformers", "pipeline.encode", "pipeline.model", "lancedb")
-    code = f"import sys, pipeline.search; print([name for name in {heavy} if name in sys.modules])"
+    heavy = ("torch", "transformers", "cairn.pipeline.encode", "cairn.pipeline.model", "lancedb")
+    code = f"import sys, cairn.pipeline.search; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

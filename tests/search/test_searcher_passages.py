@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-from pipeline.search.searcher import Searcher
-from pipeline.search_options import Granularity
-from pipeline.types import SearchResult
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search_options import Granularity
+from cairn.pipeline.types import SearchResult
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones

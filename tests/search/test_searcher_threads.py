@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-from pipeline.errors import ModelError, StorageError
-from pipeline.search.prepared import PreparedSearch
-from pipeline.search.searcher import Searcher, finish_search
-from pipeline.search_options import Granularity, SearchOptions
+from cairn.pipeline.errors import ModelError, StorageError
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search.searcher import Searcher, finish_search
+from cairn.pipeline.search_options import Granularity, SearchOptions
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones

@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from pipeline.errors import CollectionNotFoundError, DamageError, FingerprintMismatchError, IntegrityError
-from pipeline.index.generation import Generation
-from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
-from pipeline.index.maintenance import repair_collection
-from pipeline.search import served
-from pipeline.search.searcher import Searcher, finish_search
-from pipeline.search_options import SearchOptions
-from pipeline.types import QueryEncoder
+from cairn.pipeline.errors import (
+    CollectionNotFoundError,
+    DamageError,
+    FingerprintMismatchError,
+    IntegrityError,
+)
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.index.maintenance import repair_collection
+from cairn.pipeline.search import served
+from cairn.pipeline.search.searcher import Searcher, finish_search
+from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.types import QueryEncoder
 
 
 def damage(layout: CollectionLayout, number: int) -> None:

@@ -2,11 +2,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from pipeline.errors import ConfigError
-from pipeline.search.windows import (
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.search.windows import (
     FIRST_LOOK,
     choose_windows,
     new_pieces,
@@ -15,6 +12,8 @@ from pipeline.search.windows import (
     window_scores_of_documents,
     window_size,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 
 def settings_of(interval: int) -> dict[str, dict[str, int]]:

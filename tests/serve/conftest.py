@@ -13,13 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 from fastapi import FastAPI
 from starlette.testclient import TestClient
-
-from jobs.build_index import build_index
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 
 WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 SERVER = "http://127.0.0.1:8400"
@@ -69,8 +68,8 @@ def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, 
 def patience() -> Iterator[None]:
     """Let a busy machine take its time: what is timed on purpose is set in its own test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.serve.collections.TABLE_TIMEOUT_SECONDS", 300.0)
-        patch.setattr("pipeline.serve.guard.BODY_SECONDS", 300.0)
+        patch.setattr("cairn.pipeline.serve.collections.TABLE_TIMEOUT_SECONDS", 300.0)
+        patch.setattr("cairn.pipeline.serve.guard.BODY_SECONDS", 300.0)
         yield
 
 
@@ -85,7 +84,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def unhealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let collections be too large for a server to mend them."""
-    monkeypatch.setattr("pipeline.serve.healing.MAX_BYTES", 0)
+    monkeypatch.setattr("cairn.pipeline.serve.healing.MAX_BYTES", 0)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.serve import batching
-from pipeline.serve.batching import EncoderQueue
-from pipeline.serve.problems import ProblemError
+from cairn.pipeline.serve import batching
+from cairn.pipeline.serve.batching import EncoderQueue
+from cairn.pipeline.serve.problems import ProblemError
 
 DIM = 4
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
 
 TESTS = Path(__file__).parents[1]
 SEARCH = "/v1/collections/stones/search"

@@ -9,9 +9,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.serve.settings import ServeSettings
 
 
 def test_collections_are_listed_with_their_counts(client: TestClient) -> None:

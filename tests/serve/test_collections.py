@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.collection import list_statuses
+from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.index.maintenance import compact_collection, repair_collection
+from cairn.pipeline.search import served
+from cairn.pipeline.serve import collections
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from pipeline.collection import list_statuses
-from pipeline.index.copied_names import COPIES
-from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
-from pipeline.index.maintenance import compact_collection, repair_collection
-from pipeline.search import served
-from pipeline.serve import collections
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
 from tests.entries import put
 
 pytestmark = pytest.mark.usefixtures("unhealed")
@@ -204,7 +204,7 @@ def test_repaired_collection_is_served_when_the_retry_is_due(
 def test_collections_with_one_encoder_load_it_once(
     served_root: Path, serve: Callable[..., TestClient]
 ) -> None:
-    from pipeline.collection import load_query_encoder
+    from cairn.pipeline.collection import load_query_encoder
 
     loaded: list[Any] = []
 
@@ -220,7 +220,7 @@ def test_collections_with_one_encoder_load_it_once(
 def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(
     served_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.collection import load_query_encoder
+    from cairn.pipeline.collection import load_query_encoder
 
     go_on = threading.Event()
 
@@ -358,7 +358,7 @@ def test_collection_whose_tables_are_gone_is_damaged_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.map_routes.MAP_WAIT_SECONDS", 300.0)
+    monkeypatch.setattr("cairn.pipeline.serve.map_routes.MAP_WAIT_SECONDS", 300.0)
     client = serve(ServeSettings(root=own_root))
     shutil.rmtree(own_root / "stones" / "lance")
     for path in ("/map", "/map/places?doc_id=stones/granite/0", "/documents/stones/granite/0"):

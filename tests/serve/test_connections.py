@@ -15,11 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cairn.pipeline.serve import connections, server
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 from fastapi import FastAPI, Response
-
-from pipeline.serve import connections, server
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
 
 HEAD = b"GET /v1/collections HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
 Connect = Callable[[], socket.socket]

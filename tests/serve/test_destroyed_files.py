@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.index import tiers
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
-from pipeline.index import tiers
-from pipeline.serve.settings import ServeSettings
 from tests.serve.test_collections import asked
 
 pytestmark = pytest.mark.faults

@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.collection import load_query_encoder
+from cairn.pipeline.errors import StorageError
+from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.serve.envelope import Envelope
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.collection import load_query_encoder
-from pipeline.errors import StorageError
-from pipeline.search.prepared import PreparedSearch
-from pipeline.serve.envelope import Envelope
-from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
 SECRET = "granite secretword"
@@ -239,7 +238,7 @@ def test_unforeseen_error_is_a_problem_without_its_message(
     client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "pipeline.serve.search_routes.hit_reply",
+        "cairn.pipeline.serve.search_routes.hit_reply",
         lambda *_, **__: (_ for _ in ()).throw(KeyError("a secretword in /root/x")),
     )
     response = client.post(SEARCH, json={"query": "slate"})

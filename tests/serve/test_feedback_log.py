@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.serve import feedback_log
+from cairn.pipeline.serve.feedback_log import FeedbackLog
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.types import Hit, SearchResult
 from starlette.testclient import TestClient
-
-from pipeline.serve import feedback_log
-from pipeline.serve.feedback_log import FeedbackLog
-from pipeline.serve.settings import ServeSettings
-from pipeline.types import Hit, SearchResult
 
 CLICK = {"query": "granite", "doc_id": "stones/granite/0", "rank": 1}
 

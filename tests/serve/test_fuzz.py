@@ -15,6 +15,8 @@ import hypothesis
 import numpy as np
 import pytest
 import schemathesis
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -27,9 +29,6 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
-
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
 
 CHECKS = [
     not_a_server_error,

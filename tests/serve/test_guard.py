@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.serve import guard
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.serve import guard
-from pipeline.serve.app import create_app
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
 JSON = {"Content-Type": "application/json"}

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.serve import healing
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
-from pipeline.index import tiers
-from pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.serve import healing
-from pipeline.serve.settings import ServeSettings
 from tests.serve.test_collections import asked, damage
 
 CUT = "import os, sys; os.truncate(sys.argv[1], 10)"

@@ -9,10 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from pipeline.errors import CairnError, ConfigError, IntegrityError
-from pipeline.serve import keys as keys_module
-from pipeline.serve.keys import KeyFile, Keyring
+from cairn.pipeline.errors import CairnError, ConfigError, IntegrityError
+from cairn.pipeline.serve import keys as keys_module
+from cairn.pipeline.serve.keys import KeyFile, Keyring
 
 RESTRICTION = {"type": "eq", "key": "tenant", "value": "acme"}
 

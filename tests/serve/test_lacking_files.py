@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import DELETED_BITS, TOKENS_ARROW, CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
-from pipeline.index import tiers
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import DELETED_BITS, TOKENS_ARROW, CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.serve.settings import ServeSettings
 from tests.late_models import copy_with_projection
 
 

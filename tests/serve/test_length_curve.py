@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_files import SIZES
-from pipeline.serve.length_curve import mean_cosine, measure_lengths
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.serve.length_curve import mean_cosine, measure_lengths
 
 
 def test_mean_cosine_is_the_mean_over_all_pairs() -> None:
@@ -23,7 +22,7 @@ def test_mean_cosine_is_the_mean_over_all_pairs() -> None:
 def test_lengths_hold_every_document_and_leave_out_what_few_say(
     served_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.length_curve.MIN_SAMPLE", 5)
+    monkeypatch.setattr("cairn.pipeline.serve.length_curve.MIN_SAMPLE", 5)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     bins = measure_lengths(generation, np.arange(20))
     assert sum(each.documents for each in bins) == 20

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.context.drift import measure_drift
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.context.drift import measure_drift
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_files import SIZES
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import ServeSettings
 
 OWN = {"type": "eq", "key": "tenant", "value": "acme"}
 
@@ -53,13 +52,13 @@ def test_map_has_every_document_once(
 
 
 def test_map_that_is_being_drawn_says_so(own_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.serve.map_routes.MAP_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("cairn.pipeline.serve.map_routes.MAP_WAIT_SECONDS", 0.0)
     for path in ("map", "map/places?doc_id=a"):
         reply = own_client.get(f"/v1/collections/pebbles/{path}").json()
         assert (reply["status"], reply["documents"], reply["points"]) == ("drawing", 4, None)
         assert reply["progress"] == 0.0
         if path == "map":
-            monkeypatch.setattr("pipeline.serve.maps.map_cache.GenerationCache.get", never_ready)
+            monkeypatch.setattr("cairn.pipeline.serve.maps.map_cache.GenerationCache.get", never_ready)
 
 
 async def never_ready(*_: Any) -> None:
@@ -79,7 +78,7 @@ def test_documents_stand_where_the_map_has_them(client: TestClient) -> None:
 def test_document_that_is_not_on_the_map_is_placed(
     own_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 10)
+    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 10)
     shown = drawn(own_client, "map")
     assert (len(shown["points"]["doc_id"]), shown["documents"]) == (10, 20)
     missing = next(
@@ -108,7 +107,7 @@ def test_map_is_there_at_once_after_a_restart(
     served_root: Path, serve: Callable[..., TestClient], client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = drawn(client, "map")
-    monkeypatch.delattr("pipeline.serve.maps.corpus_map.lay_out")
+    monkeypatch.delattr("cairn.pipeline.serve.maps.corpus_map.lay_out")
     assert drawn(serve(ServeSettings(root=served_root)), "map") == before
 
 

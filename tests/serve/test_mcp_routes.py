@@ -15,15 +15,14 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.server import bind
+from cairn.pipeline.serve.settings import ServeSettings
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.testclient import TestClient
-
-from pipeline.collection import open_collection
-from pipeline.serve.app import create_app
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.server import bind
-from pipeline.serve.settings import ServeSettings
 
 pytestmark = pytest.mark.anyio
 ZENITH = {"type": "eq", "key": "tenant", "value": "zenith"}
@@ -142,7 +141,7 @@ def test_get_is_refused_for_there_are_no_streams(client: TestClient) -> None:
 
 
 def test_missing_extra_is_named(own_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "pipeline.frameworks.mcp_server", raising=False)
+    monkeypatch.delitem(sys.modules, "cairn.pipeline.frameworks.mcp_server", raising=False)
     for name in ("mcp", "mcp.server", "mcp.server.mcpserver"):
         monkeypatch.setitem(sys.modules, name, None)
     response = own_client.post("/mcp", content=json.dumps({}), headers={"Content-Type": "application/json"})

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.collection import load_query_encoder
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.collection import load_query_encoder
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.ranking import BY_VECTORS_ALONE
-from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/vector_stores/stones/search"
 

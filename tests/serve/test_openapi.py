@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
-
-from pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "openapi.json"
 

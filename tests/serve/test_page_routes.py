@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.serve import page_routes
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.page_routes import PAGE_PATHS
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.serve import page_routes
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.page_routes import PAGE_PATHS
-from pipeline.serve.settings import ServeSettings
 
 ASSETS = Path(page_routes.__file__).parent / "page_assets"
 VENDORED = {"d3.min.js"}

@@ -6,11 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
-
-from pipeline import errors
-from pipeline.errors import CairnError
-from pipeline.serve.problems import (
+from cairn.pipeline import errors
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.serve.problems import (
     DEADLINE,
     KEY_MISSING,
     OVERLOADED,
@@ -23,8 +21,9 @@ from pipeline.serve.problems import (
     search_problem,
     unknown_names,
 )
-from pipeline.serve.request_schemas import Membership
-from pipeline.serve.schemas import InvalidField, SearchRequest, field_names
+from cairn.pipeline.serve.request_schemas import Membership
+from cairn.pipeline.serve.schemas import InvalidField, SearchRequest, field_names
+from pydantic import ValidationError
 
 PLACE = "/srv/secret/place"
 SENTENCE = f"top_k must be a number, got 'canary'; see {PLACE}"

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import ServeSettings
 from tests.serve.test_collections import asked, damage
 
 pytestmark = pytest.mark.usefixtures("unhealed")

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cairn.pipeline.serve import connections, server
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.batching import EncoderQueue
+from cairn.pipeline.serve.problems import ProblemError
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.serve import connections, server
-from pipeline.serve.app import create_app
-from pipeline.serve.batching import EncoderQueue
-from pipeline.serve.problems import ProblemError
-from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
 HEAD = b"GET /v1/collections HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -66,12 +65,12 @@ def test_memory_is_given_back_after_a_large_answer_and_not_after_a_small_one(
     served_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = threading.Event()
-    monkeypatch.setattr("pipeline.serve.envelope.return_freed_memory", given_back.set)
-    monkeypatch.setattr("pipeline.serve.envelope.GIVE_BACK_SECONDS", 0.0)
+    monkeypatch.setattr("cairn.pipeline.serve.envelope.return_freed_memory", given_back.set)
+    monkeypatch.setattr("cairn.pipeline.serve.envelope.GIVE_BACK_SECONDS", 0.0)
     client = serve(ServeSettings(root=served_root))
     assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
     assert not given_back.wait(0.2)
-    monkeypatch.setattr("pipeline.serve.envelope.HEAVY_ANSWER_BYTES", 100)
+    monkeypatch.setattr("cairn.pipeline.serve.envelope.HEAVY_ANSWER_BYTES", 100)
     assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
     assert given_back.wait(60)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.collection import open_collection
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
-
-from pipeline.serve.app import create_app
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import ServeSettings
 
 OWN = {"type": "eq", "key": "tenant", "value": "acme"}
 SEARCH = "/v1/collections/stones/search"

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.serve.schemas import SearchReplies, SearchReply
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.collection import open_collection
-from pipeline.serve.schemas import SearchReplies, SearchReply
-from pipeline.serve.settings import ServeSettings
 
 SEARCH = "/v1/collections/stones/search"
 QUERY = "granite slate stone"

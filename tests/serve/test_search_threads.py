@@ -8,9 +8,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextvars import ContextVar
 
 import pytest
-
-from pipeline.errors import StorageError
-from pipeline.serve.search_threads import SearchThreads
+from cairn.pipeline.errors import StorageError
+from cairn.pipeline.serve.search_threads import SearchThreads
 
 _SEEN: ContextVar[str] = ContextVar("_SEEN", default="nothing")
 

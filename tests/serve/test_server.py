@@ -7,12 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from pipeline.errors import ConfigError, StorageError
-from pipeline.serve.app import create_app
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.server import bind, require_key, run_server
-from pipeline.serve.settings import ServeSettings, is_loopback
+from cairn.pipeline.errors import ConfigError, StorageError
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.server import bind, require_key, run_server
+from cairn.pipeline.serve.settings import ServeSettings, is_loopback
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost", "LOCALHOST"])
@@ -65,7 +64,7 @@ def test_answers_are_not_held_back_for_more_to_send(tmp_path: Path) -> None:
 def test_every_search_thread_keeps_to_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        "pipeline.serve.app.threadpool_limits",
+        "cairn.pipeline.serve.app.threadpool_limits",
         lambda limits: limited.append((threading.current_thread().name, limits)),
     )
     pool = create_app(ServeSettings(root=tmp_path, search_threads=2)).state.server.search_threads._pool

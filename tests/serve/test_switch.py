@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.cli.main import cairn, run
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.errors import CollectionNotFoundError, ConfigError, DamageError, IntegrityError
+from cairn.pipeline.index.aliases import ALIASES_NAME, Alias, read_aliases, switch, target_of
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.serve.collections import Collections
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from cli.main import cairn, run
-from pipeline.collection import open_collection
-from pipeline.errors import CollectionNotFoundError, ConfigError, DamageError, IntegrityError
-from pipeline.index.aliases import ALIASES_NAME, Alias, read_aliases, switch, target_of
-from pipeline.index.layout import CollectionLayout
-from pipeline.serve.collections import Collections
-from pipeline.serve.settings import ServeSettings
 
 SECONDS = 60.0
 
@@ -179,7 +178,7 @@ def test_switch_verb_moves_lists_and_goes_back(own_root: Path, capsys: pytest.Ca
 def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
     own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any], caplog: Any
 ) -> None:
-    from jobs.ingest import _switch_warnings
+    from cairn.pipeline.line.ingest import _switch_warnings
 
     layout = CollectionLayout(own_root, "stones")
     assert list(_switch_warnings(layout)) == []

@@ -12,11 +12,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.serve.telemetry import ENDPOINTS, telemetry_config
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-
-from pipeline.serve.telemetry import ENDPOINTS, telemetry_config
 
 ROOT = Path(__file__).parents[2]
 QUERY = "granite-canary"
@@ -24,8 +23,8 @@ SEARCH_ONCE = f"""
 import sys
 from pathlib import Path
 from starlette.testclient import TestClient
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 settings = ServeSettings(root=Path(sys.argv[1]), collections=("pebbles",), deadline_seconds=300.0)
 with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
     client.post("/v1/collections/pebbles/search", json={{"query": {QUERY!r}}}).raise_for_status()

@@ -9,11 +9,10 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from pipeline.collection import open_collection
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import ServeSettings
 
 
 def client_over(server: TestClient, key: str = "none") -> openai.OpenAI:

@@ -4,9 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-
-from pipeline.errors import ConfigError
-from pipeline.token_vectors.codes import REACH, TokenCodec, pool_neighbours, unit
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.token_vectors.codes import REACH, TokenCodec, pool_neighbours, unit
 
 
 def vectors(rows: int, dims: int = 16, seed: int = 0) -> np.ndarray:

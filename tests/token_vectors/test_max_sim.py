@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from pipeline.token_vectors.max_sim import best_matches, max_sim
+from cairn.pipeline.token_vectors.max_sim import best_matches, max_sim
 
 
 def tokens(rows: int, seed: int = 0, width: int = 8) -> np.ndarray:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.errors import ModelError
-from pipeline.token_vectors.projection import (
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.token_vectors.projection import (
     LATE_NAME,
     TokenProjection,
     quantised_weights,

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.decode import GROUP_BUDGET_BATCHES
-from pipeline.corpus.formats.format import Undecoded, check_names
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.decode import GROUP_BUDGET_BATCHES
+from cairn.pipeline.corpus.formats.format import Undecoded, check_names
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 
 _MAGIC: Final = b"ARROW1"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 
 
 class ArrowTableFormat:

@@ -15,13 +15,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import Undecoded
+from cairn.pipeline.corpus.formats.inferred import footer_of
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 from pyarrow import csv
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import Undecoded
-from pipeline.corpus.formats.inferred import footer_of
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 

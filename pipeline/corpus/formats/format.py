@@ -1,4 +1,4 @@
-"""The interface of a source format, which ``pipeline.corpus.scan`` reads every file through."""
+"""The interface of a source format, which ``cairn.pipeline.corpus.scan`` reads every file through."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.decode import DECODE_ERRORS
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.decode import DECODE_ERRORS
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 
 _Item = TypeVar("_Item")
 

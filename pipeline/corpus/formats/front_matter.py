@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final, NamedTuple
 
 import yaml
-
-from pipeline.corpus.listing import is_utf8
-from pipeline.types import RESERVED_COLUMNS
+from cairn.pipeline.corpus.listing import is_utf8
+from cairn.pipeline.types import RESERVED_COLUMNS
 
 FRONT_MATTER_BYTES: Final = 64 << 10
 """How long a block may be; a longer one is text."""

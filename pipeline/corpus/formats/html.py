@@ -14,13 +14,12 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import Undecoded
-from pipeline.corpus.formats.text import DOCUMENT_SCHEMA, one_document, read_document
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
-from pipeline.errors import extra_missing
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import Undecoded
+from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, one_document, read_document
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.errors import extra_missing
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 import pyarrow as pa
-
-from pipeline.corpus.decode import DECODE_ERRORS
-from pipeline.corpus.formats.format import Undecoded
-from pipeline.corpus.formats.values import joined
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
+from cairn.pipeline.corpus.decode import DECODE_ERRORS
+from cairn.pipeline.corpus.formats.format import Undecoded
+from cairn.pipeline.corpus.formats.values import joined
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 
 MAX_COLUMNS: Final = 10_000
 

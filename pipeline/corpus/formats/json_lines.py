@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import Undecoded, damage_reported
-from pipeline.corpus.formats.inferred import footer_of
-from pipeline.corpus.formats.values import as_column, type_of
-from pipeline.corpus.listing import is_utf8
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import Undecoded, damage_reported
+from cairn.pipeline.corpus.formats.inferred import footer_of
+from cairn.pipeline.corpus.formats.values import as_column, type_of
+from cairn.pipeline.corpus.listing import is_utf8
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 
 _READ_BYTES: Final = 1 << 20
 _LINE_DOCUMENTS: Final = 4

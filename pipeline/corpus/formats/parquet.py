@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.decode import (
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.decode import (
     DECODE_ERRORS,
     check_column_metadata,
     decode_row_group,
@@ -15,10 +14,10 @@ from pipeline.corpus.decode import (
     open_parquet,
     refusal,
 )
-from pipeline.corpus.formats.format import Undecoded, check_names, damage_of
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
-from pipeline.errors import TryAgainError
+from cairn.pipeline.corpus.formats.format import Undecoded, check_names, damage_of
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.errors import TryAgainError
 
 
 class ParquetFormat:

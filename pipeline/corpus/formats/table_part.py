@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import check_names
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
-from pipeline.corpus.tables.part import TablePart
-from pipeline.corpus.tables.tables import damage_raised
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import check_names
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.corpus.tables.part import TablePart
+from cairn.pipeline.corpus.tables.tables import damage_raised
 
 
 class TablePartFormat:

@@ -2,7 +2,8 @@
 
 Its id is its path below the source. Its text is the file, with headings and without Markdown's front matter.
 Its title is the `title` of its front matter, else its first heading, else the name of the file. The other
-keys of the front matter are columns; ``pipeline.corpus.lacking_columns`` says what other files have there.
+keys of the front matter are columns; ``cairn.pipeline.corpus.lacking_columns`` says what other files have
+there.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import pyarrow as pa
-
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.format import Undecoded
-from pipeline.corpus.formats.front_matter import FRONT_MATTER_BYTES, FrontMatter, read_front_matter
-from pipeline.corpus.formats.values import as_column, type_of
-from pipeline.corpus.source_record import Footer
-from pipeline.corpus.sources import SourceFile
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import Undecoded
+from cairn.pipeline.corpus.formats.front_matter import FRONT_MATTER_BYTES, FrontMatter, read_front_matter
+from cairn.pipeline.corpus.formats.values import as_column, type_of
+from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.sources import SourceFile
 
 DOCUMENT_SCHEMA: Final = pa.schema(
     [pa.field("id", pa.string()), pa.field("title", pa.string()), pa.field("text", pa.large_string())]

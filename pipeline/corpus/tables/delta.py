@@ -12,9 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from cairn.pipeline.corpus.tables.part import NoRows, TablePart
 from deltalake import DeltaTable
-
-from pipeline.corpus.tables.part import NoRows, TablePart
 
 _ONE_PART: Final = frozenset({"columnMapping", "deletionVectors"})
 _COLUMN_MAPPING_VERSION: Final = 2

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from cairn.pipeline.corpus.tables.part import NoRows, TablePart
+from cairn.pipeline.errors import SourceError
 from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 from pyiceberg.table import FileScanTask, StaticTable
-
-from pipeline.corpus.tables.part import NoRows, TablePart
-from pipeline.errors import SourceError
 
 _VERSION: Final = re.compile(r"v?(\d+)\b")
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import lance
 import pyarrow as pa
-
-from pipeline.corpus.tables.part import NoRows, TablePart
+from cairn.pipeline.corpus.tables.part import NoRows, TablePart
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

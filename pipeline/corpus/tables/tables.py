@@ -15,11 +15,10 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final, Literal
 
+from cairn.pipeline.corpus.listing import children, is_utf8
+from cairn.pipeline.corpus.tables.part import TablePart
+from cairn.pipeline.errors import CairnError, SourceError, extra_missing, is_panic
 from pyarrow.fs import FileSystem, FileType, LocalFileSystem
-
-from pipeline.corpus.listing import children, is_utf8
-from pipeline.corpus.tables.part import TablePart
-from pipeline.errors import CairnError, SourceError, extra_missing, is_panic
 
 TableFormat = Literal["Delta", "Iceberg", "Lance"]
 METADATA_SUFFIX: Final = ".metadata.json"
@@ -56,15 +55,15 @@ def parts_of(filesystem: FileSystem, path: str, name: str, found: TableFormat) -
     try:
         match found:
             case "Delta":
-                from pipeline.corpus.tables.delta import delta_parts
+                from cairn.pipeline.corpus.tables.delta import delta_parts
 
                 return delta_parts(scheme + path)
             case "Lance":
-                from pipeline.corpus.tables.lance import lance_parts
+                from cairn.pipeline.corpus.tables.lance import lance_parts
 
                 return lance_parts(scheme + path)
             case "Iceberg":
-                from pipeline.corpus.tables.iceberg import iceberg_parts, newest_metadata
+                from cairn.pipeline.corpus.tables.iceberg import iceberg_parts, newest_metadata
 
                 if not path.endswith(METADATA_SUFFIX):
                     path = f"{path}/metadata/{newest_metadata(_metadata_files(filesystem, path))}"

@@ -25,13 +25,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pipeline.config import IndexConfig
-from pipeline.durable import commit_point
-from pipeline.errors import DamageError, IntegrityError
-from pipeline.index import tiers
-from pipeline.index.faiss_build import Codebook
-from pipeline.index.layout import (
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.durable import commit_point
+from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.faiss_build import Codebook
+from cairn.pipeline.index.layout import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DELETED_BITS,
@@ -40,11 +39,11 @@ from pipeline.index.layout import (
     TOKENS_ARROW,
     CollectionLayout,
 )
-from pipeline.index.segments.change import RowChange, rows_changed
-from pipeline.index.segments.codes import largest, needs_training, read_codebook
-from pipeline.index.segments.deleted import bits_of
-from pipeline.index.segments.merge import merge_segments
-from pipeline.index.segments.parts import (
+from cairn.pipeline.index.segments.change import RowChange, rows_changed
+from cairn.pipeline.index.segments.codes import largest, needs_training, read_codebook
+from cairn.pipeline.index.segments.deleted import bits_of
+from cairn.pipeline.index.segments.merge import merge_segments
+from cairn.pipeline.index.segments.parts import (
     RunTasks,
     StoredSegment,
     WrittenFiles,
@@ -52,7 +51,7 @@ from pipeline.index.segments.parts import (
     num_parts,
     write_in_parts,
 )
-from pipeline.index.segments.segment import (
+from cairn.pipeline.index.segments.segment import (
     SHARED_FILES,
     SegmentRows,
     needed_files,
@@ -61,12 +60,12 @@ from pipeline.index.segments.segment import (
     segment_files,
     segment_name,
 )
-from pipeline.index.segments.writer import SegmentWriter
-from pipeline.index.stored_rows import StoredRows
-from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from pipeline.index.verified_files import VerifiedFiles
-from pipeline.manifest import SEGMENTS_VERSION, FileRecord, Manifest, SegmentRecord
-from pipeline.types import ProgressListener
+from cairn.pipeline.index.segments.writer import SegmentWriter
+from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.index.verified_files import VerifiedFiles
+from cairn.pipeline.manifest import SEGMENTS_VERSION, FileRecord, Manifest, SegmentRecord
+from cairn.pipeline.types import ProgressListener
 
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What the file system says where a file cannot have a second name."""

@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from jaxtyping import Int64, UInt8
-
-from pipeline.config import IndexConfig
-from pipeline.faiss_library import faiss
-from pipeline.index.faiss_build import (
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.index.faiss_build import (
     SPILL_VECTORS,
     Codebook,
     VectorStream,
@@ -30,10 +28,11 @@ from pipeline.index.faiss_build import (
     write_list_header,
     write_refine,
 )
-from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, read_faiss_file
-from pipeline.index.faiss_kinds import choose_kind, faiss_kind
-from pipeline.index.segments.deleted import DeletedRows
-from pipeline.manifest import SegmentRecord
+from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, read_faiss_file
+from cairn.pipeline.index.faiss_kinds import choose_kind, faiss_kind
+from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.manifest import SegmentRecord
+from jaxtyping import Int64, UInt8
 
 EXACT_VECTORS: Final = 2_048
 """A segment of so few vectors keeps them as they are: 3 MB at 384 dimensions, read in .3 ms."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from cairn.pipeline.durable import write_bytes
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Int32, Int64
-
-from pipeline.durable import write_bytes
-from pipeline.errors import DamageError
-from pipeline.ragged import ranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,12 +6,10 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64
-
-from pipeline.index.layout import ALL_TOKENS_ARROW
-from pipeline.index.segments.deleted import DeletedRows, none_deleted
-from pipeline.index.segments.segment import Segment
-from pipeline.index.token_file import (
+from cairn.pipeline.index.layout import ALL_TOKENS_ARROW
+from cairn.pipeline.index.segments.deleted import DeletedRows, none_deleted
+from cairn.pipeline.index.segments.segment import Segment
+from cairn.pipeline.index.token_file import (
     TOKEN_FILE_COLUMNS,
     CodeColumn,
     TokenCodes,
@@ -20,8 +18,9 @@ from pipeline.index.token_file import (
     open_token_file,
     open_token_projection,
 )
-from pipeline.ragged import ranges
-from pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from jaxtyping import Int64
 
 
 class JoinedCodes:

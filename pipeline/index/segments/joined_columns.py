@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.segments.segment import SegmentRows, open_rows
+from cairn.pipeline.manifest import Manifest
 from jaxtyping import Int32, Int64
-
-from pipeline.index.segments.deleted import DeletedRows
-from pipeline.index.segments.segment import SegmentRows, open_rows
-from pipeline.manifest import Manifest
 
 
 class JoinedColumns:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from cairn.pipeline.index.faiss_index import FaissIndex, best_first
+from cairn.pipeline.index.protocol import NO_POSITION
+from cairn.pipeline.index.segments.deleted import DeletedRows
 from jaxtyping import Float32, Int64
-
-from pipeline.index.faiss_index import FaissIndex, best_first
-from pipeline.index.protocol import NO_POSITION
-from pipeline.index.segments.deleted import DeletedRows
 
 
 class JoinedIndex:
-    """A :class:`~pipeline.index.protocol.VectorIndex` over segments, in their order.
+    """A :class:`~cairn.pipeline.index.protocol.VectorIndex` over segments, in their order.
 
     Each comes with its deleted rows, which its own index already leaves out of every answer.
     """

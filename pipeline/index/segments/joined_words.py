@@ -8,9 +8,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.index.segments.deleted import DeletedRows
 from jaxtyping import Int64, Integer, UInt8, UInt32
-
-from pipeline.index.segments.deleted import DeletedRows
 
 SAMPLED_TERMS = 16
 """One term of so many is kept in memory, so that few are read to find one: 4 bytes a term of a file."""
@@ -52,7 +51,7 @@ def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words
 
 
 class _Words:
-    """One file of :mod:`pipeline.index.passage_terms`, without its deleted chunks."""
+    """One file of :mod:`cairn.pipeline.index.passage_terms`, without its deleted chunks."""
 
     def __init__(self, terms: pa.RecordBatch, deleted: DeletedRows) -> None:
         column = terms.column("term")

@@ -19,11 +19,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jaxtyping import Int64
-
-from pipeline.errors import DamageError
-from pipeline.index.faiss_build import Codebook
-from pipeline.index.layout import (
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index.faiss_build import Codebook
+from cairn.pipeline.index.layout import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DOCUMENTS_ARROW,
@@ -33,8 +31,8 @@ from pipeline.index.layout import (
     TITLES_ARROW,
     TOKENS_ARROW,
 )
-from pipeline.index.passage_terms import block_bounds, write_postings
-from pipeline.index.position_files import (
+from cairn.pipeline.index.passage_terms import block_bounds, write_postings
+from cairn.pipeline.index.position_files import (
     CHUNK_POSITIONS_SCHEMA,
     DOCUMENT_POSITIONS_SCHEMA,
     LENGTHS_SCHEMA,
@@ -42,12 +40,13 @@ from pipeline.index.position_files import (
     append_documents,
     unnamed_file,
 )
-from pipeline.index.segments.codes import IndexPart, join_indexes
-from pipeline.index.segments.deleted import DeletedRows
-from pipeline.index.segments.segment import Segment, SegmentRows
-from pipeline.index.tables import CHUNKS, DOCUMENTS
-from pipeline.index.token_file import TOKEN_FILE_COLUMNS, TOKEN_FILE_SCHEMA
-from pipeline.manifest import SegmentRecord
+from cairn.pipeline.index.segments.codes import IndexPart, join_indexes
+from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.segments.segment import Segment, SegmentRows
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.token_file import TOKEN_FILE_COLUMNS, TOKEN_FILE_SCHEMA
+from cairn.pipeline.manifest import SegmentRecord
+from jaxtyping import Int64
 
 JOINED_ROWS: Final = 65_536
 """Rows of a position file held at once."""

@@ -21,28 +21,27 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
-
-from pipeline.config import IndexConfig
-from pipeline.durable import commit_point, fsync_file, storage_errors
-from pipeline.errors import IntegrityError
-from pipeline.index.allocator import returning_freed_memory
-from pipeline.index.faiss_build import Codebook, train_codebook
-from pipeline.index.faiss_kinds import choose_kind
-from pipeline.index.position_files import require_unique_ids
-from pipeline.index.segments.deleted import DeletedRows
-from pipeline.index.segments.merge import merge_segments
-from pipeline.index.segments.segment import Segment, open_rows, open_segment
-from pipeline.index.segments.writer import SegmentWriter
-from pipeline.index.stored_rows import StoredRows
-from pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from pipeline.manifest import FileRecord, SegmentRecord, record_file
-from pipeline.types import silent_progress
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.durable import commit_point, fsync_file, storage_errors
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.index.allocator import returning_freed_memory
+from cairn.pipeline.index.faiss_build import Codebook, train_codebook
+from cairn.pipeline.index.faiss_kinds import choose_kind
+from cairn.pipeline.index.position_files import require_unique_ids
+from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.segments.merge import merge_segments
+from cairn.pipeline.index.segments.segment import Segment, open_rows, open_segment
+from cairn.pipeline.index.segments.writer import SegmentWriter
+from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.manifest import FileRecord, SegmentRecord, record_file
+from cairn.pipeline.types import silent_progress
 
 PART_CHUNKS: Final = 65_536
 """Chunks of a part: some five seconds of a core. Fewer would cost more than they save."""
 MAX_PARTS: Final = 64
 PARTS_FOLDER: Final = ".parts.tmp"
-"""Beside the folder of the generation; a name that :func:`pipeline.durable.clear_temporary` clears."""
+"""Beside the folder of the generation; a name that :func:`cairn.pipeline.durable.clear_temporary` clears."""
 
 PART_COMMIT_POINTS: Final = ("codebooks-trained", "parts-written", "parts-joined", "merged-by-worker")
 """Steps of a segment written in parts, which take the place of those of the files of one, and of a merge."""

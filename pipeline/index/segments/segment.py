@@ -12,10 +12,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64
-
-from pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, open_faiss_index
-from pipeline.index.layout import (
+from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, open_faiss_index
+from cairn.pipeline.index.layout import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DELETED_BITS,
@@ -26,17 +24,18 @@ from pipeline.index.layout import (
     TITLES_ARROW,
     TOKENS_ARROW,
 )
-from pipeline.index.passage_terms import open_passage_terms
-from pipeline.index.position_files import (
+from cairn.pipeline.index.passage_terms import open_passage_terms
+from cairn.pipeline.index.position_files import (
     LENGTHS_SCHEMA,
     open_chunk_positions,
     open_document_positions,
     open_positions,
 )
-from pipeline.index.segments.deleted import DeletedRows, none_deleted, read_deleted
-from pipeline.index.tables import CHUNKS, DOCUMENTS
-from pipeline.index.token_file import open_token_file
-from pipeline.manifest import SegmentRecord
+from cairn.pipeline.index.segments.deleted import DeletedRows, none_deleted, read_deleted
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.token_file import open_token_file
+from cairn.pipeline.manifest import SegmentRecord
+from jaxtyping import Int64
 
 NEEDED_FILES: Final = (DOCUMENTS_ARROW, CHUNKS_ARROW, DOCUMENTS_FAISS, CHUNKS_FAISS)
 ROW_FILES: Final = (

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64
-
-from pipeline.config import IndexConfig
-from pipeline.durable import commit_point
-from pipeline.index.faiss_build import Codebook
-from pipeline.index.layout import (
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.durable import commit_point
+from cairn.pipeline.index.faiss_build import Codebook
+from cairn.pipeline.index.layout import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DOCUMENTS_ARROW,
@@ -26,20 +24,21 @@ from pipeline.index.layout import (
     TITLES_ARROW,
     TOKENS_ARROW,
 )
-from pipeline.index.passage_terms import num_words, write_passage_terms
-from pipeline.index.position_files import (
+from cairn.pipeline.index.passage_terms import num_words, write_passage_terms
+from cairn.pipeline.index.position_files import (
     LENGTHS_SCHEMA,
     ColumnSpool,
     chunk_offsets_of,
     write_chunk_positions,
     write_document_positions,
 )
-from pipeline.index.segments.codes import write_index
-from pipeline.index.stored_rows import StoredRows
-from pipeline.index.tables import CHUNKS, DOCUMENTS
-from pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
-from pipeline.manifest import SegmentRecord
-from pipeline.types import ProgressListener
+from cairn.pipeline.index.segments.codes import write_index
+from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
+from cairn.pipeline.manifest import SegmentRecord
+from cairn.pipeline.types import ProgressListener
+from jaxtyping import Int64
 
 
 @dataclass(frozen=True, slots=True)

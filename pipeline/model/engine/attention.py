@@ -13,9 +13,8 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Bool, Float, Float32, Int64
-
-from pipeline.model.engine.workspace import Workspace
 
 SCORES_PER_STEP: Final = 1 << 20
 """Scores made at a time by plain products: 128 queries of 8,192 keys, or many heads of short rows."""

@@ -18,10 +18,9 @@ from typing import Final
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.attention import attend, bias_where
+from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Float, Int64
-
-from pipeline.model.engine.attention import attend, bias_where
-from pipeline.model.engine.workspace import Workspace
 
 MIN_BLOCK: Final = 16
 """Narrower blocks would cost more in calls than they save in products."""

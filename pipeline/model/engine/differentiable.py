@@ -12,11 +12,10 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.model.engine.layer import Activation
+from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.weights import AnyLinear, Norm
 from jaxtyping import Float, Float32
-
-from pipeline.model.engine.layer import Activation
-from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.weights import AnyLinear, Norm
 
 _Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

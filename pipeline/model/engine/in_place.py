@@ -12,11 +12,10 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-
-from pipeline.model.engine.layer import Activation, Layer
-from pipeline.model.engine.pattern import Pattern, Shape
-from pipeline.model.engine.weights import AnyLinear, Norm
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.layer import Activation, Layer
+from cairn.pipeline.model.engine.pattern import Pattern, Shape
+from cairn.pipeline.model.engine.weights import AnyLinear, Norm
+from cairn.pipeline.model.engine.workspace import Workspace
 
 _ACTIVATE: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
     "gelu": torch.ops.aten.gelu_.default,

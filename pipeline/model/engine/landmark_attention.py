@@ -24,9 +24,8 @@ from typing import Final
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.attention import bias_where
 from jaxtyping import Bool, Float, Int64
-
-from pipeline.model.engine.attention import bias_where
 
 MIN_SHARE_OF_SCORES: Final = 0.5
 """A row that has less than this share of the scores of its block's first row opens a block of its own.

@@ -15,12 +15,11 @@ from typing import Final
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.attention import attend
+from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
+from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.engine.pattern import Batch, PassSettings
 from jaxtyping import Float, Float32, Int64
-
-from pipeline.model.engine.attention import attend
-from pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
-from pipeline.model.engine.packed import Packed
-from pipeline.model.engine.pattern import Batch, PassSettings
 
 SCORES_PER_STEP: Final = 1 << 19
 """Scores of all heads made at a time on a CPU; keys are gathered beside them, and both stay in the cache.
@@ -33,7 +32,7 @@ CUDA_SCORES_PER_STEP: Final = 1 << 28
 
 
 class LandmarkWindows(Packed):
-    """Implements :class:`pipeline.model.engine.pattern.Pattern` for rows without a lead.
+    """Implements :class:`cairn.pipeline.model.engine.pattern.Pattern` for rows without a lead.
 
     ``windows`` numbers each row's window. Gates are one a layer and head, towards landmarks and context.
     """
@@ -72,7 +71,7 @@ class LandmarkWindows(Packed):
         is_local: bool,
         drop_lead: bool,  # noqa: ARG002 - no lead
     ) -> torch.Tensor:
-        """See :class:`pipeline.model.engine.pattern.Pattern`."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         shape = self._settings.shape
         query, key, value = padded_NPd.split(
             [shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1

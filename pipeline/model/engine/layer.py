@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
-from pipeline.errors import ModelError
-from pipeline.model.engine.weights import AnyLinear, Norm
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.weights import AnyLinear, Norm
 
 Activation = Literal["gelu", "tanh_gelu", "relu", "silu"]
 

@@ -3,9 +3,9 @@
     ids, context ─▶ embedding ─▶ compiled graph of the layers ─▶ final norm ─▶ hidden states
 
 Only ``run_layers`` differs from the engine's, so whatever family it reads runs here, with context, local
-layers and any τ. Batches are encoded one a thread (:mod:`pipeline.model.batching`): each thread has a request
-of its own, and the runtime a stream for each. The graph is compiled in about a second when the model is
-loaded; nothing is written to a cache.
+layers and any τ. Batches are encoded one a thread (:mod:`cairn.pipeline.model.batching`): each thread has a
+request of its own, and the runtime a stream for each. The graph is compiled in about a second when the model
+is loaded; nothing is written to a cache.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.layer import Layer
+from cairn.pipeline.model.engine.openvino_graph import KINDS, build_graph
+from cairn.pipeline.model.engine.openvino_runtime import ov
+from cairn.pipeline.model.engine.pattern import Pattern
+from cairn.pipeline.model.engine.precision import resolve_precision
+from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.engine.transformer import Transformer
 from jaxtyping import Float
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.layer import Layer
-from pipeline.model.engine.openvino_graph import KINDS, build_graph
-from pipeline.model.engine.openvino_runtime import ov
-from pipeline.model.engine.pattern import Pattern
-from pipeline.model.engine.precision import resolve_precision
-from pipeline.model.engine.rectangle import Rectangle
-from pipeline.model.engine.transformer import Transformer
 
 _HIDDEN: Final = -1e30
 """The bias of what is not seen, in place of -inf: finite in bf16 too, and 0 after any softmax."""
@@ -38,7 +37,7 @@ _PRECISIONS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class OpenVinoTransformer(Transformer):
-    """Implements :class:`pipeline.model.engine.backbone.Backbone`: a float32 engine with compiled layers."""
+    """Implements :class:`Backbone`: a float32 engine with compiled layers."""
 
     def __init__(self, engine: Transformer, precision: torch.dtype) -> None:
         vars(self).update(vars(engine))

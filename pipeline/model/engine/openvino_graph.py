@@ -4,7 +4,7 @@ Sizes of a batch stay open, and so does all that depends on it: who sees whom co
 cosines and sines, τ as the scale of the logits. Weights are constants in float32, or in int8 with a scale for
 each row; the format the graph computes in is chosen when it is compiled. Nothing is traced or exported. Local
 layers attend in blocks, at a cost linear in the length, as
-:mod:`pipeline.model.engine.block_local_attention` does.
+:mod:`cairn.pipeline.model.engine.block_local_attention` does.
 
     x_BSD, scale, bias, cos, sin ─▶ layer ─▶ … ─▶ layer ─▶ states of all S vectors, before the final norm
 """
@@ -17,11 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-
-from pipeline.model.engine.layer import Activation, Layer, run_layer
-from pipeline.model.engine.openvino_runtime import op, ov
-from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.weights import AnyLinear, Linear, Norm
+from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
+from cairn.pipeline.model.engine.openvino_runtime import op, ov
+from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm
 
 KINDS: Final = {False: "global", True: "local"}
 """By ``is_local``: how the inputs of a kind of layer are named."""

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
 from jaxtyping import Float, Int64
-
-from pipeline.model.engine.pattern import Batch, PassSettings, Pattern
 
 
 class Packed:
-    """Implements :class:`pipeline.model.engine.pattern.Pattern` for N vectors, those of all rows."""
+    """Implements :class:`cairn.pipeline.model.engine.pattern.Pattern` for N vectors, those of all rows."""
 
     def __init__(
         self,
@@ -47,11 +46,11 @@ class Packed:
         self._angles = {kind: table.at(position_N) for kind, table in (settings.rotary or {}).items()}
 
     def pack(self, x_BSD: Float[torch.Tensor, "B S D"]) -> Float[torch.Tensor, "N D"]:
-        """See :class:`pipeline.model.engine.pattern.Pattern`."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         return x_BSD.reshape(-1, x_BSD.shape[2])[self._kept_N]
 
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
-        """See :class:`pipeline.model.engine.pattern.Pattern`; padding is zero."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`; padding is zero."""
         batch, kept_M = self._batch, self._kept_N[self._text_M]
         place_M = kept_M // batch.width * batch.num_tokens + kept_M % batch.width - batch.num_lead
         x_BTD = x_MD.new_zeros(len(batch.lengths_B) * batch.num_tokens, x_MD.shape[1])
@@ -59,11 +58,11 @@ class Packed:
         return x_BTD.view(len(batch.lengths_B), batch.num_tokens, -1)
 
     def margins(self, *, is_local: bool) -> tuple[int, int]:  # noqa: ARG002 - the seam's, for patterns that work in blocks
-        """See :class:`pipeline.model.engine.pattern.Pattern`: none."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`: none."""
         return 0, 0
 
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
-        """See :class:`pipeline.model.engine.pattern.Pattern`."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         if self._settings.rotary is not None:
             self._settings.rotary[is_local].rotate_(
                 heads_NPd, self._angles[is_local], self._settings.workspace
@@ -72,7 +71,7 @@ class Packed:
     def attend(
         self, padded_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
-        """See :class:`pipeline.model.engine.pattern.Pattern`."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         shape = self._settings.shape
         query, key, value = padded_NPd.split(
             [shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1
@@ -113,11 +112,11 @@ class Packed:
         return mixed_NHd
 
     def text(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "M D"]:
-        """See :class:`pipeline.model.engine.pattern.Pattern`."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         return x_ND[self._text_M]
 
     def without_lead(self) -> Pattern:
-        """See :class:`pipeline.model.engine.pattern.Pattern`."""
+        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         return Packed(
             self._batch.without_lead(),
             self._settings,

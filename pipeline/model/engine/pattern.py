@@ -16,10 +16,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.rotary import RotaryTable
+from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Float, Int64
-
-from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.workspace import Workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-
-from pipeline.config import Precision
+from cairn.pipeline.config import Precision
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,10 @@ Batches there hold rows of nearly one length, and products of one shape are fast
 from __future__ import annotations
 
 import torch
+from cairn.pipeline.model.engine.attention import attend, bias_where, visible_keys
+from cairn.pipeline.model.engine.block_local_attention import LocalWindow
+from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
 from jaxtyping import Float
-
-from pipeline.model.engine.attention import attend, bias_where, visible_keys
-from pipeline.model.engine.block_local_attention import LocalWindow
-from pipeline.model.engine.pattern import Batch, PassSettings, Pattern
 
 
 class Rectangle:

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Float, Float32, Int64
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.workspace import Workspace
 
 
 def even_head_dim(width: int, num_heads: int) -> int:

@@ -25,19 +25,18 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.backbone import Projection
+from cairn.pipeline.model.engine.in_place import InPlaceOperations
+from cairn.pipeline.model.engine.layer import Layer, run_layer
+from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern, Shape
+from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.engine.rotary import RotaryTable
+from cairn.pipeline.model.engine.weights import Norm
+from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.backbone import Projection
-from pipeline.model.engine.in_place import InPlaceOperations
-from pipeline.model.engine.layer import Layer, run_layer
-from pipeline.model.engine.packed import Packed
-from pipeline.model.engine.pattern import Batch, PassSettings, Pattern, Shape
-from pipeline.model.engine.rectangle import Rectangle
-from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.weights import Norm
-from pipeline.model.engine.workspace import Workspace
 
 _Layout = TypeVar("_Layout")
 
@@ -88,7 +87,7 @@ class Source(Protocol):
 
 
 class Transformer:
-    """Implements :class:`pipeline.model.engine.backbone.Backbone`."""
+    """Implements :class:`cairn.pipeline.model.engine.backbone.Backbone`."""
 
     rectangle_type: type[Rectangle] = Rectangle
 

@@ -13,9 +13,8 @@ from typing import Final, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-
-from pipeline.errors import ModelError
-from pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors, stacked_matrices
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors, stacked_matrices
 
 _HAS_ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """What torch's own compiler calls oneDNN by; builds for other processors have none."""

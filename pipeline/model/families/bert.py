@@ -10,13 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.layer import Layer, PlainMlp, activation_named
-from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.transformer import Embedding, Transformer
-from pipeline.model.engine.weights import WeightReader, stack_rows
-from pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.layer import Layer, PlainMlp, activation_named
+from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.transformer import Embedding, Transformer
+from cairn.pipeline.model.engine.weights import WeightReader, stack_rows
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 WORD_EMBEDDINGS: Final = "embeddings.word_embeddings.weight"
 """The first tensor that is read, by which any prefix of the names is found."""

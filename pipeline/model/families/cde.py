@@ -42,17 +42,16 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.engine.pattern import Batch
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.weights import AnyLinear, WeightReader
+from cairn.pipeline.model.families.cde_checkpoint import StagedCheckpoint
+from cairn.pipeline.model.families.modernbert import read_modernbert
+from cairn.pipeline.model.families.nomic_bert import read_nomic_bert
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.engine.pattern import Batch
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.engine.weights import AnyLinear, WeightReader
-from pipeline.model.families.cde_checkpoint import StagedCheckpoint
-from pipeline.model.families.modernbert import read_modernbert
-from pipeline.model.families.nomic_bert import read_nomic_bert
-from pipeline.model.folders.checkpoint import Checkpoint
 
 NUM_SOFT_PROMPTS: Final = 8
 """Fixed in the published code; no setting names it."""
@@ -104,7 +103,7 @@ class _Stage:
 
 
 class FirstStage(_Stage):
-    """M1: implements :class:`pipeline.model.engine.backbone.Backbone`; it reads no context itself."""
+    """M1: implements :class:`cairn.pipeline.model.engine.backbone.Backbone`; it reads no context itself."""
 
     def __init__(self, backbone: Transformer, mlp: _Head, max_seq_length: int) -> None:
         super().__init__(
@@ -136,7 +135,7 @@ class FirstStage(_Stage):
 
 
 class CdeBackbone(_Stage):
-    """M2 with its M1: implements :class:`pipeline.model.engine.backbone.Backbone`."""
+    """M2 with its M1: implements :class:`cairn.pipeline.model.engine.backbone.Backbone`."""
 
     def __init__(
         self,

@@ -21,12 +21,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.manifest import fingerprint
-from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.first_layers import first_layers
-from pipeline.model.folders.names import model_folder
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.folders.names import model_folder
 
 FIRST_STAGE: Final = "first_stage_model.embedder."
 SECOND_STAGE: Final = "second_stage_model.backbone."

@@ -22,16 +22,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-
-from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
-from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
-from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.transformer import Embedding, Transformer
-from pipeline.model.engine.weights import Norm, WeightReader, stack_rows
-from pipeline.model.families.rope_settings import read_rope
-from pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.engine.layer import GatedMlp, Layer, activation_named
+from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.rotary import RotaryTable
+from cairn.pipeline.model.engine.transformer import Embedding, Transformer
+from cairn.pipeline.model.engine.weights import Norm, WeightReader, stack_rows
+from cairn.pipeline.model.families.rope_settings import read_rope
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 
 def language_model(checkpoint: Checkpoint) -> Checkpoint:

@@ -16,15 +16,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 import torch
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
-from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.rotary import RotaryTable, even_head_dim
-from pipeline.model.engine.transformer import Embedding, Transformer
-from pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader, stack_rows
-from pipeline.model.families.rope_settings import read_rope
-from pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.layer import GatedMlp, Layer, activation_named
+from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim
+from cairn.pipeline.model.engine.transformer import Embedding, Transformer
+from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader, stack_rows
+from cairn.pipeline.model.families.rope_settings import read_rope
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 _DEFAULT_THETA: Final = {"new": 10_000.0, "gte": 160_000.0}
 _REQUIRED: Final = {

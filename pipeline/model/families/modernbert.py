@@ -15,14 +15,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.layer import GatedMlp, Layer, activation_named
-from pipeline.model.engine.pattern import Shape
-from pipeline.model.engine.rotary import RotaryTable, even_head_dim
-from pipeline.model.engine.transformer import Embedding, Transformer
-from pipeline.model.engine.weights import WeightReader
-from pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.layer import GatedMlp, Layer, activation_named
+from cairn.pipeline.model.engine.pattern import Shape
+from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim
+from cairn.pipeline.model.engine.transformer import Embedding, Transformer
+from cairn.pipeline.model.engine.weights import WeightReader
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 

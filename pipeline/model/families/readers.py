@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pkgutil import resolve_name
 
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.folders.model_types import model_type_named
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.folders.model_types import model_type_named
 
 
 def reader_of(model_type: object) -> Callable[..., Transformer]:

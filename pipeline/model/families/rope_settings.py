@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-
-from pipeline.errors import ModelError
-from pipeline.model.engine.rotary import Stretch
-from pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.rotary import Stretch
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 KINDS: Final = ("default", "linear", "llama3", "ntk")
 

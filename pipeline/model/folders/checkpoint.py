@@ -19,25 +19,28 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from tokenizers import Tokenizer, normalizers
-
-from pipeline import durable
-from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
-from pipeline.model.folders.model_defaults import Base, base_of_folder
-from pipeline.model.folders.names import model_folder
-from pipeline.model.folders.own_tensors import OWN_PREFIXES
-from pipeline.model.folders.quantized_weights import QUANTIZED_NAME, quantized_tensors, require_described
-from pipeline.model.folders.sentence_transformers_folder import (
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.model_defaults import Base, base_of_folder
+from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
+from cairn.pipeline.model.folders.quantized_weights import (
+    QUANTIZED_NAME,
+    quantized_tensors,
+    require_described,
+)
+from cairn.pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     Step,
     read_json,
     read_sentence_transformers_folder,
     steps_fingerprint,
 )
-from pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, normalizers
 
 WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"

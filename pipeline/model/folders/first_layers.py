@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pipeline.errors import ConfigError
-from pipeline.manifest import fingerprint
-from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES
 
 LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
 """What configurations call the number of layers: nearly all of them, and NomicBERT's."""

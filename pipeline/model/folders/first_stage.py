@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
-from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.first_layers import layer_of, of_so_many_layers
-from pipeline.model.folders.own_tensors import FIRST_STAGE
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import layer_of, of_so_many_layers
+from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE
 
 
 def split_stages(checkpoint: Checkpoint) -> tuple[Checkpoint, Checkpoint | None]:

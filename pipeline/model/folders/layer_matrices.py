@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.first_layers import OF_LAYER
-from pipeline.model.folders.own_tensors import OWN_PREFIXES
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import OF_LAYER
+from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
 
 LayerInput = Literal["attention", "mixed", "feed-forward", "inner"]
 """A layer's normed input, the mixed values of its heads, the feed-forward's input, its neurons."""

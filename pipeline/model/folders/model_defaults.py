@@ -15,20 +15,20 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, ContextConfig, EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.manifest import rename_settings
-from pipeline.model.folders.cde_settings import cde_settings, is_cde
-from pipeline.model.folders.embedded_weights import MODEL_NAMES
-from pipeline.model.folders.model_types import CAUSAL_TYPES
-from pipeline.model.folders.names import model_folder
-from pipeline.model.folders.sentence_transformers_folder import (
+from cairn.pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, ContextConfig, EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.manifest import rename_settings
+from cairn.pipeline.model.folders.cde_settings import cde_settings, is_cde
+from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES
+from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     read_json,
     read_json_if_any,
     read_sentence_transformers_folder,
 )
-from pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
+from cairn.pipeline.poolings import POOLING_RULES, PREFIX_POOLINGS
 
 CAIRN_SETTINGS_NAME: Final = "cairn_config.json"
 CAIRN_FORMAT: Final = 1

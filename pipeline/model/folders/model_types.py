@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pipeline.errors import ModelError
+from cairn.pipeline.errors import ModelError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,11 +28,11 @@ class ModelType:
     can_be_causal: bool = False
 
 
-_BERT: Final = "pipeline.model.families.bert:read_bert"
-_GTE: Final = "pipeline.model.families.gte:read_gte"
-_DECODER: Final = "pipeline.model.families.decoder:read_decoder"
-_MODERN_BERT: Final = "pipeline.model.families.modernbert:read_modernbert"
-_NOMIC_BERT: Final = "pipeline.model.families.nomic_bert:read_nomic_bert"
+_BERT: Final = "cairn.pipeline.model.families.bert:read_bert"
+_GTE: Final = "cairn.pipeline.model.families.gte:read_gte"
+_DECODER: Final = "cairn.pipeline.model.families.decoder:read_decoder"
+_MODERN_BERT: Final = "cairn.pipeline.model.families.modernbert:read_modernbert"
+_NOMIC_BERT: Final = "cairn.pipeline.model.families.nomic_bert:read_nomic_bert"
 
 MODEL_TYPES: Final[Mapping[str, ModelType]] = {
     "bert": ModelType(title="BERT", reader=_BERT, in_transformers=True),

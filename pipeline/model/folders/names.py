@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pipeline import durable
-from pipeline.config import DEFAULT_MODEL
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
+from cairn.pipeline import durable
+from cairn.pipeline.config import DEFAULT_MODEL
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
 
 HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
+from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors
 from safetensors.torch import save_file
-
-from pipeline import durable
-from pipeline.errors import ModelError
-from pipeline.model.folders.sentence_transformers_folder import read_json
-from pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors
 
 QUANTIZED_NAME: Final = "cairn_quantized.safetensors"
 DESCRIPTION_NAME: Final = "cairn_quantized.json"

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from pipeline import durable
-from pipeline.errors import ModelError
-from pipeline.manifest import fingerprint
+from cairn.pipeline import durable
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.manifest import fingerprint
 
 MODULES_NAME: Final = "modules.json"
 WEIGHTS_NAME: Final = "model.safetensors"

@@ -1,7 +1,7 @@
 """A checkpoint with fewer layers, attention heads and feed-forward neurons: what structured pruning leaves.
 
 Whole rows and columns are taken out of the published tensors, and config.json names the new sizes. The result
-is an ordinary checkpoint of its family. What to keep is the caller's choice (``pipeline/compress``).
+is an ordinary checkpoint of its family. What to keep is the caller's choice (``pipeline/lab/compress``).
 
 A family can have fewer heads only where its configuration gives the width of a head by itself. The others
 compute it as hidden_size / heads, so their heads stay.
@@ -14,15 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.cde_settings import is_cde
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import LAYER_COUNTS, OF_LAYER
+from cairn.pipeline.model.folders.model_types import HEAD_DIM_TYPES
+from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES, LANDMARK_MIXER
 from jaxtyping import Int64
-
-from pipeline.errors import ConfigError, ModelError
-from pipeline.manifest import fingerprint
-from pipeline.model.folders.cde_settings import is_cde
-from pipeline.model.folders.checkpoint import Checkpoint
-from pipeline.model.folders.first_layers import LAYER_COUNTS, OF_LAYER
-from pipeline.model.folders.model_types import HEAD_DIM_TYPES
-from pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES, LANDMARK_MIXER
 
 _INNER_SIZES: Final = ("intermediate_size", "n_inner")
 _NOT_PRUNED: Final = ("nvembed", "m3bert")

@@ -5,7 +5,7 @@
                                       └─▶ …
 
 Answers are those of one process: every score depends on a row, the query and sums over all shards alone, and
-``pipeline.search.ranking`` ranks what the shards found as it ranks what one process found.
+``cairn.pipeline.search.ranking`` ranks what the shards found as it ranks what one process found.
 
 ``placement`` says which shard has which documents, ``routes`` which shards a query is for, and
 ``route_recall`` what that finds. ``messages`` are what is asked; ``shard_part`` answers for one part,

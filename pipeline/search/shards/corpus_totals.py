@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pipeline.index.bm25 import Totals
-from pipeline.index.generation import Generation
-from pipeline.index.words import terms_of
-from pipeline.search.lexical import bounded_words
-from pipeline.search.shards.messages import WordTotals
+from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.words import terms_of
+from cairn.pipeline.search.lexical import bounded_words
+from cairn.pipeline.search.shards.messages import WordTotals
 
 KEPT_TERMS: Final = 50_000
 """About 15 MB; with more, all are counted again."""

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.shards.messages import Ask, PartKey, Question, content_of
+from cairn.pipeline.search.shards.placement import Places, Sharding, place
 from jaxtyping import Float32, Int64, Shaped
-
-from pipeline.index.generation import Generation
-from pipeline.ragged import ranges
-from pipeline.search.shards.messages import Ask, PartKey, Question, content_of
-from pipeline.search.shards.placement import Places, Sharding, place
 
 Arguments = Callable[[Places, Places], tuple[Any, ...]]
 """A question's arguments, given where a shard's items stand among those asked for, and its own numbers."""

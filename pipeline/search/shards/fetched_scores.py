@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.candidates import windows_of_documents
+from cairn.pipeline.search.feedback import NUM_WINDOWS
+from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.reader import Nominees, ScoresAsked, WindowScores
+from cairn.pipeline.search.shards.fan_out import FanOut, Places, gathered
+from cairn.pipeline.search.shards.fetched_words import FetchedWords
+from cairn.pipeline.search.shards.messages import PartFound, PartMatches, PartScores
 from jaxtyping import Float32, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.ragged import ranges
-from pipeline.search.candidates import windows_of_documents
-from pipeline.search.feedback import NUM_WINDOWS
-from pipeline.search.late import LateQuery
-from pipeline.search.reader import Nominees, ScoresAsked, WindowScores
-from pipeline.search.shards.fan_out import FanOut, Places, gathered
-from pipeline.search.shards.fetched_words import FetchedWords
-from pipeline.search.shards.messages import PartFound, PartMatches, PartScores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +36,7 @@ class _Piece:
 
 
 class FetchedScores:
-    """:class:`~pipeline.search.reader.CandidateScores` of one query.
+    """:class:`~cairn.pipeline.search.reader.CandidateScores` of one query.
 
     Windows of the size asked for came with the rest; those of another size are asked for when they are
     wanted, of the few documents that they are wanted of.
@@ -64,19 +63,19 @@ class FetchedScores:
         self._windows = None if asked.size is None else self._fetched_windows(asked.size)
 
     def documents(self) -> Float32[np.ndarray, " N"]:
-        """See :class:`~pipeline.search.reader.CandidateScores`."""
+        """See :class:`~cairn.pipeline.search.reader.CandidateScores`."""
         return self._joined(lambda scores: scores.document_N)
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
-        """See :class:`~pipeline.search.reader.CandidateScores`."""
+        """See :class:`~cairn.pipeline.search.reader.CandidateScores`."""
         return self._joined(lambda scores: scores.chunk_N)
 
     def passages(self) -> Float32[np.ndarray, " N"]:
-        """See :class:`~pipeline.search.reader.CandidateScores`."""
+        """See :class:`~cairn.pipeline.search.reader.CandidateScores`."""
         return self._joined(lambda scores: scores.passage_N)
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        """See :class:`~pipeline.search.reader.CandidateScores`."""
+        """See :class:`~cairn.pipeline.search.reader.CandidateScores`."""
         known = self._windows
         if known is None or size != self._size:
             return self._fetch_windows(self._positions[chosen], size)
@@ -94,7 +93,7 @@ class FetchedScores:
         end_W: Int64[np.ndarray, " W"],
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
-        """See :class:`~pipeline.search.reader.CandidateScores`; the vectors of the best come with it."""
+        """See :class:`CandidateScores`; the vectors of the best come with it."""
         before_W = first_W - title_W
         found: list[tuple[Places, PartMatches]] = self._shards.of_chunks(
             "max_sim",
@@ -117,7 +116,7 @@ class FetchedScores:
     def window_sums(
         self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
     ) -> Float32[np.ndarray, "n V"]:
-        """See :class:`~pipeline.search.reader.CandidateScores`."""
+        """See :class:`~cairn.pipeline.search.reader.CandidateScores`."""
         return np.stack([self._sums[window] for window in zip(first_n.tolist(), end_n.tolist(), strict=True)])
 
     def _known(self, found: Mapping[int, PartFound]) -> list[_Piece]:

@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.candidates import documents_of_chunks
+from cairn.pipeline.search.reader import WordsAsked
+from cairn.pipeline.search.shards.fan_out import FanOut, Places, best
+from cairn.pipeline.search.shards.messages import BestAsked, BestWords, Words, WordTotals
 from jaxtyping import Float32
-
-from pipeline.index.generation import Generation
-from pipeline.search.candidates import documents_of_chunks
-from pipeline.search.reader import WordsAsked
-from pipeline.search.shards.fan_out import FanOut, Places, best
-from pipeline.search.shards.messages import BestAsked, BestWords, Words, WordTotals
 
 
 class FetchedWords:
-    """:class:`~pipeline.search.reader.WordScores`; passages of ``size`` chunks rank."""
+    """:class:`~cairn.pipeline.search.reader.WordScores`; passages of ``size`` chunks rank."""
 
     def __init__(self, generation: Generation, shards: FanOut, asked: WordsAsked, totals: WordTotals) -> None:
         self._generation, self._shards = generation, shards
@@ -43,28 +42,28 @@ class FetchedWords:
 
     @property
     def documents(self) -> Places:
-        """See :class:`~pipeline.search.reader.WordScores`."""
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
         return self._best[0]
 
     @property
     def scores(self) -> Float32[np.ndarray, " A"]:
-        """See :class:`~pipeline.search.reader.WordScores`."""
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
         return self._best[1]
 
     @property
     def nominees(self) -> Sequence[Places]:
-        """See :class:`~pipeline.search.reader.WordScores`."""
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
         by_passage = documents_of_chunks(self._generation, self._passages)
         return [self.documents, by_passage] if len(by_passage) else [self.documents]
 
     @property
     def has_passages(self) -> bool:
-        """See :class:`~pipeline.search.reader.WordScores`."""
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
         return len(self._passages) > 0
 
     @property
     def shown_high(self) -> float | None:
-        """See :class:`~pipeline.search.reader.WordScores`."""
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
         return max(each.highs[self.shown_size] for each in self._parts.values()) or None
 
     @property

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.errors import StorageError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.part import part_of
-from pipeline.index.stored_files import Checks
-from pipeline.search.shards.messages import PartKey, content_of
-from pipeline.search.shards.placement import place
-from pipeline.search.shards.shard_part import ShardPart
+from cairn.pipeline.errors import StorageError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.part import part_of
+from cairn.pipeline.index.stored_files import Checks
+from cairn.pipeline.search.shards.messages import PartKey, content_of
+from cairn.pipeline.search.shards.placement import place
+from cairn.pipeline.search.shards.shard_part import ShardPart
 
 METHODS: Final = frozenset(
     {

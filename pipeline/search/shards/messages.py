@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.search.reader import WindowScores
+from cairn.pipeline.search.shards.placement import Placement
+from cairn.pipeline.types import PlaceBy
 from jaxtyping import Float32, Int64
-
-from pipeline.index.bm25 import Totals
-from pipeline.index.generation import Generation
-from pipeline.manifest import fingerprint
-from pipeline.search.reader import WindowScores
-from pipeline.search.shards.placement import Placement
-from pipeline.types import PlaceBy
 
 
 class PartKey(NamedTuple):
@@ -32,7 +31,7 @@ class PartKey(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A call of :class:`~pipeline.search.shards.shard_part.ShardPart` for the part that a shard has."""
+    """A call of :class:`~cairn.pipeline.search.shards.shard_part.ShardPart` for the part that a shard has."""
 
     shard: int
     key: PartKey

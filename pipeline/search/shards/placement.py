@@ -19,13 +19,12 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.cluster.packing import greedy_tour
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.index.copied_names import CLUSTERS_ARROW
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.types import PlaceBy
 from jaxtyping import Int32, Int64
-
-from pipeline.cluster.packing import greedy_tour
-from pipeline.cluster.store import Clusters
-from pipeline.index.copied_names import CLUSTERS_ARROW
-from pipeline.index.generation import Generation
-from pipeline.types import PlaceBy
 
 Places = Int64[np.ndarray, " _"]
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-
-from pipeline.cluster.queries import query_side
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.hits import read_rows
-from pipeline.search.searcher import Searcher
-from pipeline.search.shards.fan_out import FanOut
-from pipeline.search.shards.held_parts import HeldParts
-from pipeline.search.shards.messages import Question
-from pipeline.search.shards.placement import Sharding
-from pipeline.search.shards.sharded_reader import ShardedReader
-from pipeline.search_options import MAX_QUERY_BYTES
-from pipeline.types import QueryEncoder
+from cairn.pipeline.cluster.queries import query_side
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.shards.fan_out import FanOut
+from cairn.pipeline.search.shards.held_parts import HeldParts
+from cairn.pipeline.search.shards.messages import Question
+from cairn.pipeline.search.shards.placement import Sharding
+from cairn.pipeline.search.shards.sharded_reader import ShardedReader
+from cairn.pipeline.search_options import MAX_QUERY_BYTES
+from cairn.pipeline.types import QueryEncoder
 
 NUM_QUERIES: Final = 200
 TOP_K: Final = 10

@@ -1,8 +1,9 @@
 """Which shards a query is for: those that hold the clusters nearest to it.
 
 A cluster's centroid is the direction of the mean of its chunks' vectors, of a sample where there are many. It
-lies where vectors of queries lie, and the query is encoded anyway. The centroids that ``pipeline.cluster``
-trained lie in the space of its surrogate, in which a query would have to be embedded once more.
+lies where vectors of queries lie, and the query is encoded anyway. The centroids that
+``cairn.pipeline.cluster`` trained lie in the space of its surrogate, in which a query would have to be
+embedded once more.
 
 K clusters    S shards    C sampled chunks    V vector dim
 """
@@ -12,12 +13,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.products import inner_products
+from cairn.pipeline.ragged import places_in_groups
+from cairn.pipeline.search.shards.placement import Placement
 from jaxtyping import Bool, Float32, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.products import inner_products
-from pipeline.ragged import places_in_groups
-from pipeline.search.shards.placement import Placement
 
 SAMPLED_CHUNKS: Final = 64
 """Chunks of each cluster that stand for it."""

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from jaxtyping import Float32, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.index.protocol import NO_POSITION, VectorIndex
-from pipeline.search.candidates import (
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.protocol import NO_POSITION, VectorIndex
+from cairn.pipeline.search.candidates import (
     best_of_documents,
     chunk_positions,
     documents_of_chunks,
@@ -24,10 +22,10 @@ from pipeline.search.candidates import (
     window_firsts,
     window_sums,
 )
-from pipeline.search.late import LateQuery, best_places, window_max_sim
-from pipeline.search.lexical import bm25_documents, bounded_words, is_in_documents
-from pipeline.search.reader import LocalReader, TokenMatches, WindowScores
-from pipeline.search.shards.messages import (
+from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
+from cairn.pipeline.search.lexical import bm25_documents, bounded_words, is_in_documents
+from cairn.pipeline.search.reader import LocalReader, TokenMatches, WindowScores
+from cairn.pipeline.search.shards.messages import (
     BestAsked,
     BestWords,
     Nearest,
@@ -37,6 +35,7 @@ from pipeline.search.shards.messages import (
     SearchAsked,
     Words,
 )
+from jaxtyping import Float32, Int64
 
 KEPT_SCORES: Final = 8
 """BM25 of all passages for the last queries, 4 bytes a chunk each: candidates are looked up in it."""

@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
-from jaxtyping import Float32, Int64
-
-from pipeline.errors import StorageError
-from pipeline.index.generation import Generation, sampled_chunks
-from pipeline.index.protocol import NO_POSITION
-from pipeline.search.candidates import documents_of_best_chunks
-from pipeline.search.late import LateQuery
-from pipeline.search.reader import (
+from cairn.pipeline.errors import StorageError
+from cairn.pipeline.index.generation import Generation, sampled_chunks
+from cairn.pipeline.index.protocol import NO_POSITION
+from cairn.pipeline.search.candidates import documents_of_best_chunks
+from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.reader import (
     NearestAsked,
     Nominate,
     Nominees,
@@ -28,16 +26,17 @@ from pipeline.search.reader import (
     TokenMatches,
     WordsAsked,
 )
-from pipeline.search.shards.corpus_totals import CorpusTotals
-from pipeline.search.shards.fan_out import FanOut, Places, best, gathered
-from pipeline.search.shards.fetched_scores import FetchedScores, FoundNominees
-from pipeline.search.shards.fetched_words import FetchedWords
-from pipeline.search.shards.messages import Nearest, PartFound, PartScoresAsked, SearchAsked
-from pipeline.search.shards.routes import Routes
+from cairn.pipeline.search.shards.corpus_totals import CorpusTotals
+from cairn.pipeline.search.shards.fan_out import FanOut, Places, best, gathered
+from cairn.pipeline.search.shards.fetched_scores import FetchedScores, FoundNominees
+from cairn.pipeline.search.shards.fetched_words import FetchedWords
+from cairn.pipeline.search.shards.messages import Nearest, PartFound, PartScoresAsked, SearchAsked
+from cairn.pipeline.search.shards.routes import Routes
+from jaxtyping import Float32, Int64
 
 
 class ShardedReader:
-    """An :class:`~pipeline.search.reader.IndexReader` over the shards of a generation.
+    """An :class:`~cairn.pipeline.search.reader.IndexReader` over the shards of a generation.
 
     Making one opens the generation on every shard; where one cannot, what ``ask`` raises passes.
     """
@@ -59,16 +58,16 @@ class ShardedReader:
         self._mean_V = gathered(np.ones_like(sampled), found).mean(axis=0)
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
+        """See :class:`~cairn.pipeline.search.reader.IndexReader`."""
         return self._mean_V
 
     def read_words(self, asked: WordsAsked) -> FetchedWords:
-        """See :class:`~pipeline.search.reader.IndexReader`; the shards are asked with the vector."""
+        """See :class:`~cairn.pipeline.search.reader.IndexReader`; the shards are asked with the vector."""
         sizes = [asked.size] if asked.shown_size is None else [asked.size, asked.shown_size]
         return FetchedWords(self._generation, self._shards, asked, self._totals.of(asked.query, sizes))
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
-        """See :class:`~pipeline.search.reader.IndexReader`; the shards are asked for each query."""
+        """See :class:`~cairn.pipeline.search.reader.IndexReader`; the shards are asked for each query."""
         return lambda index, scores: self._search(vectors_QV[index], asked, scores)
 
     def score(
@@ -78,14 +77,14 @@ class ShardedReader:
         vector_V: Float32[np.ndarray, " V"],
         asked: ScoresAsked,
     ) -> FetchedScores:
-        """See :class:`~pipeline.search.reader.IndexReader`."""
+        """See :class:`~cairn.pipeline.search.reader.IndexReader`."""
         assert isinstance(nominees, FoundNominees), "candidates are nominated and scored by one reader"
         return FetchedScores(self._generation, self._shards, nominees, positions, vector_V, asked)
 
     def token_matches(
         self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
     ) -> TokenMatches:
-        """See :class:`~pipeline.search.reader.IndexReader`; chunks and titles are asked for together."""
+        """See :class:`IndexReader`; chunks and titles are asked for together."""
 
         def arguments(places: Places, numbers: Places) -> tuple[Places, Places, LateQuery]:
             num_chunks = int(np.searchsorted(places, len(chunk_M)))

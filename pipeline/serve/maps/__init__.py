@@ -1,6 +1,6 @@
 """The map of a collection: its documents in the plane, neighbours beside one another.
 
-    document vectors ─▶ corpus_map ─▶ map_files ─▶ map_cache ─▶ pipeline.serve.map_routes
+    document vectors ─▶ corpus_map ─▶ map_files ─▶ map_cache ─▶ cairn.pipeline.serve.map_routes
                         t-SNE, once   on disk      in memory
                         a generation
 

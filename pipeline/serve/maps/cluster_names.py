@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.words import STOP_WORDS
+from cairn.pipeline.search.hits import read_rows
 from jaxtyping import Int32, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.index.words import STOP_WORDS
-from pipeline.search.hits import read_rows
 
 WORDS_A_NAME: Final = 2
 MAX_WORDS_A_NAME: Final = 4

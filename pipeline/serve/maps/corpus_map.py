@@ -22,12 +22,11 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.serve.maps.cluster_names import name_clusters, telling_texts
+from cairn.pipeline.serve.maps.map_files import MapFiles
 from jaxtyping import Float32, Int32, Int64
-
-from pipeline.index.generation import Generation
-from pipeline.search.hits import read_rows
-from pipeline.serve.maps.cluster_names import name_clusters, telling_texts
-from pipeline.serve.maps.map_files import MapFiles
 
 FIRST_SAMPLE: Final = 1_000
 """Documents that t-SNE lays out from principal components."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final, Generic, TypeVar
 
-from pipeline.errors import TryAgainError
-from pipeline.index.generation import Generation
-from pipeline.serve.problems import OVERLOADED, ProblemError
+from cairn.pipeline.errors import TryAgainError
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.serve.problems import OVERLOADED, ProblemError
 
 NICENESS: Final = 10
 MAX_ENTRIES: Final = 32

@@ -21,12 +21,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
+from cairn.pipeline.errors import CairnError, DamageError
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.machine_cache import cache_folder
 from jaxtyping import Float32, Int64
-
-from pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
-from pipeline.errors import CairnError, DamageError
-from pipeline.index.generation import Generation
-from pipeline.index.machine_cache import cache_folder
 
 log = logging.getLogger(__name__)
 

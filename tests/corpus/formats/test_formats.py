@@ -13,13 +13,13 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.formats import FORMATS
+from cairn.pipeline.corpus.formats.json_lines import JsonLinesFormat
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
 from pyarrow import csv
 
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.formats import FORMATS
-from pipeline.corpus.formats.json_lines import JsonLinesFormat
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.errors import SchemaError, SourceError, TryAgainError
 from tests.corpus.checked_rows import read, reasons
 
 ROWS = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.front_matter import FrontMatter, read_front_matter
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.errors import SchemaError
 
-from pipeline.config import CorpusConfig
-from pipeline.corpus.formats.front_matter import FrontMatter, read_front_matter
-from pipeline.corpus.scan import read_checked, scan_sources
-from pipeline.errors import SchemaError
 from tests.corpus.checked_rows import read, reasons
 
 

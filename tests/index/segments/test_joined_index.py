@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from pipeline.config import IndexConfig
-from pipeline.index.faiss_build import train_codebook, write_coded, write_flat
-from pipeline.index.faiss_index import FaissIndex, open_faiss_index
-from pipeline.index.segments.deleted import DeletedRows
-from pipeline.index.segments.joined_index import JoinedIndex
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.index.faiss_build import train_codebook, write_coded, write_flat
+from cairn.pipeline.index.faiss_index import FaissIndex, open_faiss_index
+from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.segments.joined_index import JoinedIndex
 
 SIZES = (900, 300, 40, 300)
 QUERIES = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)

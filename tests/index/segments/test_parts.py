@@ -13,28 +13,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-from pipeline import durable
-from pipeline.config import IndexConfig
-from pipeline.errors import IntegrityError
-from pipeline.index import tiers
-from pipeline.index.generation import open_generation
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.segments import codes, parts
-from pipeline.index.segments.parts import (
+from cairn.pipeline import durable
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.errors import IntegrityError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.segments import codes, parts
+from cairn.pipeline.index.segments.parts import (
     PARTS_FOLDER,
     JoinParts,
     Task,
     TrainCodebook,
     cut_between_documents,
 )
-from pipeline.index.stored_rows import StoredRows
-from pipeline.index.tables import CHUNKS, DOCUMENTS
-from pipeline.search.candidates import nominate_by_document
+from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.search.candidates import nominate_by_document
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
 

@@ -9,23 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.durable import replacing
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import ALL_TOKENS_ARROW, DELETED_BITS, TOKENS_ARROW, CollectionLayout
+from cairn.pipeline.index.maintenance import compact_collection, repair_collection, verify_collection
+from cairn.pipeline.index.publish import serve_generation
+from cairn.pipeline.index.segments import codes
+from cairn.pipeline.index.segments.segment import SHARED_FILES, segment_files
+from cairn.pipeline.index.status import collection_status
+from cairn.pipeline.index.tables import CHUNKS
+from cairn.pipeline.index.token_file import TOKEN_FILE_COLUMNS, open_token_file, write_token_vectors
+from cairn.pipeline.manifest import Manifest, record_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from pipeline.config import IndexConfig
-from pipeline.durable import replacing
-from pipeline.index import tiers
-from pipeline.index.generation import Generation, open_generation
-from pipeline.index.lance_index import LanceTables
-from pipeline.index.layout import ALL_TOKENS_ARROW, DELETED_BITS, TOKENS_ARROW, CollectionLayout
-from pipeline.index.maintenance import compact_collection, repair_collection, verify_collection
-from pipeline.index.publish import serve_generation
-from pipeline.index.segments import codes
-from pipeline.index.segments.segment import SHARED_FILES, segment_files
-from pipeline.index.status import collection_status
-from pipeline.index.tables import CHUNKS
-from pipeline.index.token_file import TOKEN_FILE_COLUMNS, open_token_file, write_token_vectors
-from pipeline.manifest import Manifest, record_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -272,7 +271,7 @@ def test_small_collection_stays_one_segment(stones: ModuleType, layout: Collecti
 def test_generation_of_earlier_files_is_read_as_one_segment(stones: ModuleType, tmp_path: Path) -> None:
     import json
 
-    from pipeline.manifest import MANIFEST_NAME, Manifest
+    from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
 
     layout = CollectionLayout(tmp_path, "stones")
     stones.publish_documents(layout, IDS[:5])

@@ -11,13 +11,12 @@ import lance
 import numpy as np
 import psutil
 import pytest
-
-from pipeline.config import IndexConfig
-from pipeline.index import tiers
-from pipeline.index.generation import Generation, open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import compact_collection, verify_collection
-from pipeline.index.tables import TABLES
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import compact_collection, verify_collection
+from cairn.pipeline.index.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,20 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from jobs import encode_corpus
-from jobs.build_index import build_index
-from jobs.engine import EngineConfig
-from jobs.ray_cluster import engine as ray_engine
-from jobs.ray_cluster import tasks
-from pipeline import durable
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from pipeline.encode.shards import write_encoded_shard
-from pipeline.errors import ConfigError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.segments import parts
+from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.ray_cluster import engine as ray_engine
+from cairn.jobs.ray_cluster import tasks
+from cairn.pipeline import durable
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.encode.shards import write_encoded_shard
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.segments import parts
+from cairn.pipeline.line import encode as encode_corpus
+from cairn.pipeline.line.build_index import build_index
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 

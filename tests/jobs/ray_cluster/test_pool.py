@@ -8,11 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from jobs.ray_cluster import pool as ray_pool
-from jobs.ray_cluster.pool import WorkerPool
-from jobs.ray_cluster.runtime import RayConnection
-from pipeline.errors import ClusterError, ConfigError
+from cairn.jobs.ray_cluster import pool as ray_pool
+from cairn.jobs.ray_cluster.pool import WorkerPool
+from cairn.jobs.ray_cluster.runtime import RayConnection
+from cairn.pipeline.errors import ClusterError, ConfigError
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 

@@ -7,10 +7,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-
-from jobs.ray_cluster import runtime as ray_runtime
-from jobs.ray_cluster.runtime import STARTS, RayConnection, require_accepted, start_ray
-from pipeline.errors import ClusterError
+from cairn.jobs.ray_cluster import runtime as ray_runtime
+from cairn.jobs.ray_cluster.runtime import STARTS, RayConnection, require_accepted, start_ray
+from cairn.pipeline.errors import ClusterError
 
 
 def python_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> Path:

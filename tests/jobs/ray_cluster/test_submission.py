@@ -18,11 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import requests
-
-from jobs.build_index import build_index
-from jobs.job import ingest_job, main
-from jobs.ray_cluster.submission import JobServer
-from pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+from cairn.jobs.job import ingest_job, main
+from cairn.jobs.ray_cluster.submission import JobServer
+from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+from cairn.pipeline.line.build_index import build_index
 
 TEXTS = {
     "a": "a cairn marks the way over the hill",
@@ -159,7 +158,7 @@ class TestOnACluster:
         def kill(_: str) -> None:
             for process in psutil.process_iter(["cmdline"]):
                 words = process.info["cmdline"] or []
-                if "jobs.build_index" in words and str(tmp_path) in words:
+                if "cairn.pipeline.line.build_index" in words and str(tmp_path) in words:
                     process.kill()
 
         server = JobServer(ray_cluster.dashboard)
@@ -219,13 +218,13 @@ def fake_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobSe
         server._address = "http://head:8265"
         return server
 
-    monkeypatch.setattr("jobs.ray_cluster.submission._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("cairn.jobs.ray_cluster.submission._POLL_SECONDS", 0.0)
     return make
 
 
 def test_image_without_the_package_is_one_sentence(fake_server: Callable[..., JobServer]):
     log = (
-        "python: Error while finding module specification for 'jobs.build_index' "
+        "python: Error while finding module specification for 'cairn.pipeline.line.build_index' "
         "(ModuleNotFoundError: No module named 'jobs')\n"
     )
     with pytest.raises(
@@ -265,7 +264,7 @@ def test_cluster_that_gets_ready_is_waited_for(
     server._client = FakeDashboard("No available agent to submit job, please try again later.", None)
     submission = server.submit(config)
     assert (submission.is_new, server._client.submitted) == (True, [submission.submission_id])
-    monkeypatch.setattr("jobs.ray_cluster.submission.AGENT_SECONDS", 0.0)
+    monkeypatch.setattr("cairn.jobs.ray_cluster.submission.AGENT_SECONDS", 0.0)
     server._client = FakeDashboard("No available agent to submit job, please try again later.")
     with pytest.raises(
         ClusterUnreachableError,

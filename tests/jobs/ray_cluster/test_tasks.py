@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.cli.main import cairn, run
+from cairn.jobs.ray_cluster import pool
+from cairn.jobs.ray_cluster.engine import RayEngine
+from cairn.jobs.ray_cluster.runtime import RayConnection
+from cairn.jobs.ray_cluster.tasks import TaskPool
+from cairn.pipeline import durable
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.segments import parts
+from cairn.pipeline.index.segments.parts import Task
 
-from cli.main import cairn, run
-from jobs.ray_cluster import pool
-from jobs.ray_cluster.engine import RayEngine
-from jobs.ray_cluster.runtime import RayConnection
-from jobs.ray_cluster.tasks import TaskPool
-from pipeline import durable
-from pipeline.config import IndexConfig
-from pipeline.index import tiers
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.maintenance import verify_collection
-from pipeline.index.segments import parts
-from pipeline.index.segments.parts import Task
 from tests.index import stones
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]

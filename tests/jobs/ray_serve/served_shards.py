@@ -22,12 +22,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
-
-from jobs.build_index import build_index
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
 
 START_SECONDS = 300
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
@@ -114,7 +113,7 @@ class Served:
 def serve_shards(folder: Path, root: Path, model: Path, *options: str) -> Iterator[Served]:
     """Run `cairn serve --engine ray`, and stop it as a user does."""
     repository = str(Path(__file__).parents[3])
-    command = [sys.executable, "-m", "cli.main", "serve", "--engine", "ray", "--root", str(root)]
+    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--engine", "ray", "--root", str(root)]
     flags = ["--shards", str(SHARDS), "--shard-replicas", str(REPLICAS), "--port", "0"]
     said = folder / "log"
     with said.open("wb") as log:

@@ -13,10 +13,16 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-
-from jobs.ray_serve.direct_line import LOOPBACK, SECRET_BYTES, SECRET_SECONDS, DirectLine, Listener, Listening
-from jobs.ray_serve.wire import pack
-from pipeline.errors import StorageError
+from cairn.jobs.ray_serve.direct_line import (
+    LOOPBACK,
+    SECRET_BYTES,
+    SECRET_SECONDS,
+    DirectLine,
+    Listener,
+    Listening,
+)
+from cairn.jobs.ray_serve.wire import pack
+from cairn.pipeline.errors import StorageError
 
 ANSWER_SECONDS = 0.5
 

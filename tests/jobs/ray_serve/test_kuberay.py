@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from cairn.jobs.ray_serve.ingress import build
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.serve.keys import KeyFile
 from ray.serve.schema import ServeDeploySchema
-
-from jobs.ray_serve.ingress import build
-from pipeline.errors import ConfigError
-from pipeline.serve.keys import KeyFile
 
 ROOT = Path(__file__).resolve().parents[3]
 MANIFEST: dict[str, Any] = yaml.safe_load((ROOT / "jobs/configs/kuberay/search.yaml").read_text("utf-8"))

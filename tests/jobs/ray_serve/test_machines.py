@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cairn.jobs.ray_cluster.runtime import RayConnection
+from cairn.jobs.ray_serve.shard_calls import await_machines, computing_machines
 
-from jobs.ray_cluster.runtime import RayConnection
-from jobs.ray_serve.shard_calls import await_machines, computing_machines
 from tests.jobs.ray_serve.served_shards import (
     REPLICAS,
     REQUESTS,

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from jobs.ray_serve.wire import pack, unpack
-from pipeline.errors import CairnError, DamageError, StorageError
-from pipeline.index.bm25 import Totals
-from pipeline.search.late import LateQuery
-from pipeline.search.reader import TokenMatches, WindowScores
-from pipeline.search.shards.messages import (
+from cairn.jobs.ray_serve.wire import pack, unpack
+from cairn.pipeline.errors import CairnError, DamageError, StorageError
+from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.reader import TokenMatches, WindowScores
+from cairn.pipeline.search.shards.messages import (
     BestAsked,
     BestWords,
     Nearest,

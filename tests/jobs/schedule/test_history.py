@@ -1,7 +1,7 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from jobs.schedule.history import KEPT_RUNS, ScheduledRun, append_run, last_runs, read_history
+from cairn.jobs.schedule.history import KEPT_RUNS, ScheduledRun, append_run, last_runs, read_history
 
 START = datetime(2026, 11, 21, 2, 30, tzinfo=UTC)
 

@@ -8,13 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-
-from jobs.schedule import scheduler as scheduler_module
-from jobs.schedule.history import INTERRUPTED, ScheduledRun, read_history
-from jobs.schedule.scheduler import Scheduler, first_fire, require_scheduler
-from jobs.schedule.schedules import Schedule, ScheduleFile
-from pipeline.durable import exclusive_lock
-from pipeline.errors import ConfigError, SchedulerBusyError, SchedulerDownError
+from cairn.jobs.schedule import scheduler as scheduler_module
+from cairn.jobs.schedule.history import INTERRUPTED, ScheduledRun, read_history
+from cairn.jobs.schedule.scheduler import Scheduler, first_fire, require_scheduler
+from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
+from cairn.pipeline.durable import exclusive_lock
+from cairn.pipeline.errors import ConfigError, SchedulerBusyError, SchedulerDownError
 
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -4,9 +4,8 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-
-from jobs.schedule.schedules import Schedule, ScheduleFile
-from pipeline.errors import ConfigError
+from cairn.jobs.schedule.schedules import Schedule, ScheduleFile
+from cairn.pipeline.errors import ConfigError
 
 VIENNA = ZoneInfo("Europe/Vienna")
 INGEST = ("ingest", "articles/", "--collection", "handbook")

@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from pipeline.model.engine import attention
-from pipeline.model.engine.attention import attend, bias_where, visible_keys
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine import attention
+from cairn.pipeline.model.engine.attention import attend, bias_where, visible_keys
+from cairn.pipeline.model.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
 

@@ -3,9 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from pipeline.model.engine.block_local_attention import LocalWindow
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.block_local_attention import LocalWindow
+from cairn.pipeline.model.engine.workspace import Workspace
 
 HEADS, HEAD_DIM = 2, 4
 CPU = torch.device("cpu")

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from cairn.pipeline.model.engine.attention import attend
+from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
+from cairn.pipeline.model.engine.workspace import Workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from pipeline.model.engine.attention import attend
-from pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
-from pipeline.model.engine.workspace import Workspace
 
 CPU, WORKSPACE = torch.device("cpu"), Workspace(torch.device("cpu"))
 HEADS, HEAD_DIM = 4, 8

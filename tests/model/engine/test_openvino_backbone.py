@@ -7,17 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine import precision
-from pipeline.model.engine.layer import Layer, PlainMlp
-from pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
-from pipeline.model.engine.rectangle import Rectangle
-from pipeline.model.engine.weights import Linear, Norm
-from pipeline.model.folders.embedded_weights import embedded_folder
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine import precision
+from cairn.pipeline.model.engine.layer import Layer, PlainMlp
+from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
+from cairn.pipeline.model.engine.rectangle import Rectangle
+from cairn.pipeline.model.engine.weights import Linear, Norm
+from cairn.pipeline.model.folders.embedded_weights import embedded_folder
 
 needs_vnni = pytest.mark.skipif(
     not precision._NATIVE_INT8_FLAGS & precision._cpu_flags(), reason="the processor must have VNNI"
@@ -219,7 +218,8 @@ def test_processor_without_bf16_computes_in_fp32(tiny_model_folder, tmp_path, mo
 def test_missing_runtime_is_refused_with_the_way_to_install_it(tiny_model_folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(
-        ConfigError, match=r"got none; install it with `pip install 'cairn-retrieval\[openvino\]'`"
+        ConfigError,
+        match=r"got none; install it with `pip install '\.\[openvino\]'`",
     ):
         _load({"model": str(tiny_model_folder)})
 
@@ -228,7 +228,7 @@ def test_broken_runtime_is_refused_with_what_is_wrong_and_the_way_out(tiny_model
     def fails(name):
         raise ImportError(f"libtbb.so.12: cannot open\nshared object file, wanted by {name}")
 
-    monkeypatch.setattr("pipeline.model.backbone_loader.importlib.import_module", fails)
+    monkeypatch.setattr("cairn.pipeline.model.backbone_loader.importlib.import_module", fails)
     with pytest.raises(
         ConfigError,
         match=r"got a broken one \(libtbb.so.12: cannot open shared object file.*; install it again",

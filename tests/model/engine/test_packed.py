@@ -3,12 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.packed import Packed
-from pipeline.model.engine.pattern import Batch, PassSettings, Shape
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Shape
+from cairn.pipeline.model.engine.workspace import Workspace
 
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
 LENGTHS = np.array([30, 4, 61, 1, 17])

@@ -4,9 +4,8 @@ import logging
 
 import pytest
 import torch
-
-from pipeline.model.engine import precision
-from pipeline.model.engine.precision import resolve_precision
+from cairn.pipeline.model.engine import precision
+from cairn.pipeline.model.engine.precision import resolve_precision
 
 CPU = torch.device("cpu")
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import torch
-
-from pipeline.model.engine.rotary import RotaryTable
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.rotary import RotaryTable
+from cairn.pipeline.model.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
 

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.in_place import add_projection, project
-from pipeline.model.engine.layer import ACTIVATIONS
-from pipeline.model.engine.transformer import Transformer
-from pipeline.model.engine.weights import Linear
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.in_place import add_projection, project
+from cairn.pipeline.model.engine.layer import ACTIVATIONS
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.weights import Linear
+from cairn.pipeline.model.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import torch
-
-from pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.workspace import Workspace
 
 
 def test_take_same_purpose_gives_the_same_memory():

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ModelError
-from pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([9, 4, 9, 1])
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.packed import Packed
 from safetensors.torch import load_file, save_file
 
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.packed import Packed
 from tests.model.cde_reference import Reference
 
 DIM, HEADS, CONTEXT, SOFT = 32, 4, 6, 8

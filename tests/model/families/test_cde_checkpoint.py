@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.families.cde import read_cde
+from cairn.pipeline.model.families.cde_checkpoint import StagedCheckpoint
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.families.cde import read_cde
-from pipeline.model.families.cde_checkpoint import StagedCheckpoint
-from pipeline.model.folders.checkpoint import read_checkpoint
 
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
 ONE_OF_EACH_PART = {

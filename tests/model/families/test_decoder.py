@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
-from pipeline.config import EncoderConfig
-from pipeline.encode.documents import DocumentEncoder
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.packed import Packed
-from pipeline.model.folders.checkpoint import read_checkpoint
 from tests.model.decoders import LENGTHS, LLAMA3, load, published, published_hidden, random_ids, worst
 
 MODEL_TYPES = ("mistral", "qwen2", "qwen3", "llama")

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.packed import Packed
 from safetensors.torch import load_file, save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.engine.packed import Packed
 
 LENGTHS = np.array([41, 40, 7, 1])
 

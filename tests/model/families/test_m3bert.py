@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.encoder_folder import save_encoder_folder
+from tests.lab.train.families import tiny_new
 from tests.m3bert_reference import states_by_layer
-from tests.train.families import tiny_new
 
 LENGTHS = (17, 9, 1)
 

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
 from safetensors.torch import load_file, save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ModelError
-from pipeline.model.backbone_loader import load_backbone
 
 LENGTHS = np.array([61, 40, 7, 1])
 

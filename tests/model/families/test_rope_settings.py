@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.families.rope_settings import read_rope
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-
-from pipeline.errors import ModelError
-from pipeline.model.families.rope_settings import read_rope
-from pipeline.model.folders.checkpoint import Checkpoint
 
 PAIRS, DIM = 16, 32
 

@@ -5,14 +5,13 @@ import shutil
 
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders.checkpoint import _read_tensors, read_checkpoint, weights_in_memory
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders.checkpoint import _read_tensors, read_checkpoint, weights_in_memory
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@ from __future__ import annotations
 import shutil
 
 import pytest
-
-from pipeline import durable
-from pipeline.config import EncoderConfig
-from pipeline.errors import ModelError
-from pipeline.model.backbone_loader import load_backbone
-from pipeline.model.folders import embedded_weights, names
-from pipeline.model.folders.embedded_weights import WEIGHTS_SHA256, embedded_folder
+from cairn.pipeline import durable
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.folders import embedded_weights, names
+from cairn.pipeline.model.folders.embedded_weights import WEIGHTS_SHA256, embedded_folder
 
 
 def test_embedded_weights_are_the_official_file():

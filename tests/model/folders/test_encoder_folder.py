@@ -11,12 +11,11 @@ import warnings
 
 import numpy as np
 import pytest
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules
 from safetensors.torch import load_file, save_file
-
-from pipeline.config import EncoderConfig
-from pipeline.encode.text_encoder import load_encoder
-from pipeline.errors import ConfigError, ModelError
-from pipeline.model.folders.encoder_folder import beyond_stock_modules
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a"]
 WINDOW = {"window_tokens": 90, "window_overlap_tokens": 15, "precision": "fp32"}

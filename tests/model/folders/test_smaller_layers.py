@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.compress.plain_pass import Gates, last_states
+from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.smaller_layers import KeptParts, require_prunable, smaller_checkpoint
 
-from pipeline.compress.plain_pass import Gates, last_states
-from pipeline.compress.reading import read_engine
-from pipeline.config import EncoderConfig
-from pipeline.errors import ConfigError
-from pipeline.model.folders.checkpoint import read_checkpoint
-from pipeline.model.folders.encoder_folder import save_encoder_folder
-from pipeline.model.folders.smaller_layers import KeptParts, require_prunable, smaller_checkpoint
 from tests.model.decoders import LENGTHS, load, published, published_hidden, random_ids, worst
 
 IDS = np.array([2, 9, 11, 7, 30, 31, 12, 8, 40, 15, 22, 3])

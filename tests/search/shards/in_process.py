@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.index.generation import Generation
-from pipeline.search.served import MakeReader
-from pipeline.search.shards.fan_out import FanOut
-from pipeline.search.shards.held_parts import HeldParts
-from pipeline.search.shards.messages import Question
-from pipeline.search.shards.placement import Sharding
-from pipeline.search.shards.sharded_reader import ShardedReader
-from pipeline.types import PlaceBy
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.served import MakeReader
+from cairn.pipeline.search.shards.fan_out import FanOut
+from cairn.pipeline.search.shards.held_parts import HeldParts
+from cairn.pipeline.search.shards.messages import Question
+from cairn.pipeline.search.shards.placement import Sharding
+from cairn.pipeline.search.shards.sharded_reader import ShardedReader
+from cairn.pipeline.types import PlaceBy
 
 
 class Shards:

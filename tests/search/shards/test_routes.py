@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.shards.placement import Sharding, place
+from cairn.pipeline.search.shards.route_recall import measure_route_recall
+from cairn.pipeline.search.shards.routes import Routes, cluster_centroids
 
-from pipeline.config import IndexConfig
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.search.searcher import Searcher
-from pipeline.search.shards.placement import Sharding, place
-from pipeline.search.shards.route_recall import measure_route_recall
-from pipeline.search.shards.routes import Routes, cluster_centroids
 from tests.search.shards.in_process import Shards
 
 NUM_CLUSTERS = 4

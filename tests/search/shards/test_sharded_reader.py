@@ -10,22 +10,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.collection import Collection, load_query_encoder, open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.errors import CairnError, StorageError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.part import part_of
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.shards.fan_out import FanOut
+from cairn.pipeline.search.shards.placement import Placement, cut_points
+from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.types import PlaceBy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.build_index import build_index
-from pipeline.collection import Collection, load_query_encoder, open_collection
-from pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from pipeline.errors import CairnError, StorageError
-from pipeline.index import tiers
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.part import part_of
-from pipeline.search.searcher import Searcher
-from pipeline.search.shards.fan_out import FanOut
-from pipeline.search.shards.placement import Placement, cut_points
-from pipeline.search_options import SearchOptions
-from pipeline.types import PlaceBy
 from tests.search.shards.in_process import Shards, shards_of
 
 QUERIES = ("granite basalt", "stone3 slate slate marble", "title 7", "nothing of this", "é flint chert tuff")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_files import SIZES
-from pipeline.serve.maps.cluster_names import (
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.serve.maps.cluster_names import (
     MAX_TEXT_CHARACTERS,
     TEXTS_A_CLUSTER,
     name_clusters,

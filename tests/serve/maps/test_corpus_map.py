@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.errors import TryAgainError
-from pipeline.index.generation import open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_files import SIZES
-from pipeline.serve.maps import corpus_map
-from pipeline.serve.maps.corpus_map import densest_place, draw_map, lay_out, place
-from pipeline.serve.maps.map_files import MapFiles
+from cairn.pipeline.errors import TryAgainError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.serve.maps import corpus_map
+from cairn.pipeline.serve.maps.corpus_map import densest_place, draw_map, lay_out, place
+from cairn.pipeline.serve.maps.map_files import MapFiles
 
 
 def groups(count: int, each: int, dim: int = 16, seed: int = 0) -> np.ndarray:
@@ -107,8 +106,8 @@ def test_others_are_placed_beside_their_neighbours() -> None:
 def test_map_of_a_large_collection_is_of_an_even_part(
     served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 7)
-    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_SAMPLE", 4)
+    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 7)
+    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_SAMPLE", 4)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
     assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
@@ -119,7 +118,7 @@ def test_map_of_a_large_collection_is_of_an_even_part(
 def test_map_of_an_even_part_has_every_cluster(
     served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 1)
+    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 1)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
     filled = np.unique(generation.cluster_ids)

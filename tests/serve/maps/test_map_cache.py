@@ -7,11 +7,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-from pipeline.errors import TryAgainError
-from pipeline.serve.maps import map_cache
-from pipeline.serve.maps.map_cache import CacheKey, GenerationCache
-from pipeline.serve.problems import ProblemError
+from cairn.pipeline.errors import TryAgainError
+from cairn.pipeline.serve.maps import map_cache
+from cairn.pipeline.serve.maps.map_cache import CacheKey, GenerationCache
+from cairn.pipeline.serve.problems import ProblemError
 
 
 def key(collection: str = "stones", generation: int = 1, restriction: str = "null") -> CacheKey:

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from pipeline.index.generation import Generation, open_generation
-from pipeline.index.layout import CollectionLayout
-from pipeline.index.stored_files import SIZES
-from pipeline.serve.maps import corpus_map, map_files
-from pipeline.serve.maps.corpus_map import draw_map
-from pipeline.serve.maps.map_files import MapFiles
+from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.serve.maps import corpus_map, map_files
+from cairn.pipeline.serve.maps.corpus_map import draw_map
+from cairn.pipeline.serve.maps.map_files import MapFiles
 
 PLACES = np.linspace(-1.0, 1.0, 40, dtype=np.float32).reshape(20, 2)
 

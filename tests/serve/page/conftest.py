@@ -16,10 +16,9 @@ from typing import Any
 
 import pytest
 import uvicorn
-
-from pipeline.serve.app import create_app
-from pipeline.serve.settings import ServeSettings
-from pipeline.types import Reranker
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.types import Reranker
 
 CHROMIUM = (
     os.environ.get("CAIRN_CHROMIUM")

@@ -11,9 +11,8 @@ from urllib.parse import urlencode
 import httpx2
 import numpy as np
 import pytest
-
-from pipeline.serve.keys import KeyFile
-from pipeline.serve.settings import ServeSettings
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
 
 pytestmark = pytest.mark.xdist_group("page")
 

@@ -266,7 +266,7 @@ def test_progress_of_a_map_that_is_drawn_is_a_bar(
 
 
 def test_map_and_health_count_the_clusters_as_status_does(visit: Callable[..., Any], page_root: Path) -> None:
-    from pipeline.collection import open_collection
+    from cairn.pipeline.collection import open_collection
 
     sizes = open_collection("stones", root=page_root).status()["cluster_sizes"]
     filled = sum(size > 0 for size in sizes)

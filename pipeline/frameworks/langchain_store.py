@@ -1,0 +1,352 @@
+"""A vector store for LangChain that writes: each text becomes a document of a local collection.
+
+    store = CairnVectorStore("notes")
+    store.add_texts(["a first note", "a second one"])
+    store.similarity_search("note", k=2)
+
+Every call that writes is an ingest and publishes a generation, so add in large batches. One writer works at a
+time; others get :class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a
+fair sample. The collection embeds with its own encoder, so no other embeddings are taken. LangChain's
+metadata is kept as JSON; only keys named in ``filter_columns`` can be filtered by.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from cairn.pipeline.collection import Collection, collections_root
+from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.compatibility import stored_settings
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords
+from cairn.pipeline.types import Hit
+from typing_extensions import override
+
+try:
+    from langchain_core.documents import Document
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.vectorstores import VectorStore
+except ModuleNotFoundError as error:
+    raise extra_missing(
+        error,
+        what="LangChain's vector store",
+        module="langchain_core",
+        package="langchain-core",
+        extra="langchain",
+    ) from None
+
+METADATA_COLUMN: Final = "langchain_metadata"
+HIGHLIGHTED_PASSAGES: Final = 3
+_TYPES: Final[Mapping[str, pa.DataType]] = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+}
+
+ColumnType = Literal["string", "integer", "number", "boolean"]
+
+
+class CairnVectorStore(VectorStore):
+    """Stores texts in the collection of this name; it is made at the first add.
+
+    ``settings`` are an ingest's, by stage (``{"encoder": {"model": "all-MiniLM-L6-v2"}}``), and count for a
+    new collection. ``filter_columns`` names metadata with a type to be filtered by. A metadata ``title`` that
+    is a text is the document's title.
+    """
+
+    def __init__(
+        self,
+        collection: str,
+        *,
+        root: str | Path | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        filter_columns: Mapping[str, ColumnType] | None = None,
+    ) -> None:
+        self._root = collections_root(root)
+        self.layout = CollectionLayout(self._root, collection)
+        self._settings = settings or {}
+        self._columns = {name: _column_type(name, kind) for name, kind in (filter_columns or {}).items()}
+        self._opened: Collection | None = None
+
+    @override
+    def add_documents(
+        self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **kwargs: Any
+    ) -> list[str]:
+        """Add documents, or replace those of the same ids; returns the ids, drawn where none are given."""
+        _require_known(kwargs)
+        if ids is not None and len(ids) != len(documents):
+            raise UsageError(
+                f"there must be one id a document, got {len(ids)} ids and {len(documents)} documents"
+            )
+        wanted = list(ids) if ids is not None else [document.id for document in documents]
+        chosen = [doc_id or str(uuid.uuid4()) for doc_id in wanted]
+        for place, document in enumerate(documents):
+            if not document.page_content.strip():
+                raise UsageError(f"a document must hold text, got document {place} with none; leave it out")
+        if documents:
+            self._ingest(
+                dict(zip(chosen, documents, strict=True))
+            )  # of one id the last counts, as if added one by one
+        return chosen
+
+    @override
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Delete documents; ids that are not there are passed over."""
+        _require_known(kwargs)
+        if ids is None:
+            raise UsageError(
+                "ids to delete must be given, got none; to delete everything, remove the collection's folder"
+            )
+        if ids and self.layout.exists():
+            delete_documents(self.layout, ids)
+        return True
+
+    @override
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """Return the documents of these ids that are there, in the order asked."""
+        if not self.layout.exists():
+            return []
+        collection = self._collection()
+        found = (collection.read_document(doc_id) for doc_id in dict.fromkeys(ids))
+        return [_as_document(each.doc_id, each.text, each.metadata) for each in found if each is not None]
+
+    @override
+    def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
+        """Return the documents that answer a query best.
+
+        Keywords are those of :meth:`similarity_search_with_score`.
+        """
+        return _documents(self.similarity_search_with_score(query, k, **kwargs))
+
+    @override
+    def similarity_search_with_score(
+        self,
+        query: str,
+        k: int = 4,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        hybrid: bool = True,
+        highlights: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[Document, float]]:
+        """Return whole documents with their scores, best first.
+
+        ``filter`` is Cairn's over ``filter_columns``: ``{"kind": ["a", "b"]}``, or a tree. With
+        ``highlights`` the metadata has ``highlights`` and ``title_highlights``: the words of a document's
+        best passages, and of its title, that answered, as dictionaries of
+        :class:`cairn.pipeline.types.Highlight`. Their spans count in ``page_content``.
+        """
+        _require_known(kwargs)
+        return self._found(query, k, filter, {"hybrid": hybrid}, highlights=highlights)
+
+    @override
+    def similarity_search_by_vector(
+        self, embedding: list[float], k: int = 4, *, filter: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> list[Document]:
+        """Return the documents nearest to a vector that the collection's own encoder made."""
+        _require_known(kwargs)
+        return _documents(self._found(embedding, k, filter, {}))
+
+    @override
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Return documents that answer a query and are unlike one another, chosen among the best ``fetch_k``.
+
+        ``lambda_mult`` is from 0, which looks at likeness alone, to 1, which looks at scores alone.
+        """
+        _require_known(kwargs)
+        return _documents(self._found(query, k, filter, _marginal(k, fetch_k, lambda_mult)))
+
+    @override
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        *,
+        filter: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """Do as :meth:`max_marginal_relevance_search` for a vector of the collection's own encoder."""
+        _require_known(kwargs)
+        return _documents(self._found(embedding, k, filter, _marginal(k, fetch_k, lambda_mult)))
+
+    def _found(
+        self,
+        query: str | Sequence[float],
+        k: int,
+        filters: Mapping[str, Any] | None,
+        options: PublicSearchKeywords,
+        *,
+        highlights: bool = False,
+    ) -> list[tuple[Document, float]]:
+        if not 1 <= k <= MAX_TOP_K:
+            raise ConfigError(f"k must be a number from 1 to {MAX_TOP_K}, got {k}")
+        if not self.layout.exists():
+            return []
+        collection = self._collection()
+        passages = HIGHLIGHTED_PASSAGES if highlights else 0
+        asked: PublicSearchKeywords = {
+            **options,
+            "top_k": k,
+            "passages": passages,
+            "filters": filters or None,
+        }
+        if isinstance(query, str):
+            hits = collection.search(query, **asked).hits
+        else:
+            hits = collection.search_vectors(np.asarray([query], np.float32), **asked)[0].hits
+        by_id = {hit.doc_id: hit for hit in hits}
+        documents = self.get_by_ids(list(by_id))
+        if highlights:
+            for document in documents:
+                document.metadata |= _highlights(by_id[str(document.id)])
+        return [(document, by_id[str(document.id)].score) for document in documents]
+
+    @override
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings | None = None,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a store and add texts.
+
+        ``embedding`` must be None or CairnEmbeddings, as the collection embeds with its own encoder.
+        ``collection_name``, as other stores have it, stands for ``collection``.
+        """
+        from cairn.pipeline.frameworks.langchain_embeddings import CairnEmbeddings
+
+        if embedding is not None and not isinstance(embedding, CairnEmbeddings):
+            raise ConfigError(
+                f"a collection embeds with its own encoder, got {type(embedding).__name__}; "
+                'leave embedding out and name a model: settings={"encoder": {"model": …}}'
+            )
+        if "collection_name" in kwargs and "collection" not in kwargs:
+            kwargs["collection"] = kwargs.pop("collection_name")
+        store = cls(**kwargs)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    @override
+    def _select_relevance_score_fn(self) -> Any:
+        return float
+
+    def _ingest(self, documents: Mapping[str, Document]) -> None:
+        name = self.layout.name
+        config = resolve_ingest_config(self._settings, stored_settings(self._root, name))
+        with tempfile.TemporaryDirectory(prefix="cairn-add-") as folder:
+            source = Path(folder) / "texts.parquet"
+            pq.write_table(self._table(documents), source)
+            report = build_index([str(source)], self._root, name, config)
+        if report.quarantined:
+            reasons = ", ".join(
+                f"{reason}: {count}" for reason, count in sorted(report.quarantine_reasons.items())
+            )
+            raise UsageError(
+                f"every text must be one that can be indexed, got {report.quarantined} that cannot "
+                f"({reasons}); the others are in"
+            )
+
+    def _table(self, documents: Mapping[str, Document]) -> pa.Table:
+        rows = list(documents.values())
+        titles = [
+            title if isinstance(title := row.metadata.get("title"), str) and title.strip() else None
+            for row in rows
+        ]
+        columns = {
+            "id": pa.array(list(documents), pa.string()),
+            "title": pa.array(titles, pa.string()),
+            "text": pa.array([row.page_content for row in rows], pa.large_string()),
+            METADATA_COLUMN: pa.array([_json(row.metadata) for row in rows], pa.string()),
+            **{
+                name: _column(name, kind, [row.metadata.get(name) for row in rows])
+                for name, kind in self._columns.items()
+            },
+        }
+        return pa.table(columns)
+
+    def _collection(self) -> Collection:
+        if self._opened is None:
+            self._opened = Collection(self.layout)  # what it writes, whatever the name answers from
+        return self._opened
+
+
+def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Document:
+    kept = metadata.get(METADATA_COLUMN)
+    return Document(
+        id=doc_id, page_content=text, metadata=dict(metadata) if kept is None else json.loads(kept)
+    )
+
+
+def _highlights(hit: Hit) -> dict[str, Any]:
+    """Return the words of a hit's passages and of its title, each word once, in their order."""
+    places = {
+        "highlights": [each for passage in hit.passages for each in passage.highlights],
+        "title_highlights": [each for passage in hit.passages for each in passage.title_highlights],
+    }
+    return {
+        name: [asdict(each) for _, each in sorted({each.start_char: each for each in found}.items())]
+        for name, found in places.items()
+    }
+
+
+def _documents(found: Sequence[tuple[Document, float]]) -> list[Document]:
+    return [document for document, _ in found]
+
+
+def _marginal(k: int, fetch_k: int, lambda_mult: float) -> SearchKeywords:
+    return {"mmr": lambda_mult, "max_candidates": max(k, fetch_k)}
+
+
+def _json(metadata: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(metadata, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"metadata must be JSON without NaN, got {str(error)[:80]!r}") from None
+
+
+def _column(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(
+            f"metadata {name!r} must be of the type given in filter_columns ({kind}), got another: {error}"
+        ) from None
+
+
+def _column_type(name: str, kind: str) -> pa.DataType:
+    if kind not in _TYPES:
+        raise ConfigError(f"the type of column {name!r} must be one of {', '.join(_TYPES)}, got {kind!r}")
+    return _TYPES[kind]
+
+
+def _require_known(keywords: Iterable[str]) -> None:
+    if unknown := sorted(keywords):
+        raise ConfigError(f"the store knows no {', '.join(unknown)}; leave it out")

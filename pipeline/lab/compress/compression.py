@@ -1,0 +1,108 @@
+"""`cairn compress` from end to end: read, prune, quantise, save. Each step is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from cairn.pipeline import durable
+from cairn.pipeline.config import Backend, Precision
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.compress.calibration import read_calibration
+from cairn.pipeline.lab.compress.measuring import BEFORE, MeasuredModel, measure_model
+from cairn.pipeline.lab.compress.pruning import pruned
+from cairn.pipeline.lab.compress.quantization import quantized
+from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.lab.compress.settings import CompressConfig
+from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
+from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompressReport:
+    """The folder written, and what the model was like before and after each step."""
+
+    folder: str
+    calibration_texts: int
+    steps: tuple[MeasuredModel, ...]
+
+
+def compress(
+    model: str,
+    texts: Sequence[Path],
+    output: Path,
+    config: CompressConfig,
+    *,
+    scorer: ModelScorer | None = None,
+    backend: Backend = "torch",
+    precision: Precision = "auto",
+    progress: ProgressListener = silent_progress,
+) -> CompressReport:
+    """Write a smaller ``model`` to ``output``, a new or empty folder.
+
+    ``texts`` are Parquet or JSON lines with text. With a ``scorer`` each step is scored, on this ``backend``
+    and in this ``precision``, as its speed is measured. A failure leaves ``output`` as it was.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(
+            f"the output of compression must be new or empty, got {str(output)!r}; choose another"
+        )
+    source = model_folder(model)
+    checkpoint, settings = read_checkpoint(source), encoder_config({"model": model})
+    rows = read_calibration(
+        texts,
+        checkpoint,
+        num_texts=config.calibration_texts,
+        max_tokens=config.max_tokens,
+        prefix=settings.document_prefix,
+    )
+    most = read_engine(checkpoint, is_causal=settings.causal).max_positions
+    longest = max(map(len, rows))
+    if longest > most:
+        raise ConfigError(
+            f"max_tokens must be at most the model's {most} positions, got a text of {longest} tokens; lower "
+            "it"
+        )
+    with _scratch_beside(output) as scratch:
+        measured = [measure_model(BEFORE, source, rows, scorer, backend=backend, precision=precision)]
+        folder = source
+        for step, smaller in _steps(checkpoint, rows, config, is_causal=settings.causal, progress=progress):
+            folder = scratch / step
+            save_encoder_folder(folder, smaller, settings, context=trained_context(model))
+            measured.append(measure_model(step, folder, rows, scorer, backend=backend, precision=precision))
+        with durable.storage_errors(f"saving the model to {output}"):
+            durable.put_in_place(folder, output)
+    return CompressReport(folder=str(output), calibration_texts=len(rows), steps=tuple(measured))
+
+
+@contextlib.contextmanager
+def _scratch_beside(output: Path) -> Generator[Path]:
+    """Make a folder beside the output, which is found out not to be possible before anything is computed."""
+    with durable.storage_errors(f"making a folder beside {output}"):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+    with scratch as folder:
+        yield Path(folder)
+
+
+def _steps(
+    checkpoint: Checkpoint,
+    rows: Sequence[np.ndarray],
+    config: CompressConfig,
+    *,
+    is_causal: bool,
+    progress: ProgressListener,
+) -> Iterator[tuple[str, Checkpoint]]:
+    if config.is_pruning:
+        checkpoint = pruned(checkpoint, rows, config, is_causal=is_causal, progress=progress)
+        yield "pruned", checkpoint
+    if config.weights is not None:
+        name = f"{config.weights} {config.rounding}"
+        yield name, quantized(checkpoint, rows, config, is_causal=is_causal, progress=progress)

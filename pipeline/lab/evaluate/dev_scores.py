@@ -1,0 +1,86 @@
+"""One number for a model while it is trained: what an ingest with its own settings scores on judged sets.
+
+    model folder ─▶ system ``cairn/fused`` with the folder's settings ─▶ nDCG@10, evidence recall
+      ─▶ their mean a set ─▶ mean of the sets
+
+Scores of one run compare with one another; those of sampled sets with nothing else. What a model is worth
+says the whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+from cairn.pipeline.config import Backend, ContextConfig, Precision
+from cairn.pipeline.lab.evaluate.bench import primary_measures, run_bench
+from cairn.pipeline.lab.evaluate.encoding_cache import text_digest
+from cairn.pipeline.lab.evaluate.measures import require_measures
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, require_distinct_names
+from cairn.pipeline.lab.evaluate.systems import System, configured_systems
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config
+from cairn.pipeline.types import ModelScores, ProgressListener, silent_progress
+
+RANKING: Final = "fused"
+"""By document and chunk vectors: what BM25 finds does not depend on the model."""
+
+
+class DevScorer:
+    """A :class:`cairn.pipeline.types.ModelScorer` over judged sets that are held in memory."""
+
+    def __init__(
+        self,
+        sets: Sequence[RetrievalSet],
+        *,
+        precision: Precision = "auto",
+        backend: Backend = "torch",
+        progress: ProgressListener = silent_progress,
+    ) -> None:
+        require_measures()
+        require_distinct_names(sets)
+        self._sets = sets
+        self._machine: Mapping[str, str] = {"precision": precision, "backend": backend}
+        self._progress = progress
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify the sets: texts, queries and judgements."""
+        return fingerprint(ranking=RANKING, sets=[_digest_of_set(judged) for judged in self._sets])
+
+    def score(self, model_folder: Path) -> ModelScores:
+        """Score a model folder; measures are named ``set/measure``."""
+        config = encoder_config({"model": str(model_folder), **self._machine})
+        system = next(system for system in configured_systems(config) if system.ranking == RANKING)
+        context = context_config(str(model_folder), {})
+        found = {judged.name: self._means(judged, system, context) for judged in self._sets}
+        return ModelScores(
+            mean=fmean(fmean(means.values()) for means in found.values()),
+            by_measure={
+                f"{name}/{measure}": value
+                for name, means in found.items()
+                for measure, value in means.items()
+            },
+        )
+
+    def _means(self, judged: RetrievalSet, system: System, context: ContextConfig) -> dict[str, float]:
+        [result] = run_bench(judged, [system], context, self._progress)
+        means = result.means()
+        return {measure: means[measure] for measure in primary_measures(means)}
+
+
+def _digest_of_set(judged: RetrievalSet) -> str:
+    judgements = judged.judgements
+    columns = (
+        judgements.query_J,
+        judgements.document_J,
+        judgements.gain_J,
+        judgements.start_J,
+        judgements.end_J,
+    )
+    numbers = (str(column.tolist()) for column in columns)
+    return text_digest(
+        (judged.name, *judged.doc_ids, *judged.texts, *judged.query_ids, *judged.queries, *numbers)
+    )

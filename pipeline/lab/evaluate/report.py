@@ -1,0 +1,262 @@
+"""What the results of a bench say: averages, differences from a reference, and which configuration to use.
+
+Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall
+at 2,000 characters where there is evidence), averaged over the sets. The advice names only what an ingest can
+build. The settings as they were given, searched without flags, stand as long as none is better beyond noise.
+The advice also names a cheaper one, where one of at most half the encoding time or half the bytes loses at
+most .02 to it (the 95 % interval, paired over all queries): a few queries show no difference between
+anything, and so none that small either.
+
+Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more
+of a test than of an average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from cairn.pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default_overlap
+from cairn.pipeline.lab.evaluate.bench import MAIN_EVIDENCE, SystemResult, primary_measures
+from cairn.pipeline.lab.evaluate.significance import Comparison, compare_paired, verdict_of
+from cairn.pipeline.lab.evaluate.systems import System
+from cairn.pipeline.model.backbone_loader import brings_projection
+from cairn.pipeline.model.folders.model_defaults import model_defaults
+from cairn.pipeline.options import Option, options_of
+from jaxtyping import Float64
+
+MAX_LOSS = 0.02
+"""Quality that a cheaper configuration may lose, at the far end of the interval."""
+CHEAPER = 0.5
+"""How much of the best one's cost a cheaper configuration may take to be worth naming."""
+
+_SEARCH_FLAGS = {
+    "document": "--granularity document --no-hybrid",
+    "chunk": "--granularity chunk --no-hybrid",
+    "fused": "--no-hybrid",
+    "fused+bm25": "",
+    "late": "--no-hybrid",
+    "late+bm25": "",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One configuration to use.
+
+    Its quality and cost over all sets, and the flags that build and search it.
+    """
+
+    system: str
+    quality: float
+    encode_seconds: float
+    tokens: int
+    index_bytes: int
+    query_milliseconds: float
+    ingest_flags: str
+    search_flags: str
+
+
+class Report:
+    """All results of a run, by system; every system must have one result a set, the sets in one order."""
+
+    def __init__(self, results: Sequence[SystemResult]) -> None:
+        self.set_names = list(dict.fromkeys(result.set_name for result in results))
+        self.by_system: dict[str, list[SystemResult]] = {}
+        for result in results:
+            self.by_system.setdefault(result.system.name, []).append(result)
+        for name, own in self.by_system.items():
+            assert [result.set_name for result in own] == self.set_names, (
+                f"{name} was not scored on every set once"
+            )
+
+    def averages(self) -> dict[str, dict[str, float]]:
+        """Return every system's measures averaged over the sets that have them."""
+        averages: dict[str, dict[str, float]] = {}
+        for name, own in self.by_system.items():
+            means = [result.means() for result in own]
+            names = dict.fromkeys(measure for mean in means for measure in mean)
+            averages[name] = {
+                measure: float(np.mean([mean[measure] for mean in means if measure in mean]))
+                for measure in names
+            }
+        return averages
+
+    def quality(self, name: str) -> float:
+        """Return the mean of the primary measures of each set, averaged over the sets."""
+        per_set: list[float] = []
+        for result in self.by_system[name]:
+            means = result.means()
+            per_set.append(float(np.mean([means[measure] for measure in primary_measures(means)])))
+        return float(np.mean(per_set))
+
+    def best_baseline(self) -> str | None:
+        """Return the baseline of the highest quality, ties by name; None without baselines."""
+        return self._best([name for name, own in self.by_system.items() if own[0].system.is_baseline])
+
+    def compare(self, name: str, reference: str, measure: str, seed: int) -> list[tuple[str, Comparison]]:
+        """Return the paired comparison on every set that has the measure."""
+        pairs = zip(self.set_names, self.by_system[name], self.by_system[reference], strict=True)
+        return [
+            (set_name, compare_paired(own.values[measure], other.values[measure], seed=seed))
+            for set_name, own, other in pairs
+            if measure in own.values
+        ]
+
+    def advise(self, seed: int) -> list[Advice]:
+        """Return the best configuration an ingest can build, then a cheaper one about as good, if any.
+
+        The configuration as it was given is the best one unless another is better beyond noise.
+        """
+        buildable = self._buildable()
+        best = self._best(buildable)
+        if best is None:
+            return []
+        not_told_apart = self.not_told_apart(best, seed)
+        best = next((name for name in not_told_apart if _is_as_given(self.by_system[name][0].system)), best)
+        as_good = [
+            name
+            for name in buildable
+            if name != best and self._is_cheaper(name, best) and self._keeps_up(name, best, seed)
+        ]
+        cheaper = self._best(as_good)
+        return [self._advice(name) for name in (best, cheaper) if name is not None]
+
+    def not_told_apart(self, name: str, seed: int) -> dict[str, Comparison]:
+        """Return what an ingest can build, too, and whose difference from this one is noise."""
+        compared = {
+            other: compare_paired(self._per_query(other), self._per_query(name), seed=seed)
+            for other in self._buildable()
+            if other != name
+        }
+        return {other: each for other, each in compared.items() if verdict_of(each) == "noise"}
+
+    def _buildable(self) -> list[str]:
+        return [name for name, own in self.by_system.items() if is_buildable(own[0].system)]
+
+    def to_dict(self, reference: str | None, seed: int) -> dict[str, Any]:
+        """Return plain JSON values: every mean, cost and comparison with the reference."""
+        results = {
+            name: {own.set_name: {"measures": own.means(), "cost": asdict(own.cost)} for own in results}
+            for name, results in self.by_system.items()
+        }
+        compared = self._comparisons(reference, seed) if reference else {}
+        advice = self.advise(seed)
+        alike = self.not_told_apart(advice[0].system, seed) if advice else {}
+        return {
+            "systems": results,
+            "averages": self.averages(),
+            "quality": {name: self.quality(name) for name in self.by_system},
+            "reference": reference,
+            "comparisons": compared,
+            "advice": [asdict(each) for each in advice],
+            "not_told_apart": {name: asdict(each) for name, each in alike.items()},
+        }
+
+    def _comparisons(self, reference: str, seed: int) -> dict[str, Any]:
+        measures = primary_measures(self.averages()[reference])
+        return {
+            name: {
+                measure: {s: asdict(c) for s, c in self.compare(name, reference, measure, seed)}
+                for measure in measures
+            }
+            for name in self.by_system
+            if name != reference
+        }
+
+    def _best(self, names: Sequence[str]) -> str | None:
+        return min(names, key=lambda name: (-self.quality(name), name), default=None)
+
+    def _is_cheaper(self, name: str, other: str) -> bool:
+        own, theirs = self._advice(name), self._advice(other)
+        return (
+            own.encode_seconds <= CHEAPER * theirs.encode_seconds and own.index_bytes <= theirs.index_bytes
+        ) or (own.index_bytes <= CHEAPER * theirs.index_bytes and own.encode_seconds <= theirs.encode_seconds)
+
+    def _keeps_up(self, name: str, best: str, seed: int) -> bool:
+        return compare_paired(self._per_query(name), self._per_query(best), seed=seed).low >= -MAX_LOSS
+
+    def _per_query(self, name: str) -> Float64[np.ndarray, " Q"]:
+        """Return the mean of a query's primary measures, those of all sets one after the other."""
+        return np.concatenate(
+            [
+                np.nanmean([own.values[measure] for measure in primary_measures(own.values)], axis=0)
+                for own in self.by_system[name]
+            ]
+        )
+
+    def _advice(self, name: str) -> Advice:
+        own = self.by_system[name]
+        return Advice(
+            system=name,
+            quality=self.quality(name),
+            encode_seconds=sum(result.cost.encode_seconds for result in own),
+            tokens=sum(result.cost.tokens for result in own),
+            index_bytes=sum(result.cost.index_bytes for result in own),
+            query_milliseconds=float(np.mean([result.cost.query_milliseconds for result in own])),
+            ingest_flags=ingest_flags(own[0].system),
+            search_flags=search_flags(own[0].system),
+        )
+
+
+def is_buildable(system: System) -> bool:
+    """Whether an ingest and a search give this system.
+
+    They give no titles in front, no cut documents, no context of random words, no RRF, no windows that
+    overlap by another number than the default, for which there is no flag.
+    """
+    encoding = system.encoding
+    if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.window_tokens):
+        return False
+    is_whole = not encoding.has_titles and encoding.max_document_tokens is None
+    return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
+
+
+def _is_as_given(system: System) -> bool:
+    """Whether an ingest with the evaluated settings and a search without flags give this system."""
+    return system.name.startswith("cairn/") and not search_flags(system)
+
+
+def ingest_flags(system: System) -> str:
+    """Return the flags of ``ingest`` that give this system.
+
+    Those that differ from its defaults and from what the model's folder brings.
+    """
+    config = system.encoding.encoder
+    of_folder = model_defaults({"model": config.model})
+    default = EncoderConfig(model=config.model, **of_folder)
+    brought = {
+        **asdict(default),
+        "model": DEFAULT_MODEL,
+        "window_tokens": of_folder.get("window_tokens", WINDOW_TOKENS[config.attention]),
+    }
+    wanted = asdict(config)
+    return " ".join(
+        _flag(option, wanted[name])
+        for name, option in options_of(EncoderConfig).items()
+        if option.about.help and wanted[name] is not None and wanted[name] != brought[name]
+    )
+
+
+def search_flags(system: System) -> str:
+    """Return the flags of ``cairn search`` that rank as this system does."""
+    leaves_tokens = not system.judges_tokens and brings_projection(system.encoding.encoder)
+    return f"{_SEARCH_FLAGS[system.ranking]} {'--no-late' if leaves_tokens else ''}".strip()
+
+
+def _flag(option: Option, value: Any) -> str:
+    if isinstance(value, bool):
+        return option.flag if value else str(option.about.off_flag)
+    name = option.flag
+    text = (
+        ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
+    )
+    return f"{name} '{text}'" if not text or any(map(str.isspace, text)) else f"{name} {text}"
+
+
+def measures_shown(averages: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the measures of a table in their order: of the cut readings that of the main budget alone."""
+    names = dict.fromkeys(name for means in averages.values() for name in means)
+    return [name for name in names if not name.endswith("-cut") or name == f"{MAIN_EVIDENCE}-cut"]

@@ -1,0 +1,189 @@
+"""What changes where one collection takes another's place: the same queries asked of both, nothing switched.
+
+Each query is asked of both in turn, and who is asked first alternates, so that a machine that slows down
+slows both. A difference of quality or time is noise where a paired test over the queries says so.
+
+    Q queries
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import numpy as np
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.lab.evaluate.asked_queries import AskedQueries
+from cairn.pipeline.lab.evaluate.significance import Comparison, Verdict, compare_paired, verdict_of
+from cairn.pipeline.types import ProgressListener, silent_progress
+
+MAX_CHANGED: Final = 10
+"""Queries that are shown, those that changed most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One of the two: what it holds and costs. ``query_milliseconds`` is the median of a whole search."""
+
+    collection: str
+    generation: int
+    model: str
+    documents: int
+    chunks: int
+    tokens: int
+    encode_seconds: float
+    index_bytes: int
+    query_milliseconds: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChangedQuery:
+    """A query with the share of its first documents that stayed, those that went and those that came."""
+
+    query: str
+    overlap: float
+    gone: tuple[str, ...]
+    came: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShadowReport:
+    """What moves; ``comparison`` of a measure is new minus old, over the queries with a relevant document.
+
+    ``rank_change`` is the mean change of place of documents that both found. ``quality`` maps ``old`` and
+    ``new`` to the mean nDCG, None where no query has a relevant document.
+    """
+
+    old: Side
+    new: Side
+    top_k: int
+    queries: int
+    overlap: float
+    overlap_low: float
+    overlap_high: float
+    same_first: float
+    same_answer: float
+    rank_change: float
+    judged_queries: int
+    quality: dict[str, float] | None
+    quality_comparison: Comparison | None
+    quality_verdict: Verdict | None
+    milliseconds_comparison: Comparison
+    milliseconds_verdict: Verdict
+    changed: tuple[ChangedQuery, ...]
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+def compare_collections(
+    old: Collection,
+    new: Collection,
+    asked: AskedQueries,
+    *,
+    top_k: int = 10,
+    seed: int = 0,
+    progress: ProgressListener = silent_progress,
+) -> ShadowReport:
+    """Ask both collections every query, with their own models and the default search."""
+    sides = (old, new)
+    for side in sides:
+        side.search(asked.queries[0], top_k=top_k)  # loads the model, reads the files
+    found: list[list[tuple[str, ...]]] = [[], []]
+    milliseconds_2Q = np.empty((2, len(asked.queries)))
+    for number, query in enumerate(asked.queries):
+        for which in (0, 1) if number % 2 == 0 else (1, 0):
+            started = time.perf_counter()
+            hits = sides[which].search(query, top_k=top_k).hits
+            milliseconds_2Q[which, number] = 1_000 * (time.perf_counter() - started)
+            found[which].append(tuple(hit.doc_id for hit in hits))
+        progress("compare", number + 1, len(asked.queries), "queries")
+    pairs = list(zip(*found, strict=True))
+    overlap_Q = np.array([_overlap(*pair) for pair in pairs])
+    interval = compare_paired(overlap_Q, np.zeros_like(overlap_Q), seed=seed)
+    moved = [
+        abs(before.index(doc_id) - after.index(doc_id))
+        for before, after in pairs
+        for doc_id in set(before) & set(after)
+    ]
+    quality_2Q = np.array(
+        [[_ndcg(*one, top_k) for one in zip(own, asked.relevant, strict=True)] for own in found]
+    )
+    is_judged_Q = ~np.isnan(quality_2Q[0])
+    quality = compare_paired(quality_2Q[1], quality_2Q[0], seed=seed) if is_judged_Q.any() else None
+    slower = compare_paired(milliseconds_2Q[1], milliseconds_2Q[0], seed=seed)
+    means = np.nanmean(quality_2Q[:, is_judged_Q], axis=1).tolist() if quality else []
+    return ShadowReport(
+        old=_side(old, float(np.median(milliseconds_2Q[0]))),
+        new=_side(new, float(np.median(milliseconds_2Q[1]))),
+        top_k=top_k,
+        queries=len(asked.queries),
+        overlap=interval.difference,
+        overlap_low=interval.low,
+        overlap_high=interval.high,
+        same_first=float(np.mean([before[:1] == after[:1] for before, after in pairs])),
+        same_answer=float(np.mean([before == after for before, after in pairs])),
+        rank_change=float(np.mean(moved)) if moved else 0.0,
+        judged_queries=int(is_judged_Q.sum()),
+        quality=dict(zip(("old", "new"), means, strict=True)) if quality else None,
+        quality_comparison=quality,
+        quality_verdict=quality and verdict_of(quality),
+        milliseconds_comparison=slower,
+        milliseconds_verdict=verdict_of(slower),
+        changed=_most_changed(asked.queries, pairs, overlap_Q.tolist()),
+        warnings=asked.warnings,
+    )
+
+
+def _overlap(before: Sequence[str], after: Sequence[str]) -> float:
+    """Return the share of the longer answer that both hold; two empty ones are alike."""
+    longest = max(len(before), len(after))
+    return len(set(before) & set(after)) / longest if longest else 1.0
+
+
+def _ndcg(found: Sequence[str], relevant: frozenset[str], top_k: int) -> float:
+    """Return nDCG@top_k of binary relevance, NaN where nothing is relevant."""
+    if not relevant:
+        return np.nan
+    gains_K = 1.0 / np.log2(np.arange(top_k) + 2)
+    is_relevant_K = np.isin(np.array(found, dtype=object), list(relevant))
+    return float(gains_K[: len(found)][is_relevant_K].sum() / gains_K[: len(relevant)].sum())
+
+
+def _most_changed(
+    queries: Sequence[str], pairs: Sequence[tuple[tuple[str, ...], ...]], overlaps: Sequence[float]
+) -> tuple[ChangedQuery, ...]:
+    order = sorted(range(len(queries)), key=lambda place: (overlaps[place], place))
+    return tuple(
+        ChangedQuery(
+            query=queries[place],
+            overlap=overlaps[place],
+            gone=tuple(doc_id for doc_id in pairs[place][0] if doc_id not in pairs[place][1]),
+            came=tuple(doc_id for doc_id in pairs[place][1] if doc_id not in pairs[place][0]),
+        )
+        for place in order[:MAX_CHANGED]
+        if pairs[place][0] != pairs[place][1]
+    )
+
+
+def _side(collection: Collection, query_milliseconds: float) -> Side:
+    number = collection.layout.current_generation_number()
+    assert number is not None, "a collection that answered has a generation"
+    manifest = read_manifest(collection.layout, number)
+    speed = manifest.encode_tokens_per_second
+    return Side(
+        collection=collection.name,
+        generation=number,
+        model=manifest.encoder.model,
+        documents=manifest.documents,
+        chunks=manifest.chunks,
+        tokens=manifest.tokens,
+        encode_seconds=manifest.tokens / speed if speed else 0.0,
+        index_bytes=sum(file.size_bytes for file in manifest.files.values()),
+        query_milliseconds=query_milliseconds,
+    )

@@ -1,0 +1,111 @@
+"""Contrastive batches from clusters: each is a small domain, so that its other documents are hard negatives.
+
+    pairs of one source ─▶ asymmetric K-means ─▶ packed into batches ─┐
+    what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order,
+                                                                            other ones every epoch
+
+Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch or another (§6): a
+batch is cut from a larger cluster and joined of smaller ones. Which model embeds the pairs for it is the
+caller's choice. Deterministic from a seed: FAISS's clusters for one number of threads,
+the batches for any.
+
+    N pairs    V surrogate dim    P = 2V    B batches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from cairn.pipeline.cluster.assignment import assign, first_order_points
+from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
+from cairn.pipeline.cluster.packing import PackedBatches, pack
+from cairn.pipeline.config import ClusterConfig, Tour
+from cairn.pipeline.errors import SourceError
+from jaxtyping import Float32, Int32, Int64
+
+MAX_TRAINING_POINTS = 65_536
+"""Pairs of a source that K-means is trained on; all are assigned."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Domain:
+    """The n pairs of one source, by position, each in one of K clusters."""
+
+    source: str
+    positions_n: Int64[np.ndarray, " n"]
+    cluster_n: Int32[np.ndarray, " n"]
+    centroids_KP: Float32[np.ndarray, "K P"]
+
+
+def cluster_domains(
+    sources: Sequence[str],
+    phi_NV: Float32[np.ndarray, "N V"],
+    psi_NV: Float32[np.ndarray, "N V"],
+    cluster_size: int,
+    config: ClusterConfig,
+    *,
+    surrogate_fingerprint: str,
+) -> tuple[Domain, ...]:
+    """Cluster the pairs of each source apart, into clusters of ``cluster_size`` pairs on average.
+
+    Sources in order of their names; the number of clusters in ``config`` is theirs.
+    """
+    names, source_N = np.unique(np.array(sources), return_inverse=True)
+    domains: list[Domain] = []
+    for number, name in enumerate(names.tolist()):
+        positions_n = np.flatnonzero(source_N == number)
+        config = replace(config, num_clusters=max(1, round(len(positions_n) / cluster_size)))
+        sample = positions_n[:: -(-len(positions_n) // MAX_TRAINING_POINTS)]
+        clusters = train_clusters(
+            phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint=surrogate_fingerprint
+        )
+        cluster_n = assign(clusters, phi_NV[positions_n], psi_NV[positions_n])
+        domains.append(
+            Domain(
+                source=name, positions_n=positions_n, cluster_n=cluster_n, centroids_KP=clusters.centroids_KP
+            )
+        )
+    return tuple(domains)
+
+
+def draw_batches(
+    domains: Sequence[Domain],
+    phi_NV: Float32[np.ndarray, "N V"],
+    psi_NV: Float32[np.ndarray, "N V"],
+    batch_size: int,
+    *,
+    seed: int,
+    epoch: int,
+    tour: Tour = "greedy",
+) -> PackedBatches:
+    """Draw the batches of an epoch, in the order they are trained in.
+
+    Fewer pairs than a batch raise :class:`SourceError`.
+    """
+    generator = np.random.default_rng([seed, epoch])
+    whole: list[np.ndarray] = []
+    rests: list[np.ndarray] = []
+    for domain in domains:
+        packed = pack(domain.cluster_n, domain.centroids_KP, batch_size, generator, tour=tour)
+        whole.append(domain.positions_n[packed.batches_BN])
+        rests.append(domain.positions_n[packed.left_over])
+    rest = np.concatenate(rests)
+    domain_of_rest = np.repeat(np.arange(len(rests), dtype=np.int32), [len(part) for part in rests])
+    centres = np.stack(
+        [
+            first_order_points(phi_NV[domain.positions_n], psi_NV[domain.positions_n]).mean(0)
+            for domain in domains
+        ]
+    )
+    mixed = pack(domain_of_rest, centres, batch_size, generator, tour=tour)
+    batches_BN = np.concatenate([*whole, rest[mixed.batches_BN]])
+    if not len(batches_BN):
+        raise SourceError(
+            f"training needs at least the {batch_size} pairs of one batch, got {len(rest)}; lower the "
+            "batch size or give more pairs"
+        )
+    return PackedBatches(
+        batches_BN=batches_BN[generator.permutation(len(batches_BN))], left_over=rest[mixed.left_over]
+    )

@@ -1,0 +1,143 @@
+"""Keep what a model will be judged on out of what it learns from.
+
+A pair is dropped when its query is one of the judged queries, when its document is one of the judged
+documents, or when half of the document's windows of 16 words stand in judged documents: judged documents may
+be whole articles of which training holds a paragraph. Texts are compared as words: Unicode compatibility
+forms, lower case, letters and digits only.
+
+Windows are compared by 64-bit hashes, so that tens of millions of them fit a sorted array; one false match in
+10^12 changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from cairn.pipeline.corpus.judged_files import read_judged_file
+from cairn.pipeline.errors import SourceError
+from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.types import ProgressListener
+from jaxtyping import UInt64
+
+WINDOW_WORDS: Final = 16
+"""Words in a row that two texts share only when one was taken from the other, or both from a third."""
+
+MAX_SHARED_WINDOWS: Final = 0.5
+"""A licence or a quotation may be shared; half a document may not."""
+
+_WORD: Final = re.compile(r"[^\W_]+")
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class JudgedTexts:
+    """Queries and documents of evaluation sets, as hashes."""
+
+    def __init__(self, queries: Iterable[str], documents: Iterable[str]) -> None:
+        self._word_hashes: dict[str, int] = {}
+        self._queries = {self._key(query) for query in queries}
+        whole: set[bytes] = set()
+        windows: list[np.ndarray] = []
+        for document in documents:
+            whole.add(self._key(document))
+            windows.append(self._windows(document))
+        self._documents = whole
+        self._windows_sorted = np.unique(np.concatenate(windows)) if windows else np.zeros(0, np.uint64)
+
+    def has_query(self, query: str) -> bool:
+        """Say whether a judged query reads the same."""
+        return self._key(query) in self._queries
+
+    def has_document(self, document: str) -> bool:
+        """Say whether a judged document reads the same, or holds most of this one."""
+        if self._key(document) in self._documents:
+            return True
+        windows = self._windows(document)
+        if not len(windows) or not len(self._windows_sorted):
+            return False
+        places = np.minimum(np.searchsorted(self._windows_sorted, windows), len(self._windows_sorted) - 1)
+        return bool((self._windows_sorted[places] == windows).mean() >= MAX_SHARED_WINDOWS)
+
+    @staticmethod
+    def _key(text: str) -> bytes:
+        return hashlib.blake2b(" ".join(words(text)).encode(), digest_size=16).digest()
+
+    def _windows(self, text: str) -> UInt64[np.ndarray, " windows"]:
+        hashes = np.array([self._word_hash(word) for word in words(text)], np.uint64)
+        num_windows = len(hashes) - WINDOW_WORDS + 1
+        if num_windows < 1:
+            return np.zeros(0, np.uint64)
+        rolled = np.zeros(num_windows, np.uint64)
+        with np.errstate(over="ignore"):  # hashes are meant to wrap
+            for place in range(WINDOW_WORDS):
+                rolled = rolled * _MULTIPLIER + hashes[place : place + num_windows]
+        return rolled
+
+    def _word_hash(self, word: str) -> int:
+        found = self._word_hashes.get(word)
+        if found is None:
+            found = self._word_hashes[word] = int.from_bytes(
+                hashlib.blake2b(word.encode(), digest_size=8).digest(), "little"
+            )
+        return found
+
+
+def words(text: str) -> list[str]:
+    """Return a text's words as they are compared."""
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def read_judged_texts(folders: Sequence[Path]) -> JudgedTexts:
+    """Read the texts of evaluation sets, each a folder with a corpus and queries."""
+    documents, queries = (
+        [
+            text
+            for folder in folders
+            for text in read_judged_file(folder, name, "text").column("text").to_pylist()
+            if text
+        ]
+        for name in ("corpus", "queries")
+    )
+    return JudgedTexts(queries, documents)
+
+
+def without_judged(
+    pairs: TrainingPairs, folders: Sequence[Path], progress: ProgressListener
+) -> TrainingPairs:
+    """Leave out every pair of which a side stands in the evaluation sets of ``folders``, if there are any."""
+    if not folders:
+        return pairs
+    progress("leakage", 0, len(pairs), "pairs")
+    return drop_judged(pairs, read_judged_texts(folders))
+
+
+def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:
+    """Leave out every pair of which a side is judged, and negatives that are.
+
+    Raise :class:`SourceError` when no pair is left.
+    """
+    without_queries = [
+        position for position, query in enumerate(pairs.queries) if not judged.has_query(query)
+    ]
+    pairs = pairs.take(without_queries, "query of an evaluation set")
+    distinct = dict.fromkeys((*pairs.documents, *(text for texts in pairs.negatives for text in texts)))
+    is_judged = {document: judged.has_document(document) for document in distinct}
+    pairs = pairs.take(
+        [position for position, document in enumerate(pairs.documents) if not is_judged[document]],
+        "document of an evaluation set",
+    )
+    rows = [
+        row._replace(negatives=tuple(text for text in row.negatives if not is_judged[text]))
+        for row in pairs.rows()
+    ]
+    pairs = TrainingPairs.of(rows, pairs.skipped)
+    if not len(pairs):
+        raise SourceError(
+            "training pairs must not all stand in the evaluation sets, got no other; train on other data"
+        )
+    return pairs

@@ -1,0 +1,114 @@
+"""Low-rank updates (LoRA): the base's matrices stay; beside each a product of two narrow ones is learned.
+
+    W' = W + alpha / r · up · down      down (r, in) drawn from the seed
+                                        up (out, r) at zero: training begins at the base
+
+A parametrization of torch, so that every product is one with W' itself: what is saved is W', an ordinary
+matrix of an ordinary model, and no vector moves when it is merged. Gates and the null token, which the base
+has none of, are trained as they are.
+
+With dropout a step leaves out a share of each update's inputs, the same ones for all tokens: rows are not
+seen one by one in W'. What is drawn follows from the step, so that a micro-batch that is computed twice comes
+out the same.
+
+Source: Hu et al. 2021 (LoRA), §4.1, with its initial values; dropout as in NV-Embed, appendix C. Differs: all
+matrices of a layer get an update unless told otherwise, not only those of queries and values; LoRA's own
+dropout draws the inputs for each token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Generator
+from typing import Final
+
+import torch
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.model.folders.own_tensors import LATENT_ATTENTION
+from jaxtyping import Float
+from torch import nn
+from torch.nn.utils import parametrize
+from typing_extensions import override
+
+ALPHA_OF_RANK: Final = 2.0
+"""Alpha where none is chosen, as a multiple of the rank: the update counts twice, whatever its rank."""
+
+
+class LowRankUpdate(nn.Module):
+    """What is added to one matrix."""
+
+    def __init__(
+        self, num_out: int, num_in: int, rank: int, scale: float, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.zeros(num_out, rank))
+        self.down = nn.Parameter(
+            (2.0 * torch.rand(rank, num_in, generator=generator) - 1.0) / math.sqrt(num_in)
+        )
+        self.scale = scale
+        self.kept_I: torch.Tensor | None = None
+        """What each input counts while some are left out."""
+
+    @override
+    def forward(self, weight: Float[torch.Tensor, "out in"]) -> Float[torch.Tensor, "out in"]:
+        """Return W', in W's own precision, as it is saved."""
+        down = self.down if self.kept_I is None else self.down * self.kept_I
+        with torch.autocast(weight.device.type, enabled=False):
+            return torch.addmm(weight, self.up, down, alpha=self.scale)
+
+
+def add_low_rank(model: LandmarkEncoder, config: TrainConfig) -> None:
+    """Freeze the base's parameters and give its matrices updates.
+
+    A rank that no matrix has room for raises :class:`ConfigError`.
+    """
+    own = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name.startswith(("landmark_attention.", LATENT_ATTENTION))
+    ]
+    model.requires_grad_(False)
+    for parameter in own:
+        parameter.requires_grad_(True)
+    generator = torch.Generator().manual_seed(config.seed)
+    scale = ALPHA_OF_RANK if config.lora_alpha is None else config.lora_alpha / config.lora_rank
+    for module in model.layer_matrices(attention_only=config.lora_matrices == "attention"):
+        num_out, num_in = module.get_parameter("weight").shape
+        if config.lora_rank > min(num_out, num_in):
+            raise ConfigError(
+                f"lora_rank must be at most {min(num_out, num_in)}, the base model's width, got "
+                f"{config.lora_rank}"
+            )
+        update = LowRankUpdate(num_out, num_in, config.lora_rank, scale, generator)
+        parametrize.register_parametrization(module, "weight", update)
+
+
+@contextlib.contextmanager
+def dropped_inputs(model: nn.Module, share: float, seed: int) -> Generator[None]:
+    """Leave out a ``share`` of each update's inputs within the block, as drawn from ``seed``.
+
+    The others count 1 / (1 - share), so that the mean over draws is the whole update.
+    """
+    updates = [module for module in model.modules() if isinstance(module, LowRankUpdate)] if share else []
+    generator = torch.Generator().manual_seed(seed)
+    for update in updates:
+        is_kept_I = torch.rand(update.down.shape[1], generator=generator) >= share
+        update.kept_I = (is_kept_I / (1.0 - share)).to(update.down.device)
+    try:
+        yield
+    finally:
+        for update in updates:
+            update.kept_I = None
+
+
+def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the two matrices of every update, by name; empty for a model without."""
+    return {
+        f"{path}.{name}": parameter
+        for path, module in model.named_modules()
+        if isinstance(module, LowRankUpdate)
+        for name, parameter in module.named_parameters()
+    }

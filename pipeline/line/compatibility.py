@@ -1,0 +1,123 @@
+"""Whether a run may continue a collection: its settings and its model must be those it was built with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from cairn.pipeline.config import EncoderConfig, IngestConfig
+from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.line.corpus_view import read_view
+from cairn.pipeline.line.engine import Engine
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
+from cairn.pipeline.model.folders.names import describe_model, model_folder
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+
+SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
+"""Encoder settings that change no vector beyond rounding: they may differ from run to run."""
+
+
+def stored_manifest(layout: CollectionLayout) -> Manifest | None:
+    """Return the served generation's manifest, None where nothing is published yet.
+
+    A first publication that was killed just before ``CURRENT`` was written is none: the writer completes it.
+    """
+    layout.refresh()
+    if not layout.current_path.exists() and layout.generation_numbers() == [1]:
+        return None
+    number = layout.current_generation_number()
+    return None if number is None else read_manifest(layout, number)
+
+
+def stored_settings(root: str | Path, collection: str) -> Mapping[str, Any] | None:
+    """Return the settings a collection was built with, None for a new collection."""
+    manifest = stored_manifest(CollectionLayout(Path(root), collection))
+    return manifest.settings if manifest else None
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else repr(value)
+
+
+def require_same_settings(published: Manifest | None, config: IngestConfig) -> None:
+    """Refuse settings that would mix vectors, clusters or contexts of two kinds in one collection.
+
+    Raises :class:`FingerprintMismatchError` naming each setting that differs. The model's path may differ:
+    its weights are compared instead.
+    """
+    if published is None:
+        return
+    asked, defaults = config.to_dict(), IngestConfig().to_dict()
+    del asked["encoder"]["model"]
+    # A setting that is younger than the collection had its default value then.
+    stored = {
+        stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")
+    }
+    differences = [
+        f"{stage}.{name} is {_shown(settings[name])}, got {_shown(value)}"
+        for stage, settings in stored.items()
+        for name, value in asked[stage].items()
+        if name not in SPEED_ONLY and settings[name] != value and not _follows(name, settings, asked[stage])
+    ]
+    if differences:
+        raise FingerprintMismatchError(
+            f"collection {published.collection!r} must keep the settings it was built with: "
+            f"{'; '.join(differences)}; "
+            f"leave them out, or use a new collection"
+        )
+
+
+def is_repointed(published: Manifest | None, config: IngestConfig) -> bool:
+    """Say whether the model's path differs from the one the collection was built with."""
+    return published is not None and published.settings["encoder"]["model"] != config.encoder.model
+
+
+def may_have_another_model(published: Manifest, config: IngestConfig) -> bool:
+    """Say whether the weights must be compared: the path differs, or files are newer than the collection."""
+    if is_repointed(published, config):
+        return True
+    if config.encoder.model in MODEL_NAMES:
+        return False  # its hash is fixed
+    published_seconds = datetime.fromisoformat(published.created_at).timestamp()
+    files = (path.stat() for path in model_folder(config.encoder.model).rglob("*") if path.is_file())
+    # The manifest counts whole seconds.
+    return any(int(file.st_mtime) > published_seconds for file in files)
+
+
+def require_same_model(
+    layout: CollectionLayout, published: Manifest, config: IngestConfig, engine: Engine
+) -> None:
+    """Load the model; raise :class:`FingerprintMismatchError` where the collection was built with another."""
+    begun = engine.begin(read_view(layout, published))
+    require_same_encoder(published, begun.encoder_fingerprint, config)
+
+
+def require_same_encoder(published: Manifest, encoder_fingerprint: str, config: IngestConfig) -> None:
+    """Raise :class:`FingerprintMismatchError` for another encoder than the collection was built with."""
+    if published.fingerprints["encoder"] != encoder_fingerprint:
+        built_with, got = (
+            describe_model(model) for model in (published.settings["encoder"]["model"], config.encoder.model)
+        )
+        raise FingerprintMismatchError(
+            f"collection {published.collection!r} must keep the model it was built with ({built_with}), "
+            f"got other weights, tokenizer or context from {got}; restore them, or use a new collection"
+        )
+
+
+def require_projection(encoder: EncoderConfig) -> None:
+    """Raise :class:`ConfigError` for a model without a token projection."""
+    if encoder.layers is not None or not (model_folder(encoder.model) / LATE_NAME).is_file():
+        raise ConfigError(
+            f"token vectors need a model with {LATE_NAME}, got {describe_model(encoder.model)}, which brings "
+            "none for these settings; train one with `cairn train-late`, and put it into the model's folder"
+        )
+
+
+def _follows(name: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Say whether a setting differs only because its default follows another one: a window's overlap."""
+    return name == "window_overlap_tokens" and stored["window_tokens"] != asked["window_tokens"]

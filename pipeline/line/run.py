@@ -1,0 +1,90 @@
+"""One run of the line: what its steps work on, how long they take, and the record it leaves."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from cairn.pipeline import durable
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.engine import Engine
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.types import ProgressListener
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What the steps of a run share, under the writer lock.
+
+    ``base`` is the generation whose clusters, context and model are kept, None where they are drawn.
+    ``tables`` is None in the first run of a collection.
+    """
+
+    run_id: str
+    layout: CollectionLayout
+    config: IngestConfig
+    base: Manifest | None
+    tables: LanceTables | None
+    metadata_fields: Sequence[pa.Field[Any]]
+    sources: tuple[str, ...]
+    ledger: Ledger
+    engine: Engine
+    progress: StageWatch
+
+    def record(self, **content: Any) -> None:
+        """Write ``runs/<run_id>.json``: what was asked for and what was done."""
+        with durable.storage_errors("recording the run"):
+            self.layout.runs_folder.mkdir(exist_ok=True)
+            durable.write_json(
+                self.layout.run_path(self.run_id),
+                {"run_id": self.run_id, "settings": self.config.to_dict(), **content},
+            )
+
+
+class StageWatch:
+    """A progress listener that passes reports on and measures how long each stage takes."""
+
+    def __init__(self, listener: ProgressListener) -> None:
+        self._listener = listener
+        self._started_seconds = time.monotonic()
+        self._stage: str | None = None
+        self._stage_started_seconds = self._started_seconds
+        self._finished: dict[str, float] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
+        """Take a report; the name of another stage ends the one before."""
+        if stage != self._stage:
+            self._close()
+            self._stage = stage
+        self._listener(stage, done, total, unit)
+
+    def _close(self) -> None:
+        now = time.monotonic()
+        if self._stage is not None:
+            self._finished[self._stage] = (
+                self._finished.get(self._stage, 0.0) + now - self._stage_started_seconds
+            )
+        self._stage_started_seconds = now
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Return the seconds of each stage so far, the current one included."""
+        self._close()
+        return dict(self._finished)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the watch was made."""
+        return time.monotonic() - self._started_seconds
+
+
+def new_run_id() -> str:
+    """Name a run so that names sort by time and never collide."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"

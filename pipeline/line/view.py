@@ -1,0 +1,74 @@
+"""What all documents of a collection are encoded with: its clusters and its context, drawn once.
+
+They belong to a collection, not to a run: the first ingest draws them and later ones keep them unchanged, so
+that new and old vectors describe the same corpus. Clusters are trained on a sample that fits memory; the
+engine's workers assign all other documents to them as they encode, shard by shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from cairn.pipeline import durable
+from cairn.pipeline.cluster.assignment import assign
+from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
+from cairn.pipeline.cluster.sampling import sample_rows
+from cairn.pipeline.errors import FingerprintMismatchError
+from cairn.pipeline.line.corpus_view import CorpusView, read_view
+from cairn.pipeline.line.run import Run
+from cairn.pipeline.token_vectors.projection import save_token_projection
+
+SAMPLE_TEXT_CHARACTERS = 2_048
+"""Start of a document that surrogate and first stage may read: some 500 tokens, twice what either uses."""
+
+
+def view_corpus(run: Run, shards: Sequence[Path]) -> CorpusView:
+    """Read a collection's clusters and context, or draw them from staged shards into ``pending/``.
+
+    Raises :class:`FingerprintMismatchError` where an interrupted run drew its context with another model.
+    """
+    if run.base is None and not run.layout.pending_context_path.exists():
+        return _draw(run, shards)
+    view = read_view(run.layout, run.base)
+    if run.base is None and view.context.first_stage_fingerprint != run.engine.load().first_stage_fingerprint:
+        raise FingerprintMismatchError(
+            f"an ingest of {run.layout.name!r} that was interrupted must go on with the model it began with, "
+            f"got other weights; restore them, or remove {run.layout.pending_folder} to begin again"
+        )
+    return view
+
+
+def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
+    run.progress("cluster", 0, None, "documents")
+    sample = sample_rows(
+        map(pq.read_table, shards),
+        run.config.cluster.max_sample_documents,
+        run.config.cluster.seed,
+        max_text_characters=SAMPLE_TEXT_CHARACTERS,
+    )
+    embedded = run.engine.embed_sample(sample)
+    clusters = train_clusters(
+        embedded.phi_NV,
+        embedded.psi_NV,
+        run.config.cluster,
+        surrogate_fingerprint=embedded.surrogate_fingerprint,
+        surrogate_state=embedded.surrogate_state,
+    )
+    assignments_N = assign(clusters, embedded.phi_NV, embedded.psi_NV)
+    run.progress("cluster", sample.num_rows, sample.num_rows, "documents")
+    drawn = min(run.config.context.context_documents, sample.num_rows)
+    run.progress("context", 0, drawn, "documents")
+    context = run.engine.draw_context(sample, assignments_N)
+    run.progress("context", drawn, drawn, "documents")
+    # The context is written last: where it stands, all are whole.
+    clusters.write(run.layout.pending_clusters_path)
+    durable.commit_point("clusters-written")
+    projection = run.engine.load().token_projection
+    if projection is not None:
+        save_token_projection(run.layout.pending_folder, projection)
+    context.write(run.layout.pending_context_path)
+    durable.commit_point("context-written")
+    known = dict(zip(sample.column("doc_id").to_pylist(), assignments_N.tolist(), strict=True))
+    return CorpusView(clusters=clusters, context=context, token_projection=projection, known_clusters=known)

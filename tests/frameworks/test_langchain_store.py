@@ -1,0 +1,162 @@
+"""LangChain's standard suite of vector stores over a local collection, and what it does not ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cairn.pipeline.errors import ConfigError, FilterError, UsageError
+from cairn.pipeline.frameworks.langchain_store import CairnVectorStore
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.vectorstores import VectorStore
+from langchain_tests.integration_tests import VectorStoreIntegrationTests
+
+MakeStore = Callable[..., CairnVectorStore]
+
+
+@pytest.fixture
+def make_store(tmp_path: Path, tiny_model_folder: Path) -> MakeStore:
+    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
+
+    def make(**options: Any) -> CairnVectorStore:
+        return CairnVectorStore("notes", root=tmp_path / "root", settings={"encoder": encoder}, **options)
+
+    return make
+
+
+@pytest.mark.anyio
+class TestCairnVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, make_store: MakeStore) -> VectorStore:  # type: ignore[override]
+        return make_store()
+
+
+def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeStore) -> None:
+    store = make_store(filter_columns={"year": "integer", "kind": "string"})
+    metadatas = [
+        {"year": 2019, "kind": "a", "deep": {"x": [1]}},
+        {"year": 2021, "kind": "b"},
+        {"title": "No year"},
+    ]
+    store.add_texts(["first note", "second note", "third note"], metadatas, ids=["1", "2", "3"])
+    found = store.similarity_search_with_score(
+        "note", k=3, filter={"type": "gte", "key": "year", "value": 2000}
+    )
+    assert {document.id for document, _ in found} == {"1", "2"}
+    assert [score for _, score in found] == sorted((score for _, score in found), reverse=True)
+    assert all(0.0 <= score <= 1.0 for _, score in store.similarity_search_with_relevance_scores("note", k=3))
+    assert store.get_by_ids(["3", "1", "9"]) == [
+        Document(id="3", page_content="third note", metadata={"title": "No year"}),
+        Document(id="1", page_content="first note", metadata=metadatas[0]),
+    ]
+    assert {found.id for found in store.similarity_search("note", filter={"kind": ["a", "c"]})} == {"1"}
+    with pytest.raises(FilterError):
+        store.similarity_search("note", filter={"type": "eq", "key": "deep", "value": 1})
+    retriever = store.as_retriever(
+        search_type="similarity_score_threshold", search_kwargs={"k": 3, "score_threshold": 0.0}
+    )
+    assert len(retriever.invoke("note")) == 3
+
+
+def test_highlights_are_words_of_the_whole_document(tmp_path: Path, tiny_late_folder: Path) -> None:
+    settings = {"encoder": {"model": str(tiny_late_folder), "landmark_interval": 8}}
+    store = CairnVectorStore("notes", root=tmp_path / "root", settings=settings)
+    text = "the mat marks the way. " * 12 + "the old cat sat on the mat."
+    store.add_texts([text, "the river follows the path."], [{"title": "cat"}, {}], ids=["1", "2"])
+    (found,) = store.similarity_search("where sat the old cat", k=1, highlights=True)
+    places = [(each["start_char"], each["end_char"]) for each in found.metadata["highlights"]]
+    assert places == sorted(places)
+    assert {found.page_content[start:end] for start, end in places} <= {*text.replace(".", "").split()}
+    assert places
+    assert [(each["start_char"], each["end_char"]) for each in found.metadata["title_highlights"]] == [(0, 3)]
+    assert "highlights" not in store.similarity_search("old cat", k=1)[0].metadata
+
+
+def test_another_store_opens_what_one_wrote(make_store: MakeStore) -> None:
+    make_store().add_texts(["first note"], ids=["1"])
+    other = make_store()
+    assert other.similarity_search("note", k=1)[0].id == "1"
+    assert other.add_texts(["of one id", "the last counts"], ids=["2", "2"]) == ["2", "2"]
+    assert [document.page_content for document in other.get_by_ids(["2"])] == ["the last counts"]
+
+
+def test_store_that_was_emptied_is_filled_again(make_store: MakeStore) -> None:
+    store = make_store()
+    assert store.delete(store.add_texts(["one note", "two notes"]))
+    assert store.similarity_search("note", k=3) == []
+    assert store.add_documents([]) == []
+    store.add_texts(["a third"], ids=["3"])
+    assert [document.id for document in store.similarity_search("third", k=3)] == ["3"]
+
+
+def test_from_texts_takes_no_foreign_embeddings(tmp_path: Path, tiny_model_folder: Path) -> None:
+    settings = {"encoder": {"model": str(tiny_model_folder), "landmark_interval": 16}}
+    options = {"collection": "notes", "root": tmp_path, "settings": settings}
+    with pytest.raises(ConfigError, match="embeds with its own encoder, got DeterministicFakeEmbedding"):
+        CairnVectorStore.from_texts(["a"], DeterministicFakeEmbedding(size=3), **options)
+    stored = CairnVectorStore.from_documents(
+        [Document(page_content="a note", metadata={"x": 1})], None, **options
+    )  # type: ignore[arg-type]
+    assert stored.similarity_search("note", k=1)[0].metadata == {"x": 1}
+
+
+def test_what_cannot_be_stored_is_refused_before_anything_is(make_store: MakeStore) -> None:
+    store = make_store(filter_columns={"year": "integer"})
+    refused: list[tuple[list[Document], dict[str, Any]]] = [
+        ([Document(page_content="  ")], {}),
+        ([Document(page_content="a", metadata={"x": float("nan")})], {}),
+        ([Document(page_content="a", metadata={"year": "old"})], {}),
+        ([Document(page_content="a")], {"ids": ["1", "2"]}),
+    ]
+    for documents, options in refused:
+        with pytest.raises(UsageError):
+            store.add_documents(documents, **options)
+    with pytest.raises(ConfigError, match="knows no namespace"):
+        store.add_documents([Document(page_content="a")], namespace="x")
+    with pytest.raises(UsageError, match="remove the collection's folder"):
+        store.delete()
+    with pytest.raises(ConfigError, match="must be one of string, integer"):
+        make_store(filter_columns={"year": "date"})
+    assert not store.layout.folder.exists()
+
+
+def test_text_that_an_ingest_quarantines_is_told(make_store: MakeStore) -> None:
+    store = make_store()
+    with pytest.raises(UsageError, match=r"got 1 that cannot \(nul_character: 1\)"):
+        store.add_texts(["a\x00b", "a note"], ids=["1", "2"])
+    assert [document.id for document in store.get_by_ids(["1", "2"])] == ["2"]
+
+
+def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) -> None:
+    texts = ["granite and slate", "granite and slate too", "sea and salt", "a river", "old mill"]
+    make_store(filter_columns={"kind": "string"}).add_texts(
+        texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
+    )
+    store = make_store()
+    vector = store._collection()._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
+    by_vector = store.similarity_search_by_vector(vector, k=5)
+    plain, apart = (
+        store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=weight)
+        for weight in (1.0, 0.0)
+    )
+    assert plain == by_vector[:3]
+    assert apart[0] == plain[0]
+    assert len({document.id for document in apart}) == 3
+    found = store.max_marginal_relevance_search("granite", k=3, filter={"kind": "a"})
+    assert {document.id for document in found} == {"1", "2", "3"}
+    two = store.max_marginal_relevance_search("granite", k=2, fetch_k=2, lambda_mult=0.0)
+    assert two == store.similarity_search("granite", k=2)
+    retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 2})
+    assert len(retriever.invoke("granite")) == 2
+
+
+def test_from_texts_takes_the_name_that_other_stores_have(tmp_path: Path, tiny_model_folder: Path) -> None:
+    encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
+    store = CairnVectorStore.from_texts(
+        ["a note"], collection_name="other", root=tmp_path / "root", settings={"encoder": encoder}
+    )
+    assert store.layout.name == "other"
+    assert [found.page_content for found in store.similarity_search("note")] == ["a note"]

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.lab.evaluate import bench
+from cairn.pipeline.lab.evaluate.bench import CUT_MEASURES, EVIDENCE_MEASURES, evidence_ceiling, run_bench
+from cairn.pipeline.lab.evaluate.encodings import Encoding
+from cairn.pipeline.lab.evaluate.measures import DOCUMENT_MEASURES
+from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
+from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, our_systems
+
+CONTEXT = ContextConfig(context_documents=3)
+
+
+def systems(tiny_config):
+    return [
+        *baseline_systems(tiny_config, 96),
+        *our_systems(tiny_config, ["none", "corpus"], ["mean", "landmarks"]),
+    ]
+
+
+def count_encodings(monkeypatch) -> list[Encoding]:
+    """Return a list that every pass of the encoder adds to."""
+    encoded: list[Encoding] = []
+    original = bench.encode_documents
+
+    def counting(encoder, judged, encoding, *rest):
+        encoded.append(encoding)
+        return original(encoder, judged, encoding, *rest)
+
+    monkeypatch.setattr(bench, "encode_documents", counting)
+    return encoded
+
+
+def test_every_system_is_scored_with_every_measure(judged, tiny_config):
+    results = list(run_bench(judged, systems(tiny_config), CONTEXT))
+
+    assert sorted(result.system.name for result in results) == sorted(
+        system.name for system in systems(tiny_config)
+    )
+    for result in results:
+        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
+        assert all(0.0 <= value <= 1.0 for value in result.means().values())
+
+
+def test_each_encoding_is_encoded_once(judged, tiny_config, monkeypatch):
+    encoded = count_encodings(monkeypatch)
+    list(run_bench(judged, systems(tiny_config), CONTEXT))
+
+    assert len(encoded) == len(set(encoded)) == len({system.encoding for system in systems(tiny_config)}) == 6
+
+
+def test_cached_encodings_are_not_encoded_again(judged, tiny_config, monkeypatch, tmp_path):
+    first = {
+        result.system.name: result
+        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+    }
+    encoded = count_encodings(monkeypatch)
+    second = {
+        result.system.name: result
+        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+    }
+
+    assert encoded == []
+    assert {name: result.means() for name, result in first.items()} == {
+        name: result.means() for name, result in second.items()
+    }
+    assert {name: result.cost.encode_seconds for name, result in first.items()} == {
+        name: result.cost.encode_seconds for name, result in second.items()
+    }
+
+
+def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
+    result = next(run_bench(judged, our_systems(tiny_config, ["none"], ["mean"])))
+
+    assert np.isnan(result.values["evidence@1000"]).tolist() == [False, False, True]
+    assert not np.isnan(result.values["nDCG@10"]).any()
+
+
+def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_config):
+    documents = [{"id": "a", "text": "stone"}, {"id": "b", "text": "river"}]
+    plain = read_retrieval_set(
+        write(
+            tmp_path / "s",
+            documents,
+            [{"id": "q", "text": "stone"}],
+            [{"query_id": "q", "doc_id": "a", "score": 1}],
+        )
+    )
+    results = list(run_bench(plain, baseline_systems(tiny_config, 96)))
+
+    assert {name for result in results for name in result.values} == set(DOCUMENT_MEASURES)
+    assert evidence_ceiling(plain) == {}
+
+
+def test_results_do_not_depend_on_the_other_systems_of_the_run(judged, tiny_config):
+    together = {
+        result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)
+    }
+    alone = [next(run_bench(judged, [system], CONTEXT)) for system in systems(tiny_config)[::5]]
+
+    for result in alone:
+        assert result.means() == pytest.approx(together[result.system.name])
+
+
+def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
+    costs = {
+        result.system.name: result.cost
+        for result in run_bench(
+            judged, [*baseline_systems(tiny_config, 96), *our_systems(tiny_config, ["none"], ["mean"])]
+        )
+    }
+    chunks = costs["mean/none/chunk"].vectors
+
+    assert chunks > 4
+    assert costs["mean/none/document"].vectors == 4
+    assert costs["mean/none/fused"].vectors == 4 + chunks
+    assert costs["mean/none/fused"].index_bytes == (4 + chunks) * 32 * 4
+    assert costs["mean/none/fused+bm25"].index_bytes > costs["mean/none/fused"].index_bytes
+    assert costs["bm25"].vectors == costs["bm25"].tokens == 0
+
+
+def test_overlapping_pieces_are_scored_in_every_way_and_encoded_once(judged, tiny_config, monkeypatch):
+    encoding = Encoding(encoder=replace(tiny_config, landmark_interval=16), has_titles=True, stride_tokens=8)
+    rankings = ("dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim")
+    pieces = [System(name=ranking, encoding=encoding, ranking=ranking) for ranking in rankings]
+    encoded = count_encodings(monkeypatch)
+    results = {result.system.name: result for result in run_bench(judged, pieces)}
+
+    assert len(encoded) == 1
+    assert list(results) == list(rankings)
+    for result in results.values():
+        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
+    costs = {name: result.cost for name, result in results.items()}
+    assert costs["piece-bm25"].vectors == costs["piece-bm25"].tokens == 0
+    assert costs["dense"].index_bytes == 4 * 32 * costs["dense"].vectors
+    assert costs["convex"].index_bytes > costs["dense"].index_bytes
+    assert costs["convex+maxsim"].index_bytes == costs["convex"].index_bytes + 2 * 32 * costs["dense"].tokens
+
+
+def test_ceiling_is_what_the_best_reader_gets(tmp_path, write):
+    documents = [{"id": "a", "text": "x" * 5_000}]
+    qrels = [{"query_id": "q", "doc_id": "a", "score": 1, "start": 0, "end": 4_000}]
+
+    assert evidence_ceiling(
+        read_retrieval_set(write(tmp_path / "s", documents, [{"id": "q", "text": "x"}], qrels))
+    ) == {
+        "evidence@1000": 0.25,
+        "evidence@2000": 0.5,
+        "evidence@4000": 1.0,
+    }

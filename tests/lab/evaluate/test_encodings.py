@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cairn.pipeline.config import ContextConfig
+from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate.encodings import Encoding, encode_set
+from cairn.pipeline.types import silent_progress
+
+
+def encode(judged, encoding: Encoding):
+    return encode_set(judged, encoding, ContextConfig(context_documents=3), silent_progress)
+
+
+def test_plain_encoding_is_that_of_the_document_encoder(judged, tiny_config):
+    encoded, expected = (
+        encode(judged, Encoding(encoder=tiny_config)),
+        DocumentEncoder(tiny_config).encode(judged.texts),
+    )
+
+    assert np.array_equal(encoded.document_vectors_NV, expected.document_vectors_NV)
+    assert np.array_equal(encoded.chunk_vectors_MV, expected.chunk_vectors_MV)
+    assert np.array_equal(
+        encoded.query_vectors_QV, DocumentEncoder(tiny_config).encode_queries(judged.queries)
+    )
+    assert encoded.tokens == expected.num_tokens.sum()
+
+
+def test_titled_chunk_is_encoded_as_a_text_with_its_title_in_front(judged, tiny_config):
+    encoded = encode(judged, Encoding(encoder=tiny_config, has_titles=True))
+    plain = encode(judged, Encoding(encoder=tiny_config))
+    room = DocumentEncoder(replace(tiny_config, landmark_interval=62))
+    chunks = zip(
+        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
+    )
+    texts = [f"{judged.titles[d]}\n{judged.texts[d][s:e]}".lstrip("\n") for d, s, e in chunks]
+
+    assert np.array_equal(encoded.start_char, plain.start_char)
+    assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
+
+
+def test_overlapping_pieces_are_two_neighbouring_chunks_each_a_text_of_its_own(judged, tiny_config):
+    config = replace(tiny_config, landmark_interval=16)
+    halves = encode(judged, Encoding(encoder=tiny_config))
+    encoded = encode(judged, Encoding(encoder=config, stride_tokens=8))
+    room = DocumentEncoder(replace(tiny_config, landmark_interval=62))
+    spans = zip(
+        encoded.chunk_document.tolist(), encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True
+    )
+    texts = [judged.texts[d][s:e] for d, s, e in spans]
+
+    assert encoded.chunk_vectors_MV == pytest.approx(room.encode(texts).document_vectors_NV, abs=1e-6)
+    for document in range(len(judged.doc_ids)):
+        own, half = encoded.chunk_document == document, halves.chunk_document == document
+        count = max(half.sum() - 1, 1)
+        assert encoded.start_char[own].tolist() == halves.start_char[half][:count].tolist()
+        assert encoded.end_char[own].tolist() == halves.end_char[half][-count:].tolist()
+
+
+def test_titled_document_vector_is_the_mean_of_its_chunks(judged, tiny_config):
+    encoded = encode(judged, Encoding(encoder=tiny_config, has_titles=True))
+    for document in range(len(judged.doc_ids)):
+        mean = encoded.chunk_vectors_MV[encoded.chunk_document == document].sum(axis=0)
+
+        assert encoded.document_vectors_NV[document] == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
+
+
+def test_cut_document_has_one_chunk_of_its_first_tokens(judged, tiny_config):
+    config = replace(tiny_config, landmark_interval=10)
+    encoded = encode(judged, Encoding(encoder=config, max_document_tokens=10))
+    tokenizer = DocumentEncoder(config).backbone.tokenizer
+    heads = [text[:end] for text, end in zip(judged.texts, encoded.end_char.tolist(), strict=True)]
+
+    assert np.diff(encoded.chunk_offsets).tolist() == [1] * len(judged.doc_ids)
+    assert [len(tokenize(tokenizer, [head]).ids) for head in heads] == [10, 10, 10, 3]
+    assert encoded.tokens == 33
+
+
+@pytest.mark.parametrize("setting", [{"use_context": True}, {"whitening": 0.3}], ids=str)
+def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config, setting):
+    reading = replace(tiny_config, **setting)
+    none = encode(judged, Encoding(encoder=tiny_config))
+    random, corpus = (
+        encode(judged, Encoding(encoder=reading, context=kind)) for kind in ("random", "corpus")
+    )
+
+    assert not np.allclose(none.document_vectors_NV, random.document_vectors_NV)
+    assert not np.allclose(none.document_vectors_NV, corpus.document_vectors_NV)
+    assert not np.allclose(random.document_vectors_NV, corpus.document_vectors_NV)
+    assert not np.allclose(none.query_vectors_QV, corpus.query_vectors_QV)
+
+
+@pytest.mark.parametrize("kind", ["random", "corpus"])
+def test_context_with_one_seed_gives_one_encoding(judged, tiny_config, kind):
+    reading = replace(tiny_config, use_context=True, whitening=0.3)
+    first, second = (encode(judged, Encoding(encoder=reading, context=kind)) for _ in range(2))
+
+    assert np.array_equal(first.document_vectors_NV, second.document_vectors_NV)

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cairn.cli.lab.evaluation_tables import advice_lines
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.lab.evaluate.bench import MAIN_EVIDENCE, Cost, SystemResult
+from cairn.pipeline.lab.evaluate.encodings import Encoding
+from cairn.pipeline.lab.evaluate.measures import NDCG
+from cairn.pipeline.lab.evaluate.report import Report, ingest_flags, is_buildable, search_flags
+from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, configured_systems, our_systems
+from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
+
+BASE = EncoderConfig()
+BASE_FLAGS = "--model all-MiniLM-L6-v2"
+COST = Cost(encode_seconds=10.0, tokens=1_000, vectors=10, index_bytes=1_000, query_milliseconds=1.0)
+NOISE = np.random.default_rng(0).normal(0.0, 0.05, 100)
+
+
+def result(
+    name: str,
+    level: float,
+    *,
+    cost: Cost = COST,
+    set_name: str = "a",
+    is_baseline: bool = False,
+    evidence: float | None = None,
+):
+    values = {NDCG: level + NOISE * (1 + len(name) % 3)}
+    if evidence is not None:
+        values[MAIN_EVIDENCE] = np.where(np.arange(100) % 2, np.nan, evidence)
+    system = System(name=name, encoding=Encoding(encoder=BASE), ranking="chunk", is_baseline=is_baseline)
+    return SystemResult(set_name=set_name, system=system, values=values, run=[], cost=cost)
+
+
+def test_averages_are_over_the_sets_that_have_a_measure():
+    report = Report([result("x", 0.4, evidence=0.2), result("x", 0.6, set_name="b")])
+
+    assert report.averages()["x"] == {
+        NDCG: pytest.approx(0.5 + (NOISE * 2).mean()),
+        MAIN_EVIDENCE: pytest.approx(0.2),
+    }
+
+
+def test_quality_is_the_mean_of_the_primary_measures_of_each_set():
+    report = Report([result("x", 0.4, evidence=0.2), result("x", 0.6, set_name="b")])
+    mean = (NOISE * 2).mean()
+
+    assert report.quality("x") == pytest.approx(((0.4 + mean + 0.2) / 2 + 0.6 + mean) / 2)
+
+
+def test_best_baseline_is_never_one_of_ours():
+    report = Report(
+        [result("ours", 0.9), result("low", 0.3, is_baseline=True), result("high", 0.5, is_baseline=True)]
+    )
+
+    assert report.best_baseline() == "high"
+    assert Report([result("ours", 0.9)]).best_baseline() is None
+
+
+def test_comparison_is_made_set_by_set():
+    report = Report(
+        [result("x", 0.5), result("x", 0.5, set_name="b"), result("y", 0.4), result("y", 0.7, set_name="b")]
+    )
+    differences = {name: comparison.difference for name, comparison in report.compare("x", "y", NDCG, seed=0)}
+
+    assert differences == {"a": pytest.approx(0.1), "b": pytest.approx(-0.2)}
+
+
+def test_advice_names_the_best_and_a_cheaper_one_that_is_as_good():
+    cheap = replace(COST, encode_seconds=2.0)
+    report = Report(
+        [
+            result("best", 0.5),
+            result("cheapo", 0.499, cost=cheap),
+            result("worse", 0.3, cost=replace(COST, encode_seconds=1.0)),
+        ]
+    )
+
+    assert [advice.system for advice in report.advise(seed=0)] == ["best", "cheapo"]
+
+
+def test_advice_names_no_cheaper_one_on_too_few_queries_to_tell():
+    cheap = result("cheapo", 0.49, cost=replace(COST, encode_seconds=2.0))
+    few = (
+        replace(cheap, values={NDCG: cheap.values[NDCG][:4]}),
+        replace(result("best", 0.5), values={NDCG: result("best", 0.5).values[NDCG][:4]}),
+    )
+
+    assert [advice.system for advice in Report(list(few)).advise(seed=0)] == ["best"]
+
+
+def test_advice_names_no_other_one_that_costs_as_much():
+    report = Report([result("best", 0.5), result("same", 0.499, cost=replace(COST, encode_seconds=8.0))])
+
+    assert [advice.system for advice in report.advise(seed=0)] == ["best"]
+
+
+def test_advice_names_what_the_queries_do_not_tell_apart():
+    report = Report([result("a", 0.5), result("b", 0.5), result("c", 0.4)])
+
+    said = "\n".join(advice_lines(report, seed=0))
+
+    assert list(report.not_told_apart("a", seed=0)) == ["b"]
+    assert "noise: how these rows differ from a may be chance" in said
+    assert "b  +0.0000" in said
+
+
+def test_settings_as_given_stand_where_another_is_better_by_noise_alone():
+    given = replace(result("x", 0.5).system, name="cairn/fused+bm25", ranking="fused+bm25")
+    better_by_noise = 0.001 + result("x", 0.5).values[NDCG] + 0.1 * (-1.0) ** np.arange(100)
+    results = [
+        replace(result("x", 0.5), system=given),
+        replace(result("best", 0.5), values={NDCG: better_by_noise}),
+    ]
+
+    report = Report(results)
+    far = Report([results[0], result("best", 0.7)])
+
+    assert report.quality("best") > report.quality("cairn/fused+bm25")
+    assert report.advise(seed=0)[0].system == "cairn/fused+bm25"
+    assert far.advise(seed=0)[0].system == "best"
+
+
+def test_advice_leaves_out_what_no_ingest_builds():
+    rrf = result("rrf", 0.9)
+    unbuildable = SystemResult(
+        set_name="a", system=replace(rrf.system, ranking="rrf"), values=rrf.values, run=[], cost=COST
+    )
+    report = Report([unbuildable, result("ours", 0.5)])
+
+    assert [advice.system for advice in report.advise(seed=0)] == ["ours"]
+
+
+def test_advice_adds_up_the_costs_of_all_sets():
+    advice = Report([result("x", 0.5), result("x", 0.5, set_name="b")]).advise(seed=0)[0]
+
+    assert (advice.encode_seconds, advice.tokens, advice.index_bytes, advice.query_milliseconds) == (
+        20.0,
+        2_000,
+        2_000,
+        1.0,
+    )
+
+
+def test_buildable_are_chunks_and_late_chunks_and_ours_without_random_context():
+    baselines = {system.name for system in baseline_systems(BASE, 512) if is_buildable(system)}
+    ours = {system.name.split("/")[1] for system in our_systems(BASE) if is_buildable(system)}
+
+    assert baselines == {"chunks-128", "chunks-256", "late-128"}
+    assert ours == {"none", "corpus"}
+
+
+def test_window_with_another_overlap_is_not_buildable():
+    bases = [replace(BASE, window_overlap_tokens=overlap) for overlap in (128, 20)]
+    for size in (256, 96):
+        assert [
+            is_buildable(our_systems(base, ["none"], ["late"], max_positions=size)[0]) for base in bases
+        ] == [True, False]
+
+
+def test_search_flags_leave_token_vectors_out_where_the_measured_system_did():
+    default = encoder_config({})
+    found = {system.name: search_flags(system) for system in configured_systems(default)}
+
+    assert found == {
+        "cairn/document": "--granularity document --no-hybrid --no-late",
+        "cairn/chunk": "--granularity chunk --no-hybrid --no-late",
+        "cairn/fused": "--no-hybrid --no-late",
+        "cairn/fused+bm25": "--no-late",
+        "cairn/late": "--no-hybrid",
+        "cairn/late+bm25": "",
+    }
+    assert search_flags(our_systems(BASE, ["none"], ["mean"])[0]).count("--no-late") == 0
+
+
+def test_ingest_flags_name_what_differs_from_the_defaults():
+    by_name = {system.name: system for system in (*our_systems(BASE), *baseline_systems(BASE, 512))}
+
+    assert ingest_flags(by_name["mean/none/fused"]) == BASE_FLAGS
+    assert ingest_flags(by_name["late-128"]) == f"{BASE_FLAGS} --attention full --landmark-interval 128"
+    assert (
+        ingest_flags(by_name["landmarks/corpus/chunk"])
+        == f"{BASE_FLAGS} --pooling lmk --attention full --use-context"
+    )
+    prefixed = our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]
+    assert ingest_flags(prefixed) == f"{BASE_FLAGS} --query-prefix 'query: '"
+
+
+def test_ingest_flags_name_what_differs_from_what_the_default_model_brings():
+    brought = encoder_config({})
+    without = our_systems(replace(brought, whole_text_tokens=0), ["none"], ["mean"])[0]
+
+    assert ingest_flags(configured_systems(brought)[0]) == ""
+    assert ingest_flags(without) == "--whole-text-tokens 0 --no-context"
+
+
+def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path: Path):
+    settings = settings_of_a_folder(EncoderConfig(query_prefix="query: ", pool_prefix=True, causal=True))
+    (tmp_path / "cairn_config.json").write_text(json.dumps(settings))
+    config = replace(encoder_config({"model": str(tmp_path)}), pool_prefix=False, causal=False)
+
+    assert (
+        ingest_flags(configured_systems(config)[0]) == f"--model {tmp_path} --bidirectional --no-pool-prefix"
+    )
+
+
+def test_ingest_flags_are_written_as_ingest_reads_them():
+    config = EncoderConfig(temperature_by_length=((128, 0.95), (512, 0.9)), causal=True)
+
+    assert ingest_flags(our_systems(config, ["none"], ["mean"])[0]) == (
+        f"{BASE_FLAGS} --temperature-by-length 128:0.95,512:0.9 --causal"
+    )
+
+
+def test_ingest_flags_name_a_window_of_another_length():
+    late, landmarks = (
+        our_systems(EncoderConfig(), ["none"], [name], max_positions=256)[0]
+        for name in ("late", "landmark-attention")
+    )
+
+    assert ingest_flags(late) == f"{BASE_FLAGS} --attention full --window-tokens 256"
+    assert ingest_flags(landmarks) == f"{BASE_FLAGS} --pooling lmk --attention landmark"
+
+
+def test_report_as_json_has_means_costs_comparisons_and_advice():
+    report = Report([result("x", 0.5), result("low", 0.3, is_baseline=True)])
+    read = json.loads(json.dumps(report.to_dict("low", seed=0)))
+
+    assert read["systems"]["x"]["a"]["cost"]["encode_seconds"] == 10.0
+    assert read["comparisons"]["x"][NDCG]["a"]["difference"] == pytest.approx(
+        report.averages()["x"][NDCG] - report.averages()["low"][NDCG]
+    )
+    assert read["advice"][0]["system"] == "x"
+    assert list(read["not_told_apart"]) == []

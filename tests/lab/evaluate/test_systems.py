@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import pytest
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.evaluate.encodings import Encoding
+from cairn.pipeline.lab.evaluate.systems import (
+    baseline_systems,
+    configured_systems,
+    our_systems,
+    select_systems,
+    varied,
+)
+
+BASE = EncoderConfig()
+PIECES = ("dense", "bm25", "rrf", "convex")
+
+
+def test_table_names_every_system_once():
+    names = [system.name for system in baseline_systems(BASE, 512) + our_systems(BASE)]
+
+    assert len(names) == len(set(names)) == 10 + 4 * 4 + 2 + 3 * 5 * 4
+
+
+def test_baselines_are_those_of_a_rag_pipeline():
+    assert [system.name for system in baseline_systems(BASE, 512)] == [
+        *(
+            "bm25",
+            "chunks-128",
+            "chunks-256",
+            "rrf-128",
+            "rrf-256",
+            "titled-128",
+            "titled-256",
+            "late-128",
+            "document-256",
+            "document-510",
+        ),
+        *(f"overlap-128/{ranking}" for ranking in PIECES),
+        *(f"titled-overlap-128/{ranking}" for ranking in (*PIECES, "whitened", "convex+maxsim")),
+        *(f"overlap-256/{ranking}" for ranking in PIECES),
+        *(f"titled-overlap-256/{ranking}" for ranking in PIECES),
+    ]
+
+
+def test_baselines_without_titles_share_one_encoding_a_chunk_size():
+    plain = {
+        system.encoding
+        for system in baseline_systems(BASE, 512)
+        if system.name.startswith(("bm25", "chunks", "rrf"))
+    }
+
+    assert len(plain) == 2
+
+
+def test_baselines_do_not_depend_on_how_the_base_configuration_chunks():
+    other = EncoderConfig(pooling="lmk", attention="full", landmark_interval=32, landmarks="sentence")
+
+    assert baseline_systems(other, 512) == baseline_systems(BASE, 512)
+
+
+def test_baselines_a_small_model_has_no_room_for_are_left_out():
+    assert [system.name for system in baseline_systems(BASE, 96)] == ["bm25", "document-94"]
+
+
+def test_our_systems_of_one_encoder_and_context_share_one_encoding():
+    assert len({system.encoding for system in our_systems(BASE)}) == 15
+
+
+@pytest.mark.parametrize(("interval", "window"), [(32, 4), (64, 2), (128, 1), (256, 1)])
+def test_our_passages_are_windows_of_128_tokens(interval, window):
+    assert {system.window_chunks for system in our_systems(EncoderConfig(landmark_interval=interval))} == {
+        window
+    }
+
+
+def test_configured_systems_take_the_configuration_as_it_is():
+    base = EncoderConfig(whitening=0.3)
+    systems = configured_systems(base)
+
+    assert {system.encoding for system in systems} == {Encoding(encoder=base, context="corpus")}
+    assert [system.name for system in systems] == [
+        "cairn/document",
+        "cairn/chunk",
+        "cairn/fused",
+        "cairn/fused+bm25",
+    ]
+
+
+def test_selection_keeps_the_order_of_the_table():
+    systems = baseline_systems(BASE, 512)
+
+    assert [system.name for system in select_systems(systems, ["late-*", "chunks-???"])] == [
+        "chunks-128",
+        "chunks-256",
+        "late-128",
+    ]
+    assert select_systems(systems, []) == systems
+
+
+def test_pattern_that_matches_no_system_is_refused():
+    with pytest.raises(ConfigError, match="no row of the table matches 'chunk'; did you mean 'chunks-256'"):
+        select_systems(baseline_systems(BASE, 512), ["chunk"])
+
+
+def test_window_follows_the_attention_and_what_the_model_reads():
+    landmark = varied(BASE, attention="landmark", pooling="lmk")
+
+    assert landmark.window_tokens == 8_192
+    assert varied(landmark, 512, attention="full").window_tokens == 512
+    assert (
+        varied(EncoderConfig(attention="full", window_tokens=256), attention="landmark").window_tokens == 256
+    )
+    assert (
+        varied(BASE, 96, attention="full").window_tokens,
+        varied(BASE, 96, attention="full").window_overlap_tokens,
+    ) == (96, 48)
+    assert varied(BASE, 96, attention="landmark").window_tokens == 8_192
+
+
+def test_prefix_is_pooled_where_it_can_be():
+    base = EncoderConfig(document_prefix="text: ", pool_prefix=True)
+
+    assert varied(base, landmark_interval=128).pool_prefix
+    assert not varied(base, pooling="cls").pool_prefix
+    assert not varied(base, attention="full").pool_prefix
+
+
+def test_prefix_takes_room_from_whole_documents():
+    whole = [
+        system.name for system in baseline_systems(BASE, 512, prefix_tokens=10) if "document" in system.name
+    ]
+    assert whole[-1] == "document-500"
+
+
+def test_landmark_attention_runs_on_torch():
+    assert varied(EncoderConfig(backend="openvino"), attention="landmark").backend == "torch"
+
+
+def test_baselines_pool_as_the_model_does_and_know_no_temperature():
+    systems = baseline_systems(
+        EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True, whitening=0.3),
+        512,
+    )
+    by_name = {system.name: system.encoding.encoder for system in systems}
+
+    assert (by_name["chunks-128"].pooling, by_name["late-128"].pooling) == ("cls", "mean")
+    assert {
+        (config.temperature, config.query_temperature, config.needs_context) for config in by_name.values()
+    } == {(1.0, None, False)}

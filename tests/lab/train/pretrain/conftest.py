@@ -1,0 +1,83 @@
+"""Texts of two languages, and runs on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from cairn.pipeline.lab.train.pretrain.loop import PretrainReport, pretrain
+from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.pretrain.stream import TokenStream
+from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.types import silent_progress
+
+from tests.tiny_models import TINY_WORDS
+
+RUN_SETTINGS: Final[dict[str, Any]] = {
+    "steps": 6,
+    "batch_rows": 4,
+    "max_tokens": 48,
+    "landmark_intervals": (4, 8),
+    "heldout_rows": 4,
+    "evaluate_every": 3,
+    "checkpoint_every": 2,
+    "peak_lr": 3e-3,
+    "micro_batch_tokens": 100,
+    "precision": "fp32",
+}
+
+
+@pytest.fixture
+def texts_file(tmp_path: Path) -> Path:
+    """Return a hundred texts as JSON lines, a quarter of them in German."""
+    generator = random.Random(0)
+    words = [word for word in TINY_WORDS if not word.startswith("#")]
+    records = [
+        {
+            "text": " ".join(generator.choices(words, k=generator.randrange(3, 90))) + f" {number}",
+            "language": "de" if number % 4 == 0 else "en",
+        }
+        for number in range(100)
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def make_stream(texts_file: Path, tiny_model_folder: Path) -> Callable[..., TokenStream]:
+    """Return a maker of streams over these texts."""
+
+    def make(**settings: Any) -> TokenStream:
+        config = PretrainConfig(**{**RUN_SETTINGS, **settings})
+        return TokenStream(
+            read_texts([texts_file]), read_checkpoint(tiny_model_folder), config, silent_progress
+        )
+
+    return make
+
+
+@pytest.fixture
+def run(texts_file: Path, tiny_model_folder: Path, tmp_path: Path) -> Any:
+    """Return a starter of runs, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def start(name: str = "run", progress: Any = silent_progress, **settings: Any) -> PretrainReport:
+        given = {key: settings.pop(key) for key in ("base", "from_config", "processes") if key in settings}
+        return pretrain(
+            [texts_file],
+            tmp_path / name,
+            PretrainConfig(**{**RUN_SETTINGS, **settings}),
+            progress=progress,
+            **{"base": str(tiny_model_folder), **given},
+        )
+
+    yield start
+    torch.set_num_threads(threads)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cairn.pipeline.config import ClusterConfig, Tour
+from cairn.pipeline.errors import SourceError
+from cairn.pipeline.lab.train.batches import Domain, cluster_domains, draw_batches
+
+TOPICS, V = 4, 8
+
+
+def corpus(sizes: dict[str, int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Return sources, vectors of both sides and the topic of each pair.
+
+    Every source has the same four topics.
+    """
+    generator = np.random.default_rng(0)
+    sources = [source for source, size in sizes.items() for _ in range(size)]
+    topics = generator.integers(TOPICS, size=len(sources))
+    centres = np.eye(V, dtype=np.float32)[:TOPICS]
+    phi, psi = (
+        centres[topics] + 0.1 * generator.standard_normal((len(sources), V)).astype(np.float32)
+        for _ in range(2)
+    )
+    return sources, phi.astype(np.float32), psi.astype(np.float32), topics
+
+
+def clustered(
+    sizes: dict[str, int], cluster_size: int = 25
+) -> tuple[tuple[Domain, ...], np.ndarray, np.ndarray, np.ndarray]:
+    sources, phi, psi, topics = corpus(sizes)
+    domains = cluster_domains(sources, phi, psi, cluster_size, ClusterConfig(), surrogate_fingerprint="test")
+    return domains, phi, psi, topics
+
+
+def test_cluster_domains_hold_the_pairs_of_their_source():
+    domains, *_ = clustered({"b": 50, "a": 30})
+    assert [domain.source for domain in domains] == ["a", "b"]
+    assert domains[0].positions_n.tolist() == list(range(50, 80))
+    assert len(domains[1].centroids_KP) == 2
+
+
+@pytest.mark.parametrize("tour", ["random", "greedy"])
+def test_draw_batches_every_pair_comes_once_an_epoch_or_is_left_over(tour: Tour):
+    domains, phi, psi, _ = clustered({"a": 103, "b": 70, "c": 5})
+    packed = draw_batches(domains, phi, psi, 16, seed=1, epoch=0, tour=tour)
+    assert packed.batches_BN.shape == (11, 16)
+    assert sorted([*packed.batches_BN.ravel().tolist(), *packed.left_over.tolist()]) == list(range(178))
+
+
+def test_draw_batches_hold_one_topic_of_one_source_far_more_often_than_chance():
+    domains, phi, psi, topics = clustered({"a": 400, "b": 400}, cluster_size=100)
+    batches = draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN
+    assert np.mean([len(np.unique(topics[batch])) == 1 for batch in batches]) > 0.6
+    assert np.mean([len({position // 400 for position in batch.tolist()}) == 1 for batch in batches]) > 0.9
+
+
+def test_draw_batches_depend_on_seed_and_epoch_only():
+    domains, phi, psi, _ = clustered({"a": 200})
+    same = [draw_batches(domains, phi, psi, 16, seed=3, epoch=2).batches_BN for _ in range(2)]
+    assert np.array_equal(*same)
+    assert not np.array_equal(same[0], draw_batches(domains, phi, psi, 16, seed=3, epoch=3).batches_BN)
+    assert not np.array_equal(same[0], draw_batches(domains, phi, psi, 16, seed=4, epoch=2).batches_BN)
+
+
+def test_draw_batches_sources_smaller_than_a_batch_share_batches():
+    domains, phi, psi, _ = clustered(dict.fromkeys("abcdefgh", 5))
+    assert draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN.shape == (2, 16)
+
+
+def test_draw_batches_fewer_pairs_than_a_batch_are_refused():
+    domains, phi, psi, _ = clustered({"a": 9, "b": 5})
+    with pytest.raises(SourceError, match="at least the 16 pairs of one batch, got 14"):
+        draw_batches(domains, phi, psi, 16, seed=0, epoch=0)

@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.errors import SchemaError, SourceError
+from cairn.pipeline.lab.train.pairs import (
+    Candidates,
+    PairRow,
+    TrainingPairs,
+    join_pairs,
+    read_pairs,
+    text_numbers,
+)
+
+
+def write_parquet(path: Path, **columns: list[object]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def write_lines(path: Path, *records: object) -> Path:
+    path.write_text("\n".join(json.dumps(record) for record in records) + "\n")
+    return path
+
+
+def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
+    columns = {"query": ["a", "b"], "document": ["x", "y"], "title": ["t", None], "source": ["s", "s"]}
+    (tmp_path / "one").mkdir()
+    parquet = read_pairs([write_parquet(tmp_path / "one" / "pairs.parquet", **columns)])
+    records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    lines = read_pairs([write_lines(tmp_path / "pairs.jsonl", *records)])
+    for pairs in (parquet, lines):
+        assert (pairs.queries, pairs.documents, pairs.titles, pairs.sources) == (
+            ("a", "b"),
+            ("x", "y"),
+            ("t", ""),
+            ("s", "s"),
+        )
+
+
+def test_read_pairs_without_source_takes_the_name_of_the_file(tmp_path: Path):
+    assert read_pairs([write_parquet(tmp_path / "manuals.parquet", query=["a"], document=["x"])]).sources == (
+        "manuals",
+    )
+
+
+def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
+    (tmp_path / "deep").mkdir()
+    write_parquet(tmp_path / "b.parquet", query=["b"], document=["y"])
+    write_lines(tmp_path / "a.jsonl", {"query": "a", "document": "x"})
+    write_lines(tmp_path / "deep" / "c.jsonl", {"query": "c", "document": "z"})
+    assert read_pairs([tmp_path]).queries == ("a", "b", "c")
+
+
+def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path: Path):
+    path = write_parquet(
+        tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"]
+    )
+    pairs = read_pairs([path])
+    assert pairs.queries == ("a",)
+    assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
+
+
+def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path: Path):
+    path = write_lines(
+        tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"}, {"query": "a", "document": "x"}
+    )
+    pairs = read_pairs([path])
+    assert (pairs.queries, pairs.skipped) == (("a",), {"text that is not valid Unicode": 1})
+    damaged = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
+    )
+    pq.write_table(pa.table({"query": damaged, "document": ["x"]}), tmp_path / "p.parquet")
+    with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts in UTF-8"):
+        read_pairs([tmp_path / "p.parquet"])
+
+
+def test_take_counts_what_it_leaves_out(tmp_path: Path):
+    pairs = read_pairs(
+        [write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])]
+    )
+    kept = pairs.take([0, 2], "not wanted")
+    assert (kept.queries, kept.documents, kept.skipped) == (("a", "c"), ("x", "z"), {"not wanted": 1})
+
+
+def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
+    one = TrainingPairs.of([PairRow("a", "x", "t", "s")], {"empty query": 2})
+    other = TrainingPairs.of(
+        [PairRow("b", "y", "u", "s", "0:3", "Use")], {"empty query": 1, "repeated pair": 4}
+    )
+    both = join_pairs([one, other])
+    assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "Use")]
+    assert both.skipped == {"empty query": 3, "repeated pair": 4}
+    assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "Use")]
+
+
+def test_text_numbers_equal_texts_share_a_number():
+    assert np.array_equal(text_numbers(["x", "y", "x", "z", "y"]), [0, 1, 0, 2, 1])
+
+
+def test_read_pairs_missing_column_is_named(tmp_path: Path):
+    with pytest.raises(
+        SchemaError,
+        match=r"p\.parquet must have the columns query and document, or query and label, got question",
+    ):
+        read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
+    with pytest.raises(
+        SchemaError,
+        match=r"line 2 of p\.jsonl must be a JSON object with .* or query and label, got one with query$",
+    ):
+        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
+
+
+def test_read_pairs_mistyped_column_is_named(tmp_path: Path):
+    with pytest.raises(SchemaError, match=r"column query of p\.parquet must be text, got int64"):
+        read_pairs([write_parquet(tmp_path / "p.parquet", query=[1], document=["x"])])
+    with pytest.raises(SchemaError, match=r"document in line 1 of p\.jsonl must be text, got 7"):
+        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": 7})])
+
+
+def test_read_pairs_damaged_files_are_named(tmp_path: Path):
+    (tmp_path / "p.parquet").write_bytes(b"not parquet")
+    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file"):
+        read_pairs([tmp_path / "p.parquet"])
+    texts = [f"{number} and more" for number in range(9_000)]
+    whole = write_parquet(tmp_path / "p.parquet", query=texts, document=texts).read_bytes()
+    (tmp_path / "p.parquet").write_bytes(whole[:2_000] + b"\x00" * 2_000 + whole[4_000:])
+    with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts"):
+        read_pairs([tmp_path / "p.parquet"])
+    (tmp_path / "p.jsonl").write_bytes(b'{"query": "a", \n')
+    with pytest.raises(SourceError, match=r"line 1 of p\.jsonl must be a JSON object"):
+        read_pairs([tmp_path / "p.jsonl"])
+
+
+def test_read_pairs_nothing_to_train_on_says_why(tmp_path: Path):
+    with pytest.raises(SourceError, match="1 with empty query"):
+        read_pairs([write_parquet(tmp_path / "p.parquet", query=[""], document=["x"])])
+    with pytest.raises(SourceError, match="does not exist"):
+        read_pairs([tmp_path / "absent"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match="got none"):
+        read_pairs([tmp_path / "empty"])
+    (tmp_path / "pairs.csv").write_text("query,document")
+    with pytest.raises(SourceError, match=r"must end in \.parquet or \.jsonl"):
+        read_pairs([tmp_path / "pairs.csv"])
+
+
+LABELLED = [
+    {"query": f"{name} {number}", "label": name} for name in ("cat", "mat", "sat") for number in range(3)
+]
+
+
+def test_read_pairs_texts_of_several_classes_get_examples_of_their_own_and_of_others(tmp_path: Path):
+    path = write_lines(tmp_path / "p.jsonl", *LABELLED, {"query": "way 0", "label": "way"})
+    pairs = read_pairs([path], class_negatives=4)
+    assert len(pairs) == 9
+    assert pairs.skipped == {"only text of its class": 1}
+    for row in pairs.rows():
+        label = row.query.split()[0]
+        assert row.task == "class"
+        assert row.document.split()[0] == label
+        assert row.document != row.query
+        assert len(set(row.negatives)) == 4
+        assert label not in {negative.split()[0] for negative in row.negatives}
+    again, other = read_pairs([path], class_negatives=4), read_pairs([path], class_negatives=4, seed=1)
+    assert pairs.negatives == again.negatives != other.negatives
+
+
+def test_read_pairs_of_two_classes_the_labels_are_the_documents(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], label=["yes", "no", "yes"])
+    pairs = read_pairs([path])
+    assert pairs.documents == ("yes", "no", "yes")
+    assert pairs.negatives == (("no",), ("yes",), ("no",))
+
+
+def test_read_pairs_repeated_rows_with_labels_are_counted(tmp_path: Path):
+    rows = [{"query": query, "label": label, "source": "s"} for query, label in (("a", "yes"), ("b", "no"))]
+    files = [write_lines(tmp_path / f"{name}.jsonl", *rows, rows[0]) for name in ("p", "q")]
+    pairs = read_pairs(files)
+    assert pairs.queries == ("a", "b")
+    assert pairs.skipped == {"repeated pair": 4}
+
+
+@pytest.mark.parametrize("labels", [[1, 0, 1], ["1", "0", "1"], ["1", "spam", "1"]])
+def test_read_pairs_of_two_classes_refuses_numbers_as_labels(tmp_path: Path, labels: list[int | str]):
+    path = write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], label=labels)
+    with pytest.raises(SourceError, match="labels of two classes must be words"):
+        read_pairs([path])
+
+
+def test_read_pairs_of_several_classes_takes_whole_numbers_as_labels(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=[*"abcdef"], label=[0, 0, 1, 1, 2, 2])
+    assert len(read_pairs([path])) == 6
+
+
+def test_read_pairs_that_all_score_too_low_names_the_limit(tmp_path: Path):
+    path = write_parquet(tmp_path / "p.parquet", query=["a"], document=["b"], score=[2.0])
+    with pytest.raises(SourceError, match="1 with score below 4; name others, or lower min_score"):
+        read_pairs([path])
+
+
+def test_read_pairs_labels_of_one_class_are_refused(tmp_path: Path):
+    with pytest.raises(
+        SourceError, match="at least two classes, got 'x' alone in 'p'; give texts of another"
+    ):
+        read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b"], label=["x", "x"])])
+
+
+def test_read_pairs_scored_texts_are_pairs_in_both_directions_from_a_score_on(tmp_path: Path):
+    path = write_parquet(
+        tmp_path / "p.parquet",
+        query=["a", "b", "c"],
+        document=["x", "y", "z"],
+        score=[4.0, 3.9, float("nan")],
+        instruction=["i", "i", "i"],
+    )
+    pairs = read_pairs([path])
+    assert list(zip(pairs.queries, pairs.documents, strict=True)) == [("a", "x"), ("x", "a")]
+    assert pairs.skipped == {"score below 4": 1, "score that is no number": 1}
+    assert pairs.tasks == ("similarity", "similarity")
+    assert read_pairs([path], min_score=3.0).queries == ("a", "x", "b", "y")
+
+
+def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path: Path):
+    (tmp_path / "one").mkdir()
+    table = {"query": ["a", "b"], "document": ["x", "y"], "negatives": [["n", "x", None, "n"], None]}
+    parquet = read_pairs([write_parquet(tmp_path / "one" / "p.parquet", **table)])
+    records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    lines = read_pairs([write_lines(tmp_path / "p.jsonl", *records)])
+    assert parquet.negatives == lines.negatives == (("n",), ())
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ({"query": "a", "document": "x", "negatives": "n"}, "negatives .* must be a list of texts, got 'n'"),
+        ({"query": "a", "document": "x", "score": "high"}, "score .* must be a number, got 'high'"),
+        ({"query": "a", "label": 1.5}, r"label .* must be text or a whole number, got 1\.5"),
+        ({"query": "a", "document": "x", "label": "y"}, "must have a document or a label, got both"),
+        ({"query": "a", "document": "x", "task": "poetry"}, "task .* must be one of retrieval, class"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
+)
+def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path: Path, record: object, sentence: str):
+    with pytest.raises(SchemaError, match=sentence):
+        read_pairs([write_lines(tmp_path / "p.jsonl", record)])
+
+
+@pytest.mark.parametrize("score", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999"])
+def test_read_pairs_score_beyond_all_floats_is_named(tmp_path: Path, score: str):
+    (tmp_path / "a.jsonl").write_text(f'{{"query": "a", "document": "b", "score": {score}}}\n')
+    with pytest.raises(SchemaError, match=r"score in line 1 of a\.jsonl must be a number"):
+        read_pairs([tmp_path / "a.jsonl"])
+
+
+def test_read_pairs_line_that_is_nested_too_deep_is_named(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text("[" * 200_000)
+    with pytest.raises(SourceError, match=r"line 1 of a\.jsonl must be a JSON object, got an unreadable one"):
+        read_pairs([tmp_path / "a.jsonl"])
+
+
+def test_candidates_are_documents_then_given_negatives_each_once():
+    rows = [
+        PairRow("a", "x", "", "s", negatives=("n", "m")),
+        PairRow("b", "y", "", "s", negatives=("m",)),
+        PairRow("c", "z", "", "s", instruction="like", negatives=("m",), task="similarity"),
+    ]
+    candidates = Candidates.of(TrainingPairs.of(rows, {}))
+    assert candidates.texts == ("x", "y", "z", "n", "m", "m")
+    assert candidates.given_Nk.tolist() == [[3, 4], [4, -1], [5, -1]]
+    assert [bool(prefix) for prefix in candidates.prefixes] == [False, False, True, False, False, True]

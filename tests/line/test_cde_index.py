@@ -1,0 +1,248 @@
+"""A CDE checkpoint through the whole line.
+
+Its first stage embeds the context, its second stage reads it, for documents and queries.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cairn.pipeline import durable
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import TextEncoder
+from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.context_encoder import ContextEncoder
+from safetensors.torch import load_file, save_file
+
+TEXTS = [
+    "the cat sat on the mat.",
+    "old stone path over the mountain.",
+    "a river walks to the sea; the way is marked.",
+    "walking the old way, stone by stone.",
+    "the mat on the mountain path.",
+    "cats walk on rivers.",
+    "marks on stones show the way.",
+    "a mountain, a river, a path.",
+]
+VERSIONS = pytest.mark.parametrize("version", [1, 2])
+
+
+@pytest.fixture
+def folder(make_cde: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """Return a checkpoint of the version asked for, to be changed at will."""
+    made = make_cde(request.getfixturevalue("version"))
+    shutil.copytree(made.parent, tmp_path / "cde")
+    return tmp_path / "cde" / made.name
+
+
+def settings(folder: Path, **encoder: Any) -> IngestConfig:
+    return IngestConfig(
+        encoder=EncoderConfig(
+            **{
+                "model": str(folder),
+                "landmark_interval": 16,
+                "window_tokens": 40,
+                "window_overlap_tokens": 8,
+                "use_context": True,
+                "query_prefix": "search_query: ",
+                "document_prefix": "search_document: ",
+                "precision": "fp32",
+            }
+            | encoder
+        ),
+        cluster=ClusterConfig(num_clusters=2),
+        context=ContextConfig(context_documents=6, max_document_tokens=32),
+    )
+
+
+def source(tmp_path: Path, texts: list[str] = TEXTS) -> list[str]:
+    rows = {"id": [f"d{number}" for number in range(len(texts))], "text": texts}
+    pq.write_table(pa.table(rows), tmp_path / "corpus.parquet")
+    return [str(tmp_path / "corpus.parquet")]
+
+
+def stored_context(root: Path) -> ContextSet:
+    return ContextSet.read(open_generation(CollectionLayout(root, "c")).folder / "context.arrow")
+
+
+def change_weight(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {name: torch.ones_like(tensors[name])}, folder / "model.safetensors")
+
+
+@VERSIONS
+def test_ingest_with_context_is_searchable_in_the_vectors_of_both_stages(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
+    config = settings(folder)
+    report = build_index(source(tmp_path), tmp_path / "root", "c", config)
+    assert (report.indexed, report.quarantined) == (8, 0)
+
+    backbone, context = load_backbone(config.encoder), stored_context(tmp_path / "root")
+    drawn = [TEXTS[int(doc_id[1:])] for doc_id in context.doc_ids]
+    first_stage = ContextEncoder(backbone.first_stage, 32, prefix="search_document: ")
+    assert np.allclose(context.embeddings_CD, first_stage.embed(drawn), atol=1e-5)
+
+    encoder = DocumentEncoder(config.encoder, context, backbone)
+    query_Q = encoder.encode_queries(["stone path on the mountain"])[0]
+    expected = encoder.encode(TEXTS).document_vectors_NV @ query_Q
+    found = open_collection("c", root=tmp_path / "root").search(
+        "stone path on the mountain", granularity="document", hybrid=False, top_k=8
+    )
+    assert [hit.doc_id for hit in found.hits] == [
+        f"d{number}" for number in np.argsort(-expected, kind="stable")
+    ]
+    assert np.allclose([hit.scores["document"] for hit in found.hits], np.sort(expected)[::-1], atol=1e-5)
+
+
+@VERSIONS
+def test_ingest_of_more_documents_keeps_the_context_and_its_order(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
+    build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
+    before = stored_context(tmp_path / "root")
+    build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
+    after = stored_context(tmp_path / "root")
+    assert (after.doc_ids, after.fingerprint) == (before.doc_ids, before.fingerprint)
+
+
+@VERSIONS
+@pytest.mark.parametrize(
+    "stage", ["first_stage_model.mlp.0.bias", "second_stage_model.output_projection.0.bias"]
+)
+def test_search_with_other_weights_in_either_stage_is_refused(
+    version: int, stage: str, folder: Path, tmp_path: Path
+) -> None:
+    build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
+    change_weight(folder, stage)
+    with pytest.raises(FingerprintMismatchError, match="open the collection with its own model"):
+        open_collection("c", root=tmp_path / "root").search("stone")
+
+
+@VERSIONS
+def test_ingest_behind_context_vectors_of_another_model_is_refused_before_anything_is_encoded(
+    version: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
+    change_weight(folder, "first_stage_model.mlp.0.bias")
+    monkeypatch.setattr(DocumentEncoder, "encode", lambda *_: pytest.fail("a text was encoded"))
+    with pytest.raises(FingerprintMismatchError, match="must keep the model it was built with"):
+        build_index(source(tmp_path, [*TEXTS, "one more stone."]), tmp_path / "root", "c", settings(folder))
+
+
+def stop_when_the_context_is_written(point: str) -> None:
+    if point == "context-written":
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("version", [1])
+def test_ingest_resumed_with_another_model_in_the_folder_is_refused(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
+    before = list(durable._observers)
+    durable.observe_commit_points(stop_when_the_context_is_written)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
+    finally:
+        durable._observers[:] = before
+    change_weight(folder, "first_stage_model.mlp.0.bias")
+    with pytest.raises(
+        FingerprintMismatchError, match="must go on with the model it began with, got other weights"
+    ):
+        build_index(source(tmp_path), tmp_path / "root", "c", settings(folder))
+
+
+@VERSIONS
+def test_ingest_of_more_context_documents_than_the_model_reads_is_refused(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
+    config = replace(settings(folder), context=ContextConfig(context_documents=7, max_document_tokens=32))
+    with pytest.raises(
+        ConfigError, match="number of context documents must be at most the model's 6, got 7; choose 6"
+    ):
+        build_index(source(tmp_path), tmp_path / "root", "c", config)
+
+
+@VERSIONS
+def test_ingest_without_context_takes_any_number_of_context_documents(
+    version: int, folder: Path, tmp_path: Path
+) -> None:
+    config = replace(
+        settings(folder, use_context=False),
+        context=ContextConfig(context_documents=7, max_document_tokens=32),
+    )
+    assert build_index(source(tmp_path), tmp_path / "root", "c", config).indexed == 8
+    hits = open_collection("c", root=tmp_path / "root").search("stone path").hits
+    assert {hit.doc_id for hit in hits} == {f"d{number}" for number in range(8)}
+
+
+def context_set(count: int, width: int = 32) -> ContextSet:
+    return ContextSet(
+        doc_ids=tuple(f"c{number}" for number in range(count)),
+        content_sha256s=("0" * 64,) * count,
+        cluster_ids_C=np.zeros(count, np.int32),
+        embeddings_CD=np.random.default_rng(0).normal(size=(count, width)).astype(np.float32),
+        first_stage_fingerprint="first",
+    )
+
+
+@VERSIONS
+@pytest.mark.parametrize("kind", [DocumentEncoder, TextEncoder])
+@pytest.mark.parametrize(
+    ("context", "sentence"),
+    [
+        (context_set(7), "at most the 6 vectors the model reads, got 7"),
+        (context_set(6, width=16), r"rows of 32 numbers, got shape \(6, 16\); it was made by another model"),
+    ],
+    ids=["too many", "too narrow"],
+)
+def test_context_that_does_not_fit_is_refused_for_documents_and_queries(
+    version: int, kind: Any, context: ContextSet, sentence: str, folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        kind(settings(folder).encoder, context)
+
+
+@VERSIONS
+def test_fingerprint_of_an_encoder_covers_the_order_of_its_context(version: int, folder: Path) -> None:
+    context = context_set(6)
+    turned = ContextSet(
+        doc_ids=context.doc_ids[::-1],
+        content_sha256s=context.content_sha256s,
+        cluster_ids_C=context.cluster_ids_C,
+        embeddings_CD=np.ascontiguousarray(context.embeddings_CD[::-1]),
+        first_stage_fingerprint="first",
+    )
+    config = settings(folder).encoder
+    backbone = load_backbone(config)
+    assert (
+        DocumentEncoder(config, context, backbone).fingerprint
+        != DocumentEncoder(config, turned, backbone).fingerprint
+    )
+
+
+@VERSIONS
+def test_prefixes_tell_queries_from_documents(version: int, folder: Path) -> None:
+    encoder = DocumentEncoder(settings(folder).encoder, context_set(6))
+    query_V, document_V = (
+        encoder.encode_queries(TEXTS[:1])[0],
+        encoder.encode(TEXTS[:1]).document_vectors_NV[0],
+    )
+    assert float(query_V @ document_V) < 0.9999

@@ -1,0 +1,263 @@
+"""A collection written from Python: what is taken, what is refused, and that it is an ingest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cairn
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.errors import (
+    CollectionBusyError,
+    ConfigError,
+    FilterError,
+    SchemaError,
+    SourceError,
+    UsageError,
+)
+from cairn.pipeline.line.build_index import build_index
+
+ROWS = [{"id": str(i), "text": f"the cat sat on mat {i}", "year": 2000 + i} for i in range(6)]
+
+
+@pytest.fixture
+def settings(config: IngestConfig) -> dict[str, Any]:
+    stages = config.to_dict()
+    return {name: stages[name] for name in ("encoder", "cluster", "context")}
+
+
+@pytest.fixture
+def notes(root: Path, settings: dict[str, Any]) -> cairn.Collection:
+    return cairn.Collection.create("notes", root=root, settings=settings)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ROWS,
+        iter(ROWS),
+        pa.Table.from_pylist(ROWS),
+        pa.Table.from_pylist(ROWS).to_batches(max_chunksize=4),
+        pa.Table.from_pylist(ROWS).to_reader(),
+        pd.DataFrame(ROWS, index=range(3, 9)),
+        pl.DataFrame(ROWS),
+    ],
+    ids=["list", "iterator", "table", "batches", "reader", "pandas", "polars"],
+)
+def test_add_of_any_table_stores_the_same_documents(notes: cairn.Collection, given: Any) -> None:
+    report = notes.add(given)
+    assert (report.rows, report.indexed, report.generation) == (6, 6, 1)
+    stored = notes.documents.to_arrow(["doc_id", "text", "year"]).to_pylist()
+    assert stored == [{"doc_id": row["id"], "text": row["text"], "year": row["year"]} for row in ROWS]
+
+
+def test_first_search_after_several_publications_finds_what_they_added(
+    root: Path, settings: dict[str, Any]
+) -> None:
+    settings["encoder"]["whitening"] = 0.5  # queries are encoded by what lies beside a generation
+    written = cairn.Collection.create("notes", root=root, settings=settings)
+    written.add(ROWS)
+    reader = cairn.open_collection("notes", root=root)
+    assert len(reader.documents) == 6
+    for number in range(4):
+        written.add([{"id": f"n{number}", "text": f"the dog sat on rug {number}"}])
+    for collection in (written, reader):
+        assert len(collection.search("dog", top_k=20).hits) == 10
+
+
+def test_add_stores_what_an_ingest_of_the_same_rows_stores(
+    notes: cairn.Collection, root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    notes.add(ROWS)
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    build_index([str(tmp_path / "rows.parquet")], root, "files", config)
+    files = cairn.open_collection("files", root=root)
+    columns = ["doc_id", "content_sha256", "cluster_id", "vector"]
+    assert notes.documents.to_arrow(columns) == files.documents.to_arrow(columns)
+    assert notes.add(str(tmp_path / "rows.parquet")).unchanged == 6
+
+
+def test_rows_that_cannot_be_indexed_are_in_the_report_and_its_file(notes: cairn.Collection) -> None:
+    bad = [{"id": "0", "text": "again"}, {"id": "s", "text": "\ud800"}, {"id": "e", "text": " "}]
+    report = notes.add([*ROWS, *bad])
+    assert report.rows == 9
+    assert report.indexed == 6
+    assert report.quarantine_reasons == {"duplicate_id": 1, "empty_text": 1, "lone_surrogate": 1}
+    assert report.quarantine_file is not None
+    assert sorted(pq.read_table(report.quarantine_file).column("doc_id").to_pylist()) == ["0", "e", "s"]
+    with pytest.raises(SourceError, match="empty_text: 1"):
+        cairn.Collection.create("none", root=notes.layout.root).add([bad[-1]])
+
+
+def test_add_fills_missing_columns_with_nulls_and_makes_mixed_ones_texts(
+    notes: cairn.Collection,
+) -> None:
+    notes.add([{"id": 1, "text": "old stone", "code": 7}, {"id": "b", "text": "path", "code": "x"}])
+    assert notes.add([{"id": "c", "text": "river"}, {"id": "d", "text": "way", "code": None}]).indexed == 2
+    codes = notes.documents.to_arrow(["doc_id", "code"]).to_pylist()
+    assert [(row["doc_id"], row["code"]) for row in codes] == [
+        ("1", "7"),
+        ("b", "x"),
+        ("c", None),
+        ("d", None),
+    ]
+
+
+def test_names_of_columns_hold_for_one_call(notes: cairn.Collection, tmp_path: Path) -> None:
+    notes.add([{"key": "k", "body": "old stone"}], id_column="key", text_column="body")
+    assert notes.add([{"id": "i", "text": "path"}]).indexed == 1
+    with pytest.raises(SchemaError, match=r"got none in memory.*--id-column, in Python with id_column"):
+        notes.add([{"key": "k"}])
+    (tmp_path / "rows.jsonl").write_text('{"id": "j", "text": "river"}\n')
+    notes.add([{"key": "k2", "body": "way"}], id_column="key", text_column="body")
+    assert notes.add(str(tmp_path / "rows.jsonl")).indexed == 1
+    assert sorted(notes.documents.ids()) == ["i", "j", "k", "k2"]
+
+
+def test_names_of_columns_that_create_is_given_hold_for_all(root: Path, settings: dict[str, Any]) -> None:
+    settings["corpus"] = {"id_column": "key"}
+    cairn.Collection.create("keyed", root=root, settings=settings).add([{"key": "k", "text": "old stone"}])
+    keyed = cairn.open_collection("keyed", root=root)
+    keyed.add([{"id": "i", "text": "path"}], id_column="id")
+    assert keyed.add([{"key": "k2", "text": "way"}]).indexed == 1
+
+
+def test_sync_deletes_what_it_is_not_given_and_add_does_not(notes: cairn.Collection) -> None:
+    notes.add(ROWS)
+    assert notes.add([{**ROWS[0], "text": "changed"}]).deleted == 0
+    report = notes.sync(ROWS[:2])
+    assert (report.indexed, report.unchanged, report.deleted) == (1, 1, 4)
+    assert notes.documents.ids() == ["1", "0"]
+    with pytest.raises(SourceError, match="every `sync`, must be given at least one document, got none"):
+        notes.sync([])
+
+
+def test_add_of_nothing_changes_nothing_and_cannot_be_the_first(notes: cairn.Collection) -> None:
+    with pytest.raises(SourceError, match=r"the first `add`.* at least one document"):
+        notes.add([])
+    notes.add(ROWS)
+    report = notes.add([])
+    assert (report.rows, report.indexed, report.generation, len(notes.documents)) == (0, 0, 1, 6)
+    notes.delete(["0", "1", "2", "3", "4"])
+    assert "1 document, 1 chunk, generation" in repr(notes)
+
+
+def test_delete_takes_ids_or_a_filter(notes: cairn.Collection) -> None:
+    notes.add(ROWS)
+    assert notes.delete({"type": "gte", "key": "year", "value": 2004}).deleted == 2
+    report = notes.delete(["0", "gone"])
+    assert (report.deleted, report.missing) == (1, ("gone",))
+    assert notes.documents.ids() == ["1", "2", "3"]
+    with pytest.raises(FilterError):
+        notes.delete({"type": "eq", "key": "yaer", "value": 2004})
+
+
+def test_documents_are_read_by_id_and_in_order_and_copied(notes: cairn.Collection, root: Path) -> None:
+    notes.add(ROWS)
+    assert notes.documents["3"].metadata == {"year": 2003}
+    assert "9" not in notes.documents
+    assert notes.documents.get("9") is None
+    with pytest.raises(KeyError):
+        notes.documents["9"]
+    assert [document.text for document in notes.documents] == [row["text"] for row in ROWS]
+    with pytest.raises(UsageError, match="must be among doc_id, title, text"):
+        list(notes.documents.batches(["vektor"]))
+    with pytest.raises(UsageError, match="must be among doc_id, title, text"):
+        notes.documents.to_arrow(["vektor"])
+    copy = cairn.Collection.create("copy", root=root, settings={"encoder": notes.status()["encoder"]})
+    copy.add(notes.documents)
+    assert [document.metadata for document in copy.documents] == [{"year": row["year"]} for row in ROWS]
+
+
+def test_search_by_stored_vectors_finds_each_document_first(notes: cairn.Collection) -> None:
+    notes.add(ROWS)
+    vectors = np.stack(notes.documents.to_arrow(["vector"]).column("vector").to_numpy())
+    answers = notes.search_vectors(vectors, granularity="document")
+    assert [answer.hits[0].doc_id for answer in answers] == [row["id"] for row in ROWS]
+    like = notes.more_like("2", filters={"type": "gte", "key": "year", "value": 2001}, granularity="document")
+    assert [hit.doc_id for hit in like.hits] == [
+        hit.doc_id for hit in answers[2].hits if hit.doc_id not in ("0", "2")
+    ]
+    with pytest.raises(UsageError, match="must be of a document of 'notes', got '9'"):
+        notes.more_like("9")
+
+
+def test_reading_loads_no_model(notes: cairn.Collection, tmp_path: Path, tiny_model_folder: Path) -> None:
+    notes.add(ROWS)
+    moved = tiny_model_folder.rename(tmp_path / "moved")
+    try:
+        opened = cairn.open_collection("notes", root=notes.layout.root)
+        assert len(opened.documents) == 6
+        assert opened.more_like("1").hits
+        with pytest.raises(ConfigError, match="where the model was moved"):
+            opened.search("cat")
+    finally:
+        moved.rename(tiny_model_folder)
+    assert opened.search("cat").hits
+
+
+def test_collection_shows_itself(notes: cairn.Collection) -> None:
+    assert repr(notes) == "Collection('notes', nothing published yet)"
+    notes.add(ROWS)
+    assert repr(notes) == "Collection('notes', 6 documents, 6 chunks, generation 1)"
+    assert repr(notes.documents) == "<6 documents of 'notes'>"
+    first, *rest = repr(notes.search("cat", top_k=2)).splitlines()
+    assert first == "<2 found for 'cat', generation 1"
+    assert len(rest) == 2
+
+
+def test_a_second_writer_is_refused(notes: cairn.Collection) -> None:
+    def documents() -> Iterator[dict[str, Any]]:
+        yield from ROWS
+
+    notes.add(ROWS[:1])
+    with notes.layout.writer_lock(), pytest.raises(CollectionBusyError):
+        notes.add(documents())
+    assert notes.add(documents()).indexed == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"name": "notes"}, "must have a new name, got 'notes'"),
+        ({"name": "a", "model": "no-such-model"}, "no-such-model"),
+        ({"name": "a", "settings": {"encodr": {}}}, "did you mean 'encoder'"),
+        ({"name": "a", "settings": {"encoder": {"poling": "cls"}}}, "did you mean 'pooling'"),
+        ({"name": "../a"}, "name must match"),
+    ],
+    ids=["taken", "model", "stage", "setting", "name"],
+)
+def test_create_refuses_what_cannot_be(
+    notes: cairn.Collection, arguments: dict[str, Any], sentence: str
+) -> None:
+    notes.add(ROWS)
+    with pytest.raises(UsageError, match=sentence):
+        cairn.Collection.create(**arguments, root=notes.layout.root)
+
+
+@pytest.mark.parametrize("given", [7, "no-such-folder", [1, 2], [{1: "x"}], [b"x"]], ids=repr)
+def test_add_refuses_what_is_no_document(notes: cairn.Collection, given: Any) -> None:
+    with pytest.raises(UsageError):
+        notes.add(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([{"id": "a", "m": {"x": 1}}, {"id": "b", "m": 3}], "the values of 'm' must be texts, numbers"),
+        ([{"a": 1}, 3], "or dictionaries, got 3; give"),
+        (pd.DataFrame({"a": [{"x": 1}, 3]}), "got what Arrow does not take .*cannot mix struct"),
+        ([pa.record_batch({name: [1]}) for name in "ab"], "got what Arrow does not take .*Schema at index 1"),
+    ],
+    ids=["column", "row", "pandas", "batches"],
+)
+def test_add_names_what_arrow_cannot_hold(notes: cairn.Collection, given: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        notes.add(given)

@@ -1,0 +1,127 @@
+"""Where a document came from, through runs that change it, are killed, or encode it again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.cli.main import cairn, run
+from cairn.jobs.encode_corpus import encode_corpus
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.recontextualise import recontextualise
+
+TEXTS = [f"the old cat walks the path number {number}" for number in range(6)]
+
+
+def write(path: Path, texts: list[str | None], first: int = 0) -> str:
+    ids = [f"doc-{first + number}" for number in range(len(texts))]
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"id": ids, "text": pa.array(texts, pa.string())}), path)
+    return str(path)
+
+
+def lineage(root: Path, doc_id: str) -> Any:
+    found = open_collection("c", root=root).lineage(doc_id)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    write(tmp_path / "corpus" / "a.parquet", [None, *TEXTS[:2]])
+    write(tmp_path / "corpus" / "b.parquet", [*TEXTS[2:]], first=3)
+    return tmp_path / "corpus"
+
+
+def test_lineage_names_file_row_run_model_and_generation(
+    root: Path, corpus: Path, config: IngestConfig
+) -> None:
+    build_index([str(corpus)], root, "c", config)
+    found, manifest = lineage(root, "doc-2"), read_manifest(CollectionLayout(root, "c"), 1)
+
+    assert (found.source_file, found.source_row) == (f"{corpus}/a.parquet", 2)
+    assert (found.run.run_id, found.run.job, found.run.generation) == (manifest.run_id, "build_index", 1)
+    assert found.published_by == manifest.run_id
+    assert (found.model, found.encoder_fingerprint) == (
+        config.encoder.model,
+        manifest.fingerprints["encoder"],
+    )
+    assert lineage(root, "doc-4").source_row == 1
+    assert open_collection("c", root=root).lineage("doc-99") is None
+
+
+def test_lineage_after_a_change_is_of_the_run_that_read_it(
+    root: Path, corpus: Path, config: IngestConfig
+) -> None:
+    build_index([str(corpus)], root, "c", config)
+    before = lineage(root, "doc-4").run
+    write(corpus / "b.parquet", [TEXTS[2], TEXTS[3], "the mat marks the way"], first=3)
+    build_index([str(corpus)], root, "c", config)
+    changed, unchanged = lineage(root, "doc-5"), lineage(root, "doc-4")
+
+    assert (changed.source_row, changed.run.generation) == (2, 2)
+    assert changed.run.run_id != before.run_id
+    assert unchanged.run == before
+    assert unchanged.published_by == changed.run.run_id
+
+    recontextualise(root, "c", config)
+    again = lineage(root, "doc-5")
+    assert (again.generation, again.run) == (3, changed.run)
+
+
+def test_lineage_of_work_that_another_run_published_names_that_run(
+    root: Path, corpus: Path, config: IngestConfig
+) -> None:
+    encode_corpus([str(corpus)], root, "c", config)
+    report = build_index([str(corpus)], root, "c", config)
+
+    assert (report.encoded, report.indexed) == (0, 6)
+    found = lineage(root, "doc-2")
+    assert (found.source_row, found.run.job, found.run.generation) == (2, "build_index", 1)
+
+
+def test_lineage_without_the_files_of_runs_knows_the_source_file_alone(
+    root: Path, corpus: Path, config: IngestConfig
+) -> None:
+    build_index([str(corpus)], root, "c", config)
+    layout = CollectionLayout(root, "c")
+    (path,) = layout.origins_folder.iterdir()
+    path.write_bytes(path.read_bytes()[:-9])
+    cut = lineage(root, "doc-2")
+    shutil.rmtree(layout.origins_folder)
+    gone = lineage(root, "doc-2")
+
+    assert cut == gone
+    assert (gone.source_file, gone.source_row, gone.run) == (f"{corpus}/a.parquet", None, None)
+
+
+def test_manifest_and_run_name_the_folder_and_not_each_of_its_files(
+    root: Path, corpus: Path, config: IngestConfig
+) -> None:
+    report = build_index([str(corpus)], root, "c", config)
+    layout = CollectionLayout(root, "c")
+    manifest = read_manifest(layout, 1)
+
+    assert (report.files, manifest.sources) == (2, (str(corpus),))
+    assert json.loads(layout.run_path(manifest.run_id).read_text())["sources"] == [str(corpus)]
+
+
+def test_lineage_verb_says_the_row_and_exits_two_without_a_document(
+    root: Path, corpus: Path, config: IngestConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_index([str(corpus)], root, "c", config)
+
+    assert run(cairn, ["lineage", "c", "doc-4", "--root", str(root)], "cairn") == 0
+    assert f"{corpus}/b.parquet, row 1" in capsys.readouterr().out
+    assert run(cairn, ["lineage", "c", "doc-4", "--root", str(root), "--json"], "cairn") == 0
+    assert json.loads(capsys.readouterr().out) == lineage(root, "doc-4").to_dict()
+    assert run(cairn, ["lineage", "c", "doc-99", "--root", str(root)], "cairn") == 2

@@ -1,0 +1,201 @@
+"""A Sentence-Transformers folder through the whole line, from `ingest --model` to a search.
+
+Its settings become the collection's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.cli.main import cairn, run
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.line.compatibility import stored_settings
+from safetensors.numpy import load_file, save_file
+
+TEXTS = {
+    "a": "the cat sat on the mat.",
+    "b": "old stone path over the mountain.",
+    "c": "a river walks to the sea.",
+}
+
+
+@pytest.fixture
+def folder(tiny_model_folder: Path, tmp_path: Path) -> Path:
+    """Return the tiny BERT as such a folder, pooled at [CLS] behind a prompt for queries."""
+    folder = tmp_path / "model"
+    load_encoder(tiny_model_folder, pooling="cls", query_prefix="old mark: ").save(folder)
+    (folder / "cairn_config.json").unlink()
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "corpus.parquet"
+    pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), path)
+    return path
+
+
+def _ingest(corpus: Path, *options: str) -> int:
+    return run(cairn, ["ingest", str(corpus), "--collection", "c", "--quiet", *options], "cairn")
+
+
+def test_ingest_of_a_folder_stores_what_it_brings_and_searches_with_it(folder: Path, corpus: Path) -> None:
+    assert _ingest(corpus, "--model", str(folder), "--precision", "fp32") == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert (stored["encoder"]["pooling"], stored["encoder"]["query_prefix"]) == ("cls", "old mark: ")
+    answer = open_collection("c").search("old stone path over the mountain.", hybrid=False)
+    encoder = load_encoder(folder, precision="fp32")
+    query = encoder.encode_queries(["old stone path over the mountain."])[0]
+    cosines = dict(zip(TEXTS, encoder.encode_documents(list(TEXTS.values())) @ query, strict=True))
+    assert [hit.doc_id for hit in answer.hits] == sorted(cosines, key=lambda doc_id: -cosines[doc_id])
+    assert np.ptp(list(cosines.values())) > 1e-3
+
+
+def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_now(
+    folder: Path, corpus: Path
+) -> None:
+    assert _ingest(corpus, "--model", str(folder)) == 0
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    pq.write_table(pa.table({"id": ["d"], "text": ["marks on stones."]}), corpus)
+    assert _ingest(corpus) == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert stored["encoder"]["pooling"] == "cls"
+    assert len(open_collection("c").search("stones", hybrid=False).hits) == 4
+
+
+def test_ingest_of_a_pooling_that_is_not_run_is_refused_in_one_sentence(
+    folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
+    assert _ingest(corpus, "--model", str(folder)) == 1
+    error = capsys.readouterr().err
+    assert "the pooling of the model must be one of mean, cls, lasttoken" in error
+    assert error.count("\n") == 1
+    assert not Path("cairn-data").exists()
+
+
+def test_ingest_of_a_name_in_the_cache_needs_no_network(
+    folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub" / "models--stone--small"
+    shutil.copytree(folder, repository / "snapshots" / ("0a" * 20))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0a" * 20)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert _ingest(corpus, "--model", "stone/small") == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert (stored["encoder"]["model"], stored["encoder"]["pooling"]) == ("stone/small", "cls")
+    assert open_collection("c").search("the cat", hybrid=False).hits
+
+
+def _scale_weights(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"] = weights["embeddings.word_embeddings.weight"] * np.float32(
+        1.01
+    )
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_ingest_with_the_moved_model_points_the_collection_there_though_nothing_changed(
+    folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _ingest(corpus, "--model", str(folder)) == 0
+    folder.rename(tmp_path / "moved")
+    assert run(cairn, ["search", "the cat", "--collection", "c"], "cairn") == 2
+    assert "where the model was moved, ingest again with `--model FOLDER`" in capsys.readouterr().err
+    assert _ingest(corpus, "--model", str(tmp_path / "moved"), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["unchanged"], report["encoded"], report["generation"]) == (3, 0, 2)
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert stored["encoder"]["model"] == str(tmp_path / "moved")
+    assert len(open_collection("c").search("the cat", hybrid=False).hits) == 3
+    assert _ingest(corpus, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["generation"] == 2
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["ingest", "dry run"])
+def test_ingest_with_another_model_is_refused_by_its_weights_and_both_are_named(
+    folder: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert _ingest(corpus, "--model", str(folder)) == 0
+    shutil.copytree(folder, tmp_path / "other")
+    _scale_weights(tmp_path / "other")
+    capsys.readouterr()
+    assert _ingest(corpus, "--model", str(tmp_path / "other"), *options) == 2
+    error = capsys.readouterr().err
+    assert f"must keep the model it was built with ('{folder}'), got other weights" in error
+    assert f"from '{tmp_path / 'other'}'" in error
+    assert error.count("\n") == 1
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    assert stored["encoder"]["model"] == str(folder)
+
+
+def test_unchanged_ingest_after_the_weights_changed_in_place_is_refused(
+    folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _ingest(corpus, "--model", str(folder)) == 0
+    os.utime(folder / "config.json", (time.time() + 60,) * 2)
+    assert _ingest(corpus) == 0
+    _scale_weights(folder)
+    os.utime(folder / "model.safetensors", (time.time() + 60,) * 2)
+    assert _ingest(corpus) == 2
+    assert "must keep the model it was built with" in capsys.readouterr().err
+
+
+def test_search_after_the_cache_moved_to_another_revision_names_it_and_the_older_one_can_be_given(
+    folder: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    repository = tmp_path / "hub" / "models--stone--small"
+    older, newer = (repository / "snapshots" / (name * 20) for name in ("0a", "1b"))
+    shutil.copytree(folder, older)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(older.name)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert _ingest(corpus, "--model", "stone/small") == 0
+    shutil.copytree(folder, newer)
+    _scale_weights(newer)
+    (repository / "refs" / "main").write_text(newer.name)
+    assert run(cairn, ["search", "the cat", "--collection", "c"], "cairn") == 2
+    error = capsys.readouterr().err
+    assert f"its model is 'stone/small', revision {newer.name}" in error
+    assert error.count("\n") == 1
+    assert _ingest(corpus, "--model", str(older)) == 0
+    assert run(cairn, ["search", "the cat", "--collection", "c"], "cairn") == 0
+
+
+def test_ingest_without_a_models_name_is_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _ingest(corpus, "--model", "") == 2
+    assert "model must be cairn-minilm, all-MiniLM-L6-v2, a folder" in capsys.readouterr().err
+    assert not Path("cairn-data").exists()
+
+
+def test_ingest_of_a_folder_without_a_module_names_its_place(
+    folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(folder / "1_Pooling")
+    assert _ingest(corpus, "--model", str(folder)) == 1
+    assert (
+        f"the model's folder {folder / '1_Pooling'} must hold config.json, got none"
+        in capsys.readouterr().err
+    )

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.stored_rows import vectors_of
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.recontextualise import plan_recontextualisation, recontextualise
+
+TOPICS = {
+    "stone": ["stone", "hill", "path", "mountain"],
+    "water": ["river", "old", "walk", "way"],
+    "cat": ["cat", "mat", "mark", "the"],
+}
+
+
+def corpus(path: Path, counts: dict[str, int]) -> str:
+    rows = []
+    for topic, count in counts.items():
+        for number in range(count):
+            rng = np.random.default_rng([len(topic), number])
+            rows.append(
+                {"id": f"{topic}{number}", "text": " ".join(rng.choice(TOPICS[topic], size=10 + number % 7))}
+            )
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+def settings(model: Path, *, use_context: bool = True) -> IngestConfig:
+    return IngestConfig(
+        encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=use_context),
+        cluster=ClusterConfig(num_clusters=3),
+        context=ContextConfig(context_documents=6, max_document_tokens=16),
+        shard_characters=400,
+    )
+
+
+def vectors(root: Path, number: int | None = None) -> dict[str, Any]:
+    layout = CollectionLayout(root, "c")
+    versions = open_generation(layout, number).manifest.lance_versions
+    tables = LanceTables.open(layout)
+    found: dict[str, Any] = {}
+    for table, key in (("documents", "doc_id"), ("chunks", "chunk_id")):
+        for batch in tables.scan(table, [key, "vector"], versions):
+            found |= dict(zip(batch.column(key).to_pylist(), vectors_of(batch.column("vector")), strict=True))
+    return found
+
+
+def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for key, vector in expected.items():
+        np.testing.assert_allclose(found[key], vector, atol=1e-5)
+
+
+@pytest.fixture
+def drifted(tmp_path: Path, tiny_model_folder: Path) -> Path:
+    """A collection begun with stones and water, which is mostly about cats now."""
+    config = settings(tiny_model_folder)
+    build_index(
+        [corpus(tmp_path / "before.parquet", {"stone": 12, "water": 12})], tmp_path / "root", "c", config
+    )
+    build_index(
+        [corpus(tmp_path / "now.parquet", {"stone": 12, "water": 12, "cat": 40})],
+        tmp_path / "root",
+        "c",
+        config,
+    )
+    return tmp_path / "root"
+
+
+def test_plan_names_the_changed_clusters_and_what_a_new_context_costs(drifted: Path) -> None:
+    plan = plan_recontextualisation(drifted, "c")
+    assert (plan.verdict, plan.is_due, plan.generation) == ("re-contextualise", True, 2)
+    assert (plan.documents, plan.encode_documents) == (64, 64)
+    assert plan.encode_tokens > 0
+    assert plan.encode_seconds > 0
+    assert sum(each.documents for each in plan.changed_clusters) > sum(
+        each.documents_at_context for each in plan.changed_clusters
+    )
+
+
+def test_recontextualised_collection_is_the_one_a_first_ingest_of_the_corpus_would_build(
+    drifted: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    config = settings(tiny_model_folder)
+    old = vectors(drifted)
+    report = recontextualise(drifted, "c", config)
+    assert (report.generation, report.documents, report.encoded) == (3, 64, 64)
+    build_index([str(tmp_path / "now.parquet")], tmp_path / "fresh", "c", config)
+    require_equal(vectors(drifted), vectors(tmp_path / "fresh"))
+    assert max(float(np.abs(vectors(drifted)[key] - vector).max()) for key, vector in old.items()) > 1e-3
+    answers = [open_collection("c", root=root).search("old river") for root in (drifted, tmp_path / "fresh")]
+    assert [(hit.doc_id, round(hit.score, 4)) for hit in answers[0].hits] == [
+        (hit.doc_id, round(hit.score, 4)) for hit in answers[1].hits
+    ]
+    assert [round(hit.scores.get("bm25", 0), 3) for hit in answers[0].hits] == [
+        round(hit.scores.get("bm25", 0), 3) for hit in answers[1].hits
+    ]
+    assert verify_collection(CollectionLayout(drifted, "c")) == []
+
+
+def test_generation_before_stays_readable_in_its_own_context_and_open_searches_take_up_the_new_one(
+    drifted: Path, tiny_model_folder: Path
+) -> None:
+    old = vectors(drifted)
+    collection = open_collection("c", root=drifted)
+    assert collection.search("stone path").generation == 2
+    recontextualise(drifted, "c", settings(tiny_model_folder))
+    require_equal(vectors(drifted, 2), old)
+    assert collection.search("stone path").generation == 3
+
+
+def test_recontextualised_collection_has_not_drifted_and_takes_the_next_ingest(
+    drifted: Path, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    config = settings(tiny_model_folder)
+    recontextualise(drifted, "c", config)
+    plan = plan_recontextualisation(drifted, "c")
+    assert (plan.verdict, plan.is_due, plan.changed_clusters, plan.added_share) == ("none", False, (), 0.0)
+    report = build_index(
+        [corpus(tmp_path / "more.parquet", {"stone": 13, "water": 12, "cat": 40})], drifted, "c", config
+    )
+    assert (report.indexed, report.unchanged, report.encoded) == (1, 64, 1)
+
+
+def test_encoder_that_reads_no_context_has_nothing_to_encode(tmp_path: Path, tiny_model_folder: Path) -> None:
+    config = settings(tiny_model_folder, use_context=False)
+    build_index([corpus(tmp_path / "before.parquet", {"stone": 12})], tmp_path / "root", "c", config)
+    build_index([corpus(tmp_path / "now.parquet", {"stone": 12, "cat": 40})], tmp_path / "root", "c", config)
+    plan = plan_recontextualisation(tmp_path / "root", "c")
+    assert (plan.verdict, plan.reads_context, plan.is_due) == ("re-contextualise", False, False)
+    assert (plan.encode_documents, plan.encode_tokens, plan.encode_seconds) == (0, 0, 0.0)
+
+
+def test_recontextualising_with_other_weights_is_refused(
+    drifted: Path, tmp_path: Path, tiny_roberta_folder: Path
+) -> None:
+    with pytest.raises(FingerprintMismatchError, match="must keep the model it was built with"):
+        recontextualise(drifted, "c", settings(tiny_roberta_folder))
+    assert open_generation(CollectionLayout(drifted, "c")).number == 2
+
+
+def test_plan_of_a_collection_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(CollectionNotFoundError, match="known collections: none yet"):
+        plan_recontextualisation(tmp_path, "c")

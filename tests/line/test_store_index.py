@@ -1,0 +1,159 @@
+"""The whole line over an object store.
+
+A corpus in it, a collection in it, and machines that share nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.cli.main import cairn, run
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.index import replica as replica_module
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.search import served as served_module
+
+if TYPE_CHECKING:
+    from tests.object_stores import ObjectStore
+
+ROOT = "s3://cairn/indexes"
+TEXTS = {"a": "a cairn marks the way over the hill", "b": "the river runs past the old stone mill", "c": ""}
+
+
+def put_corpus(store: ObjectStore, texts: dict[str, str]) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": [*texts], "text": [*texts.values()]}), content)
+    store.put("articles/part.parquet", content.getvalue())
+
+
+@pytest.fixture
+def on(
+    object_store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Any:
+    """Return a runner of cairn on a machine of that name.
+
+    It returns the exit code and what stdout says in JSON.
+    """
+    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
+    monkeypatch.setattr(served_module, "REFRESH_SECONDS", 0.05)
+    monkeypatch.setenv("CAIRN_ROOT", ROOT)
+    monkeypatch.chdir(tmp_path)
+    put_corpus(object_store, TEXTS)
+
+    def invoke(machine: str, *arguments: str) -> tuple[int, Any]:
+        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / machine))
+        code = run(cairn, arguments, "cairn")
+        return code, json.loads(capsys.readouterr().out or "null")
+
+    return invoke
+
+
+@pytest.fixture
+def ingest(tiny_model_folder: Path) -> tuple[str, ...]:
+    model = ("--model", str(tiny_model_folder), "--landmark-interval", "16")
+    return ("ingest", "s3://cairn/articles/", "--collection", "c", *model, "--json", "--quiet")
+
+
+def test_ingest_from_a_store_into_a_store_is_searched_updated_and_verified_elsewhere(
+    on: Callable[..., Any], ingest: tuple[str, ...], object_store: ObjectStore
+) -> None:
+    code, report = on("a", *ingest)
+    assert (code, report["indexed"], report["quarantined"], report["generation"]) == (3, 2, 1, 1)
+    code, answer = on("b", "search", "the old stone mill", "--collection", "c", "--json")
+    assert (code, answer["hits"][0]["doc_id"]) == (0, "b")
+    put_corpus(
+        object_store,
+        {**TEXTS, "b": "the river runs past the new stone mill", "d": "snow lies on the ridge until june"},
+    )
+    code, report = on("b", *ingest)
+    assert [report[name] for name in ("indexed", "unchanged", "encoded", "generation")] == [2, 1, 2, 2]
+    code, status = on("a", "status", "c", "--json")
+    assert (code, status["documents"], status["generation"], status["warnings"]) == (0, 3, 2, [])
+    code, statuses = on("c", "status", "--json")
+    assert [entry["collection"] for entry in statuses] == ["c"]
+    assert on("c", "verify", "c", "--json")[0] == 0
+
+
+def test_records_and_refused_rows_of_a_run_are_in_the_store(
+    on: Callable[..., Any], ingest: tuple[str, ...]
+) -> None:
+    on("a", *ingest)
+    folder = ObjectFolder(f"{ROOT}/c")
+    assert [[Path(key).suffix for key in folder.list(name)] for name in ("runs", "quarantine")] == [
+        [".json"],
+        [".parquet"],
+    ]
+
+
+def test_open_collection_follows_what_another_machine_publishes(
+    on: Callable[..., Any],
+    ingest: tuple[str, ...],
+    object_store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on("a", *ingest)
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
+    collection = open_collection("c", root=ROOT)
+    assert collection.search("snow").generation == 1
+    put_corpus(object_store, {**TEXTS, "d": "snow lies on the ridge until june"})
+    on("b", *ingest)
+    deadline = time.monotonic() + 600
+    while collection.search("snow").generation == 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert collection.search("snow lies on the ridge").hits[0].doc_id == "d"
+
+
+def test_advice_names_the_root_in_the_store(
+    on: Callable[..., Any], ingest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    on("a", *ingest)
+    folder = ObjectFolder(f"{ROOT}/c")
+    folder.delete(list(folder.list("files"))[:1])
+    assert run(cairn, ["verify", "c"], "cairn") == 1
+    assert "cairn repair c --root s3://cairn/indexes" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short_library")
+def test_sample_is_written_into_a_store(on: Callable[..., Any], object_store: ObjectStore) -> None:
+    code, report = on("here", "sample", "s3://cairn/corpus", "--max-documents", "5", "--json")
+    assert (code, report["documents"]) == (0, 5)
+    code, report = on(
+        "here", "ingest", "s3://cairn/corpus", "--collection", "c", "--dry-run", "--json", "--quiet"
+    )
+    assert (code, report["rows"]) == (0, 5)
+
+
+def test_sample_for_another_kind_of_storage_is_refused_before_it_is_made(
+    on: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("cairn.pipeline.corpus.sample.write_sample")
+    assert on("here", "sample", "gs://bucket/corpus", "--max-documents", "5")[0] == 2
+
+
+def test_unread_files_are_known_to_the_machine_that_published_last(
+    on: Any, object_store: ObjectStore
+) -> None:
+    ingest = ("ingest", "s3://cairn/articles", "--collection", "notes", "--json", "--quiet")
+    content = io.BytesIO()
+    pq.write_table(pa.table({"id": ["d"], "text": ["a path through the wood"]}), content)
+    object_store.put("articles/other.parquet", content.getvalue())
+    assert [on("one", *ingest)[1]["unread_files"] for _ in range(2)] == [0, 2]
+    put_corpus(object_store, {**TEXTS, "b": "the mill stands by the river"})
+    assert on("two", *ingest)[1]["unread_files"] == 0
+    code, report = on("one", *ingest)
+    assert (code, report["unread_files"], report["unchanged"], report["quarantined"]) == (3, 0, 3, 1)
+    code, report = on("one", *ingest)
+    assert (code, report["unread_files"], report["unchanged"], report["quarantined"]) == (3, 2, 3, 1)

@@ -1,0 +1,220 @@
+"""Ingests that leave unchanged files unread, and what makes them read everything again."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cairn.pipeline.line.ingest
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.jobs.encode_corpus import encode_corpus
+from cairn.jobs.write_index import write_index
+from cairn.pipeline import durable
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.corpus import file_identity, ledger
+from cairn.pipeline.errors import TryAgainError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents, repair_collection
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.plan_index import plan_index
+from cairn.pipeline.line.recontextualise import recontextualise
+from cairn.pipeline.types import IngestReport
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture(autouse=True)
+def trust_fresh_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 0.0)
+
+
+def write(folder: Path, name: str, texts: Sequence[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    ids = [f"{name}{number}" for number in range(len(texts))]
+    pq.write_table(
+        pa.table({"id": ids, "text": texts, "year": [2000] * len(texts)}), folder / f"{name}.parquet"
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for name in NAMES:
+        write(tmp_path / "corpus", name, ["the stone path", "the old river", "a mountain walk"])
+    return tmp_path / "corpus"
+
+
+@pytest.fixture
+def ingest(root: Path, corpus: Path, config: IngestConfig) -> Callable[..., IngestReport]:
+    """Return a function that ingests the corpus; settings of the ingest may be given."""
+
+    def run(**settings: Any) -> IngestReport:
+        return build_index([str(corpus)], root, "c", replace(config, **settings))
+
+    return run
+
+
+@pytest.fixture
+def layout(root: Path, ingest: Callable[..., IngestReport]) -> CollectionLayout:
+    """The collection, ingested once."""
+    assert ingest().unread_files == 0
+    return CollectionLayout(root, "c")
+
+
+def test_rerun_reads_the_one_file_that_changed(
+    layout: CollectionLayout,
+    corpus: Path,
+    config: IngestConfig,
+    ingest: Callable[..., IngestReport],
+    stored: Callable[..., Any],
+) -> None:
+    assert ingest().unread_files == 3
+    write(corpus, "b", ["the stone path", "the old cat"])
+    plan = plan_index([str(corpus)], layout.root, "c", replace(config, sync=True))
+    report = ingest(sync=True)
+    counted = ("rows", "indexed", "unchanged", "quarantined", "deleted", "files", "unread_files")
+    assert {name: getattr(report, name) for name in counted} == {name: plan[name] for name in counted}
+    assert (report.rows, report.indexed, report.unchanged, report.deleted) == (8, 1, 7, 1)
+    assert (report.files, report.unread_files) == (3, 2)
+    assert stored(layout.root)["b1"]["text"] == "the old cat"
+    assert ingest().unread_files == 3
+
+
+def test_reread_reads_every_file(layout: CollectionLayout, ingest: Callable[..., IngestReport]) -> None:
+    report = ingest(reread=True)
+    assert (report.unread_files, report.unchanged) == (0, 9)
+    assert ingest().unread_files == 3
+
+
+def test_plan_changes_nothing_of_the_record(
+    layout: CollectionLayout, corpus: Path, config: IngestConfig
+) -> None:
+    before = layout.sources_path.read_bytes()
+    write(corpus, "b", ["another text"])
+    assert plan_index([str(corpus)], layout.root, "c", config)["unread_files"] == 2
+    assert layout.sources_path.read_bytes() == before
+
+
+def test_deleted_document_comes_back_from_a_file_that_is_unchanged(
+    layout: CollectionLayout, ingest: Callable[..., IngestReport]
+) -> None:
+    delete_documents(layout, ["a1"])
+    report = ingest()
+    assert (report.unread_files, report.indexed) == (0, 1)
+
+
+def test_repair_that_returns_to_an_older_generation_makes_all_files_be_read(
+    layout: CollectionLayout, corpus: Path, ingest: Callable[..., IngestReport], stored: Callable[..., Any]
+) -> None:
+    write(corpus, "b", ["the old cat", "the old river", "a mountain walk"])
+    ingest()
+    for name in ("MANIFEST.json", "copies/MANIFEST.json"):
+        (layout.generation_folder(2) / name).write_bytes(b"{}")
+    for tag in layout.lance_folder.glob("*.lance/_refs/tags/generation-2.json"):
+        tag.unlink()
+    assert repair_collection(layout).generation == 1
+    report = ingest()
+    assert (report.unread_files, report.indexed) == (0, 1)
+    assert stored(layout.root)["b0"]["text"] == "the old cat"
+
+
+@pytest.mark.parametrize("publish", ["compact", "new context"])
+def test_publication_of_the_same_documents_leaves_files_known(
+    layout: CollectionLayout, config: IngestConfig, ingest: Callable[..., IngestReport], publish: str
+) -> None:
+    if publish == "compact":
+        compact_collection(layout)
+    else:
+        recontextualise(layout.root, "c", config)
+    report = ingest()
+    assert (report.unread_files, report.generation) == (3, 2)
+
+
+def test_collection_without_a_record_reads_all_and_is_known_afterwards(
+    layout: CollectionLayout, ingest: Callable[..., IngestReport]
+) -> None:
+    layout.sources_path.unlink()
+    assert ingest().unread_files == 0
+    assert ingest().unread_files == 3
+
+
+def test_jobs_in_parts_record_files_when_the_last_one_publishes(
+    layout: CollectionLayout, corpus: Path, config: IngestConfig
+) -> None:
+    write(corpus, "b", ["the old cat"])
+    for job in (encode_corpus, write_index):
+        report = job([str(corpus)], layout.root, "c", config)
+        assert (report.unread_files, report.indexed) == (2, 1)
+    assert build_index([str(corpus)], layout.root, "c", config).unread_files == 3
+
+
+@pytest.mark.parametrize(
+    ("point", "unread_files"),
+    [("shard-written", 2), ("chunks-added", 2), ("current-replaced", 0), ("old-generations-pruned", 0)],
+)
+def test_killed_run_leaves_only_files_unread_that_an_earlier_one_finished(
+    layout: CollectionLayout,
+    corpus: Path,
+    ingest: Callable[..., IngestReport],
+    stop_at: Callable[..., None],
+    stored: Callable[..., Any],
+    point: str,
+    unread_files: int,
+) -> None:
+    write(corpus, "b", ["the old cat"])
+    stop_at(point)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(sync=True)
+    durable._observers.clear()  # pyright: ignore[reportPrivateUsage]
+    assert ingest(sync=True).unread_files == unread_files
+    assert sorted(stored(layout.root)) == ["a0", "a1", "a2", "b0", "c0", "c1", "c2"]
+    assert ingest().unread_files == 3
+
+
+def test_ingest_succeeds_where_its_files_cannot_be_recorded(
+    layout: CollectionLayout,
+    corpus: Path,
+    ingest: Callable[..., IngestReport],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    warned = list[str]()
+    monkeypatch.setattr(cairn.pipeline.line.ingest.log, "warning", lambda message, *_: warned.append(message))
+    monkeypatch.setattr(ledger, "BUSY_SECONDS", 0.1)
+    write(corpus, "b", ["the old cat"])
+    with closing(sqlite3.connect(layout.sources_path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM files")
+        assert ingest().indexed == 1
+    assert warned == ["sources.not_recorded collection=%s error=%s"]
+    assert (ingest().unread_files, ingest().unread_files) == (0, 3)
+
+
+def test_damaged_record_is_removed_and_the_next_run_reads_all(
+    layout: CollectionLayout, corpus: Path, ingest: Callable[..., IngestReport]
+) -> None:
+    write(corpus, "b", ["the old cat"])
+    content = bytearray(layout.sources_path.read_bytes())
+    with sqlite3.connect(layout.sources_path) as record:
+        (page,) = record.execute("SELECT rootpage FROM sqlite_master WHERE name = 'documents'").fetchone()
+        (size,) = record.execute("PRAGMA page_size").fetchone()
+    content[(page - 1) * size : page * size] = b"\xff" * size
+    layout.sources_path.write_bytes(content)
+    with pytest.raises(TryAgainError, match=r"sources\.sqlite is damaged"):
+        ingest()
+    report = ingest()
+    assert (report.unread_files, report.indexed) == (0, 1)
+
+
+def test_collection_copied_elsewhere_trusts_no_file_at_another_path(
+    layout: CollectionLayout, corpus: Path, config: IngestConfig, tmp_path: Path
+) -> None:
+    shutil.copytree(layout.root, tmp_path / "other root")
+    shutil.copytree(corpus, tmp_path / "other corpus")
+    report = build_index([str(tmp_path / "other corpus")], tmp_path / "other root", "c", config)
+    assert (report.unread_files, report.unchanged) == (0, 9)
