@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import FilterError, extra_missing
 from cairn.pipeline.frameworks.source import FoundPassage, Searchable, find_passages, open_source
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import ConfigError, extra_missing
 from cairn.pipeline.frameworks.source import FoundPassage, find_passages
 from typing_extensions import override

@@ -33,8 +33,7 @@ def test_cairn_imports_no_framework_by_itself() -> None:
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [
-        ("cairn.pipeline.client.sync_client", "httpx2", "client"),
-        ("cairn.pipeline.client.async_client", "httpx2", "client"),
+        ("cairn.pipeline.client.clients", "httpx2", "client"),
         ("cairn.pipeline.frameworks.langchain_retriever", "langchain-core", "langchain"),
         ("cairn.pipeline.frameworks.langchain_embeddings", "langchain-core", "langchain"),
         ("cairn.pipeline.frameworks.langchain_store", "langchain-core", "langchain"),
