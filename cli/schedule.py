@@ -80,7 +80,7 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
     Unknown flags, a name that is none, sources or a job file that are not there.
     """
     from cairn.cli.main import cairn
-    from cairn.jobs.job import VERBS, ingest_of, read_job
+    from cairn.jobs.job_file import VERBS, ingest_of, read_job
     from cairn.pipeline.corpus.sources import resolve_sources
     from cairn.pipeline.index.layout import CollectionLayout
 

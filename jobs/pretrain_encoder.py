@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cairn.jobs.job import LIST, Job, main
+from cairn.jobs.job import main
+from cairn.jobs.job_file import LIST, Job
 from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.types import ProgressListener
 

@@ -22,7 +22,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cairn.jobs.job import Job, read_job
+from cairn.jobs.job_file import Job, read_job
 from cairn.jobs.train_encoder import train_encoder
 from cairn.pipeline import durable
 from cairn.pipeline.errors import CairnError, ConfigError

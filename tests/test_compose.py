@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cairn.jobs.job import ingest_of, read_job
+from cairn.jobs.job_file import ingest_of, read_job
 from cairn.jobs.schedule.history import read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 from compose_spec import PyCompose

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from cairn.jobs.job import read_job
+from cairn.jobs.job_file import read_job
 from cairn.jobs.ray_cluster.runtime import first_line, refusal, require_listener
 from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 

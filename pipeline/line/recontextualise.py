@@ -28,8 +28,8 @@ from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.line import pending
 from cairn.pipeline.line.compatibility import require_same_model
 from cairn.pipeline.line.encode import encode_shards
+from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.engine import Engine
-from cairn.pipeline.line.local_engine import LocalEngine
 from cairn.pipeline.line.publish import commit_shards, publish
 from cairn.pipeline.line.run import Run, StageWatch, new_run_id
 from cairn.pipeline.line.view import view_corpus
@@ -165,7 +165,7 @@ def _open(
     watch = StageWatch(progress)
     layout = CollectionLayout(Path(root), collection)
     layout.require_exists()
-    with closing(engine or LocalEngine(config)) as opened, layout.writer_lock():
+    with closing(engine or EncoderWorker(config)) as opened, layout.writer_lock():
         published = prepare_writer(layout)
         assert published is not None, "require_exists found a generation"
         require_same_model(layout, published, config, opened)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.jobs.job import ingest_of, read_job
+from cairn.jobs.job_file import ingest_of, read_job
 from cairn.jobs.ray_cluster.submission import Listed, Outcome, Submission
 from cairn.pipeline.errors import ClusterError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn.langchain import CairnEmbeddings
 from cairn.pipeline.client import CairnClient
 from cairn.pipeline.encode.text_encoder import load_encoder
-from cairn.pipeline.frameworks.langchain_embeddings import CairnEmbeddings
 from langchain_core.embeddings import Embeddings
 from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 

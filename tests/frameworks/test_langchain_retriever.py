@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cairn.langchain import CairnRetriever
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.frameworks.langchain_retriever import CairnRetriever
 from cairn.pipeline.frameworks.source import Searchable
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.langchain import CairnVectorStore
 from cairn.pipeline.errors import ConfigError, FilterError, UsageError
-from cairn.pipeline.frameworks.langchain_store import CairnVectorStore
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import VectorStore

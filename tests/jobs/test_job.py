@@ -19,7 +19,8 @@ from cairn.jobs.cluster_corpus import cluster_corpus
 from cairn.jobs.compress_model import compress_model
 from cairn.jobs.distill_encoder import distill_encoder
 from cairn.jobs.encode_corpus import encode_corpus
-from cairn.jobs.job import VERBS, ingest_job, ingest_of, main, read_job
+from cairn.jobs.job import ingest_job, main
+from cairn.jobs.job_file import VERBS, ingest_of, read_job
 from cairn.jobs.pretrain_encoder import pretrain_encoder
 from cairn.jobs.train_encoder import train_encoder
 from cairn.jobs.write_index import write_index

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cairn.jobs.engine_settings import EngineConfig
-from cairn.jobs.job import ingest_of, read_job
+from cairn.jobs.job_file import ingest_of, read_job
 from cairn.pipeline.errors import ConfigError
 
 

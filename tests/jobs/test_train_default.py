@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.job import read_job
+from cairn.jobs.job_file import read_job
 from cairn.jobs.train_default import CONFIG, job_of, main
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError
