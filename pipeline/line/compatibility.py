@@ -52,12 +52,13 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
     """
     if published is None:
         return
-    asked = config.to_dict()
+    asked, defaults = config.to_dict(), IngestConfig().to_dict()
     del asked["encoder"]["model"]
+    # A setting that is younger than the collection had its default value then.
     differences = [
         f"{stage}.{name} is {_shown(stored[name])}, got {_shown(value)}"
         for stage in ("encoder", "cluster", "context")
-        for stored in (published.settings[stage],)
+        for stored in ({**defaults[stage], **published.settings[stage]},)
         for name, value in asked[stage].items()
         if name not in SPEED_ONLY and stored[name] != value and not _follows(name, stored, asked[stage])
     ]

@@ -6,8 +6,8 @@
 A worker loads torch and the model at its first call, is given Parquet bytes and returns Parquet bytes. So it
 needs no disk in common with the driver. Where it sees the driver's folder, it leaves the files there under
 names of its own, and returns those: what crosses the network is a tenth. Where it reaches the collection's
-object store, it may be told to leave them there. The driver alone gives them the names that count, so a worker
-that was believed dead cannot damage anything when it wakes.
+object store, it may be told to leave them there. The driver alone gives them the names that count, so a
+worker that was believed dead cannot damage anything when it wakes.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is(make_store: MakeSto
         store.delete()
     with pytest.raises(ConfigError, match="must be one of string, integer"):
         make_store(filter_columns={"year": "date"})
-    assert not store.layout.folder.exists()
+    assert not store.collection.layout.folder.exists()
 
 
 def test_text_that_an_ingest_quarantines_is_told(make_store: MakeStore) -> None:
@@ -136,7 +136,7 @@ def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) ->
         texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
     )
     store = make_store()
-    vector = store._collection()._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
+    vector = store.collection._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
     by_vector = store.similarity_search_by_vector(vector, k=5)
     plain, apart = (
         store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=weight)
@@ -158,5 +158,5 @@ def test_from_texts_takes_the_name_that_other_stores_have(tmp_path: Path, tiny_m
     store = CairnVectorStore.from_texts(
         ["a note"], collection_name="other", root=tmp_path / "root", settings={"encoder": encoder}
     )
-    assert store.layout.name == "other"
+    assert store.collection.layout.name == "other"
     assert [found.page_content for found in store.similarity_search("note")] == ["a note"]
