@@ -64,7 +64,7 @@ Answer = Callable[[], Any]
 
 
 class ShardActor:
-    """One process of shards: it holds the parts that it is asked for, and answers several questions at once."""
+    """One process of shards: it holds the parts it is asked for, and answers several questions at once."""
 
     def __init__(self, root: str, *, verify: bool = False) -> None:
         import ray  # not before it is connected: Ray reads its token when it is imported
