@@ -53,11 +53,12 @@ class EngineConfig:
 def engine_of(chosen: Mapping[str, Any]) -> EngineConfig:
     """Return the engine that options by name ask for: Ray where it is said, or where a cluster is named."""
     address = chosen.get("address") or os.environ.get("RAY_ADDRESS") or None
-    name = chosen.get("engine") or ("ray" if address else "local")
     fields = {option: chosen[option] for option in options_of(EngineConfig) if option in chosen}
+    fields["name"] = chosen.get("engine") or ("ray" if address else "local")
+    fields["address"] = address if fields["name"] == "ray" else None
     if "workers" in chosen:
         fields["min_workers"], fields["max_workers"] = worker_range(chosen["workers"])
-    return EngineConfig(**{**fields, "name": name, "address": address if name == "ray" else None})
+    return EngineConfig(**fields)
 
 
 def worker_range(workers: Any) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +307,30 @@ def test_ingest_reads_the_file_of_its_job(folder: Path, write_job: Any, monkeypa
     monkeypatch.setenv("CAIRN_CONFIG", write_job("build_index"))
     assert run_verb(cairn, ["ingest", "--quiet"], "cairn") == 0
     assert CollectionLayout(folder / "root", "c").exists()
+
+
+@pytest.mark.parametrize("name", ["../up", "x; touch y", "--root=/", "$(touch y)", "a\\nb", "", "/etc"])
+def test_job_with_an_injected_collection_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    path = tmp_path / "job.toml"
+    path.write_text(f'collection = "{name}"\nroot = "data"\n[ingest]\nsources = ["a/"]\n')
+    assert main("build_index", ingest_job(build_index), ["--config", str(path)]) == 2
+    assert "name must match" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_job_that_fails_unforeseen_ends_in_a_sentence(
+    tmp_path: Path, write_job: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job: Any, progress: Any) -> Mapping[str, Any]:
+        raise KeyError("canary")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main("build_index", fail, ["--config", write_job("build_index")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: `cairn.jobs.build_index` ended in an unforeseen KeyError; ")
+    assert "canary" not in said
