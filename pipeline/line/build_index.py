@@ -1,8 +1,8 @@
 """The line: sources in, one published generation out.
 
-    stage ─▶ view ─────────────▶ encode ─────────▶ commit ─────────▶ publish
-    checked  clusters and        shard by shard    the one writer    vector files,
-    rows     context, drawn once                   of the tables     then CURRENT
+    stage ─▶ view ─────────────▶ encode ─────────▶ publish
+    checked  clusters and        shard by shard    the one writer of the tables,
+    rows     context, drawn once                   vector files, then CURRENT
 
 Every step streams, and peak memory does not depend on the size of the corpus. This process holds the
 collection's writer lock throughout and alone writes to it; only what needs a model is the engine's, which may
@@ -45,7 +45,7 @@ from cairn.pipeline.line.compatibility import (
 from cairn.pipeline.line.encode import encode_shards
 from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.engine import Engine
-from cairn.pipeline.line.publish import commit_shards, publish
+from cairn.pipeline.line.publish import publish
 from cairn.pipeline.line.run import Run, StageWatch, new_run_id
 from cairn.pipeline.line.view import view_corpus
 from cairn.pipeline.manifest import Manifest
@@ -101,10 +101,7 @@ def build_index(
         encoded = encode_shards(run, view, staged.shards, staged.characters)
         if until == "encode":
             return _finish(run, staged, encoded=encoded.documents)
-        committed = commit_shards(
-            run, encoded, has_tokens=view.token_projection is not None, delete_vanished=vanished > 0
-        )
-        manifest = publish(run, view, encoded, committed)
+        manifest = publish(run, view, encoded, delete_vanished=vanished > 0)
         return _finish(run, staged, manifest, encoded=encoded.documents, deleted=vanished)
 
 

@@ -21,7 +21,7 @@ from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.lance_append import Fragments, fragment_files
 from cairn.pipeline.index.lance_files import LanceFiles, small_table_files
-from cairn.pipeline.index.lance_index import LanceTables, Versions
+from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
 from cairn.pipeline.index.segments.parts import RunTasks, num_parts
 from cairn.pipeline.index.served_documents import find_served
@@ -43,30 +43,19 @@ MAX_FRAGMENTS: Final = FACTOR - 1
 """Of a table in one commit: one more, and the next ingest would merge them."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Committed:
-    """The tables and their versions that hold a run's result; no reader sees them yet.
-
-    ``since`` are those that hold the served generation's rows, None where nothing of them is left. ``files``
-    are new files of the tables whose hashes are known.
-    """
-
-    shards: pending.EncodedShards
-    tables: LanceTables
-    versions: Versions
-    since: Versions | None
-    files: LanceFiles
-
-
-def commit_shards(
+def publish(
     run: Run,
+    view: CorpusView,
     encoded: EncodedCorpus,
     *,
-    has_tokens: bool,
     delete_vanished: bool = False,
     replaces_all: bool = False,
-) -> Committed:
-    """Delete replaced rows, and vanished or all rows on request; append all encoded shards to both tables."""
+) -> Manifest:
+    """Commit what is encoded to the tables, build the files of the next generation, and serve it.
+
+    Replaced rows are deleted, and vanished or all rows on request. No reader sees anything before the end.
+    """
+    has_tokens = view.token_projection is not None
     tables = run.tables
     if tables is None:
         tables = LanceTables.open_or_create(
@@ -78,35 +67,46 @@ def commit_shards(
     shards = pending.EncodedShards.of(run.layout, run.ledger, encoded.first_shard)
     documents, chunks = shards.count()
     run.progress("commit", 0, documents, "documents")
-    since = None if replaces_all else tables.compact()
+    since = None if replaces_all else tables.compact()  # what holds the served generation's rows
     run_tasks = store_tasks(run.layout, run.engine.run_tasks)
-    new = _rows_to_append(shards, tables, run_tasks, run.layout.pending_folder)
+    rows, hashed = _rows_to_append(shards, tables, run_tasks, run.layout.pending_folder)
     versions = tables.commit(
         generation=next_generation_number(run.layout),
         deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
         find_documents=None if run.base is None else partial(find_served, run.layout, run.base),
         replaces_all=replaces_all,
-        documents=new.rows[DOCUMENTS],
-        chunks=new.rows[CHUNKS],
+        documents=rows[DOCUMENTS],
+        chunks=rows[CHUNKS],
         expected_documents=documents,
         expected_chunks=chunks,
     )
     run.progress("commit", documents, documents, "documents")
-    return Committed(shards=shards, tables=tables, versions=versions, since=since, files=new.files)
+    return publish_generation(
+        run.layout,
+        tables,
+        versions,
+        _facts(run, view, encoded, shards),
+        run.config.index,
+        run.progress,
+        since,
+        run_tasks=run_tasks,
+        hashed=hashed,
+    )
 
 
-def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Committed) -> Manifest:
-    """Build the files of the next generation from the committed versions, and serve it."""
+def _facts(
+    run: Run, view: CorpusView, encoded: EncodedCorpus, shards: pending.EncodedShards
+) -> GenerationFacts:
     base = run.base
     if base:
         sizes, at_context = base.context_cluster_sizes, base.documents_at_context
     else:
-        sizes_K = committed.shards.cluster_sizes(view.clusters.num_clusters)
+        sizes_K = shards.cluster_sizes(view.clusters.num_clusters)
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
     measured = encoded.tokens / encoded.seconds if encoded.tokens else 0.0
     folder = view_folder(run.layout, base)
     revision = hub_revision(model_folder(run.config.encoder.model))
-    facts = GenerationFacts(
+    return GenerationFacts(
         run_id=run.run_id,
         side_files={
             name: folder / name
@@ -125,17 +125,6 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         documents_at_context=at_context,
         encode_tokens_per_second=measured or (base.encode_tokens_per_second if base else 0.0),
         sources=run.sources,
-    )
-    return publish_generation(
-        run.layout,
-        committed.tables,
-        committed.versions,
-        facts,
-        run.config.index,
-        run.progress,
-        committed.since,
-        run_tasks=store_tasks(run.layout, run.engine.run_tasks),
-        hashed=committed.files,
     )
 
 
@@ -166,18 +155,14 @@ class WriteFragments:
         return fragments, files
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowsToAppend:
-    """The rows of each table; ``files`` are those of fragments, with the hashes taken by who wrote them."""
-
-    rows: Mapping[str, pa.RecordBatchReader | Fragments]
-    files: LanceFiles
+Rows = Mapping[str, pa.RecordBatchReader | Fragments]
+"""The rows of each table to append."""
 
 
 def _rows_to_append(
     shards: pending.EncodedShards, tables: LanceTables, run_tasks: RunTasks | None, folder: Path
-) -> RowsToAppend:
-    """Return rows as fragments where there are enough for workers to write, else as streams.
+) -> tuple[Rows, LanceFiles]:
+    """Return rows as fragments where there are enough for workers to write, else as streams; and known hashes.
 
     ``folder`` is one that workers see if they see the root. Raises :class:`TryAgainError` where shards in an
     object store are not what was uploaded; they count as not encoded then.
@@ -198,12 +183,12 @@ def _rows_to_append(
             f"not ({error.fault}); run the same command again, it encodes them again"
         ) from error
     streams = {table: shards.stream(table, tables.schemas[table]) for table in ENCODED_TABLES}
-    return RowsToAppend(rows=streams, files={})
+    return streams, {}
 
 
 def _fragments(
     shards: pending.EncodedShards, tables: LanceTables, run_tasks: RunTasks, folder: Path, parts: int
-) -> RowsToAppend:
+) -> tuple[Rows, LanceFiles]:
     tasks = [
         WriteFragments(tables=tables, table=table, shards=part, num_rows=num_rows)
         for part in shards.cut(parts)
@@ -216,4 +201,4 @@ def _fragments(
         rows[task.table] += fragments
         files |= written
     commit_point("fragments-written")
-    return RowsToAppend(rows=rows, files=files)
+    return rows, files
