@@ -162,7 +162,7 @@ Rows = Mapping[str, pa.RecordBatchReader | Fragments]
 def _rows_to_append(
     shards: pending.EncodedShards, tables: LanceTables, run_tasks: RunTasks | None, folder: Path
 ) -> tuple[Rows, LanceFiles]:
-    """Return rows as fragments where there are enough for workers to write, else as streams; and known hashes.
+    """Return rows and the known hashes of their files: fragments that workers write, or streams of few rows.
 
     ``folder`` is one that workers see if they see the root. Raises :class:`TryAgainError` where shards in an
     object store are not what was uploaded; they count as not encoded then.
