@@ -15,8 +15,8 @@ from cairn.pipeline.errors import CairnError
 def repair(*, collection: str, root: str) -> int:
     """Rebuild damaged files of collection NAME from its tables, or return to its last intact generation."""
     from cairn.pipeline.index.layout import CollectionLayout
-    from cairn.pipeline.index.losses import losses_path
     from cairn.pipeline.index.maintenance import repair_collection
+    from cairn.pipeline.index.repair import losses_path
     from cairn.pipeline.index.stored_files import read_manifest
 
     layout = CollectionLayout(Path(root), collection)

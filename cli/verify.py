@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 @json_option
 def verify(*, collection: str, root: str, as_json: bool) -> int:
     """Check every stored file of collection NAME against its hashes; exit 1 when something is wrong."""
-    from cairn.pipeline.index.copies import lost_for_good
     from cairn.pipeline.index.layout import CollectionLayout
     from cairn.pipeline.index.maintenance import verify_collection
+    from cairn.pipeline.index.stored_files import lost_for_good
 
     layout = CollectionLayout(Path(root), collection)
     problems = verify_collection(layout)

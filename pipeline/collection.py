@@ -36,9 +36,9 @@ from cairn.pipeline.errors import (
     UsageError,
 )
 from cairn.pipeline.index.aliases import target_of
-from cairn.pipeline.index.copied_names import CONTEXT_ARROW
 from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout, list_states
+from cairn.pipeline.index.names import CONTEXT_ARROW
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.stored_files import SIZES, Checks, read_manifest
 from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES

@@ -18,28 +18,36 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
-from cairn.pipeline.index.copied_names import COPIED_FILES, COPIES
-from cairn.pipeline.index.copies import find_lance_files, find_manifest, link_table
-from cairn.pipeline.index.document_bm25 import DocumentBM25
+from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
+from cairn.pipeline.index.exact_index import VectorIndex
 from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from cairn.pipeline.index.held_files import HeldFiles, WatchedFiles
-from cairn.pipeline.index.lance_errors import lance_errors
 from cairn.pipeline.index.lance_files import damaged_rows
 from cairn.pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, CollectionLayout
-from cairn.pipeline.index.passage_bm25 import PassageBM25
-from cairn.pipeline.index.protocol import VectorIndex
-from cairn.pipeline.index.segments.deleted import DeletedRows
-from cairn.pipeline.index.segments.joined_codes import open_token_vectors
-from cairn.pipeline.index.segments.joined_columns import JoinedColumns, joined_column
-from cairn.pipeline.index.segments.joined_index import JoinedIndex
-from cairn.pipeline.index.segments.joined_words import JoinedWords
-from cairn.pipeline.index.segments.segment import Segment, SegmentRows, open_rows, open_segment
-from cairn.pipeline.index.stand_ins import damage_warning, deleted_by_table, require_copies, take_dispensable
-from cairn.pipeline.index.stored_files import HASHES, Checks, check_generation_files, read_manifest
-from cairn.pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
-from cairn.pipeline.index.token_file import TokenVectors
+from cairn.pipeline.index.mend import damage_warning, deleted_by_table, require_copies, take_dispensable
+from cairn.pipeline.index.names import COPIED_FILES, COPIES
+from cairn.pipeline.index.segments.joined import (
+    JoinedColumns,
+    JoinedIndex,
+    JoinedWords,
+    joined_column,
+    open_token_vectors,
+)
+from cairn.pipeline.index.segments.segment import DeletedRows, Segment, SegmentRows, open_rows, open_segment
+from cairn.pipeline.index.stored_files import (
+    HASHES,
+    Checks,
+    check_generation_files,
+    find_lance_files,
+    find_manifest,
+    link_table,
+    read_manifest,
+)
+from cairn.pipeline.index.tables import DOCUMENTS, lance_errors, open_pinned_dataset, open_pinned_table
+from cairn.pipeline.index.token_file import TokenCodes, TokenRows, TokenVectors
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, record_file
+from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from jaxtyping import Float32, Int64, UInt64
 
@@ -47,6 +55,7 @@ if TYPE_CHECKING:
     import lance
     import lancedb
     from lance.query import FullTextQuery
+
 
 SAMPLED_CHUNKS = 4_096
 """Chunks that stand for the corpus where an average will do."""
@@ -388,3 +397,65 @@ def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex
     """Return the one index as it is where there is just one, whole."""
     index, deleted = parts[0]
     return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index
+
+
+def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:
+    """Return some documents of a generation, which ascend, numbered from 0; tables are left as they are.
+
+    Texts and filters are the business of the whole generation: a position of the part is no row of them.
+    """
+    first_P = generation.chunk_offsets[documents]
+    chunks = ranges(first_P, generation.chunk_offsets[documents + 1] - first_P)
+    segments = _segments(generation, documents)
+    manifest = replace(
+        generation.manifest,
+        documents=len(documents),
+        chunks=len(chunks),
+        segments=tuple(segment.record for segment in segments),
+    )
+    tokens = generation.token_vectors
+    return replace(
+        generation,
+        manifest=manifest,
+        segments=segments,
+        documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
+        chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
+        token_vectors=None
+        if tokens is None
+        else TokenVectors(
+            projection=tokens.projection,
+            chunks=_CodesOf(tokens.chunks, chunks),
+            titles=_CodesOf(tokens.titles, chunks),
+        ),
+    )
+
+
+def _segments(generation: Generation, documents: Int64[np.ndarray, " P"]) -> list[Segment]:
+    segments: list[Segment] = []
+    begin = 0
+    for segment in generation.segments:
+        num_live = segment.rows.deleted_documents.num_live
+        cuts = np.searchsorted(documents, (begin, begin + num_live)).tolist()
+        own = documents[slice(*cuts)] - begin
+        begin += num_live
+        if not len(own):
+            continue
+        if len(own) < num_live:
+            is_beyond = np.ones(num_live, np.bool_)
+            is_beyond[own] = False
+            rows = segment.rows.without(np.flatnonzero(is_beyond))
+            record = rows.described(segment.record)
+            segment = open_segment(generation.folder, record, generation.manifest.files, rows)
+        segments.append(segment)
+    return segments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CodesOf:
+    """The tokens of some chunks of a generation, by their number among them."""
+
+    codes: TokenCodes
+    chunks: Int64[np.ndarray, " M"]
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+        return self.codes.read(self.chunks[chunk_C])

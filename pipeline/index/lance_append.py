@@ -4,23 +4,28 @@ A fragment is a file of rows that no version names yet. Those of a run that was 
 was given up, are never committed; the clean-up at the end of the next publication removes them.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# pyarrow makes its compute functions at import time, where no type checker sees them.
+
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 from cairn.pipeline.errors import CairnError, IntegrityError
-from cairn.pipeline.index.checked_batches import CheckedBatches
-from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.index.tables import lance_errors
 from lance.file import LanceFileReader
 from lance.fragment import FragmentMetadata
 from lance.fragment import write_fragments as write_lance_fragments
 
 if TYPE_CHECKING:
     import lancedb.table
+
 
 Fragments = list[str]
 """Fragments of one table in the order of their rows, each as Lance's JSON."""
@@ -105,3 +110,36 @@ def _require(name: str, expected: int, added: int) -> None:
             f"table `{name}` must grow by {expected} rows, got {added}; run the same command again, "
             "nothing was published"
         )
+
+
+class CheckedBatches:
+    """Batches of a reader, checked for missing columns and vectors that are not finite.
+
+    Either raises :class:`IntegrityError`. Lance hides what its source raises, so ``error`` keeps it.
+    """
+
+    def __init__(self, name: str, schema: pa.Schema, reader: pa.RecordBatchReader) -> None:
+        self.error: CairnError | None = None
+        self._name = name
+        self._schema = schema
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        try:
+            if self._reader.schema.names != self._schema.names:
+                raise IntegrityError(
+                    f"rows of table `{self._name}` must have the columns {', '.join(self._schema.names)}, "
+                    f"got {', '.join(self._reader.schema.names)}"
+                )
+            for batch in self._reader:
+                vectors = batch.column("vector")
+                if vectors.null_count or pc.any(pc.invert(pc.is_finite(vectors.flatten()))).as_py():
+                    raise IntegrityError(
+                        f"vectors of table `{self._name}` must be finite numbers, got a null, NaN or "
+                        "infinity; "
+                        "the encoder is at fault, nothing was published"
+                    )
+                yield pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+        except CairnError as error:
+            self.error = error
+            raise

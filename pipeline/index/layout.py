@@ -26,11 +26,10 @@ from cairn.pipeline.errors import (
     StorageError,
     TryAgainError,
 )
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.object_folder import ObjectFolder
-from cairn.pipeline.index.outages import note_outage
-from cairn.pipeline.index.replica import Replica
+from cairn.pipeline.index.replica import Replica, note_outage
 from cairn.pipeline.index.roots import resolve_root, store_uri
 from cairn.pipeline.manifest import COLLECTION_NAME, MANIFEST_NAME
 

@@ -17,8 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.corpus.source_record import carry_over
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.copies import find_lance_files
-from cairn.pipeline.index.lance_delete import id_batches
+from cairn.pipeline.index.lance_delete import find_served, id_batches
 from cairn.pipeline.index.lance_files import damaged_lance_files
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
@@ -30,10 +29,9 @@ from cairn.pipeline.index.publish import (
 )
 from cairn.pipeline.index.repair import RepairReport, index_config_of, repair_collection
 from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.index.status import stored_columns
 from cairn.pipeline.index.store_tasks import store_tasks
-from cairn.pipeline.index.stored_files import check_generation_files
+from cairn.pipeline.index.stored_files import check_generation_files, find_lance_files
 from cairn.pipeline.index.verify import Problem, verify_collection
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress

@@ -24,8 +24,6 @@ from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point, storage_errors
 from cairn.pipeline.errors import DamageError, IntegrityError, StorageError
 from cairn.pipeline.index.allocator import returning_freed_memory
-from cairn.pipeline.index.copied_names import SIDE_FILES
-from cairn.pipeline.index.copies import find_lance_files, lost_for_good, mend_copied, write_copies
 from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
 from cairn.pipeline.index.lance_files import (
     damaged_lance_files,
@@ -33,17 +31,24 @@ from cairn.pipeline.index.lance_files import (
     small_files,
     write_lance_files,
 )
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, StoredRows
 from cairn.pipeline.index.layout import (
     CollectionLayout,
     generation_tag,
 )
 from cairn.pipeline.index.mend import mend_files, mend_lance
+from cairn.pipeline.index.names import SIDE_FILES
 from cairn.pipeline.index.segments.assembly import Assembly
 from cairn.pipeline.index.segments.parts import RunTasks
 from cairn.pipeline.index.segments.segment import open_rows
-from cairn.pipeline.index.stored_files import check_generation_files, read_manifest
-from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.index.stored_files import (
+    check_generation_files,
+    find_lance_files,
+    lost_for_good,
+    mend_copied,
+    read_manifest,
+    write_copies,
+)
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import ProgressListener, silent_progress

@@ -12,30 +12,45 @@ Damage is found by ``verify``. Documents that are lost, or are older than before
 recorded before they are given up: see ``losses``.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# pyarrow makes its compute functions at import time, where no type checker sees them.
+
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from cairn.pipeline.config import IndexConfig
-from cairn.pipeline.durable import clear_temporary, remove_entry, remove_folder, storage_errors, write_bytes
-from cairn.pipeline.errors import IntegrityError, StorageError
-from cairn.pipeline.index.copies import mend_copied
-from cairn.pipeline.index.lance_delete import id_batches
-from cairn.pipeline.index.lance_index import LanceTables
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.losses import (
-    Losses,
-    losses_path,
-    losses_since,
-    newest_tagged,
-    read_losses,
-    record_losses,
+from cairn.pipeline.durable import (
+    clear_temporary,
+    remove_entry,
+    remove_folder,
+    storage_errors,
+    write_bytes,
+    write_json,
 )
-from cairn.pipeline.index.mend import mend_files, mend_lance
+from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
+from cairn.pipeline.index.lance_delete import id_batches
+from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX
+from cairn.pipeline.index.lance_index import LanceTables, Versions
+from cairn.pipeline.index.layout import (
+    CHUNKS_ARROW,
+    DELETED_BITS,
+    DOCUMENTS_ARROW,
+    CollectionLayout,
+    generation_tag,
+)
+from cairn.pipeline.index.mend import mend_files, mend_lance, opens
+from cairn.pipeline.index.position_files import open_document_positions
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,
@@ -44,14 +59,14 @@ from cairn.pipeline.index.publish import (
     remove_generations,
     serve_generation,
 )
-from cairn.pipeline.index.rederive import find_whole_rows
-from cairn.pipeline.index.salvage import Salvage, give_up, plan_salvage
+from cairn.pipeline.index.segments.joined import StoredColumns
 from cairn.pipeline.index.segments.segment import segment_files
-from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.index.stored_files import check_generation_files, mend_copied, read_manifest
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, LANCE_ERRORS, TABLES, lance_errors
 from cairn.pipeline.index.verify import Problem, read_current, store_problems, verify_generation
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from cairn.pipeline.types import ProgressListener, silent_progress
+from cairn.pipeline.types import TOKEN_FIELDS, ProgressListener, silent_progress
 
 REPAIR_RUN_ID = "repair"
 NOTHING_TO_REPAIR = "; nothing to repair"
@@ -405,3 +420,281 @@ def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> tuple[l
         except (StorageError, IntegrityError) as error:  # the repair is done, the next writer cleans up again
             caveat = f", but {error}"
     return [problem for problems in found.values() for problem in problems], caveat
+
+
+LOSSES_NAME = "LOST.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """Documents that are gone or older than in ``generation``, the newest there was.
+
+    ``manifest_sha256`` is what ``CURRENT`` says of that generation. ``is_complete`` is False where the
+    documents that it changed cannot be told.
+    """
+
+    generation: int
+    manifest_sha256: str | None
+    doc_ids: tuple[str, ...] = ()
+    is_complete: bool = True
+
+    @property
+    def caveat(self) -> str:
+        """Return what to add to a sentence about the repair, empty where every document is named."""
+        if self.is_complete:
+            return ""
+        return (
+            f"; which documents generation {self.generation} had changed cannot be told, so ingest what "
+            "changed last again with --reread"
+        )
+
+
+def losses_path(layout: CollectionLayout) -> Path:
+    """Return where a repair at work records what it gives up."""
+    return layout.folder / LOSSES_NAME
+
+
+def read_losses(layout: CollectionLayout) -> Losses | None:
+    """Return what a repair that did not end gave up; None where there was none."""
+    path = losses_path(layout)
+    with storage_errors(f"reading {LOSSES_NAME}"):
+        if not path.is_file():
+            return None
+        content = path.read_bytes()
+    try:
+        stored = json.loads(content)
+        return Losses(
+            generation=int(stored["generation"]),
+            manifest_sha256=stored["manifest_sha256"],
+            doc_ids=tuple(map(str, stored["doc_ids"])),
+            is_complete=bool(stored["is_complete"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        newest = max(layout.generation_numbers(), default=0)
+        return Losses(generation=newest, manifest_sha256=None, is_complete=False)
+
+
+def record_losses(layout: CollectionLayout, losses: Losses) -> None:
+    """Write down what is about to be given up, with what an earlier repair recorded; whole on disk after."""
+    earlier = read_losses(layout)
+    if earlier is not None:
+        losses = replace(
+            earlier,
+            doc_ids=tuple(sorted({*losses.doc_ids, *earlier.doc_ids})),
+            is_complete=losses.is_complete and earlier.is_complete,
+        )
+    if losses.doc_ids or not losses.is_complete:
+        with storage_errors(f"writing {LOSSES_NAME}"):
+            write_json(losses_path(layout), asdict(losses))
+
+
+def losses_since(layout: CollectionLayout, newest: int, manifest: Manifest) -> Losses:
+    """Return the documents that generation ``newest`` holds and this one does not, or in another version."""
+    nothing = Losses(generation=newest, manifest_sha256=layout.manifest_sha256(newest))
+    if newest == manifest.generation:
+        return nothing
+    for contents in (_content_hashes, _stored_contents):
+        try:
+            after = contents(layout, newest, manifest)
+            before = contents(layout, manifest.generation, manifest)
+        except CairnError:  # the damage is there
+            continue
+        joined = after.join(before, "doc_id", join_type="left outer", right_suffix="_before")
+        is_same = pc.fill_null(pc.equal(joined.column("version"), joined.column("version_before")), False)
+        changed = joined.filter(pc.invert(is_same)).column("doc_id").to_pylist()
+        return replace(nothing, doc_ids=tuple(sorted(changed)))
+    return replace(nothing, is_complete=False)
+
+
+def newest_tagged(layout: CollectionLayout, beside: Manifest) -> int:
+    """Return the newest generation that Lance's tags know, 0 where they cannot be read.
+
+    They are read ``beside`` the versions of a generation.
+    """
+    prefix = generation_tag(0).removesuffix("0")
+    try:
+        tags = LanceTables.open(layout, beside.lance_versions).tags(
+            DOCUMENTS, beside.lance_versions[DOCUMENTS]
+        )
+    except (CairnError, *LANCE_ERRORS):
+        return 0
+    numbers = [tag.removeprefix(prefix) for tag in tags if tag.startswith(prefix)]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def tagged_versions(layout: CollectionLayout, number: int, beside: Manifest) -> Versions:
+    """Return the versions that Lance's tags pin for a generation, whose manifest may be gone.
+
+    The tags are read ``beside`` the versions of another generation. Raises :class:`DamageError` where they
+    name none that opens.
+    """
+    tables = LanceTables.open(layout, beside.lance_versions)
+    versions: Versions = {}
+    for table in TABLES:
+        with lance_errors(f"reading the tags of table `{table}`", damaged=True):
+            version = tables.tags(table, beside.lance_versions[table]).get(generation_tag(number))
+        if version is None or not opens(layout.lance_folder / f"{table}.lance", version):
+            raise DamageError(f"no version of table `{table}` is tagged {generation_tag(number)}")
+        versions[table] = version
+    return versions
+
+
+def _content_hashes(layout: CollectionLayout, number: int, beside: Manifest) -> pa.Table:
+    try:
+        versions = dict(read_manifest(layout, number).lance_versions)
+    except IntegrityError:
+        versions = tagged_versions(layout, number, beside)
+    return content_hashes_at(layout, versions)
+
+
+def content_hashes_at(layout: CollectionLayout, versions: Versions) -> pa.Table:
+    """Return ``doc_id`` and ``version``, a hash of the content, of each document at pinned versions."""
+    batches = list(LanceTables.open(layout, versions).published_hashes(versions))
+    schema = pa.schema([("doc_id", pa.string()), ("version", pa.string())])
+    return pa.concat_tables(
+        [schema.empty_table(), pa.Table.from_batches(batches).rename_columns(schema.names).cast(schema)]
+        if batches
+        else [schema.empty_table()]
+    )
+
+
+def _stored_contents(layout: CollectionLayout, number: int, _: Manifest) -> pa.Table:
+    """Read from the position files what the manifest and Lance would tell if they were whole."""
+    parts: list[pa.Table] = []
+    for path in sorted(layout.generation_folder(number).glob(f"*{DOCUMENTS_ARROW}")):
+        documents = open_document_positions(path)
+        name = "content" if "content" in documents.schema.names else "row_id"
+        table = pa.table(
+            {"doc_id": documents.column("doc_id").cast(pa.string()), "version": documents.column(name)}
+        )
+        bits = path.with_name(path.name.removesuffix(DOCUMENTS_ARROW) + DELETED_BITS)
+        if bits.exists():
+            deleted = np.unpackbits(np.frombuffer(bits.read_bytes(), np.uint8), bitorder="little")
+            if len(deleted) >= table.num_rows:
+                table = table.filter(pa.array(deleted[: table.num_rows] == 0))
+        parts.append(table)
+    if not parts:
+        raise DamageError(f"generation {number} has no position files")
+    return pa.concat_tables(parts)
+
+
+COMPARED_DOCUMENTS = 16
+"""A context drawn again changes every vector, so that a few documents tell."""
+
+
+def find_whole_rows(layout: CollectionLayout, number: int, before: Manifest) -> Versions | None:
+    """Return the versions a lost generation pinned; None where they are not whole, or encoded otherwise.
+
+    ``before`` is an older generation, whose rows are whole.
+    """
+    try:
+        versions = tagged_versions(layout, number, before)
+        _read_all(layout, versions)
+        return versions if _is_encoded_alike(layout, versions, before) else None
+    except (IntegrityError, StorageError):
+        return None
+
+
+def _read_all(layout: CollectionLayout, versions: Versions) -> None:
+    tables = LanceTables.open(layout, versions)
+    for table in TABLES:
+        for batch in tables.scan(table, tables.schemas[table].names, versions):
+            with lance_errors(f"reading table `{table}`", damaged=True):
+                batch.validate(full=True)
+
+
+def _is_encoded_alike(layout: CollectionLayout, versions: Versions, before: Manifest) -> bool:
+    """Compare the vectors and codes of some documents that are the same in both generations."""
+    now, then = content_hashes_at(layout, versions), content_hashes_at(layout, dict(before.lance_versions))
+    both = now.join(then, ["doc_id", "version"], join_type="inner")
+    doc_ids = both.column("doc_id").slice(0, COMPARED_DOCUMENTS).to_pylist()
+    if not doc_ids:
+        return False
+    pinned = (versions, before.lance_versions)
+    columns = {DOCUMENTS: ["doc_id", "vector"], CHUNKS: ["chunk_id", "vector"]}
+    if all(LanceTables.open(layout, each).has_tokens for each in pinned):
+        columns[CHUNKS] += [field.name for field in TOKEN_FIELDS]
+    return all(
+        _rows(layout, table, versions[table], names, doc_ids).equals(
+            _rows(layout, table, before.lance_versions[table], names, doc_ids)
+        )
+        for table, names in columns.items()
+    )
+
+
+def _rows(
+    layout: CollectionLayout, table: str, version: int, columns: list[str], doc_ids: list[str]
+) -> pa.Table:
+    """Return columns of the rows of some documents, in the order of the first column."""
+    with lance_errors(f"reading table `{table}`", damaged=True):
+        dataset = lance.dataset(str(layout.lance_folder / f"{table}.lance"), version=version)
+        rows = dataset.to_table(columns=columns, filter=pc.field("doc_id").isin(doc_ids))
+    return rows.sort_by(columns[0]).combine_chunks()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Salvage:
+    """What has to be given up of a generation: fragments by table, and the documents with rows in them."""
+
+    fragments: Mapping[str, tuple[int, ...]]
+    lost: tuple[str, ...]
+
+
+def plan_salvage(layout: CollectionLayout, manifest: Manifest, damaged: Set[str]) -> Salvage | None:
+    """Return what is lost with damaged files of Lance, given by their path below ``lance/``.
+
+    None where a file is not one fragment's alone, or the position files are damaged, too.
+    """
+    is_pinned = all(name.startswith(tuple(f"{table}.lance/" for table in TABLES)) for name in damaged)
+    if not is_pinned or any(name.endswith(MANIFEST_SUFFIX) for name in damaged):
+        return None
+    position_files = (DOCUMENTS_ARROW, CHUNKS_ARROW, DELETED_BITS)
+    names = [record.name + name for record in manifest.segments for name in position_files]
+    if check_generation_files(layout, manifest, names=names):
+        return None
+    columns = StoredColumns(layout.generation_folder(manifest.generation), manifest)
+    owners = {DOCUMENTS: np.arange(manifest.documents), CHUNKS: columns.chunk_documents}
+    explained: set[str] = set()
+    fragments: dict[str, tuple[int, ...]] = {}
+    positions = [np.empty(0, np.int64)]
+    for table in TABLES:
+        given_up: list[int] = []
+        for fragment_id, files, first, last in _fragments(layout, table, manifest.lance_versions[table]):
+            explained |= files & damaged
+            if files & damaged:
+                given_up.append(fragment_id)
+                positions.append(owners[table][first:last])
+        fragments[table] = tuple(given_up)
+    if explained != damaged:
+        return None
+    lost = columns.doc_ids.take(pa.array(np.unique(np.concatenate(positions))))
+    return Salvage(fragments=fragments, lost=tuple(lost.to_pylist()))
+
+
+def _fragments(
+    layout: CollectionLayout, table: str, version: int
+) -> Iterator[tuple[int, frozenset[str], int, int]]:
+    """Yield the id, the files, and the first and last row of a scan of each fragment."""
+    folder = f"{table}.lance"
+    with lance_errors(f"reading the fragments of table `{table}`", damaged=True):
+        first = 0
+        for fragment in lance.dataset(str(layout.lance_folder / folder), version=version).get_fragments():
+            deletions = fragment.deletion_file()
+            paths = [f"data/{file.path}" for file in fragment.data_files()]
+            paths += [] if deletions is None else [str(deletions)]
+            last = first + fragment.physical_rows - fragment.num_deletions
+            yield fragment.fragment_id, frozenset(f"{folder}/{path}" for path in paths), first, last
+            first = last
+
+
+def give_up(layout: CollectionLayout, tables: LanceTables, salvage: Salvage) -> None:
+    """Drop the damaged fragments from the latest versions; the other rows of lost documents stay for now."""
+    tables.drop_text_indexes()
+    for table, fragments in salvage.fragments.items():
+        if fragments:
+            uri = str(layout.lance_folder / f"{table}.lance")
+            operation = lance.LanceOperation.Delete(
+                updated_fragments=[], deleted_fragment_ids=list(fragments), predicate="damaged"
+            )
+            with lance_errors(f"dropping damaged rows of table `{table}`"):
+                lance.LanceDataset.commit(uri, operation, read_version=lance.dataset(uri).version)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import secrets
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -31,11 +32,10 @@ from typing import Final
 from cairn.pipeline import durable
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
-from cairn.pipeline.index.copied_names import COPIES, LANCE_FILES, copied_name
-from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
+from cairn.pipeline.index.current import KEPT_GENERATIONS, Current, Pointer, RemoteGeneration
 from cairn.pipeline.index.lease import LEASE_KEY, Lease
+from cairn.pipeline.index.names import COPIES, LANCE_FILES, copied_name
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
-from cairn.pipeline.index.remote_pointer import Pointer, RemoteGeneration
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.index.worker_files import WorkerFiles, key_of
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
@@ -397,3 +397,20 @@ class Replica:
             for path in local:
                 if f"{name}/{path.name}" not in stored:
                     self._store.write(f"{name}/{path.name}", path)
+
+
+log = logging.getLogger(__name__)
+
+_out: dict[str, type[CairnError]] = {}
+"""What is wrong with each store, by the address of its collection; all readers in a process share it."""
+
+
+def note_outage(address: str, error: CairnError | None) -> None:
+    """Note that reading a collection's store failed, or did not; another kind of error is news, too."""
+    before = _out.pop(address, None)
+    if error is not None:
+        _out[address] = type(error)
+        if before is not type(error):
+            log.warning("replica.not_refreshed store=%s error=%s", address, error)
+    elif before is not None:
+        log.warning("replica.refreshed_again store=%s", address)

@@ -10,7 +10,7 @@ from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.errors import CollectionNotFoundError, DamageError, ModelError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
-from cairn.pipeline.index.segments.joined_columns import StoredColumns
+from cairn.pipeline.index.segments.joined import StoredColumns
 from cairn.pipeline.index.stored_files import read_manifest
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from cairn.pipeline.durable import sha256_of_file
-from cairn.pipeline.index.machine_cache import cache_folder
+from cairn.pipeline.index.roots import cache_folder
 
 log = logging.getLogger(__name__)
 

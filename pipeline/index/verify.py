@@ -19,15 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.durable import is_locked
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW, COPIES
-from cairn.pipeline.index.copies import copied_files, find_lance_files
 from cairn.pipeline.index.current import Current
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.losses import LOSSES_NAME, read_losses
-from cairn.pipeline.index.stored_files import SIZES, check_generation_files, read_manifest
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW, COPIES
+from cairn.pipeline.index.repair import LOSSES_NAME, read_losses
+from cairn.pipeline.index.stored_files import (
+    SIZES,
+    check_generation_files,
+    copied_files,
+    find_lance_files,
+    read_manifest,
+)
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
 

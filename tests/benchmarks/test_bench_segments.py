@@ -21,7 +21,7 @@ import pytest
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_delete import id_batches
+from cairn.pipeline.index.lance_delete import find_served, id_batches
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.publish import (
@@ -30,7 +30,6 @@ from cairn.pipeline.index.publish import (
     prepare_writer,
     publish_generation,
 )
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
 from cairn.pipeline.search.lexical import bm25_documents, bm25_passages
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.names import COPIES
 
 
 def test_repair_that_loses_every_document_says_so_and_how_to_encode_them_again(

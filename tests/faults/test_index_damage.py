@@ -15,7 +15,6 @@ from types import ModuleType
 import pytest
 from cairn.pipeline.durable import sha256_of_file
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.index.copied_names import COPIES
 from cairn.pipeline.index.current import Current
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
@@ -25,6 +24,7 @@ from cairn.pipeline.index.maintenance import (
     repair_collection,
     verify_collection,
 )
+from cairn.pipeline.index.names import COPIES
 from cairn.pipeline.index.stored_files import read_manifest
 from cairn.pipeline.manifest import MANIFEST_NAME, SEGMENTS_VERSION
 

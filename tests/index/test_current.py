@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.copied_names import COPIES
 from cairn.pipeline.index.current import Current
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.names import COPIES
 from cairn.pipeline.index.stored_files import read_manifest
 from cairn.pipeline.manifest import MANIFEST_NAME
 from cairn.pipeline.search.searcher import Searcher

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.exact_index import ExactIndex
-from cairn.pipeline.index.protocol import VectorIndex
+from cairn.pipeline.index.exact_index import ExactIndex, VectorIndex
 
 
 def naive_search(vectors: np.ndarray, query: np.ndarray, top_k: int, allowed: list[int]) -> list[int]:

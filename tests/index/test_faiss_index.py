@@ -10,16 +10,16 @@ import pytest
 from cairn.pipeline.config import IndexConfig, IndexKind
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index import faiss_build
-from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.exact_index import ExactIndex, VectorIndex
 from cairn.pipeline.index.faiss_build import build_faiss_index
 from cairn.pipeline.index.faiss_index import (
     BRUTE_FORCE_POSITIONS,
+    FAISS_KINDS,
     REFINE_SUFFIX,
     FaissIndex,
+    choose_kind,
     open_faiss_index,
 )
-from cairn.pipeline.index.faiss_kinds import FAISS_KINDS, choose_kind
-from cairn.pipeline.index.protocol import VectorIndex
 
 KINDS = tuple(FAISS_KINDS)
 NUM_VECTORS, VECTOR_DIM = 6_000, 32

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.errors import IntegrityError, SchemaError
-from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, Versions
+from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, StoredRows, Versions
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_rows import StoredRows
 from lancedb.index import FTS
 
 

@@ -20,7 +20,7 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.copied_names import COPIES
+from cairn.pipeline.index.current import Pointer
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout, list_collections
 from cairn.pipeline.index.maintenance import (
@@ -29,8 +29,8 @@ from cairn.pipeline.index.maintenance import (
     repair_collection,
     verify_collection,
 )
+from cairn.pipeline.index.names import COPIES
 from cairn.pipeline.index.object_folder import ObjectFolder
-from cairn.pipeline.index.remote_pointer import Pointer
 from cairn.pipeline.index.replica import Replica
 from cairn.pipeline.index.status import collection_status
 

@@ -13,7 +13,6 @@ from cairn.pipeline.errors import (
     StorageError,
     TryAgainError,
 )
-from cairn.pipeline.index import outages
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_files import LANCE_FILES
 from cairn.pipeline.index.layout import CollectionLayout
@@ -167,8 +166,8 @@ def test_outage_is_logged_once_and_when_it_is_over(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(outages, "_out", {})
-    monkeypatch.setattr(outages.log, "warning", lambda text, *_: told.append(text.partition(" ")[0]))
+    monkeypatch.setattr(replica_module, "_out", {})
+    monkeypatch.setattr(replica_module.log, "warning", lambda text, *_: told.append(text.partition(" ")[0]))
     stones.publish_documents(machine("a"), stones.document_ids(3))
     served(machine("b"))
     object_store.fault("GET", "/stones", "refuse", times=10_000)

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from cairn.pipeline.index import lease, replica
 from cairn.pipeline.index.generation import open_latest_intact_generation
-from cairn.pipeline.index.lance_errors import lance_errors
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import repair_collection, verify_collection
 from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.publish import COMMIT_POINTS
 from cairn.pipeline.index.replica import REPLICA_POINTS
+from cairn.pipeline.index.tables import lance_errors
 
 from tests.index import stones
 from tests.nightly.campaign import Tally, require

@@ -30,6 +30,7 @@ from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.faiss_build import Codebook
+from cairn.pipeline.index.lance_index import StoredRows
 from cairn.pipeline.index.layout import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
@@ -41,7 +42,6 @@ from cairn.pipeline.index.layout import (
 )
 from cairn.pipeline.index.segments.change import RowChange, rows_changed
 from cairn.pipeline.index.segments.codes import largest, needs_training, read_codebook
-from cairn.pipeline.index.segments.deleted import bits_of
 from cairn.pipeline.index.segments.merge import merge_segments
 from cairn.pipeline.index.segments.parts import (
     RunTasks,
@@ -54,6 +54,7 @@ from cairn.pipeline.index.segments.parts import (
 from cairn.pipeline.index.segments.segment import (
     SHARED_FILES,
     SegmentRows,
+    bits_of,
     needed_files,
     open_rows,
     row_files,
@@ -61,7 +62,6 @@ from cairn.pipeline.index.segments.segment import (
     segment_name,
 )
 from cairn.pipeline.index.segments.writer import SegmentWriter
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.manifest import SEGMENTS_VERSION, FileRecord, Manifest, SegmentRecord

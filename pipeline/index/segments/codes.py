@@ -28,9 +28,14 @@ from cairn.pipeline.index.faiss_build import (
     write_list_header,
     write_refine,
 )
-from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, read_faiss_file
-from cairn.pipeline.index.faiss_kinds import choose_kind, faiss_kind
-from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.faiss_index import (
+    REFINE_SUFFIX,
+    FaissIndex,
+    choose_kind,
+    faiss_kind,
+    read_faiss_file,
+)
+from cairn.pipeline.index.segments.segment import DeletedRows
 from cairn.pipeline.manifest import SegmentRecord
 from jaxtyping import Int64, UInt8
 

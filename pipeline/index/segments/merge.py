@@ -41,8 +41,7 @@ from cairn.pipeline.index.position_files import (
     unnamed_file,
 )
 from cairn.pipeline.index.segments.codes import IndexPart, join_indexes
-from cairn.pipeline.index.segments.deleted import DeletedRows
-from cairn.pipeline.index.segments.segment import Segment, SegmentRows
+from cairn.pipeline.index.segments.segment import DeletedRows, Segment, SegmentRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.token_file import TOKEN_FILE_COLUMNS, TOKEN_FILE_SCHEMA
 from cairn.pipeline.manifest import SegmentRecord

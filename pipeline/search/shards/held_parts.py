@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cairn.pipeline.errors import StorageError
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.generation import open_generation, part_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.part import part_of
 from cairn.pipeline.index.stored_files import Checks
 from cairn.pipeline.search.shards.messages import PartKey, content_of
 from cairn.pipeline.search.shards.placement import place

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.protocol import NO_POSITION, VectorIndex
 from cairn.pipeline.search.candidates import (
     best_of_documents,
     chunk_positions,

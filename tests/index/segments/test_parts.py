@@ -18,7 +18,7 @@ from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, StoredRows
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.segments import codes, parts
@@ -29,7 +29,6 @@ from cairn.pipeline.index.segments.parts import (
     TrainCodebook,
     cut_between_documents,
 )
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.search.candidates import nominate_by_document
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,4 @@
-"""Which files of a generation are small and stored twice: names alone.
-
-What they are copied for, and who reads and mends the copies, is told in ``copies``.
-"""
+"""TODO."""
 
 from __future__ import annotations
 
