@@ -6,9 +6,6 @@
 
 An empty file :data:`PUBLISHED` in a generation's folder says that ``CURRENT`` has named it, so that an older
 ``CURRENT`` that was put back is noticed.
-
-Files without the last line are read, too, as are those with the name of the served generation alone. A
-manifest without a recorded hash is not checked until the next publication records one.
 """
 
 from __future__ import annotations
@@ -29,8 +26,7 @@ KEPT_GENERATIONS: Final = 2
 """The served one and the one before it, for readers that still hold it and as the way back."""
 PUBLISHED: Final = "PUBLISHED"
 
-_RECORDED: Final = re.compile(rb"((?:[0-9]{8} [0-9a-f]{64}\n)+)([0-9a-f]{8}\n)?")
-_NAME_ALONE: Final = re.compile(rb"[0-9]{8}\n")
+_RECORDED: Final = re.compile(rb"((?:[0-9]{8} [0-9a-f]{64}\n)+)([0-9a-f]{8}\n)")
 
 
 def generation_name(number: int) -> str:
@@ -40,17 +36,15 @@ def generation_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Generations and the SHA-256 of their manifests, the served one first; None where none is recorded."""
+    """Generations and the SHA-256 of their manifests, the served one first."""
 
-    manifests: Mapping[int, str | None]
+    manifests: Mapping[int, str]
 
     @classmethod
     def of(cls, content: bytes) -> Current | None:
         """Read the content of ``CURRENT``; None where it is damaged."""
-        if _NAME_ALONE.fullmatch(content):
-            return cls({int(content): None})
         found = _RECORDED.fullmatch(content)
-        if found is None or found[2] not in (None, _checksum(found[1])):
+        if found is None or found[2] != _checksum(found[1]):
             return None
         lines = found[1].decode("ascii").splitlines()
         numbers = [int(line[:8]) for line in lines]
@@ -59,10 +53,8 @@ class Current:
         return cls({number: line[9:] for number, line in zip(numbers, lines, strict=True)})
 
     def to_bytes(self) -> bytes:
-        """Return the file's content; a generation without a recorded hash has no line."""
-        lines = (
-            f"{generation_name(number)} {sha256}\n" for number, sha256 in self.manifests.items() if sha256
-        )
+        """Return the file's content."""
+        lines = (f"{generation_name(number)} {sha256}\n" for number, sha256 in self.manifests.items())
         said = "".join(lines).encode()
         return said + _checksum(said)
 
@@ -70,11 +62,6 @@ class Current:
     def served(self) -> int:
         """Return the generation that readers are to see."""
         return next(iter(self.manifests))
-
-    @property
-    def is_recorded(self) -> bool:
-        """Tell whether the hashes of the manifests are recorded."""
-        return None not in self.manifests.values()
 
 
 def _checksum(said: bytes) -> bytes:
@@ -118,10 +105,7 @@ class Pointer:
 
     @classmethod
     def of(cls, content: bytes, uri: str) -> Pointer:
-        """Read a pointer; a damaged or foreign one raises :class:`IntegrityError`.
-
-        Releases before this one wrote it without a hash.
-        """
+        """Read a pointer; a damaged or foreign one raises :class:`IntegrityError`."""
         try:
             raw: Any = json.loads(content)
             if raw["format_version"] != POINTER_VERSION:
@@ -132,14 +116,9 @@ class Pointer:
             pointer = cls(
                 token=str(raw["token"]), generations=tuple(map(_remote_generation, raw["generations"]))
             )
-            is_intact = content == pointer.to_bytes() or set(raw) == {
-                "format_version",
-                "token",
-                "generations",
-            }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise _damaged(uri) from error
-        if not is_intact:
+        if content != pointer.to_bytes():
             raise _damaged(uri)
         return pointer
 

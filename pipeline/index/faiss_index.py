@@ -394,8 +394,8 @@ class _ListedCodes:
 
 def _num_probed(description: Mapping[str, Any]) -> int:
     """Return how many inverted lists a search reads, given a file's description."""
-    num_vectors, nprobe = description["num_vectors"], int(description["nprobe"])
-    if description.get("trained_for", num_vectors) == num_vectors:  # format 2 had no codebook to borrow
+    nprobe = int(description["nprobe"])
+    if description["trained_for"] == description["num_vectors"]:
         return nprobe
     return min(math.ceil(BORROWED_PROBES * nprobe), int(description["nlist"]))
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.layout import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
 from cairn.pipeline.index.segments.segment import SegmentRows, open_rows
 from cairn.pipeline.index.stored_files import check_generation_files
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
@@ -150,9 +151,9 @@ def find_served(layout: CollectionLayout, served: Manifest, doc_ids: Sequence[st
     """Return those of the documents that the generation has; none where a file of its rows is damaged."""
     suffixes = (DOCUMENTS_ARROW, CHUNKS_ARROW, DELETED_BITS)
     names = [record.name + suffix for record in served.segments for suffix in suffixes]
-    with VerifiedFiles.of_this_machine() as verified:
-        if check_generation_files(layout, served, names=names, verified=verified):
-            return []
+    verified = VerifiedFiles.of_this_machine()
+    if check_generation_files(layout, served, names=names, verified=verified):
+        return []
     folder = layout.generation_folder(served.generation)
     found: list[PlacedDocument] = []
     begins = {DOCUMENTS: 0, CHUNKS: 0}

@@ -17,7 +17,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import LANCE_FILES, SMALL_FOLDERS
 from cairn.pipeline.manifest import FileRecord, record_file
 
-KEPT_TYPES = frozenset({"manifest", "data file", "deletion file", "index file"})
+KEPT_TYPES = frozenset({"manifest", "data file", "deletion file"})
 """Transaction files are only read while a commit races another; a writer of ours never does."""
 MANIFEST_SUFFIX = ".manifest"
 

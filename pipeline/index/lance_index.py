@@ -235,7 +235,6 @@ class LanceTables:
             if rows is not None and expected:
                 self._append(name, rows, expected)
             commit_point(f"{name}-added")
-        self.drop_text_indexes()
         versions = self.versions()
         self.tag(generation, versions)
         commit_point("tagged")
@@ -387,7 +386,6 @@ class LanceTables:
             first = 0 if force else first_to_merge(live, stored)
             if first is None:
                 return
-            self._drop_indexes(name)
             self._dataset(name).optimize.compact_files(
                 excluded_fragment_ids=[fragment.fragment_id for fragment in fragments[:first]],
                 target_rows_per_fragment=sum(stored) + 1,  # none is large enough to be left out
@@ -395,16 +393,6 @@ class LanceTables:
                 num_threads=1,
                 materialize_deletions_threshold=0.0,
             )
-
-    def drop_text_indexes(self) -> None:
-        """Drop the full-text indexes that earlier releases made; BM25 reads the words of segments."""
-        with lance_errors("dropping the text indexes"):
-            self._drop_indexes(DOCUMENTS)
-
-    def _drop_indexes(self, name: str) -> None:
-        table = self._latest(name)
-        for index in table.list_indices():
-            table.drop_index(index.name)
 
 
 def _has_tokens(schema: pa.Schema) -> bool:

@@ -20,7 +20,8 @@ from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index.lance_delete import find_served, id_batches
 from cairn.pipeline.index.lance_files import damaged_lance_files
 from cairn.pipeline.index.lance_index import LanceTables
-from cairn.pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import DOCUMENTS_ARROW
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,11 +32,8 @@ from cairn.pipeline.index.lance_files import (
     write_lance_files,
 )
 from cairn.pipeline.index.lance_index import LanceTables, StoredRows
-from cairn.pipeline.index.layout import (
-    CollectionLayout,
-    generation_tag,
-)
-from cairn.pipeline.index.mend import mend_files, mend_lance
+from cairn.pipeline.index.layout import CollectionLayout, generation_tag
+from cairn.pipeline.index.mend import mend_lance
 from cairn.pipeline.index.names import SIDE_FILES
 from cairn.pipeline.index.segments.assembly import Assembly
 from cairn.pipeline.index.segments.parts import RunTasks
@@ -44,8 +41,7 @@ from cairn.pipeline.index.segments.segment import open_rows
 from cairn.pipeline.index.stored_files import (
     check_generation_files,
     find_lance_files,
-    lost_for_good,
-    mend_copied,
+    mend_files,
     read_manifest,
     write_copies,
 )
@@ -143,32 +139,22 @@ def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = Fals
         for number in layout.generation_numbers():
             if number > served:
                 durable.remove_folder(layout.generation_folder(number))
-        _mend(layout, manifest, {LATE_NAME} if gives_up_projection else set())
+        for number in layout.generation_numbers():
+            with contextlib.suppress(IntegrityError):
+                mend_files(layout, read_manifest(layout, number))
+        _require_carried_over(layout, manifest, without={LATE_NAME} if gives_up_projection else set())
+        mend_lance(layout)
         _mark_published(layout, served)
     return manifest
 
 
-def _mend(layout: CollectionLayout, manifest: Manifest, given_up: set[str]) -> None:
-    """Mend what costs no row; raise :class:`DamageError` for what a publication would carry over damaged."""
-    for number in layout.generation_numbers():
-        with contextlib.suppress(IntegrityError):
-            mend_copied(layout, read_manifest(layout, number))
-    for name, problem in _unmended(layout, manifest):
-        if name not in given_up:
-            fault = f"{name} of generation {manifest.generation} {problem}"
-            if advice := lost_for_good(layout, name):
-                raise IntegrityError(f"{fault}; {advice}")
-            raise layout.damaged(fault)
-    mend_lance(layout, layout.generation_numbers())
-
-
-def _unmended(layout: CollectionLayout, manifest: Manifest) -> list[tuple[str, str]]:
-    _, left = mend_files(layout, manifest, SIDE_FILES)
-    try:
-        records = find_lance_files(layout, manifest)
-    except DamageError:
-        return left  # without hashes to compare: what is missing is found when it is read
-    return left + list(damaged_lance_files(layout, small_files(records)))
+def _require_carried_over(layout: CollectionLayout, manifest: Manifest, without: set[str]) -> None:
+    """Raise :class:`DamageError` for what a publication would carry over damaged."""
+    damaged = check_generation_files(layout, manifest, names=set(SIDE_FILES) - without)
+    with contextlib.suppress(DamageError):  # no hashes to compare: what is missing is found when it is read
+        damaged += damaged_lance_files(layout, small_files(find_lance_files(layout, manifest)))
+    for name, problem in damaged:
+        raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
 
 
 @returning_freed_memory()
@@ -180,19 +166,17 @@ def publish_generation(
     config: IndexConfig,
     progress: ProgressListener = silent_progress,
     since: Mapping[str, int] | None = None,
-    damaged: Collection[str] | None = None,
     run_tasks: RunTasks | None = None,
     hashed: Mapping[str, FileRecord] | None = None,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
     ``since`` are the versions of the served generation's rows that the commit began with: what did not change
-    since then is shared with it. None makes every file again from the tables. A repair names the ``damaged``
-    files of the served generation, whose rows are these: only their segments are made again. ``run_tasks``
-    has processes that write large segments; without, this one does. ``hashed`` are files of the tables whose
-    hashes are known, by their paths below ``lance/``. The caller holds the lock, and has called
-    :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`; ``CURRENT``
-    then still names the old one.
+    since then is shared with it. None makes every file again from the tables. ``run_tasks`` has processes
+    that write large segments; without, this one does. ``hashed`` are files of the tables whose hashes are
+    known, by their paths below ``lance/``. The caller holds the lock, and has called :func:`prepare_writer`.
+    Tables whose order or spans do not fit raise :class:`IntegrityError`; ``CURRENT`` then still names the old
+    one.
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
@@ -212,7 +196,6 @@ def publish_generation(
                 number,
                 folder,
                 since,
-                damaged,
                 run_tasks,
                 known,
             )
@@ -254,7 +237,7 @@ def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
     try:
         tables.keep_only(kept)
     except StorageError:  # a broken version of a generation that has just gone is in the way
-        mend_lance(layout, kept, drop_unpinned=True)
+        mend_lance(layout, drop_unpinned=True)
         tables.keep_only(kept)
 
 
@@ -302,7 +285,7 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
         before = None
     recorded = {} if before is None else before.manifests
     standing = [number for number in layout.generation_numbers() if number <= served]
-    manifests: dict[int, str | None] = {}
+    manifests: dict[int, str] = {}
     for number in reversed(standing[-KEPT_GENERATIONS:]):
         path = layout.generation_folder(number) / MANIFEST_NAME
         if path.is_file():
@@ -320,18 +303,14 @@ def _build(
     number: int,
     folder: Path,
     since: Mapping[str, int] | None,
-    damaged: Collection[str] | None,
     run_tasks: RunTasks | None,
     known: Mapping[str, FileRecord],
 ) -> Manifest:
-    is_whole = since is None and damaged is None
-    base = None if is_whole or number == 1 else read_manifest(layout, number - 1)
+    base = None if since is None or number == 1 else read_manifest(layout, number - 1)
     rows = StoredRows(tables=tables, versions=versions)
     has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
     assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens, run_tasks=run_tasks)
-    segments = (
-        assembly.build(rows, since, progress) if damaged is None else assembly.repair(rows, damaged, progress)
-    )
+    segments = assembly.build(rows, since, progress)
     for name, source in facts.side_files.items():
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from

@@ -1,15 +1,17 @@
 """Bring a damaged collection back to something whole, losing as little as possible.
 
-    files that another generation has, tags of Lance   ─▶ mended where they lie
-    only derived files damaged                         ─▶ their segments made again from Lance, and published
+    files that stand whole elsewhere, tags of Lance    ─▶ mended where they lie
+    only derived files damaged                         ─▶ made again from the rows in Lance, and published
     folder or manifest of the newest generation lost   ─▶ derived again from the rows that Lance's tags pin
     files damaged in a store                           ─▶ written to it again from this machine's copy
     anything else                                      ─▶ CURRENT returns to the newest whole generation
     rows of Lance damaged, no generation whole         ─▶ published without the documents that lost rows
     nothing of that possible                           ─▶ refused: the rows must be ingested again
 
-Damage is found by ``verify``. Documents that are lost, or are older than before, are named one by one, and
-recorded before they are given up: see ``losses``.
+Damage is found by ``verify``. Derived files are a cache of the rows: none is repaired, all are made again.
+Documents that are lost, or are older than before, are named one by one. ``LOST.json`` in the collection's
+folder records them from before the first step that gives up a document until the repair has ended, so that
+the repair after one that was killed still names them.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -18,11 +20,9 @@ recorded before they are given up: see ``losses``.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lance
@@ -36,20 +36,14 @@ from cairn.pipeline.durable import (
     remove_folder,
     storage_errors,
     write_bytes,
-    write_json,
 )
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
 from cairn.pipeline.index.lance_delete import id_batches
 from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX
 from cairn.pipeline.index.lance_index import LanceTables, Versions
-from cairn.pipeline.index.layout import (
-    CHUNKS_ARROW,
-    DELETED_BITS,
-    DOCUMENTS_ARROW,
-    CollectionLayout,
-    generation_tag,
-)
-from cairn.pipeline.index.mend import mend_files, mend_lance, opens
+from cairn.pipeline.index.layout import CollectionLayout, generation_tag
+from cairn.pipeline.index.mend import mend_lance, opens
+from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
 from cairn.pipeline.index.position_files import open_document_positions
 from cairn.pipeline.index.publish import (
     GenerationFacts,
@@ -61,9 +55,25 @@ from cairn.pipeline.index.publish import (
 )
 from cairn.pipeline.index.segments.joined import StoredColumns
 from cairn.pipeline.index.segments.segment import segment_files
-from cairn.pipeline.index.stored_files import check_generation_files, mend_copied, read_manifest
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, LANCE_ERRORS, TABLES, lance_errors
-from cairn.pipeline.index.verify import Problem, read_current, store_problems, verify_generation
+from cairn.pipeline.index.stored_files import check_generation_files, mend_files, read_manifest
+from cairn.pipeline.index.tables import (
+    CHUNKS,
+    DOCUMENTS,
+    LANCE_ERRORS,
+    TABLES,
+    lance_errors,
+    open_pinned_dataset,
+)
+from cairn.pipeline.index.verify import (
+    Losses,
+    Problem,
+    losses_path,
+    read_current,
+    read_losses,
+    record_losses,
+    store_problems,
+    verify_generation,
+)
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import TOKEN_FIELDS, ProgressListener, silent_progress
@@ -107,10 +117,7 @@ def repair_collection(
     _clear_lock(layout)
     with layout.writer_lock():
         report = _restore(layout, _repair(layout, progress, keeps_all=keeps_all, suspects=suspects))
-        dropped, caveat = _drop_damaged_predecessors(layout, report.generation)
-        if dropped:
-            gone = ", ".join(map(str, sorted({problem.generation or 0 for problem in dropped})))
-            report = _adding(report, f"; generation {gone}, which was damaged, is removed{caveat}", dropped)
+        report = _settle_predecessors(layout, report)
         report = _naming_earlier_losses(layout, report)
         names = {problem.file for problem in report.problems}
         if LATE_NAME in names and LATE_NAME not in read_manifest(layout, report.generation).files:
@@ -127,18 +134,6 @@ def _clear_lock(layout: CollectionLayout) -> None:
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         with storage_errors("removing what stands in the place of the lock"):
             remove_entry(path)
-
-
-def _mend_predecessors(layout: CollectionLayout, served: int) -> str:
-    """Mend older generations; return what to add to the report."""
-    said = ""
-    for number in layout.generation_numbers():
-        if number < served:
-            with contextlib.suppress(IntegrityError):
-                older = read_manifest(layout, number)
-                if files := [*mend_copied(layout, older), *mend_files(layout, older)[0]]:
-                    said += f"; of generation {number}, {len(files)} file(s) were mended"
-    return said
 
 
 def _adding(report: RepairReport, said: str, problems: Sequence[Problem] = ()) -> RepairReport:
@@ -187,23 +182,19 @@ def _repair(
         if keeps_all and (number != served or not is_derived):
             raise layout.damaged(problems[0].sentence)
         if number == served and len(problems) == len(found) and not left[number]:
-            mended = _mend_predecessors(layout, number)
             prepare_writer(layout)
+            action = f"generation {number} is whole{NOTHING_TO_REPAIR}"
             if found:  # written again as it is, CURRENT makes servers look at the generation again
                 write_bytes(layout.current_path, layout.current_path.read_bytes())
-            action = (
-                f"{len(found)} fault(s) of generation {number} were mended where they lay"
-                if found
-                else f"generation {number} is whole{NOTHING_TO_REPAIR}"
-            )
-            report = RepairReport(generation=number, action=action, problems=tuple(found))
-            return _adding(report, mended) if mended else report
+                action = f"{len(found)} fault(s) of generation {number} were mended where they lay"
+            return RepairReport(generation=number, action=action, problems=tuple(found))
         if is_derived:
+            before = read_manifest(layout, number)
             if served is not None and number < served and _has_lost_manifest(left.get(served)):
-                derived = _derive_again(layout, served, read_manifest(layout, number), problems, progress)
+                derived = _derive_again(layout, served, before, problems, progress)
                 if derived is not None:
                     return derived
-            return _serve_again(layout, number, served, left[number], problems, progress)
+            return _serve_again(layout, before, served, left[number], problems, progress)
     for number in sorted(standing, reverse=True):
         salvage = _plan_salvage(layout, number, left[number])
         if salvage is not None:
@@ -213,6 +204,20 @@ def _repair(
         f"{'; '.join(problem.sentence for problem in problems[:3])}; "
         "move its folder away and ingest the sources again"
     )
+
+
+def _mend(layout: CollectionLayout, number: int, *, check_rows: bool) -> tuple[list[Problem], list[Problem]]:
+    """Return the faults of a generation, and those left after what costs no row has been mended.
+
+    To check rows the files are mapped, which none must be that is about to be cut.
+    """
+    found = verify_generation(layout, number, check_rows=check_rows)
+    if not found or any(problem.part == "manifest" for problem in found):
+        return found, found
+    with storage_errors(f"mending generation {number} of {layout.name!r}", layout.folder):
+        mend_files(layout, read_manifest(layout, number), all_files=True)
+        mend_lance(layout)
+    return found, verify_generation(layout, number, check_rows=check_rows)
 
 
 def _suspected(layout: CollectionLayout, number: int, suspects: Collection[str]) -> list[Problem]:
@@ -254,16 +259,12 @@ def _derive_again(
         return None
     try:
         LanceTables.open(layout, pinned).roll_back(pinned)
-        tables = LanceTables.open(layout)
-        versions = tables.versions()
-        tables.tag(number + 1, versions)
-        facts = GenerationFacts.of(layout, before, REPAIR_RUN_ID)
+        versions = LanceTables.open(layout).versions()
         with storage_errors(f"deriving generation {number} of {layout.name!r} again"):
             clear_temporary(layout.generations_folder)
             if os.path.lexists(layout.generation_folder(number)):
                 remove_folder(layout.generation_folder(number))
-        config = index_config_of(before.settings)
-        manifest = publish_generation(layout, tables, versions, facts, config, progress)
+        manifest = _publish(layout, before, versions, progress)
     except IntegrityError:
         return None
     action = (
@@ -273,51 +274,23 @@ def _derive_again(
     return RepairReport(generation=manifest.generation, action=action, problems=tuple(problems))
 
 
-def _losses(
-    layout: CollectionLayout, before: Manifest, served: int | None, given_up: Sequence[str] = ()
-) -> Losses:
-    """Return and record what is lost by serving an older generation, and without ``given_up``."""
-    newest = served or max(*layout.generation_numbers(), newest_tagged(layout, before))
-    losses = losses_since(layout, newest, before)
-    losses = replace(losses, doc_ids=tuple(sorted({*losses.doc_ids, *given_up})))
-    record_losses(layout, losses)
-    return losses
-
-
-def _mend(layout: CollectionLayout, number: int, *, check_rows: bool) -> tuple[list[Problem], list[Problem]]:
-    """Return the faults of a generation, and those left after what costs no row has been mended.
-
-    To check rows the files are mapped, which none must be that is about to be cut.
-    """
-    found = verify_generation(layout, number, check_rows=check_rows)
-    if not found or any(problem.part == "manifest" for problem in found):
-        return found, found
-    with storage_errors(f"mending generation {number} of {layout.name!r}", layout.folder):
-        manifest = read_manifest(layout, number)
-        mend_copied(layout, manifest)
-        mend_files(layout, manifest)
-        mend_copied(layout, manifest)  # a copy whose original has just been mended
-        mend_lance(layout, layout.generation_numbers())
-    return found, verify_generation(layout, number, check_rows=check_rows)
-
-
 def _serve_again(
     layout: CollectionLayout,
-    number: int,
+    before: Manifest,
     served: int | None,
     own: list[Problem],
     problems: list[Problem],
     progress: ProgressListener,
 ) -> RepairReport:
     """Serve a generation whose rows are whole: undo in Lance what came after it, make derived files again."""
-    before = read_manifest(layout, number)
+    number = before.generation
     losses = _losses(layout, before, served)
     if number == served and not any(problem.part == "current" for problem in problems):
         prepare_writer(layout, gives_up_projection=True)
         LanceTables.open(layout).roll_back(before.lance_versions)
     else:
         _return_to(layout, before)
-    manifest = _rebuild(layout, before, own, progress) if own else before
+    manifest = _publish(layout, before, LanceTables.open(layout).versions(), progress) if own else before
     if number != served:
         action = f"the collection returned to generation {number}, published {before.created_at}"
         action += losses.caveat
@@ -333,46 +306,6 @@ def _serve_again(
     )
 
 
-def _return_to(layout: CollectionLayout, manifest: Manifest) -> None:
-    """Serve a generation again and undo in Lance what came after it."""
-    number = manifest.generation
-    with storage_errors(f"returning {layout.name!r} to generation {number}", layout.folder):
-        serve_generation(layout, number)
-        remove_generations(layout, [newer for newer in layout.generation_numbers() if newer > number])
-        mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
-    LanceTables.open(layout).roll_back(manifest.lance_versions)
-
-
-def _rebuild(
-    layout: CollectionLayout, manifest: Manifest, own: list[Problem], progress: ProgressListener
-) -> Manifest:
-    """Publish the rows of a generation again, with derived files built from them."""
-    tables = LanceTables.open(layout)
-    if any("/_indices/" in problem.file for problem in own):
-        tables.drop_text_indexes()
-        versions = tables.commit(generation=next_generation_number(layout))
-    else:
-        versions = tables.versions()
-        tables.tag(next_generation_number(layout), versions)
-    facts = GenerationFacts.of(layout, manifest, REPAIR_RUN_ID)
-    return publish_generation(
-        layout,
-        tables,
-        versions,
-        facts,
-        index_config_of(manifest.settings),
-        progress,
-        damaged={problem.file for problem in own},
-    )
-
-
-def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> Salvage | None:
-    if any(problem.part not in ("derived", "copies", "lance") for problem in own):
-        return None
-    damaged = {problem.file for problem in own if problem.part == "lance"}
-    return plan_salvage(layout, read_manifest(layout, number), damaged)
-
-
 def _publish_rest(
     layout: CollectionLayout,
     before: Manifest,
@@ -384,108 +317,81 @@ def _publish_rest(
     """Publish a generation again without the documents whose rows are damaged."""
     losses = _losses(layout, before, served, salvage.lost)
     _return_to(layout, before)
-    tables = LanceTables.open(layout)
-    give_up(layout, tables, salvage)
-    ids = list(salvage.lost)
-    versions = tables.commit(generation=next_generation_number(layout), deleted_ids=id_batches(ids))
-    facts = GenerationFacts.of(layout, before, REPAIR_RUN_ID)
-    manifest = publish_generation(layout, tables, versions, facts, index_config_of(before.settings), progress)
+    drop_fragments(layout, salvage)
+    versions = LanceTables.open(layout).commit(
+        generation=next_generation_number(layout), deleted_ids=id_batches(salvage.lost)
+    )
+    manifest = _publish(layout, before, versions, progress)
     action = (
         f"generation {before.generation} was published again as generation {manifest.generation}, without "
-        f"the {len(ids)} document(s) whose rows are damaged{losses.caveat}"
+        f"the {len(salvage.lost)} document(s) whose rows are damaged{losses.caveat}"
     )
     return RepairReport(
         generation=manifest.generation, action=action, problems=tuple(problems), lost=losses.doc_ids
     )
 
 
-def _drop_damaged_predecessors(layout: CollectionLayout, served: int) -> tuple[list[Problem], str]:
-    """Remove older generations that could not be served any more; they would only be found damaged again.
+def _publish(
+    layout: CollectionLayout, before: Manifest, versions: Versions, progress: ProgressListener
+) -> Manifest:
+    """Publish rows with what a generation says of itself; every derived file is made from them."""
+    tables = LanceTables.open(layout)
+    tables.tag(next_generation_number(layout), versions)
+    facts = GenerationFacts.of(layout, before, REPAIR_RUN_ID)
+    return publish_generation(layout, tables, versions, facts, index_config_of(before.settings), progress)
 
-    Returns their problems, and what to add to the report where Lance cannot be cleaned up after them.
-    """
-    found = {
-        number: verify_generation(layout, number, check_rows=False)
-        for number in layout.generation_numbers()
-        if number < served
-    }
-    damaged = [number for number, problems in found.items() if problems]
-    caveat = ""
-    if damaged:
+
+def _return_to(layout: CollectionLayout, manifest: Manifest) -> None:
+    """Serve a generation again and undo in Lance what came after it."""
+    number = manifest.generation
+    with storage_errors(f"returning {layout.name!r} to generation {number}", layout.folder):
+        serve_generation(layout, number)
+        remove_generations(layout, [newer for newer in layout.generation_numbers() if newer > number])
+        mend_lance(layout, drop_unpinned=True)
+    LanceTables.open(layout).roll_back(manifest.lance_versions)
+
+
+def _settle_predecessors(layout: CollectionLayout, report: RepairReport) -> RepairReport:
+    """Mend older generations, and remove those that could not be served any more."""
+    dropped: list[int] = []
+    for number in layout.generation_numbers():
+        if number >= report.generation:
+            continue
+        with contextlib.suppress(IntegrityError):
+            mended = mend_files(layout, read_manifest(layout, number), all_files=True)
+            if mended:
+                report = _adding(report, f"; of generation {number}, {len(mended)} file(s) were mended")
+        problems = verify_generation(layout, number, check_rows=False)
+        if problems:
+            dropped.append(number)
+            report = _adding(report, f"; generation {number}, which was damaged, is removed", problems)
+    if dropped:
         try:
             with storage_errors(f"removing damaged generations of {layout.name!r}", layout.folder):
-                remove_generations(layout, damaged)
-                mend_lance(layout, layout.generation_numbers(), drop_unpinned=True)
+                remove_generations(layout, dropped)
+                mend_lance(layout, drop_unpinned=True)
             LanceTables.open(layout).keep_only(layout.generation_numbers())
         except (StorageError, IntegrityError) as error:  # the repair is done, the next writer cleans up again
-            caveat = f", but {error}"
-    return [problem for problems in found.values() for problem in problems], caveat
+            report = _adding(report, f", but {error}")
+    return report
 
 
-LOSSES_NAME = "LOST.json"
+def _losses(
+    layout: CollectionLayout, before: Manifest, served: int | None, given_up: Sequence[str] = ()
+) -> Losses:
+    """Return and record what is lost by serving an older generation, and without ``given_up``."""
+    newest = served or max(*layout.generation_numbers(), newest_tagged(layout, before))
+    losses = losses_since(layout, newest, before)
+    losses = replace(losses, doc_ids=tuple(sorted({*losses.doc_ids, *given_up})))
+    record_losses(layout, losses)
+    return losses
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Losses:
-    """Documents that are gone or older than in ``generation``, the newest there was.
-
-    ``manifest_sha256`` is what ``CURRENT`` says of that generation. ``is_complete`` is False where the
-    documents that it changed cannot be told.
-    """
-
-    generation: int
-    manifest_sha256: str | None
-    doc_ids: tuple[str, ...] = ()
-    is_complete: bool = True
-
-    @property
-    def caveat(self) -> str:
-        """Return what to add to a sentence about the repair, empty where every document is named."""
-        if self.is_complete:
-            return ""
-        return (
-            f"; which documents generation {self.generation} had changed cannot be told, so ingest what "
-            "changed last again with --reread"
-        )
-
-
-def losses_path(layout: CollectionLayout) -> Path:
-    """Return where a repair at work records what it gives up."""
-    return layout.folder / LOSSES_NAME
-
-
-def read_losses(layout: CollectionLayout) -> Losses | None:
-    """Return what a repair that did not end gave up; None where there was none."""
-    path = losses_path(layout)
-    with storage_errors(f"reading {LOSSES_NAME}"):
-        if not path.is_file():
-            return None
-        content = path.read_bytes()
-    try:
-        stored = json.loads(content)
-        return Losses(
-            generation=int(stored["generation"]),
-            manifest_sha256=stored["manifest_sha256"],
-            doc_ids=tuple(map(str, stored["doc_ids"])),
-            is_complete=bool(stored["is_complete"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        newest = max(layout.generation_numbers(), default=0)
-        return Losses(generation=newest, manifest_sha256=None, is_complete=False)
-
-
-def record_losses(layout: CollectionLayout, losses: Losses) -> None:
-    """Write down what is about to be given up, with what an earlier repair recorded; whole on disk after."""
-    earlier = read_losses(layout)
-    if earlier is not None:
-        losses = replace(
-            earlier,
-            doc_ids=tuple(sorted({*losses.doc_ids, *earlier.doc_ids})),
-            is_complete=losses.is_complete and earlier.is_complete,
-        )
-    if losses.doc_ids or not losses.is_complete:
-        with storage_errors(f"writing {LOSSES_NAME}"):
-            write_json(losses_path(layout), asdict(losses))
+def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> Salvage | None:
+    if any(problem.part not in ("derived", "copies", "lance") for problem in own):
+        return None
+    damaged = {problem.file for problem in own if problem.part == "lance"}
+    return plan_salvage(layout, read_manifest(layout, number), damaged)
 
 
 def losses_since(layout: CollectionLayout, newest: int, manifest: Manifest) -> Losses:
@@ -549,13 +455,10 @@ def _content_hashes(layout: CollectionLayout, number: int, beside: Manifest) -> 
 
 def content_hashes_at(layout: CollectionLayout, versions: Versions) -> pa.Table:
     """Return ``doc_id`` and ``version``, a hash of the content, of each document at pinned versions."""
-    batches = list(LanceTables.open(layout, versions).published_hashes(versions))
-    schema = pa.schema([("doc_id", pa.string()), ("version", pa.string())])
-    return pa.concat_tables(
-        [schema.empty_table(), pa.Table.from_batches(batches).rename_columns(schema.names).cast(schema)]
-        if batches
-        else [schema.empty_table()]
-    )
+    columns = ["doc_id", "content_sha256"]
+    with lance_errors("reading table `documents`", damaged=True):
+        dataset = open_pinned_dataset(layout.lance_folder, DOCUMENTS, versions[DOCUMENTS])
+        return dataset.to_table(columns=columns).rename_columns(["doc_id", "version"])
 
 
 def _stored_contents(layout: CollectionLayout, number: int, _: Manifest) -> pa.Table:
@@ -563,9 +466,8 @@ def _stored_contents(layout: CollectionLayout, number: int, _: Manifest) -> pa.T
     parts: list[pa.Table] = []
     for path in sorted(layout.generation_folder(number).glob(f"*{DOCUMENTS_ARROW}")):
         documents = open_document_positions(path)
-        name = "content" if "content" in documents.schema.names else "row_id"
         table = pa.table(
-            {"doc_id": documents.column("doc_id").cast(pa.string()), "version": documents.column(name)}
+            {"doc_id": documents.column("doc_id").cast(pa.string()), "version": documents.column("content")}
         )
         bits = path.with_name(path.name.removesuffix(DOCUMENTS_ARROW) + DELETED_BITS)
         if bits.exists():
@@ -687,9 +589,8 @@ def _fragments(
             first = last
 
 
-def give_up(layout: CollectionLayout, tables: LanceTables, salvage: Salvage) -> None:
+def drop_fragments(layout: CollectionLayout, salvage: Salvage) -> None:
     """Drop the damaged fragments from the latest versions; the other rows of lost documents stay for now."""
-    tables.drop_text_indexes()
     for table, fragments in salvage.fragments.items():
         if fragments:
             uri = str(layout.lance_folder / f"{table}.lance")

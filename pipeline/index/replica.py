@@ -284,16 +284,16 @@ class Replica:
         temporary.mkdir(parents=True)
         trusted, previous = self._copied_records(), self._copied_number()
         downloads: list[tuple[str, Path, FileRecord]] = []
-        with VerifiedFiles.of_this_machine() as verified:
-            for path, record in records.items():
-                local = self._folder / path
-                if local.parent == target:
-                    local = temporary / local.name
-                    is_there = self._link(local, record, (served.generation, previous), verified)
-                else:
-                    is_there = record.problem(local, check_hash=trusted.get(path) != record) is None
-                if not is_there:
-                    downloads.append((key_of(record), local, record))
+        verified = VerifiedFiles.of_this_machine()
+        for path, record in records.items():
+            local = self._folder / path
+            if local.parent == target:
+                local = temporary / local.name
+                is_there = self._link(local, record, (served.generation, previous), verified)
+            else:
+                is_there = record.problem(local, check_hash=trusted.get(path) != record) is None
+            if not is_there:
+                downloads.append((key_of(record), local, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.download(*each), downloads))
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):

@@ -1,13 +1,19 @@
-"""The manifest of a generation, and whether its files are what the manifest says; nothing is opened."""
+"""The files of a generation: its manifest, second copies of the small ones, and whether all are as recorded.
+
+    generations/<n>/copies/  MANIFEST.json, lance_files.json, context.arrow, clusters.arrow, deleted.bits, …
+                             documents.lance/ and chunks.lance/: _versions/…, _deletions/…
+
+A copy must have the hash that its original must have, so it needs no record of its own. Readers take the one
+of the two that is whole, and every writer mends one by the other. Vector and word files are not copied, since
+they are made again from Lance; rows of Lance have no second copy. Nothing is opened here.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,18 +22,11 @@ from cairn.pipeline.durable import clear_way, fsync_file, fsync_folder, replacin
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index.lance_files import read_lance_files, small_files
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import (
-    CLUSTERS_ARROW,
-    CONTEXT_ARROW,
-    COPIED_FILES,
-    COPIES,
-    LANCE_FILES,
-    SMALL_FOLDERS,
-)
+from cairn.pipeline.index.names import COPIES, LANCE_FILES, SMALL_FOLDERS, is_copied
 from cairn.pipeline.index.segments.segment import needed_files
 from cairn.pipeline.index.tables import TABLES
 from cairn.pipeline.index.verified_files import VerifiedFiles
-from cairn.pipeline.manifest import COPIES_VERSION, MANIFEST_NAME, FileRecord, Manifest, record_file
+from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +45,16 @@ class Checks:
 HASHES: Final = Checks()
 SIZES: Final = Checks(hashes=False)
 """For files that this process has just hashed, or of which little is read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file of a generation and what it must be; ``label`` names the copy, or the original as ``name``."""
+
+    label: str
+    name: str
+    record: FileRecord
+    path: Path
 
 
 def check_generation_files(
@@ -94,42 +103,6 @@ def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CopiedFile:
-    """A small file, and what it and its copy must be."""
-
-    name: str
-    record: FileRecord
-    original: Path
-    copy: Path
-
-    def mend(self) -> str | None:
-        """Replace the damaged one of the two by the whole one; return its name, None where none was."""
-        original, copy = (self.record.problem(path) for path in (self.original, self.copy))
-        if (original is None) == (copy is None):
-            return None
-        source, target = (self.copy, self.original) if copy is None else (self.original, self.copy)
-        clear_way(target)
-        with replacing(target) as temporary:
-            shutil.copyfile(source, temporary)
-        return self.name if copy is None else f"{COPIES}/{self.name}"
-
-
-def write_copies(layout: CollectionLayout, folder: Path) -> None:
-    """Copy the small files of a generation that has just been built in ``folder``, and flush the folder."""
-    sources = {name: folder / name for name in (MANIFEST_NAME, *COPIED_FILES) if (folder / name).is_file()}
-    sources |= {name: layout.lance_folder / name for name in small_files(read_lance_files(folder))}
-    folders: set[Path] = set()
-    for name, source in sources.items():
-        path = folder / COPIES / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, path)
-        fsync_file(path)
-        folders |= set(Path(COPIES, name).parents)
-    for each in folders:
-        fsync_folder(folder / each)
-
-
 def find_manifest(layout: CollectionLayout, number: int) -> tuple[Manifest, Path]:
     """Return the manifest of a generation and where it is whole: in its place, or among the copies."""
     folder, sha256 = layout.generation_folder(number), layout.manifest_sha256(number)
@@ -140,35 +113,6 @@ def find_manifest(layout: CollectionLayout, number: int) -> tuple[Manifest, Path
             return Manifest.read(folder / COPIES, sha256), folder / COPIES / MANIFEST_NAME
         except IntegrityError:
             raise damage from None
-
-
-def whole_copy(layout: CollectionLayout, number: int, name: str, record: FileRecord | None) -> Path | None:
-    """Return the copy of a generation's file, None where there is none that is whole.
-
-    Files of Lance are named by their path below ``lance/``.
-    """
-    path = layout.generation_folder(number) / COPIES / name
-    return path if record is not None and record.problem(path) is None else None
-
-
-def lost_for_good(layout: CollectionLayout, name: str) -> str | None:
-    """Return what to do about a damaged context or clusters, None where some generation has it whole.
-
-    A repair needs one generation that has; nothing else can be made into them.
-    """
-    if name not in (CONTEXT_ARROW, CLUSTERS_ARROW):
-        return None
-    for number in layout.generation_numbers():
-        with contextlib.suppress(IntegrityError):
-            record = find_manifest(layout, number)[0].files.get(name)
-            if record is None or record.problem(layout.generation_folder(number) / name) is None:
-                return None
-            if whole_copy(layout, number, name, record) is not None:
-                return None
-    return (
-        f"no generation of {layout.name!r} has {name} or its second copy whole; "
-        "move the collection's folder away and ingest the sources again"
-    )
 
 
 def find_lance_files(layout: CollectionLayout, manifest: Manifest) -> Mapping[str, FileRecord]:
@@ -186,32 +130,96 @@ def find_lance_files(layout: CollectionLayout, manifest: Manifest) -> Mapping[st
     return read_lance_files(folder / COPIES)
 
 
-def copied_files(layout: CollectionLayout, manifest: Manifest) -> Iterator[CopiedFile]:
-    """Yield the small files of a generation; none of an earlier release's that has no copies.
+def whole_copy(layout: CollectionLayout, number: int, name: str, record: FileRecord | None) -> Path | None:
+    """Return the copy of a generation's file, None where there is none that is whole.
+
+    Files of Lance are named by their path below ``lance/``.
+    """
+    path = layout.generation_folder(number) / COPIES / name
+    return path if record is not None and record.problem(path) is None else None
+
+
+def require_copies(
+    layout: CollectionLayout,
+    number: int,
+    records: Mapping[str, FileRecord],
+    damaged: Iterable[tuple[str, str]],
+) -> dict[str, str]:
+    """Return what is wrong with each damaged file; one without a whole copy raises :class:`DamageError`."""
+    found = dict(damaged)
+    for name, problem in found.items():
+        if whole_copy(layout, number, name, records.get(name)) is None:
+            raise DamageError(f"{name} of generation {number} {problem}")
+    return found
+
+
+def write_copies(layout: CollectionLayout, folder: Path) -> None:
+    """Copy the small files of a generation that has just been built in ``folder``, and flush the folder."""
+    sources = {path.name: path for path in folder.iterdir() if is_copied(path.name)}
+    sources |= {name: layout.lance_folder / name for name in small_files(read_lance_files(folder))}
+    folders: set[Path] = set()
+    for name, source in sources.items():
+        path = folder / COPIES / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+        fsync_file(path)
+        folders |= set(Path(COPIES, name).parents)
+    for each in folders:
+        fsync_folder(folder / each)
+
+
+def twice_stored(layout: CollectionLayout, manifest: Manifest) -> Iterator[StoredFile]:
+    """Yield the small files of a generation and their copies.
 
     Those of Lance are left out while neither list of them is whole.
     """
     folder = layout.generation_folder(manifest.generation)
-    if manifest.format_version < COPIES_VERSION and not os.path.lexists(folder / COPIES):
-        return
     records = {MANIFEST_NAME: record_file(find_manifest(layout, manifest.generation)[1])}
-    records |= {name: manifest.files[name] for name in COPIED_FILES if name in manifest.files}
-    for name, record in records.items():
-        yield CopiedFile(name=name, record=record, original=folder / name, copy=folder / COPIES / name)
+    records |= {name: record for name, record in manifest.files.items() if is_copied(name)}
     try:
         small = small_files(find_lance_files(layout, manifest))
     except DamageError:
-        return
-    for name, record in small.items():
-        original = layout.lance_folder / name
-        yield CopiedFile(name=name, record=record, original=original, copy=folder / COPIES / name)
+        small = {}
+    for name, record in {**records, **small}.items():
+        original = (layout.lance_folder if name in small else folder) / name
+        yield StoredFile(label=name, name=name, record=record, path=original)
+        yield StoredFile(label=f"{COPIES}/{name}", name=name, record=record, path=folder / COPIES / name)
 
 
-def mend_copied(layout: CollectionLayout, manifest: Manifest) -> list[str]:
-    """Mend originals by their copies and copies by their originals; return the files mended."""
-    with storage_errors(f"mending generation {manifest.generation} of {layout.name!r}", layout.folder):
-        mended = [each.mend() for each in copied_files(layout, manifest)]
-    return [name for name in mended if name is not None]
+def mend_files(layout: CollectionLayout, manifest: Manifest, *, all_files: bool = False) -> list[str]:
+    """Replace damaged files by whole ones, from wherever these stand; return the files mended.
+
+    Looks at the small files that are there twice, or at all files of the generation.
+    """
+    number, mended = manifest.generation, list[str]()
+    with storage_errors(f"mending generation {number} of {layout.name!r}", layout.folder):
+        files = list(twice_stored(layout, manifest))
+        if all_files:
+            folder = layout.generation_folder(number)
+            files += [
+                StoredFile(label=name, name=name, record=record, path=folder / name)
+                for name, record in manifest.files.items()
+                if not is_copied(name)
+            ]
+        for file in files:
+            if file.record.problem(file.path) is None:
+                continue
+            source = _find_whole(layout, file)
+            if source is not None:
+                clear_way(file.path)
+                with replacing(file.path) as temporary:
+                    shutil.copyfile(source, temporary)
+                mended.append(file.label)
+    return mended
+
+
+def _find_whole(layout: CollectionLayout, file: StoredFile) -> Path | None:
+    """Return where the content of a file is whole: its other copy, or what another generation has of it."""
+    folders = [layout.generation_folder(number) for number in reversed(layout.generation_numbers())]
+    places = [layout.lance_folder, *folders, *(folder / COPIES for folder in folders)]
+    return next(
+        (place / file.name for place in places if file.record.problem(place / file.name) is None), None
+    )
 
 
 def link_table(

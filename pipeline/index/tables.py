@@ -54,7 +54,6 @@ def _first_line(error: Exception) -> str:
 
 DOCUMENTS, CHUNKS = "documents", "chunks"
 TABLES: Final = (DOCUMENTS, CHUNKS)
-TEXT_INDEX_COLUMNS: Final = ("text", "title")
 
 
 def open_pinned_dataset(database: Path, name: str, version: int) -> lance.LanceDataset:

@@ -10,28 +10,29 @@ writer prunes meanwhile may then be reported, and a second look settles it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from cairn.pipeline.durable import is_locked
+from cairn.pipeline.durable import is_locked, storage_errors, write_json
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
 from cairn.pipeline.index.current import Current
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW, COPIES
-from cairn.pipeline.index.repair import LOSSES_NAME, read_losses
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.stored_files import (
     SIZES,
     check_generation_files,
-    copied_files,
     find_lance_files,
     read_manifest,
+    twice_stored,
 )
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -99,17 +100,12 @@ def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem
 
 
 def kept_generations(layout: CollectionLayout, current: Current | None) -> list[int]:
-    """Return the generations that count: those ``CURRENT`` names.
+    """Return the generations that count: those ``CURRENT`` names, all that stand where it is damaged.
 
-    Others were never served, or the next writer removes them. Where ``CURRENT`` is damaged or without hashes,
-    every generation counts that may have been served.
+    Others were never served, or the next writer removes them.
     """
     standing = layout.generation_numbers()
-    if current is None:
-        return standing
-    if current.is_recorded:
-        return [number for number in standing if number in current.manifests]
-    return [number for number in standing if number <= current.served]
+    return standing if current is None else [number for number in standing if number in current.manifests]
 
 
 def _lock_problems(layout: CollectionLayout) -> list[Problem]:
@@ -179,16 +175,13 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
 
 def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
     """Look at second copies, and at the manifest, whose copy may have been read in its place."""
-    number = manifest.generation
-    for each in copied_files(layout, manifest):
-        files = {f"{COPIES}/{each.name}": each.copy}
-        if each.name == MANIFEST_NAME:
-            files[MANIFEST_NAME] = each.original
-        for name, path in files.items():
-            problem = each.record.problem(path)
-            if problem is not None:
-                sentence = f"{name} of generation {number} {problem}"
-                yield Problem(generation=number, part="copies", file=name, sentence=sentence)
+    for each in twice_stored(layout, manifest):
+        if each.label == each.name != MANIFEST_NAME:
+            continue
+        problem = each.record.problem(each.path)
+        if problem is not None:
+            sentence = f"{each.label} of generation {manifest.generation} {problem}"
+            yield Problem(generation=manifest.generation, part="copies", file=each.label, sentence=sentence)
 
 
 def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
@@ -200,7 +193,7 @@ def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Pr
     for name, problem in damaged:
         yield Problem(
             generation=number,
-            part="derived" if "/_indices/" in name else "lance",
+            part="lance",
             file=name,
             sentence=f"{name}, which generation {number} reads, {problem}",
         )
@@ -274,3 +267,69 @@ def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, 
         ):
             yield CHUNKS, f"chunks {position} to {last} must have the spans of the position file"
         position = last
+
+
+LOSSES_NAME = "LOST.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """Documents that are gone or older than in ``generation``, the newest there was.
+
+    ``manifest_sha256`` is what ``CURRENT`` says of that generation. ``is_complete`` is False where the
+    documents that it changed cannot be told.
+    """
+
+    generation: int
+    manifest_sha256: str | None
+    doc_ids: tuple[str, ...] = ()
+    is_complete: bool = True
+
+    @property
+    def caveat(self) -> str:
+        """Return what to add to a sentence about the repair, empty where every document is named."""
+        if self.is_complete:
+            return ""
+        return (
+            f"; which documents generation {self.generation} had changed cannot be told, so ingest what "
+            "changed last again with --reread"
+        )
+
+
+def losses_path(layout: CollectionLayout) -> Path:
+    """Return where a repair at work records what it gives up."""
+    return layout.folder / LOSSES_NAME
+
+
+def read_losses(layout: CollectionLayout) -> Losses | None:
+    """Return what a repair that did not end gave up; None where there was none."""
+    path = losses_path(layout)
+    with storage_errors(f"reading {LOSSES_NAME}"):
+        if not path.is_file():
+            return None
+        content = path.read_bytes()
+    try:
+        stored = json.loads(content)
+        return Losses(
+            generation=int(stored["generation"]),
+            manifest_sha256=stored["manifest_sha256"],
+            doc_ids=tuple(map(str, stored["doc_ids"])),
+            is_complete=bool(stored["is_complete"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        newest = max(layout.generation_numbers(), default=0)
+        return Losses(generation=newest, manifest_sha256=None, is_complete=False)
+
+
+def record_losses(layout: CollectionLayout, losses: Losses) -> None:
+    """Write down what is about to be given up, with what an earlier repair recorded; whole on disk after."""
+    earlier = read_losses(layout)
+    if earlier is not None:
+        losses = replace(
+            earlier,
+            doc_ids=tuple(sorted({*losses.doc_ids, *earlier.doc_ids})),
+            is_complete=losses.is_complete and earlier.is_complete,
+        )
+    if losses.doc_ids or not losses.is_complete:
+        with storage_errors(f"writing {LOSSES_NAME}"):
+            write_json(losses_path(layout), asdict(losses))

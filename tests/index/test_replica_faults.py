@@ -13,6 +13,7 @@ from cairn.pipeline.errors import (
     StorageError,
     TryAgainError,
 )
+from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_files import LANCE_FILES
 from cairn.pipeline.index.layout import CollectionLayout
@@ -153,7 +154,7 @@ def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
 
 def test_root_in_a_bucket_that_is_not_there_is_one_sentence(machine: Machine, stones: ModuleType) -> None:
     with pytest.raises(ConfigError, match="the bucket of s3://nobody/x/stones must exist"):
-        stones.publish_documents(CollectionLayout(Path("s3://nobody/x"), "stones"), stones.document_ids(5))
+        stones.publish_documents(CollectionLayout.at(Path("s3://nobody/x"), "stones"), stones.document_ids(5))
 
 
 def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_store: ObjectStore) -> None:

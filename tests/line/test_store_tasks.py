@@ -72,7 +72,7 @@ def on(
 
     def go(machine: str) -> CollectionLayout:
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / machine))
-        return CollectionLayout(Path(ROOT), "c")
+        return CollectionLayout.at(Path(ROOT), "c")
 
     return go
 

@@ -145,7 +145,7 @@ def _layout(machine: Path) -> CollectionLayout:
     """Return the collection as a machine sees it."""
     os.environ["CAIRN_CACHE"] = str(machine)
     lease.LEASE_SECONDS, replica.REFRESH_SECONDS = LEASE_SECONDS, 0.0  # pyright: ignore
-    return CollectionLayout(ROOT, "stones")
+    return CollectionLayout.at(ROOT, "stones")
 
 
 def _write(machine: Path, ids: list[str], version: int) -> None:

@@ -12,10 +12,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.durable import write_bytes
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, open_faiss_index
-from cairn.pipeline.index.layout import (
+from cairn.pipeline.index.names import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DELETED_BITS,
@@ -94,11 +93,6 @@ def bits_of(deleted: DeletedRows) -> bytes:
     return np.packbits(~deleted.is_live(), bitorder="little").tobytes()
 
 
-def write_deleted(path: Path, deleted: DeletedRows) -> None:
-    """Write the bits of a segment's documents."""
-    write_bytes(path, bits_of(deleted))
-
-
 def read_deleted(path: Path, num_stored: int, num_deleted: int) -> DeletedRows:
     """Read the bits; a file that does not fit the segment raises :class:`DamageError`."""
     try:
@@ -111,19 +105,22 @@ def read_deleted(path: Path, num_stored: int, num_deleted: int) -> DeletedRows:
     return DeletedRows(num_stored, rows)
 
 
-NEEDED_FILES: Final = (DOCUMENTS_ARROW, CHUNKS_ARROW, DOCUMENTS_FAISS, CHUNKS_FAISS)
-ROW_FILES: Final = (
-    *NEEDED_FILES,
+NEEDED_FILES: Final = (
+    DOCUMENTS_ARROW,
+    CHUNKS_ARROW,
+    DOCUMENTS_FAISS,
+    CHUNKS_FAISS,
     PASSAGES_ARROW,
     TITLES_ARROW,
     LENGTHS_ARROW,
+)
+ROW_FILES: Final = (
+    *NEEDED_FILES,
     TOKENS_ARROW,
     DOCUMENTS_FAISS + REFINE_SUFFIX,
     CHUNKS_FAISS + REFINE_SUFFIX,
 )
 """Files of a segment that never change, as many of them as it has."""
-SHARED_FILES: Final = (*NEEDED_FILES, PASSAGES_ARROW, TITLES_ARROW, LENGTHS_ARROW)
-"""Files without which a segment, of an earlier release, is made again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -157,19 +154,15 @@ class SegmentRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segment:
-    """A segment opened.
-
-    ``words`` is None in a generation published before passages had a BM25, ``titles`` and ``lengths`` in one
-    whose documents LanceDB scores, ``tokens`` in a collection without token vectors.
-    """
+    """A segment opened; ``tokens`` is None in a collection without token vectors."""
 
     record: SegmentRecord
     rows: SegmentRows
     documents: FaissIndex
     chunks: FaissIndex
-    words: pa.RecordBatch | None
-    titles: pa.RecordBatch | None
-    lengths: pa.RecordBatch | None
+    words: pa.RecordBatch
+    titles: pa.RecordBatch
+    lengths: pa.RecordBatch
     tokens: pa.RecordBatch | None
 
 
@@ -224,11 +217,7 @@ def open_segment(
     """Map all files of a segment; ``rows`` are what is mapped already."""
     rows = rows or open_rows(folder, record)
 
-    def terms(file: str) -> pa.RecordBatch | None:
-        name = record.name + file
-        return open_passage_terms(folder / name) if name in files else None
-
-    lengths, tokens = record.name + LENGTHS_ARROW, record.name + TOKENS_ARROW
+    tokens = record.name + TOKENS_ARROW
     return Segment(
         record=record,
         rows=rows,
@@ -238,8 +227,8 @@ def open_segment(
         chunks=open_faiss_index(
             folder / (record.name + CHUNKS_FAISS), record.indexes[CHUNKS], rows.deleted_chunks.rows
         ),
-        words=terms(PASSAGES_ARROW),
-        titles=terms(TITLES_ARROW),
-        lengths=open_positions(folder / lengths, LENGTHS_SCHEMA) if lengths in files else None,
+        words=open_passage_terms(folder / (record.name + PASSAGES_ARROW)),
+        titles=open_passage_terms(folder / (record.name + TITLES_ARROW)),
+        lengths=open_positions(folder / (record.name + LENGTHS_ARROW), LENGTHS_SCHEMA),
         tokens=open_token_file(folder / tokens, record.chunks) if tokens in files else None,
     )

@@ -15,7 +15,7 @@ from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.index.faiss_build import Codebook
 from cairn.pipeline.index.lance_index import StoredRows
-from cairn.pipeline.index.layout import (
+from cairn.pipeline.index.names import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DOCUMENTS_ARROW,

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
-from cairn.pipeline.index.layout import PASSAGES_ARROW, TITLES_ARROW
+from cairn.pipeline.index.names import PASSAGES_ARROW, TITLES_ARROW
 from cairn.pipeline.index.passage_terms import num_words, write_passage_terms
 from cairn.pipeline.index.segments.joined import JoinedWords
 from cairn.pipeline.index.segments.segment import none_deleted

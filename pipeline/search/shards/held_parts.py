@@ -64,7 +64,7 @@ class HeldParts:
             known = self._parts.get(key)
             if known is not None:
                 return known
-            layout = CollectionLayout(self._root, key.collection)
+            layout = CollectionLayout.at(self._root, key.collection)
             is_first = all(held.collection != key.collection for held in self._parts)
             checks = Checks(verify=self._verify and is_first)
             generation = open_generation(layout, key.generation, checks)
