@@ -30,9 +30,7 @@ from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.lance_append import (
     Fragments,
     commit_fragments,
-    require_appended,
     require_grown,
-    stream_rows,
     write_fragments,
 )
 from cairn.pipeline.index.lance_delete import DeletedDocuments, FindDocuments, delete_documents
@@ -216,7 +214,7 @@ class LanceTables:
         ``deleted_ids`` comes in lists of at most 1,000; ``find_documents`` says where they stand in the
         latest version, so that a few are deleted without a look at all ids. ``replaces_all`` deletes every
         row instead. ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE
-        append, streamed or as fragments of :meth:`write_fragments`. Row counts are checked after each write;
+        append: as rows, or as fragments of :meth:`write_fragments`. Row counts are checked after each write;
         a difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
         """
         with self._reading("deleting documents from the tables"):
@@ -364,14 +362,10 @@ class LanceTables:
         self._latest(name).delete(col("doc_id").isin(list(ids)))
 
     def _append(self, name: str, rows: pa.RecordBatchReader | Fragments, expected: int) -> None:
-        table = self._latest(name)
-        before = table.count_rows()
-        if isinstance(rows, list):
-            commit_fragments(self._dataset(name), name, rows)
-            require_grown(self._dataset(name), name, before, expected)
-        else:
-            stream_rows(table, name, self.schemas[name], rows)
-            require_appended(self._dataset(name), name, before, expected)
+        before = self._dataset(name)
+        fragments = rows if isinstance(rows, list) else self.write_fragments(name, rows, expected)
+        commit_fragments(before, name, fragments)
+        require_grown(name, expected, self._dataset(name).count_rows() - before.count_rows())
 
     def _compact(self, name: str, *, force: bool) -> None:
         """Merge the newest fragments in tiers, as segments are, or all of them.

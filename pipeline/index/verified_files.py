@@ -32,7 +32,7 @@ KEPT_FILES: Final = 10_000
 
 
 class VerifiedFiles:
-    """What is noted of large files in a folder; without one, and with what is not believed, all are hashed."""
+    """What is noted of large files in a folder; without one, or where it is not believed, all are hashed."""
 
     def __init__(self, folder: Path | None, *, is_believed: bool = True) -> None:
         self._folder, self._is_believed = folder, is_believed
@@ -70,7 +70,7 @@ class VerifiedFiles:
 def _write(note: Path, said: str) -> None:
     """Write a note, which is never read half; it need not survive a power cut."""
     note.parent.mkdir(parents=True, exist_ok=True)
-    if len(os.listdir(note.parent)) >= KEPT_FILES:
+    if sum(1 for _ in note.parent.iterdir()) >= KEPT_FILES:
         shutil.rmtree(note.parent)
         note.parent.mkdir()
     temporary = note.with_name(f".{note.name}.{os.getpid()}.tmp")
