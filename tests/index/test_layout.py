@@ -40,19 +40,6 @@ def test_layout_of_a_symlinked_folder_is_refused(tmp_path: Path) -> None:
         CollectionLayout(tmp_path, "stones")
 
 
-def test_layout_paths_stay_under_the_collection_folder(tmp_path: Path) -> None:
-    layout = CollectionLayout(tmp_path, "stones")
-    paths = [
-        layout.lance_folder,
-        layout.generation_folder(3),
-        layout.current_path,
-        layout.ledger_path,
-        layout.run_path("r"),
-        layout.encoded_folder,
-    ]
-    assert all(path.is_relative_to(tmp_path / "stones") for path in paths)
-
-
 def test_require_exists_of_an_unknown_collection_names_the_known_ones(published: CollectionLayout) -> None:
     with pytest.raises(CollectionNotFoundError, match="known collections: stones"):
         CollectionLayout(published.root, "pebbles").require_exists()

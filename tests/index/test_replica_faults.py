@@ -113,16 +113,6 @@ def test_upload_takes_longer_than_a_small_request_may(
         slow.read("files/a")
 
 
-@pytest.mark.slow
-def test_upload_slower_than_half_a_minute_is_not_begun_again(
-    object_store: ObjectStore, bucket: ObjectFolder
-) -> None:
-    object_store.fault("PUT", "/files/", "stall", times=3, seconds=33.0)
-    object_store.traffic()
-    bucket.write("files/a", b"content")
-    assert object_store.traffic() == {"requests": 1, "came": 7, "went": 0}
-
-
 def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
     machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,13 +84,6 @@ def test_file_that_was_written_to_or_replaced_is_hashed_again(
     assert hashing.count() == 3
 
 
-def test_file_of_another_length_is_hashed_again(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
-    path = write(tmp_path / "vectors", CONTENT + b"more")
-    assert is_right(path, folder, sha256(CONTENT + b"more").hexdigest())
-    assert not is_right(write(path, CONTENT + b"mor"), folder, sha256(CONTENT + b"more").hexdigest())
-    assert hashing.count() == 2
-
-
 def test_another_hash_is_not_taken_from_what_is_known(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
     assert is_right(path, folder)
