@@ -282,7 +282,7 @@ class Replica:
         temporary = target.with_name(f".{target.name}.tmp")
         durable.remove_entry(temporary)
         temporary.mkdir(parents=True)
-        trusted, previous = self._copied_records(), self._copied_number()
+        previous = self._copied_number()
         downloads: list[tuple[str, Path, FileRecord]] = []
         verified = VerifiedFiles.of_this_machine()
         for path, record in records.items():
@@ -291,7 +291,7 @@ class Replica:
                 local = temporary / local.name
                 is_there = self._link(local, record, (served.generation, previous), verified)
             else:
-                is_there = record.problem(local, check_hash=trusted.get(path) != record) is None
+                is_there = _is_whole(local, record, verified)
             if not is_there:
                 downloads.append((key_of(record), local, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
@@ -316,7 +316,7 @@ class Replica:
         """Take a file from the first of these generations in which it is whole."""
         for number in numbers:
             path = self._folder / f"generations/{number or 0:08d}" / local.name
-            if record.problem(path, check_hash=False) is None and verified.has_sha256(path, record.sha256):
+            if _is_whole(path, record, verified):
                 local.hardlink_to(path)
                 return True
         return False
@@ -348,22 +348,6 @@ class Replica:
             is_tag = path.parent.name == "tags" and path.name in tags
             if path.is_file() and not is_tag and name not in files:
                 path.unlink()
-
-    def _copied_records(self) -> Records:
-        """Return the Lance data of the generation this copy serves.
-
-        It was hashed when it came, and nothing writes to it.
-        """
-        number = self._copied_number()
-        if number is None:
-            return {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, CairnError):
-            return {
-                path: record
-                for path, record in self._records(self._generation(number)).items()
-                if path.endswith(".lance")
-            }
-        return {}
 
     def _copied_token(self) -> str | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -397,6 +381,10 @@ class Replica:
             for path in local:
                 if f"{name}/{path.name}" not in stored:
                     self._store.write(f"{name}/{path.name}", path)
+
+
+def _is_whole(path: Path, record: FileRecord, verified: VerifiedFiles) -> bool:
+    return record.problem(path, check_hash=False) is None and verified.has_sha256(path, record.sha256)
 
 
 log = logging.getLogger(__name__)

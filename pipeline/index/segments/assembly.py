@@ -219,7 +219,7 @@ class Assembly:
     ) -> SegmentRecord:
         """Write a segment of so many rows, by tasks where there are some to run them and it is worth it."""
         writer = SegmentWriter(self._folder, self._config, codebooks, progress, self._has_tokens)
-        if self._run_tasks is None or rows.spans is not None or num_parts(counts[CHUNKS]) < 2:
+        if self._run_tasks is None or num_parts(counts[CHUNKS]) < 2:
             return writer.write(name, rows)
         return self._take(write_in_parts(writer, name, rows, counts, self._run_tasks))
 
