@@ -11,7 +11,7 @@ import click
 from cairn.cli.settings import collection_argument, json_option
 
 if TYPE_CHECKING:
-    from cairn.pipeline.index.maintenance import Problem
+    from cairn.pipeline.index.maintenance import Fault
 
 
 @click.command(context_settings={"show_default": True})
@@ -39,6 +39,6 @@ def verify(*, collection: str, root: str, as_json: bool) -> int:
     return 1 if problems else 0
 
 
-def _line(problem: Problem) -> str:
+def _line(problem: Fault) -> str:
     where = "" if problem.generation is None else f"generation {problem.generation}, "
     return f"{where}{problem.file}: {problem.sentence}"

@@ -77,7 +77,9 @@ def term_weight(repeats: int, num_holding: int, num_texts: int) -> np.float32:
 
 
 class DocumentBM25:
-    """Scores N documents; safe to share between threads.
+    """Scores N documents, by their texts and titles, which are added; safe to share between threads.
+
+    The counts of a text are those of its chunks together. Lengths are in words without stop words.
 
     ``chunk_documents`` is the document of each chunk, ``text_words`` and ``title_words`` are the lengths.
     """
@@ -161,18 +163,23 @@ class _Field:
 
 
 MAX_STEPPED_SIZE = 16
-"""Windows of more chunks are counted by sums over the whole collection.
+"""Passages of more chunks are counted by sums over the whole collection.
 
 Half a millisecond a word at 200,000 chunks, whatever their size.
 """
 MAX_STEPPED_SHARE = 0.25
-"""So are those of words that so large a share of all windows may hold: each costs a quarter there."""
+"""So are those of words that so large a share of all passages may hold: each costs a quarter there."""
 KEPT_SIZES = 4
-"""Window sizes whose lengths are kept, 4 bytes a chunk each."""
+"""Passage sizes whose lengths are kept, 4 bytes a chunk each."""
 
 
 class PassageBM25:
-    """Scores windows of M chunks; safe to share between threads."""
+    """Scores passages, which are runs of M chunks; safe to share between threads.
+
+    How long a passage is is chosen at query time, so passages are scored from the counts of their chunks: counts
+    add up, and scores do not, since a score flattens with a word's count. A word's idf is that of chunks, and
+    lengths are in characters.
+    """
 
     def __init__(
         self,
@@ -192,25 +199,25 @@ class PassageBM25:
         return np.repeat(self._offsets[:-1], np.diff(self._offsets))
 
     def totals(self, terms: Collection[str], size: int) -> tuple[Totals, Totals]:
-        """Return the totals of windows of ``size`` chunks, and of chunks for some terms."""
-        num_windows, characters = self._lengths_of(size)
+        """Return the totals of passages of ``size`` chunks, and of chunks for some terms."""
+        num_passages, characters = self._lengths_of(size)
         holding = {term: len(self._words.postings(term)[0]) for term in terms}
         return (
-            Totals(texts=num_windows, length=characters, holding={}),
+            Totals(texts=num_passages, length=characters, holding={}),
             Totals(texts=int(self._offsets[-1]), length=0, holding=holding),
         )
 
     def scores(
         self, query: str, size: int, totals: tuple[Totals, Totals] | None = None
     ) -> Float32[np.ndarray, " M"]:
-        """Return BM25 of the window of ``size`` chunks that begins with each chunk.
+        """Return BM25 of the passage of ``size`` chunks that begins with each chunk.
 
-        It is 0 where no window begins or no word of the query stands. A document of fewer chunks is one
-        window. A word that the query repeats counts each time. ``totals`` are those of a corpus of which
+        It is 0 where no passage begins or no word of the query stands. A document of fewer chunks is one
+        passage. A word that the query repeats counts each time. ``totals`` are those of a corpus of which
         these chunks are a part.
         """
-        windows, holding = totals or self.totals((), size)
-        penalty_M = self._penalty_of(size, windows.average_length)
+        passages, holding = totals or self.totals((), size)
+        penalty_M = self._penalty_of(size, passages.average_length)
         scores_M = np.zeros(len(self._firsts), np.float32)
         counts_M = np.zeros(len(self._firsts), np.float32)
         for term, repeats in Counter(terms_of(query)).items():
@@ -224,8 +231,8 @@ class PassageBM25:
                 add_term(scores_M, slice(None), counts_W, penalty_M, weight)
                 continue
             for begins in self._count(chunks, counts, size, counts_M):
-                # A window met again has no count left and adds nothing; one that would leave its document has
-                # an endless length.
+                # A passage met again has no count left and adds nothing; one that would leave its document
+                # has an endless length.
                 add_term(scores_M, begins, counts_M[begins], penalty_M, weight)
                 counts_M[begins] = 0.0
         return scores_M
@@ -237,9 +244,9 @@ class PassageBM25:
         size: int,
         counts_M: Float32[np.ndarray, " M"],
     ) -> list[Int64[np.ndarray, " _"]]:
-        """Add a word's counts to the windows that hold them, by first chunk.
+        """Add a word's counts to the passages that hold them, by first chunk.
 
-        Return the windows, each at most once a list.
+        Return the passages, each at most once a list.
         """
         firsts = self._firsts[chunks]
         counts_M[chunks] = counts
@@ -254,7 +261,7 @@ class PassageBM25:
     def _count_everywhere(
         self, chunks: Int64[np.ndarray, " P"], counts: UInt8[np.ndarray, " P"], size: int
     ) -> Float32[np.ndarray, " M"]:
-        """Return a word's counts in all windows, by first chunk; anything where a document has no window."""
+        """Return a word's counts in all passages, by first chunk; anything where none begins."""
         num_chunks = len(self._firsts)
         before_M1 = np.zeros(num_chunks + 1, np.int32)  # differences are right even where a sum wraps
         before_M1[1:][chunks] = counts
@@ -269,27 +276,27 @@ class PassageBM25:
         return counts_M
 
     def _lengths_of(self, size: int) -> tuple[int, int]:
-        """Return the number of windows and their characters together."""
+        """Return the number of passages and their characters together."""
         known = self._lengths.get(size)
         if known is None:
-            lengths_M, is_window_M = self._windows_of(size)
-            known = self._lengths[size] = int(is_window_M.sum()), int(lengths_M[is_window_M].sum())
+            lengths_M, is_passage_M = self._passages_of(size)
+            known = self._lengths[size] = int(is_passage_M.sum()), int(lengths_M[is_passage_M].sum())
         return known
 
     def _penalty_of(self, size: int, average: float) -> Float32[np.ndarray, " M"]:
-        """Return the length penalty of windows by first chunk; inf where none begins."""
+        """Return the length penalty of passages by first chunk; inf where none begins."""
         known = self._penalties.get((size, average))
         if known is not None:
             return known
-        lengths_M, is_window_M = self._windows_of(size)
-        penalty_M = np.where(is_window_M, length_penalty(lengths_M, average), np.float32(np.inf))
+        lengths_M, is_passage_M = self._passages_of(size)
+        penalty_M = np.where(is_passage_M, length_penalty(lengths_M, average), np.float32(np.inf))
         for oldest in list(self._penalties)[: max(len(self._penalties) - KEPT_SIZES + 1, 0)]:
             self._penalties.pop(oldest, None)
         self._penalties[size, average] = penalty_M
         return penalty_M
 
-    def _windows_of(self, size: int) -> tuple[Int64[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
-        """Return the length of the window that begins with each chunk, and whether one does."""
+    def _passages_of(self, size: int) -> tuple[Int64[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+        """Return the length of the passage that begins with each chunk, and whether one does."""
         first_M = np.repeat(self._offsets[:-1], np.diff(self._offsets))
         ends_M = np.repeat(self._offsets[1:], np.diff(self._offsets))
         begins_M = np.arange(len(ends_M))

@@ -51,7 +51,7 @@ from cairn.pipeline.index.stored_files import (
     require_copies,
 )
 from cairn.pipeline.index.tables import DOCUMENTS, lance_errors, open_pinned_dataset, open_pinned_table
-from cairn.pipeline.index.token_file import TokenCodes, TokenRows, TokenVectors
+from cairn.pipeline.index.token_file import ChunkTokens, TokenCodes, TokenVectors
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, record_file
 from cairn.pipeline.ragged import ranges
@@ -397,9 +397,11 @@ def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex
 
 
 def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:
-    """Return some documents of a generation, which ascend, numbered from 0; tables are left as they are.
+    """Return some documents of a generation, which ascend, numbered from 0: what a shard holds.
 
-    Texts and filters are the business of the whole generation: a position of the part is no row of them.
+    Rows beyond the part count as deleted in the segment that holds them, so every file stays as it is and only
+    what is read of it is mapped into memory. Tables are left as they are: texts and filters are the business
+    of the whole generation, and a position of the part is no row of them.
     """
     first_P = generation.chunk_offsets[documents]
     chunks = ranges(first_P, generation.chunk_offsets[documents + 1] - first_P)
@@ -454,5 +456,5 @@ class _CodesOf:
     codes: TokenCodes
     chunks: Int64[np.ndarray, " M"]
 
-    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
         return self.codes.read(self.chunks[chunk_C])

@@ -33,13 +33,13 @@ from cairn.pipeline.index.segments.parts import RunTasks
 from cairn.pipeline.index.status import stored_columns
 from cairn.pipeline.index.store_tasks import store_tasks
 from cairn.pipeline.index.stored_files import check_generation_files, find_lance_files
-from cairn.pipeline.index.verify import Problem, verify_collection
+from cairn.pipeline.index.verify import Fault, verify_collection
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
 
 __all__ = [
     "DeleteReport",
-    "Problem",
+    "Fault",
     "RepairReport",
     "compact_collection",
     "delete_documents",

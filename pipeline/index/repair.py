@@ -65,8 +65,8 @@ from cairn.pipeline.index.tables import (
     open_pinned_dataset,
 )
 from cairn.pipeline.index.verify import (
+    Fault,
     Losses,
-    Problem,
     losses_path,
     read_current,
     read_losses,
@@ -91,7 +91,7 @@ class RepairReport:
 
     generation: int
     action: str
-    problems: tuple[Problem, ...]
+    problems: tuple[Fault, ...]
     lost: tuple[str, ...] = ()
 
 
@@ -136,7 +136,7 @@ def _clear_lock(layout: CollectionLayout) -> None:
             remove_entry(path)
 
 
-def _adding(report: RepairReport, said: str, problems: Sequence[Problem] = ()) -> RepairReport:
+def _adding(report: RepairReport, said: str, problems: Sequence[Fault] = ()) -> RepairReport:
     action = report.action.removesuffix(NOTHING_TO_REPAIR) + said
     return replace(report, action=action, problems=(*report.problems, *problems))
 
@@ -172,7 +172,7 @@ def _repair(
     current, problems = read_current(layout)
     served = _named_generation(layout) if current is None else current.served
     standing = [number for number in layout.generation_numbers() if served is None or number <= served]
-    left: dict[int, list[Problem]] = {}
+    left: dict[int, list[Fault]] = {}
     for number in sorted(standing, reverse=True):
         found, left[number] = _mend(layout, number, check_rows=not suspects)
         if number == served:
@@ -206,7 +206,7 @@ def _repair(
     )
 
 
-def _mend(layout: CollectionLayout, number: int, *, check_rows: bool) -> tuple[list[Problem], list[Problem]]:
+def _mend(layout: CollectionLayout, number: int, *, check_rows: bool) -> tuple[list[Fault], list[Fault]]:
     """Return the faults of a generation, and those left after what costs no row has been mended.
 
     To check rows the files are mapped, which none must be that is about to be cut.
@@ -220,13 +220,13 @@ def _mend(layout: CollectionLayout, number: int, *, check_rows: bool) -> tuple[l
     return found, verify_generation(layout, number, check_rows=check_rows)
 
 
-def _suspected(layout: CollectionLayout, number: int, suspects: Collection[str]) -> list[Problem]:
+def _suspected(layout: CollectionLayout, number: int, suspects: Collection[str]) -> list[Fault]:
     """Return problems of files of segments that are whole, but will not be for long."""
     if not suspects:
         return []
     files = {name for record in read_manifest(layout, number).segments for name in segment_files(record)}
     return [
-        Problem(generation=number, part="derived", file=name, sentence=f"{name} is about to be written into")
+        Fault(generation=number, part="derived", file=name, sentence=f"{name} is about to be written into")
         for name in sorted(files.intersection(suspects))
     ]
 
@@ -239,7 +239,7 @@ def _named_generation(layout: CollectionLayout) -> int | None:
         return None
 
 
-def _has_lost_manifest(left: list[Problem] | None) -> bool:
+def _has_lost_manifest(left: list[Fault] | None) -> bool:
     return left is None or any(problem.part == "manifest" for problem in left)
 
 
@@ -247,7 +247,7 @@ def _derive_again(
     layout: CollectionLayout,
     number: int,
     before: Manifest,
-    problems: list[Problem],
+    problems: list[Fault],
     progress: ProgressListener,
 ) -> RepairReport | None:
     """Publish the rows of a generation whose manifest is lost; None where Lance does not hold them whole.
@@ -278,8 +278,8 @@ def _serve_again(
     layout: CollectionLayout,
     before: Manifest,
     served: int | None,
-    own: list[Problem],
-    problems: list[Problem],
+    own: list[Fault],
+    problems: list[Fault],
     progress: ProgressListener,
 ) -> RepairReport:
     """Serve a generation whose rows are whole: undo in Lance what came after it, make derived files again."""
@@ -311,7 +311,7 @@ def _publish_rest(
     before: Manifest,
     served: int | None,
     salvage: Salvage,
-    problems: list[Problem],
+    problems: list[Fault],
     progress: ProgressListener,
 ) -> RepairReport:
     """Publish a generation again without the documents whose rows are damaged."""
@@ -387,7 +387,7 @@ def _losses(
     return losses
 
 
-def _plan_salvage(layout: CollectionLayout, number: int, own: list[Problem]) -> Salvage | None:
+def _plan_salvage(layout: CollectionLayout, number: int, own: list[Fault]) -> Salvage | None:
     if any(problem.part not in ("derived", "copies", "lance") for problem in own):
         return None
     damaged = {problem.file for problem in own if problem.part == "lance"}

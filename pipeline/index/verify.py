@@ -11,7 +11,7 @@ writer prunes meanwhile may then be reported, and a second look settles it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -49,7 +49,7 @@ documents that a repair gave up before it was stopped, and has named to no one.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class Fault:
     """One fault: where it is, and a sentence about it without advice.
 
     ``generation`` is None when ``CURRENT`` itself is at fault.
@@ -61,9 +61,7 @@ class Problem:
     sentence: str
 
 
-def verify_collection(
-    layout: CollectionLayout, progress: ProgressListener = silent_progress
-) -> list[Problem]:
+def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Fault]:
     """Return every fault of every generation that stands, the served one's first.
 
     An empty list means none was found.
@@ -80,14 +78,14 @@ def verify_collection(
     return problems + _lock_problems(layout) + store_problems(layout, served) + _loss_problems(layout)
 
 
-def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
+def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Fault]]:
     """Return the content of ``CURRENT`` and its problems.
 
     The content is None where the file is missing or damaged, or the generation it serves does not exist.
     """
 
-    def problem(sentence: str) -> Problem:
-        return Problem(generation=None, part="current", file="CURRENT", sentence=sentence)
+    def problem(sentence: str) -> Fault:
+        return Fault(generation=None, part="current", file="CURRENT", sentence=sentence)
 
     try:
         current = layout.current()
@@ -108,23 +106,23 @@ def kept_generations(layout: CollectionLayout, current: Current | None) -> list[
     return standing if current is None else [number for number in standing if number in current.manifests]
 
 
-def _lock_problems(layout: CollectionLayout) -> list[Problem]:
+def _lock_problems(layout: CollectionLayout) -> list[Fault]:
     try:
         is_locked(layout.lock_path)
     except StorageError as error:
-        return [Problem(generation=None, part="lock", file=layout.lock_path.name, sentence=str(error))]
+        return [Fault(generation=None, part="lock", file=layout.lock_path.name, sentence=str(error))]
     return []
 
 
-def _loss_problems(layout: CollectionLayout) -> list[Problem]:
+def _loss_problems(layout: CollectionLayout) -> list[Fault]:
     losses = read_losses(layout)
     if losses is None:
         return []
     sentence = f"a repair that did not end gave up {len(losses.doc_ids)} document(s){losses.caveat}"
-    return [Problem(generation=None, part="losses", file=LOSSES_NAME, sentence=sentence)]
+    return [Fault(generation=None, part="losses", file=LOSSES_NAME, sentence=sentence)]
 
 
-def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem]:
+def store_problems(layout: CollectionLayout, served: int | None) -> list[Fault]:
     """Return what is wrong in an object store with the generation it serves.
 
     Of a collection in a folder there is nothing to find.
@@ -134,95 +132,72 @@ def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem
     try:
         found = layout.replica.problems()
     except IntegrityError as error:
-        return [Problem(generation=served, part="store", file="CURRENT", sentence=str(error))]
+        return [Fault(generation=served, part="store", file="CURRENT", sentence=str(error))]
     where = layout.replica.uri
     return [
-        Problem(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}")
+        Fault(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}")
         for name, problem in found.items()
     ]
 
 
-def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Problem]:
+def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Fault]:
     """Return the faults of one generation.
 
     Manifest, files, Lance files, tag and, if asked and nothing else is wrong, every row.
     """
+    problems: list[Fault] = []
+
+    def add(part: Part, found: Iterable[tuple[str, str]]) -> None:
+        try:
+            for file, sentence in found:
+                problems.append(Fault(generation=number, part=part, file=file, sentence=sentence))
+        except CairnError as error:
+            problems.append(Fault(generation=number, part=part, file="lance", sentence=error.fault))
+
     try:
         manifest = read_manifest(layout, number)
     except IntegrityError as error:
-        return [Problem(generation=number, part="manifest", file=MANIFEST_NAME, sentence=error.fault)]
-    problems = [
-        Problem(
-            generation=number,
-            part="side" if name in (CONTEXT_ARROW, CLUSTERS_ARROW) else "derived",
-            file=name,
-            sentence=f"{name} of generation {number} {problem}",
-        )
-        for name, problem in check_generation_files(layout, manifest)
-    ]
-    problems += _copy_problems(layout, manifest)
-    problems += _lance_problems(layout, manifest)
+        add("manifest", [(MANIFEST_NAME, error.fault)])
+        return problems
+    for name, problem in check_generation_files(layout, manifest):
+        is_side = name in (CONTEXT_ARROW, CLUSTERS_ARROW)
+        add("side" if is_side else "derived", [(name, f"{name} of generation {number} {problem}")])
+    add("copies", _copy_problems(layout, manifest))
+    add("lance", _lance_problems(layout, manifest))
     if check_rows and not problems:
-        try:
-            problems += [
-                Problem(generation=number, part="rows", file=table, sentence=sentence)
-                for table, sentence in _row_problems(layout, number)
-            ]
-        except CairnError as error:
-            problems.append(Problem(generation=number, part="rows", file="lance", sentence=error.fault))
+        add("rows", _row_problems(layout, number))
     return problems
 
 
-def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
+def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Look at second copies, and at the manifest, whose copy may have been read in its place."""
     for each in twice_stored(layout, manifest):
-        if each.label == each.name != MANIFEST_NAME:
-            continue
-        problem = each.record.problem(each.path)
-        if problem is not None:
-            sentence = f"{each.label} of generation {manifest.generation} {problem}"
-            yield Problem(generation=manifest.generation, part="copies", file=each.label, sentence=sentence)
+        is_looked_at = each.label != each.name or each.name == MANIFEST_NAME
+        if is_looked_at and (problem := each.record.problem(each.path)) is not None:
+            yield each.label, f"{each.label} of generation {manifest.generation} {problem}"
 
 
-def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
+def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     number = manifest.generation
     try:
         damaged = list(damaged_lance_files(layout, find_lance_files(layout, manifest)))
     except DamageError:
         damaged = []  # what the list says is damaged, itself
     for name, problem in damaged:
-        yield Problem(
-            generation=number,
-            part="lance",
-            file=name,
-            sentence=f"{name}, which generation {number} reads, {problem}",
-        )
+        yield name, f"{name}, which generation {number} reads, {problem}"
     if any(name.endswith(MANIFEST_SUFFIX) for name, _ in damaged):
         return  # Lance panics over some damaged versions
-    try:
-        tables = LanceTables.open(layout, manifest.lance_versions)
-        for name, version in manifest.lance_versions.items():
-            with lance_errors(f"opening version {version} of table `{name}`", damaged=True):
-                num_rows = tables.count_rows(name, manifest.lance_versions)
-            expected = manifest.documents if name == DOCUMENTS else manifest.chunks
-            if num_rows != expected:
-                yield Problem(
-                    generation=number,
-                    part="lance",
-                    file=name,
-                    sentence=f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}",
-                )
-            with lance_errors(f"reading the tags of table `{name}`", damaged=True):
-                tagged = tables.tags(name, version).get(generation_tag(number))
-            if tagged != version:
-                yield Problem(
-                    generation=number,
-                    part="lance",
-                    file=name,
-                    sentence=f"tag {generation_tag(number)} of table `{name}` must pin version {version}",
-                )
-    except CairnError as error:
-        yield Problem(generation=number, part="lance", file="lance", sentence=error.fault)
+    tables = LanceTables.open(layout, manifest.lance_versions)
+    for name, version in manifest.lance_versions.items():
+        with lance_errors(f"opening version {version} of table `{name}`", damaged=True):
+            num_rows = tables.count_rows(name, manifest.lance_versions)
+        expected = manifest.documents if name == DOCUMENTS else manifest.chunks
+        if num_rows != expected:
+            yield name, f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}"
+        with lance_errors(f"reading the tags of table `{name}`", damaged=True):
+            tagged = tables.tags(name, version).get(generation_tag(number))
+        if tagged != version:
+            yield name, f"tag {generation_tag(number)} of table `{name}` must pin version {version}"
 
 
 def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, str]]:

@@ -20,9 +20,9 @@ from cairn.pipeline.index.faiss_index import FaissIndex, best_first
 from cairn.pipeline.index.segments.segment import DeletedRows, Segment, SegmentRows, open_rows
 from cairn.pipeline.index.token_file import (
     TOKEN_FILE_COLUMNS,
+    ChunkTokens,
     CodeColumn,
     TokenCodes,
-    TokenRows,
     TokenVectors,
     open_token_projection,
 )
@@ -299,7 +299,7 @@ class JoinedCodes:
         self._parts = parts
         self._begin_S = np.cumsum([0, *(deleted.num_live for _, deleted in parts)])
 
-    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
         """Return the tokens of some chunks, in the order asked."""
         segment_C = np.searchsorted(self._begin_S, chunk_C, side="right") - 1
         places = [np.flatnonzero(segment_C == segment) for segment in range(len(self._parts))]
@@ -311,7 +311,7 @@ class JoinedCodes:
         size = np.concatenate([each.size_C for each in found])
         order = np.argsort(np.concatenate(places), kind="stable")
         token_T = ranges((np.cumsum(size) - size)[order], size[order])
-        return TokenRows(
+        return ChunkTokens(
             codes=np.concatenate([each.codes for each in found])[token_T],
             step_T=np.concatenate([each.step_T for each in found])[token_T],
             size_C=size[order],

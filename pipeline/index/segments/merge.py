@@ -149,7 +149,8 @@ def _join_words(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], path: Path)
     terms = terms.take(pc.sort_indices(terms))
     begins = np.cumsum([0, *(deleted.num_live for _, deleted in parts)]).tolist()
     words = [
-        _Words(batch, deleted, begin, terms) for (batch, deleted), begin in zip(parts, begins, strict=False)
+        _RankedWords(batch, deleted, begin, terms)
+        for (batch, deleted), begin in zip(parts, begins, strict=False)
     ]
     num_chunks_T = np.sum([each.count(len(terms)) for each in words], axis=0, dtype=np.int64)
     is_left_T = num_chunks_T > 0
@@ -165,7 +166,7 @@ def _join_words(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], path: Path)
         write_postings(terms.filter(pa.array(is_left_T)), ends_T[is_left_T], chunks, counts, path)
 
 
-class _Words:
+class _RankedWords:
     """The postings of one segment by the rank of their term among those of all."""
 
     def __init__(self, batch: pa.RecordBatch, deleted: DeletedRows, begin: int, terms: pa.Array) -> None:
