@@ -176,9 +176,9 @@ KEPT_SIZES = 4
 class PassageBM25:
     """Scores passages, which are runs of M chunks; safe to share between threads.
 
-    How long a passage is is chosen at query time, so passages are scored from the counts of their chunks: counts
-    add up, and scores do not, since a score flattens with a word's count. A word's idf is that of chunks, and
-    lengths are in characters.
+    A passage's length is chosen at query time, so it is scored from the counts of its chunks: counts add up,
+    and scores do not, since a score flattens with a word's count. A word's idf is that of chunks. Lengths are
+    in characters.
     """
 
     def __init__(

@@ -399,9 +399,9 @@ def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex
 def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:
     """Return some documents of a generation, which ascend, numbered from 0: what a shard holds.
 
-    Rows beyond the part count as deleted in the segment that holds them, so every file stays as it is and only
-    what is read of it is mapped into memory. Tables are left as they are: texts and filters are the business
-    of the whole generation, and a position of the part is no row of them.
+    Rows beyond the part count as deleted in the segment that holds them, so every file stays as it is and
+    only what is read of it is mapped into memory. Tables are left as they are: texts and filters are the
+    business of the whole generation, and a position of the part is no row of them.
     """
     first_P = generation.chunk_offsets[documents]
     chunks = ranges(first_P, generation.chunk_offsets[documents + 1] - first_P)

@@ -5,9 +5,6 @@ of a scan its documents are: each is then read with the address that Lance has f
 document. Where one is not, ids decide.
 """
 
-# pyright: reportAttributeAccessIssue=false
-# pyarrow makes its compute functions at import time, where no type checker sees them.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,17 +13,8 @@ from typing import Final
 
 import lance
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from cairn.pipeline.durable import commit_point
-from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
-from cairn.pipeline.index.segments.segment import SegmentRows, open_rows
-from cairn.pipeline.index.stored_files import check_generation_files
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
-from cairn.pipeline.index.verified_files import VerifiedFiles
-from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.index.tables import DOCUMENTS, TABLES
 from jaxtyping import Int64
 
 MAX_IDS_A_DELETE: Final = 1_000
@@ -145,43 +133,3 @@ def _addresses(dataset: lance.LanceDataset, doc_id: str, rows: slice) -> list[in
     if found.column("doc_id").to_pylist() != [doc_id] * num_rows:
         return None
     return found.column("_rowaddr").to_pylist()
-
-
-def find_served(layout: CollectionLayout, served: Manifest, doc_ids: Sequence[str]) -> list[PlacedDocument]:
-    """Return those of the documents that the generation has; none where a file of its rows is damaged."""
-    suffixes = (DOCUMENTS_ARROW, CHUNKS_ARROW, DELETED_BITS)
-    names = [record.name + suffix for record in served.segments for suffix in suffixes]
-    verified = VerifiedFiles.of_this_machine()
-    if check_generation_files(layout, served, names=names, verified=verified):
-        return []
-    folder = layout.generation_folder(served.generation)
-    found: list[PlacedDocument] = []
-    begins = {DOCUMENTS: 0, CHUNKS: 0}
-    try:
-        for record in served.segments:
-            rows = open_rows(folder, record)
-            found += _placed(rows, begins, doc_ids)
-            begins[DOCUMENTS] += rows.deleted_documents.num_live
-            begins[CHUNKS] += rows.deleted_chunks.num_live
-    except DamageError:
-        return []
-    return found
-
-
-def _placed(rows: SegmentRows, begins: dict[str, int], doc_ids: Sequence[str]) -> Iterator[PlacedDocument]:
-    """Yield those documents of a segment that are not deleted; its rows begin at ``begins``."""
-    own = rows.documents.column("doc_id")
-    stored = np.flatnonzero(pc.is_in(own, value_set=pa.array(doc_ids, own.type)).to_numpy(False))
-    stored = np.setdiff1d(stored, rows.deleted_documents.rows, assume_unique=True)
-    first_chunks = rows.documents.column("chunk_offset").to_numpy()[stored]
-    sizes = rows.documents.column("num_chunks").to_numpy()[stored]
-    live = zip(
-        stored.tolist(),
-        (begins[DOCUMENTS] + rows.deleted_documents.live_of(stored)).tolist(),
-        (begins[CHUNKS] + rows.deleted_chunks.live_of(first_chunks)).tolist(),
-        sizes.tolist(),
-        strict=True,
-    )
-    for place, document, chunk, num_chunks in live:
-        places = {DOCUMENTS: slice(document, document + 1), CHUNKS: slice(chunk, chunk + num_chunks)}
-        yield PlacedDocument(doc_id=own[place].as_py(), rows=places)

@@ -21,9 +21,10 @@ import pytest
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_delete import find_served, id_batches
+from cairn.pipeline.index.lance_delete import id_batches
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,

@@ -11,10 +11,9 @@ import pyarrow as pa
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.errors import CollectionNotFoundError, IntegrityError
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_delete import find_served
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.index.maintenance import delete_documents, find_served
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,
