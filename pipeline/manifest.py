@@ -155,6 +155,10 @@ class Manifest:
                 f"{', '.join(sorted(set(raw) ^ names))}"
             )
         try:
+            if any(Path(name).name != name for name in raw["files"]):
+                raise DamageError(
+                    f"{MANIFEST_NAME} of generation {folder.name} must name files of its folder"
+                )
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
             raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
             raw["sources"] = tuple(raw["sources"])

@@ -5,6 +5,10 @@
 A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer`
 clears; a crash after it leaves the new one served. Everything here runs under the collection's lock. Ingest,
 repair, compaction and deletion all publish through :func:`publish_generation`.
+
+Every writer first mends, and ``repair`` begins with it: files that are stored twice (``stored_files``), tags
+of Lance, which are written again as the manifests pin them, and broken versions that no generation pins,
+which are removed. No row and no published version is lost by that.
 """
 
 from __future__ import annotations
@@ -13,16 +17,17 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import lance
 from cairn.pipeline import durable
 from cairn.pipeline.config import IndexConfig
-from cairn.pipeline.durable import commit_point, storage_errors
-from cairn.pipeline.errors import DamageError, IntegrityError, StorageError
+from cairn.pipeline.durable import commit_point, make_folder, remove_entry, storage_errors
+from cairn.pipeline.errors import DamageError, IntegrityError, StorageError, is_panic
 from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
 from cairn.pipeline.index.lance_files import (
@@ -33,7 +38,6 @@ from cairn.pipeline.index.lance_files import (
 )
 from cairn.pipeline.index.lance_index import LanceTables, StoredRows
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.mend import mend_lance
 from cairn.pipeline.index.names import SIDE_FILES
 from cairn.pipeline.index.segments.assembly import Assembly
 from cairn.pipeline.index.segments.parts import RunTasks
@@ -45,6 +49,7 @@ from cairn.pipeline.index.stored_files import (
     read_manifest,
     write_copies,
 )
+from cairn.pipeline.index.tables import LANCE_ERRORS, TABLES, lance_errors
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -359,3 +364,78 @@ def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
         return find_lance_files(layout, read_manifest(layout, served))
     except IntegrityError:
         return {}
+
+
+NEWEST_VERSION = 2**64 - 1
+"""Lance names the manifest of version v by this minus v, in twenty digits: the newest is listed first."""
+
+
+def mend_lance(layout: CollectionLayout, *, drop_unpinned: bool = False) -> None:
+    """Mend versions and tags of the tables.
+
+    Generations that stand keep their versions and tags; one whose manifest is damaged keeps nothing. Of the
+    other versions those go that cannot be opened, or all: some open and still stop Lance's clean-up.
+    """
+    pinned: dict[int, Mapping[str, int]] = {}
+    for number in layout.generation_numbers():
+        with contextlib.suppress(IntegrityError):
+            pinned[number] = read_manifest(layout, number).lance_versions
+    for table in TABLES if pinned else ():
+        folder = layout.lance_folder / f"{table}.lance"
+        kept = {generation_tag(number): versions[table] for number, versions in pinned.items()}
+        _remove_strays(folder)
+        for version, path in _stored_versions(folder):
+            if version not in kept.values() and (drop_unpinned or not opens(folder, version)):
+                remove_entry(path)
+        _mend_tags(folder, kept)
+
+
+def opens(folder: Path, version: int) -> bool:
+    """Tell whether Lance opens a version of the table in ``folder``."""
+    try:
+        lance.dataset(str(folder), version=version)
+    except LANCE_ERRORS:
+        return False
+    except BaseException as error:
+        if is_panic(error):
+            return False
+        raise
+    return True
+
+
+def _remove_strays(folder: Path) -> None:
+    """Remove what is no file and no generation reads, but a commit would write to, or wait for."""
+    for path in (folder / "_versions" / "latest_version_hint.json", *folder.glob("_transactions/*")):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            remove_entry(path)
+
+
+def _stored_versions(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in sorted((folder / "_versions").glob("*.manifest")):
+        if path.stem.isdigit():
+            number = int(path.stem)
+            yield (NEWEST_VERSION - number if len(path.stem) == len(str(NEWEST_VERSION)) else number), path
+
+
+def _mend_tags(folder: Path, kept: Mapping[str, int]) -> None:
+    """Write the tags that do not pin their version."""
+    opened = [version for version in kept.values() if opens(folder, version)]
+    if not opened:
+        return
+    stored_tags = folder / "_refs" / "tags"
+    make_folder(stored_tags)
+    for path in stored_tags.iterdir():
+        if not path.is_file():  # a link to nothing would be written through
+            remove_entry(path)
+    # Never through the latest version, which may be broken.
+    tags = lance.dataset(str(folder), version=opened[0]).tags
+    try:
+        stored = {tag: content["version"] for tag, content in tags.list().items()}
+    except LANCE_ERRORS:
+        stored = {}
+        for path in stored_tags.iterdir():
+            path.unlink()
+    with lance_errors(f"tagging table `{folder.stem}`"):
+        for tag, version in kept.items():
+            if version in opened and stored.get(tag) != version:
+                (tags.update if tag in stored else tags.create)(tag, version)

@@ -42,12 +42,13 @@ from cairn.pipeline.index.lance_delete import id_batches
 from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX
 from cairn.pipeline.index.lance_index import LanceTables, Versions
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.mend import mend_lance, opens
 from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
 from cairn.pipeline.index.position_files import open_document_positions
 from cairn.pipeline.index.publish import (
     GenerationFacts,
+    mend_lance,
     next_generation_number,
+    opens,
     prepare_writer,
     publish_generation,
     remove_generations,

@@ -75,9 +75,6 @@ def check_generation_files(
     for name, record in manifest.files.items():
         if names is not None and name not in names:
             continue
-        if Path(name).name != name:
-            problems.append((name, "is not a name inside the folder"))
-            continue
         with storage_errors(f"reading {name} of generation {manifest.generation}"):
             problem = record.problem(folder / name, check_hash=False)
             if problem is None and check_hashes and not verified.has_sha256(folder / name, record.sha256):
