@@ -152,16 +152,6 @@ def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
     raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")
 
 
-def open_document_positions(path: Path) -> pa.RecordBatch:
-    """Map ``documents.arrow``."""
-    return open_positions(path, DOCUMENT_POSITIONS_SCHEMA)
-
-
-def open_chunk_positions(path: Path) -> pa.RecordBatch:
-    """Map ``chunks.arrow``."""
-    return open_positions(path, CHUNK_POSITIONS_SCHEMA)
-
-
 def chunk_offsets_of(documents: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " N_plus_1"]:
     """Return the first chunk of each document of a segment, and the number of its chunks."""
     return np.append(documents.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(num_chunks))

@@ -43,7 +43,7 @@ from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX
 from cairn.pipeline.index.lance_index import LanceTables, Versions
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
 from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
-from cairn.pipeline.index.position_files import open_document_positions
+from cairn.pipeline.index.position_files import DOCUMENT_POSITIONS_SCHEMA, open_positions
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     mend_lance,
@@ -466,7 +466,7 @@ def _stored_contents(layout: CollectionLayout, number: int, _: Manifest) -> pa.T
     """Read from the position files what the manifest and Lance would tell if they were whole."""
     parts: list[pa.Table] = []
     for path in sorted(layout.generation_folder(number).glob(f"*{DOCUMENTS_ARROW}")):
-        documents = open_document_positions(path)
+        documents = open_positions(path, DOCUMENT_POSITIONS_SCHEMA)
         table = pa.table(
             {"doc_id": documents.column("doc_id").cast(pa.string()), "version": documents.column("content")}
         )

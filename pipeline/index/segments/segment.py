@@ -27,9 +27,9 @@ from cairn.pipeline.index.names import (
 )
 from cairn.pipeline.index.passage_terms import open_passage_terms
 from cairn.pipeline.index.position_files import (
+    CHUNK_POSITIONS_SCHEMA,
+    DOCUMENT_POSITIONS_SCHEMA,
     LENGTHS_SCHEMA,
-    open_chunk_positions,
-    open_document_positions,
     open_positions,
 )
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
@@ -189,8 +189,8 @@ def needed_files(record: SegmentRecord) -> list[str]:
 
 def open_rows(folder: Path, record: SegmentRecord, deleted: DeletedRows | None = None) -> SegmentRows:
     """Map the position files of a segment; ``deleted`` = None reads which rows are."""
-    documents = open_document_positions(folder / (record.name + DOCUMENTS_ARROW))
-    chunks = open_chunk_positions(folder / (record.name + CHUNKS_ARROW))
+    documents = open_positions(folder / (record.name + DOCUMENTS_ARROW), DOCUMENT_POSITIONS_SCHEMA)
+    chunks = open_positions(folder / (record.name + CHUNKS_ARROW), CHUNK_POSITIONS_SCHEMA)
     if deleted is None and record.deleted_documents:
         path = folder / (record.name + DELETED_BITS)
         deleted = read_deleted(path, documents.num_rows, record.deleted_documents)
