@@ -117,8 +117,9 @@ def repair_collection(
     layout.require_exists()
     _clear_lock(layout)
     with layout.writer_lock():
+        mended = _mend_predecessors(layout)
         report = _restore(layout, _repair(layout, progress, keeps_all=keeps_all, suspects=suspects))
-        report = _settle_predecessors(layout, report)
+        report = _drop_damaged_predecessors(layout, _adding(report, mended) if mended else report)
         report = _naming_earlier_losses(layout, report)
         names = {problem.file for problem in report.problems}
         if LATE_NAME in names and LATE_NAME not in read_manifest(layout, report.generation).files:
@@ -352,24 +353,28 @@ def _return_to(layout: CollectionLayout, manifest: Manifest) -> None:
     LanceTables.open(layout).roll_back(manifest.lance_versions)
 
 
-def _settle_predecessors(layout: CollectionLayout, report: RepairReport) -> RepairReport:
-    """Mend older generations, and remove those that could not be served any more."""
-    dropped: list[int] = []
-    for number in layout.generation_numbers():
-        if number >= report.generation:
-            continue
+def _mend_predecessors(layout: CollectionLayout) -> str:
+    """Mend the generations before the newest; return what to add to the report."""
+    said = ""
+    for number in layout.generation_numbers()[:-1]:
         with contextlib.suppress(IntegrityError):
             mended = mend_files(layout, read_manifest(layout, number), all_files=True)
-            if mended:
-                report = _adding(report, f"; of generation {number}, {len(mended)} file(s) were mended")
-        problems = verify_generation(layout, number, check_rows=False)
-        if problems:
-            dropped.append(number)
-            report = _adding(report, f"; generation {number}, which was damaged, is removed", problems)
-    if dropped:
+            said += f"; of generation {number}, {len(mended)} file(s) were mended" if mended else ""
+    return said
+
+
+def _drop_damaged_predecessors(layout: CollectionLayout, report: RepairReport) -> RepairReport:
+    """Remove older generations that could not be served any more; they would only be found damaged again."""
+    older = [number for number in layout.generation_numbers() if number < report.generation]
+    found = {number: verify_generation(layout, number, check_rows=False) for number in older}
+    damaged = [number for number, problems in found.items() if problems]
+    for number in damaged:
+        said = f"; generation {number}, which was damaged, is removed"
+        report = _adding(report, said, found[number])
+    if damaged:
         try:
             with storage_errors(f"removing damaged generations of {layout.name!r}", layout.folder):
-                remove_generations(layout, dropped)
+                remove_generations(layout, damaged)
                 mend_lance(layout, drop_unpinned=True)
             LanceTables.open(layout).keep_only(layout.generation_numbers())
         except (StorageError, IntegrityError) as error:  # the repair is done, the next writer cleans up again
