@@ -91,9 +91,9 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
         job = read_job(parameters["config"])
         if VERBS[job.name] == "ingest":  # its sources need be there for the cluster alone
             asked = ingest_of(job)
-            CollectionLayout(Path(asked.root), asked.collection)
+            CollectionLayout.at(Path(asked.root), asked.collection)
         return
-    CollectionLayout(Path(parameters["root"]), parameters["collection"])
+    CollectionLayout.at(Path(parameters["root"]), parameters["collection"])
     if "sources" in parameters:
         resolve_sources(parameters["sources"])
 

@@ -83,14 +83,16 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
     setting must not be ignored or changed in silence.
     """
     options = {_key_of(each): each for each in _options(command)}
-    lists = {
-        str(each.name) for each in command.params if isinstance(each, click.Argument) and each.nargs == -1
+    arguments = {
+        str(each.name): tuple[str, ...] if each.nargs == -1 else str
+        for each in command.params
+        if isinstance(each, click.Argument)
     }
     found: dict[str, Any] = {}
     for key, value in settings.items():
         option, shown_key = options.get(key), key.replace("_", "-")
-        if key in lists:
-            check_setting(f"{settings_file()}: [{command.name}] {shown_key}", tuple[str, ...], value)
+        if key in arguments:
+            check_setting(f"{settings_file()}: [{command.name}] {shown_key}", arguments[key], value)
             found[key] = value
         elif option is not None:
             value = [value] if option.multiple and isinstance(value, str) else value

@@ -147,7 +147,9 @@ class CairnVectorStore(VectorStore):
         from cairn.pipeline.index.layout import CollectionLayout
 
         # What it writes is what it searches, whatever else the name may answer from.
-        self.collection = Collection(CollectionLayout(collections_root(root), collection), settings=settings)
+        self.collection = Collection(
+            CollectionLayout.at(collections_root(root), collection), settings=settings
+        )
         self._columns = {name: _column_type(name, kind) for name, kind in (filter_columns or {}).items()}
 
     @override

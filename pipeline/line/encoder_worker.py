@@ -34,8 +34,8 @@ from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context
 from cairn.pipeline.encode.shards import as_parquet, as_stored
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 from cairn.pipeline.token_vectors.projection import TokenProjection
 from cairn.pipeline.types import TextEmbedder

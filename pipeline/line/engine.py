@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.token_vectors.projection import TokenProjection
 from jaxtyping import Float32, Int32
 

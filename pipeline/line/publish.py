@@ -18,13 +18,13 @@ from cairn.pipeline.durable import commit_point, fsync_file
 from cairn.pipeline.encode.shards import ENCODED_TABLES, EncodedTable
 from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.allocator import returning_freed_memory
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.lance_append import Fragments, fragment_files
 from cairn.pipeline.index.lance_files import LanceFiles, small_table_files
 from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.maintenance import find_served
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
 from cairn.pipeline.index.segments.parts import RunTasks, num_parts
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.index.store_tasks import store_tasks
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.tiers import FACTOR

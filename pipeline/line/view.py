@@ -18,8 +18,8 @@ from cairn.pipeline.cluster.sampling import sample_rows
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.errors import FingerprintMismatchError
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.line.run import Run
 from cairn.pipeline.manifest import Manifest
