@@ -34,7 +34,7 @@ The disk fills at a different step each time.
 # Ingest where no file may grow beyond so many bytes, and write down what went wrong.
 LIMITED_INGEST = """
 import resource
-import cairn.pipeline.line.encoder_worker, cairn.pipeline.line.publish
+import cairn.pipeline.encode.documents, cairn.pipeline.model.backbone_loader, cairn.pipeline.line.publish
 from test_ingest_kills import settings
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.errors import CairnError

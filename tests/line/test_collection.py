@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import (
-    CollectionBusyError,
     ConfigError,
     FilterError,
     SchemaError,
@@ -211,16 +209,6 @@ def test_collection_shows_itself(notes: cairn.Collection) -> None:
     first, *rest = repr(notes.search("cat", top_k=2)).splitlines()
     assert first == "<2 found for 'cat', generation 1"
     assert len(rest) == 2
-
-
-def test_a_second_writer_is_refused(notes: cairn.Collection) -> None:
-    def documents() -> Iterator[dict[str, Any]]:
-        yield from ROWS
-
-    notes.add(ROWS[:1])
-    with notes.layout.writer_lock(), pytest.raises(CollectionBusyError):
-        notes.add(documents())
-    assert notes.add(documents()).indexed == 5
 
 
 @pytest.mark.parametrize(

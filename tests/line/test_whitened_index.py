@@ -106,11 +106,3 @@ def test_context_without_vectors_is_refused(tmp_path: Path, tiny_model_folder: P
 
     with pytest.raises(ConfigError, match="whitening must come with a context that holds vectors"):
         load_encoder(tiny_model_folder, context=context, whitening=0.3)
-
-
-def test_context_of_vectors_of_another_width_is_refused(tmp_path: Path, tiny_model_folder: Path) -> None:
-    ingest(tmp_path, tiny_model_folder, texts(30))
-    context = ContextSet.read(open_generation(CollectionLayout(tmp_path, "c")).side_file("context.arrow"))
-
-    with pytest.raises(ConfigError, match="whitening must have a context of vectors of 16 numbers, got 32"):
-        load_encoder(tiny_model_folder, context=context, whitening=0.3, dims=16)

@@ -94,14 +94,6 @@ def test_map_has_no_more_numbers_begun_than_it_has_workers_and_answered(
         assert len(list(tmp_path.glob("began-*"))) <= answered + 2
 
 
-def test_map_of_nothing_gives_nothing(make_pool: Any) -> None:
-    assert squares(make_pool(), 0) == {}
-
-
-def test_call_gives_one_answer(make_pool: Any) -> None:
-    assert make_pool().call("square", 7) == 49
-
-
 def test_map_with_a_worker_that_dies_answers_every_number_once(make_pool: Any, tmp_path: Path) -> None:
     (tmp_path / "die-3").touch()
     (tmp_path / "die-4").touch()
