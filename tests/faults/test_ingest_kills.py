@@ -32,7 +32,7 @@ WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "wa
 
 # Ingest a corpus into a root with a model.
 WORK = """
-import cairn.pipeline.encode.documents, cairn.pipeline.model.backbone_loader  # torch, before anything is cut off
+import cairn.pipeline.encode.documents, cairn.pipeline.model.backbone_loader  # torch first
 from test_ingest_kills import settings
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.compatibility import stored_settings

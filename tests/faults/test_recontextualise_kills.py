@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
 WORK = """
-import cairn.pipeline.encode.documents, cairn.pipeline.model.backbone_loader  # torch, before anything is cut off
+import cairn.pipeline.encode.documents, cairn.pipeline.model.backbone_loader  # torch first
 from test_recontextualise_kills import settings
 from cairn.pipeline.line.recontextualise import recontextualise
 def work(root, model):
