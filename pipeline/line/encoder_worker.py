@@ -31,11 +31,9 @@ from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.context_vectors import with_vectors
-from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.documents import DocumentEncoder, with_vectors
 from cairn.pipeline.encode.encoder_fit import require_context_fit, require_fit
-from cairn.pipeline.encode.shard_tables import shard_tables
-from cairn.pipeline.encode.shards import as_parquet, as_stored
+from cairn.pipeline.encode.shards import as_parquet, as_stored, shard_tables
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.line.corpus_view import CorpusView

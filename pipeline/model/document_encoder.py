@@ -4,11 +4,17 @@ The corpus's context stands in front where there is one. Pure: it takes a layout
 no text, file or table. Rows of one attention temperature are batched by length, and every result is put back
 in its chunk's place. Rows that see one another, the windows of landmark attention, are always in one batch.
 Embeddings are float32 and not normalised.
+
+A backbone divides every attention logit of a call by one τ (TempScale), in all layers. It is one for all
+rows, another for queries, or one that falls with a row's length. Source: Zhou et al., "Length-Induced
+Embedding Collapse in Transformer-based Models", eq. 6; §5.1 takes τ = 0.8 out of 0.1 to 1.0, appendix E.6
+finds a lower τ better for longer texts and another one for queries. One τ is the default, and no schedule is
+built in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -145,3 +151,14 @@ def pad_rows(
     positions_T = np.arange(int(lengths_B.max()) if width is None else width)
     source_BT = np.minimum(starts_B[:, None] + positions_T, len(rows.ids) - 1)
     return np.where(positions_T < lengths_B[:, None], rows.ids[source_BT], pad_id).astype(np.int64), lengths_B
+
+
+def row_temperatures(
+    lengths_R: Int64[np.ndarray, " R"], temperature: float, by_length: Sequence[tuple[int, float]]
+) -> Float64[np.ndarray, " R"]:
+    """Return τ of each row: that of the last step its tokens reach, ``temperature`` below the first.
+
+    Steps ascend by length.
+    """
+    step_R = np.searchsorted(np.array([length for length, _ in by_length], np.int64), lengths_R, side="right")
+    return np.array([temperature, *(step for _, step in by_length)], np.float64)[step_R]

@@ -9,7 +9,7 @@ import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import TextEncoder
-from cairn.pipeline.model.folders.embedded_weights import embedded_folder
+from cairn.pipeline.model.folders.names import embedded_folder
 
 TEXTS = [
     "How do I reverse a list in Python?",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.shard_tables import ADDED_COLUMNS, shard_tables
+from cairn.pipeline.encode.shards import ADDED_COLUMNS, shard_tables
 from cairn.pipeline.types import chunks_schema, documents_schema
 
 DOC_IDS = ["b", "a", "c"]

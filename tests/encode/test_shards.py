@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline import durable
-from cairn.pipeline.encode.shard_tables import ADDED_COLUMNS
 from cairn.pipeline.encode.shards import (
+    ADDED_COLUMNS,
     as_parquet,
     count_rows,
     finished_shards,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.encode.token_states import embed_tokens
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
 

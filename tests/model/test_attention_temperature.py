@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from cairn.pipeline.model.attention_temperature import row_temperatures
+from cairn.pipeline.model.document_encoder import row_temperatures
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,7 +10,7 @@ from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME
 from cairn.pipeline.model.folders.own_tensors import CONTEXT_GATES, LANDMARK_GATES
-from cairn.pipeline.model.landmark_gates import gates_of
+from cairn.pipeline.model.landmark_reader import gates_of
 from safetensors.torch import load_file, save_file
 
 LAYERS, HEADS = 2, 4

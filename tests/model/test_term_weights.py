@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.model.term_weights import token_idf
+from cairn.pipeline.token_vectors.max_sim import token_idf
 
 
 def test_token_idf_counts_texts_not_occurrences():

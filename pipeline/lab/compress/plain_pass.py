@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.model.engine.differentiable import DifferentiableOperations
+from cairn.pipeline.lab.differentiable import DifferentiableOperations
 from cairn.pipeline.model.engine.layer import Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer

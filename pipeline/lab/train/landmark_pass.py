@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.lab.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.lab.train.packed_rows import PackedRows
-from cairn.pipeline.model.engine.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from cairn.pipeline.model.engine.layer import run_layer
 from cairn.pipeline.model.engine.transformer import Transformer

@@ -1,15 +1,30 @@
 """A batch as a padded rectangle, the layout of a CPU.
 
-Batches there hold rows of nearly one length, and products of one shape are fast.
+Batches there hold rows of nearly one length, and products of one shape are fast. Local layers cost as much as
+the batch is long: a block of queries sees its own keys and ``radius`` around.
+
+    tokens of all rows laid end to end   … | block g-1 | block g | block g+1 | …
+    queries of block g                                  ▔▔▔▔▔▔▔▔▔
+    keys of block g                            ◀ radius ▔▔▔▔▔▔▔▔▔ radius ▶
+
+A mask takes back what a block sees too much: tokens further than the radius, other rows, padding. Keys and
+values of neighbouring blocks overlap in memory and are never copied. Exact to the masked full product.
+
+Context vectors have no position, so they are in no token's window and no token is in theirs: in a local layer
+each sees itself alone, and only global layers carry context to text. Padding sees itself too, so that its
+outputs stay finite.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import torch
 from cairn.pipeline.model.engine.attention import attend, bias_where, visible_keys
-from cairn.pipeline.model.engine.block_local_attention import LocalWindow
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
-from jaxtyping import Float
+from cairn.pipeline.model.engine.workspace import Workspace
+from jaxtyping import Float, Int64
 
 
 class Rectangle:
@@ -110,3 +125,91 @@ class Rectangle:
             visible = sees_SS[None] if visible_BS is None else sees_SS & visible_BS[:, None]
             return bias_where(visible[:, None])
         return None if visible_BS is None else bias_where(visible_BS[:, None, None])
+
+
+MIN_BLOCK: Final = 16
+"""Narrower blocks would cost more in calls than they save in products."""
+
+
+class LocalWindow:
+    """The window of one batch of B equally wide rows; made once, used by all its local layers.
+
+    ``lead`` and ``trail`` are how many rows of zeros the caller keeps before and after the tokens of its q,
+    k, v.
+    """
+
+    def __init__(
+        self,
+        lengths_B: Int64[np.ndarray, " B"],
+        *,
+        num_tokens: int,
+        num_context: int,
+        radius: int,
+        device: torch.device,
+    ) -> None:
+        num_rows, width = len(lengths_B), num_context + num_tokens
+        is_padded = int(lengths_B.min(initial=num_tokens)) < num_tokens
+        self._width = width
+        self.block = max(radius, MIN_BLOCK)
+        self.num_keys = self.block + 2 * radius
+        self.is_blocked = width > self.num_keys
+        if not self.is_blocked:
+            self.lead = self.trail = 0
+            # Rows of one length share one mask.
+            tags_BS = _row_tags(lengths_B if is_padded else lengths_B[:1], num_tokens, num_context, device)
+            self.bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None])
+            return
+        tags_BS = _row_tags(lengths_B, num_tokens, num_context, device)
+        num_all = num_rows * width
+        self.num_blocks = -(-num_all // self.block)
+        self.lead, self.trail = radius, self.num_blocks * self.block - num_all + radius
+        tags = torch.full((self.lead + num_all + self.trail,), -1, device=device)
+        tags[radius : radius + num_all] = tags_BS.reshape(-1)
+        keys_GK = tags.unfold(0, self.num_keys, self.block)
+        queries_Gb = tags[radius : radius + self.num_blocks * self.block].view(-1, self.block)
+        self.bias = bias_where(_seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None])
+
+    def attend(
+        self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace, temperature: float = 1.0
+    ) -> Float[torch.Tensor, "M D"]:
+        """Mix values inside the window.
+
+        ``qkv`` has ``lead`` and ``trail`` rows around the tokens, the result has only the tokens.
+        """
+        num_heads, head_dim = qkv_N3Hd.shape[2:]
+        if not self.is_blocked:
+            query, key, value = qkv_N3Hd.view(-1, self._width, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
+            return attend(query, key, value, self.bias, workspace, temperature).reshape(
+                -1, num_heads * head_dim
+            )
+        step = qkv_N3Hd.stride(0)
+        num_inside = self.num_blocks * self.block
+
+        def blocks(part: int, first: int, length: int) -> torch.Tensor:
+            source = qkv_N3Hd[first:, part]
+            return source.as_strided(
+                (self.num_blocks, num_heads, length, head_dim), (self.block * step, head_dim, step, 1)
+            )
+
+        query = blocks(0, self.lead, self.block)
+        mixed = attend(
+            query, blocks(1, 0, self.num_keys), blocks(2, 0, self.num_keys), self.bias, workspace, temperature
+        )
+        return mixed.reshape(num_inside, num_heads * head_dim)[: len(qkv_N3Hd) - self.lead - self.trail]
+
+
+def _row_tags(
+    lengths_B: Int64[np.ndarray, " B"], num_tokens: int, num_context: int, device: torch.device
+) -> Int64[torch.Tensor, "B S"]:
+    """Return the row a text token belongs to, -1 for context and padding."""
+    lengths = torch.from_numpy(lengths_B).to(device)
+    position_S = torch.arange(-num_context, num_tokens, device=device)
+    is_text_BS = (position_S >= 0) & (position_S < lengths[:, None])
+    return torch.where(is_text_BS, torch.arange(len(lengths), device=device)[:, None], -1)
+
+
+def _seen(query_tags: torch.Tensor, key_tags: torch.Tensor, first_query: int, radius: int) -> torch.Tensor:
+    """Say which keys a query sees: those of its own row within the radius, and itself."""
+    queries = torch.arange(query_tags.shape[1], device=query_tags.device)[:, None] + first_query
+    distance = (queries - torch.arange(key_tags.shape[2], device=query_tags.device)).abs()
+    return ((query_tags == key_tags) & (query_tags >= 0) & (distance <= radius)) | (distance == 0)

@@ -16,7 +16,7 @@ from cairn.pipeline.model.engine.layer import Layer, PlainMlp
 from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
 from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.weights import Linear, Norm
-from cairn.pipeline.model.folders.embedded_weights import embedded_folder
+from cairn.pipeline.model.folders.names import embedded_folder
 
 needs_vnni = pytest.mark.skipif(
     not precision._NATIVE_INT8_FLAGS & precision._cpu_flags(), reason="the processor must have VNNI"

@@ -11,8 +11,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.families.cde import read_cde
-from cairn.pipeline.model.families.cde_checkpoint import StagedCheckpoint
+from cairn.pipeline.model.families.cde import StagedCheckpoint, read_cde
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cairn.pipeline.model.folders.cde_settings import cde_settings, is_cde
 from cairn.pipeline.model.folders.model_defaults import encoder_config, model_defaults
+from cairn.pipeline.model.folders.model_types import cde_settings, is_cde
 
 PUBLISHED = {"query_prefix": "search_query: ", "document_prefix": "search_document: ", "use_context": True}
 

@@ -8,7 +8,7 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders import embedded_weights, names
-from cairn.pipeline.model.folders.embedded_weights import WEIGHTS_SHA256, embedded_folder
+from cairn.pipeline.model.folders.names import WEIGHTS_SHA256, embedded_folder
 
 
 def test_embedded_weights_are_the_official_file():

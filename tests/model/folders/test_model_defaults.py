@@ -7,8 +7,8 @@ import pytest
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, IngestConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
-from cairn.pipeline.model.folders.embedded_weights import embedded_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, model_defaults, settings_of_a_folder
+from cairn.pipeline.model.folders.names import embedded_folder
 
 OURS = EncoderConfig(
     pooling="lmk",

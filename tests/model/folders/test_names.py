@@ -9,8 +9,7 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.folders import names
-from cairn.pipeline.model.folders.embedded_weights import embedded_folder
-from cairn.pipeline.model.folders.names import model_folder, require_shipped_files
+from cairn.pipeline.model.folders.names import embedded_folder, model_folder, require_shipped_files
 
 COMMIT = "1f0c" * 10
 OLDER = "2e9b" * 10
