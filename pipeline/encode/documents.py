@@ -38,18 +38,14 @@ from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import one_torch_thread
-from cairn.pipeline.model.document_encoder import OwnTokens, embed_chunks, row_temperatures
+from cairn.pipeline.model.document_encoder import embed_chunks, row_temperatures
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from cairn.pipeline.model.landmark_reader import LandmarkReader
 from cairn.pipeline.model.landmarks import (
-    Chunks,
-    Rows,
-    chunk_rows,
     chunk_spans,
-    landmark_rows,
+    lay_out,
     split_into_chunks,
-    window_rows,
 )
 from cairn.pipeline.model.latent_attention import latent_attention_of
 from cairn.pipeline.model.pooling import first_dims
@@ -280,7 +276,19 @@ class DocumentEncoder:
             if on_tokens is not None:
                 on_tokens(int(chunk_tokens[finished].sum()))
 
-        rows = self._rows(tokens.ids, chunks, prefix)
+        config = self.config
+        rows = lay_out(
+            tokens.ids,
+            chunks,
+            attention=config.attention,
+            pooling=config.pooling,
+            cls_id=self.backbone.cls_id,
+            landmark_id=self.backbone.landmark_id,
+            prefix_ids=prefix.ids,
+            pool_prefix=config.pool_prefix,
+            max_window_tokens=config.window_tokens,
+            overlap_tokens=config.window_overlap_tokens,
+        )
         keeper = None if make_keeper is None else make_keeper(chunk_tokens)
         embeddings_MD = embed_chunks(
             self.backbone,
@@ -291,7 +299,7 @@ class DocumentEncoder:
             token_head=self._token_head,
             landmarks=self._landmarks,
             on_chunks=report,
-            own_tokens=None if keeper is None else OwnTokens(num_M=chunk_tokens, keep=keeper.keep),
+            keep_own=None if keeper is None else keeper.keep,
         )
         chunk_vectors_MV = first_dims(
             embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim
@@ -306,25 +314,6 @@ class DocumentEncoder:
             chunk_vectors_MV=chunk_vectors_MV,
             chunk_tokens=None if keeper is None else keeper.finish(tokens.start_char, start_char),
         )
-
-    def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:
-        cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
-        layout: dict[str, Any] = {
-            "cls_id": cls_id,
-            "landmark_id": landmark_id,
-            "pooling": pooling,
-            "prefix_ids": prefix.ids,
-        }
-        windows: dict[str, Any] = {
-            "max_window_tokens": self.config.window_tokens,
-            "overlap_tokens": self.config.window_overlap_tokens,
-        }
-        if self.config.attention == "full":
-            return window_rows(ids_T, chunks, **layout, **windows)
-        layout["pool_prefix"] = self.config.pool_prefix
-        if self.config.attention == "chunk":
-            return chunk_rows(ids_T, chunks, **layout)
-        return landmark_rows(ids_T, chunks, **layout, **windows)
 
 
 def _require_finite(

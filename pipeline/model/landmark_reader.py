@@ -134,28 +134,22 @@ class _ContextRow(Rectangle):
     ``memory`` gets the keys and values of each layer as it runs.
     """
 
-    def __init__(
-        self,
-        num_context: int,
-        settings: PassSettings,
-    ) -> None:
+    def __init__(self, num_context: int, settings: PassSettings) -> None:
         batch = Batch(
             lengths_B=np.zeros(1, np.int64), num_tokens=0, num_lead=num_context, num_unplaced=num_context
         )
         super().__init__(batch, settings)
-        shape = settings.shape
-        self._num_heads = (shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads)
-        self._num_context = num_context
         self.memory: list[Memory] = []
 
     def attend(
         self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
         lead, _ = self.margins(is_local=is_local)
-        heads_PCd = padded_NPd[lead : lead + self._num_context].transpose(0, 1)
+        heads_PCd = padded_NPd[lead : lead + self._batch.num_lead].transpose(0, 1)
         # Clones: the engine's memory is overwritten by the next layer.
         _, key, value = (
-            part.clone(memory_format=torch.contiguous_format) for part in heads_PCd.split(self._num_heads)
+            part.clone(memory_format=torch.contiguous_format)
+            for part in heads_PCd.split(self._settings.shape.heads_by_kind)
         )
         self.memory.append(Memory(key_GCd=key, value_GCd=value))
         return super().attend(padded_NPd, layer, is_local=is_local, drop_lead=drop_lead)

@@ -10,7 +10,7 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model import document_encoder
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.document_encoder import embed_chunks
-from cairn.pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
+from cairn.pipeline.model.landmarks import Rows, lay_out, split_into_chunks
 
 CPU = torch.device("cpu")
 LENGTHS = [3, 11, 18, 5]
@@ -24,7 +24,15 @@ def backbone(tiny_model_folder: Path) -> Any:
 def rows_of(lengths: list[int]) -> Rows:
     ids = np.random.default_rng(0).integers(5, 20, sum(lengths)).astype(np.int32)
     chunks = split_into_chunks(np.zeros(sum(lengths), np.uint8), np.cumsum([0, *lengths]), 64)
-    return chunk_rows(ids, chunks, cls_id=2, landmark_id=3, pooling="mean", prefix_ids=np.zeros(0, np.int32))
+    return lay_out(
+        ids,
+        chunks,
+        attention="chunk",
+        cls_id=2,
+        landmark_id=3,
+        pooling="mean",
+        prefix_ids=np.zeros(0, np.int32),
+    )
 
 
 def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_row(

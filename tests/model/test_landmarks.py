@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from cairn.pipeline.model.document_encoder import pad_rows
 from cairn.pipeline.model.landmarks import (
     Chunks,
-    chunk_rows,
-    landmark_rows,
-    window_rows,
+    lay_out,
 )
 from cairn.pipeline.poolings import POOLINGS
 from hypothesis import given, settings
@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from tests.model.splitting import split
 
 CLS, LMK = 101, 102
+chunk_rows, window_rows, landmark_rows = (
+    partial(lay_out, attention=attention) for attention in ("chunk", "full", "landmark")
+)
 
 
 def _rows(rows) -> list[list[int]]:
@@ -227,8 +230,8 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(
     if attention == "chunk":
         rows = chunk_rows(ids, chunks, **special)
     else:
-        lay_out = landmark_rows if attention == "landmark" else window_rows
-        rows = lay_out(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
+        windows = landmark_rows if attention == "landmark" else window_rows
+        rows = windows(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
     laid_out = _rows(rows)
     mark = CLS if pooling == "multi_cls" else LMK
     assert all(

@@ -54,7 +54,7 @@ def run_rows(
         device=engine.device,
     )
     places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(engine.device)
-    angles = {is_local: table.at(places_N) for is_local, table in (engine.rotary or {}).items()}
+    angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
     x_ND = _embed(engine, rows, places_N)
     found: dict[int, torch.Tensor] = {}
     for index in range(max(layers)):

@@ -226,8 +226,9 @@ CUDA_SCORES_PER_STEP: Final = 1 << 28
 
 
 class LandmarkWindows(Packed):
-    """Implements :class:`cairn.pipeline.model.engine.pattern.Pattern` for rows without a lead.
+    """Packed rows without a lead that see their window's landmarks and the context.
 
+    No window leaves its batch. Queries and landmarks are turned by their place in their own row, context not.
     ``windows`` numbers each row's window. Gates are one a layer and head, towards landmarks and context.
     """
 
@@ -265,11 +266,8 @@ class LandmarkWindows(Packed):
         is_local: bool,
         drop_lead: bool,  # noqa: ARG002 - no lead
     ) -> torch.Tensor:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         shape = self._settings.shape
-        query, key, value = padded_NPd.split(
-            [shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1
-        )
+        query, key, value = padded_NPd.split(shape.heads_by_kind, dim=1)
         mixed_NHd = landmark_attention(
             query,
             key,

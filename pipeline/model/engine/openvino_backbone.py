@@ -67,15 +67,13 @@ _PRECISIONS: Final = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 class OpenVinoTransformer(Transformer):
-    """Implements :class:`Backbone`: a float32 engine with compiled layers."""
+    """A float32 engine with compiled layers."""
 
     def __init__(self, engine: Transformer, precision: torch.dtype) -> None:
         vars(self).update(vars(engine))
         self.precision = precision
-        self.rectangle_type = self.pattern_type = _GraphRectangle
-        rotary_dims = {
-            kind: 2 * table.angles(0, 1)[0].shape[1] for kind, table in (self.rotary or {}).items()
-        }
+        self.pattern_type = _GraphRectangle
+        rotary_dims = {kind: table.rotary_dim for kind, table in self.rotary.items()}
         is_int8 = precision == torch.int8
         graph = build_graph(
             self.layers, self.shape, model_dim=self.model_dim, rotary_dims=rotary_dims, is_int8=is_int8
@@ -223,17 +221,11 @@ class GraphOperations:
         self._shape = shape
 
     def norm(self, norm: Norm, x: Any) -> Any:
-        """See :class:`LayerOperations`."""
         return _norm(norm, x)
 
     def heads(self, qkv: AnyLinear, x: Any) -> tuple[Any, Any, Any]:
-        """See :class:`LayerOperations`."""
-        num_heads, num_kv, head_dim = (
-            self._shape.num_heads,
-            self._shape.num_key_value_heads,
-            self._shape.head_dim,
-        )
-        bounds = (np.cumsum([0, num_heads, num_kv, num_kv]) * head_dim).tolist()
+        head_dim = self._shape.head_dim
+        bounds = (np.cumsum([0, *self._shape.heads_by_kind]) * head_dim).tolist()
         query, key, value = (
             _heads(self._project(_rows(qkv, *part), x), head_dim) for part in pairwise(bounds)
         )
@@ -242,12 +234,10 @@ class GraphOperations:
     def norm_heads(
         self, query_norm: Norm, key_norm: Norm, heads: tuple[Any, Any, Any]
     ) -> tuple[Any, Any, Any]:
-        """See :class:`LayerOperations`."""
         query, key, value = heads
         return _norm(query_norm, query), _norm(key_norm, key), value
 
     def rotate(self, heads: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        """See :class:`LayerOperations`."""
         if f"cos_{self._kind}" not in self._inputs:
             return heads
         cos, sin = (self._inputs[f"{name}_{self._kind}"] for name in ("cos", "sin"))
@@ -279,21 +269,17 @@ class GraphOperations:
         return op.reshape(mixed, _ints(0, 0, num_heads * head_dim), True)
 
     def continuing(self, x: Any) -> Any:
-        """See :class:`LayerOperations`: all of them."""
         return x
 
     def inner(self, up: AnyLinear, activation: Activation, x: Any) -> Any:
-        """See :class:`LayerOperations`."""
         return _ACTIVATE[activation](self._project(up, x))
 
     def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: Any) -> Any:
-        """See :class:`LayerOperations`."""
         inner = len(gate_up.weight) // 2
         gate, up = (self._project(_rows(gate_up, *part), x) for part in ((0, inner), (inner, 2 * inner)))
         return op.multiply(_ACTIVATE[activation](gate), up)
 
     def add_projection(self, linear: AnyLinear, x: Any, residual: Any) -> Any:
-        """See :class:`LayerOperations`."""
         return op.add(residual, self._project(linear, x))
 
     def _project(self, linear: AnyLinear, x: Any) -> Any:

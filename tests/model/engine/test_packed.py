@@ -92,9 +92,7 @@ def test_packed_shared_key_heads_equal_the_naive_softmax(is_causal):
     )
     lengths = np.array([5, 2])
     batch = Batch(lengths_B=lengths, num_tokens=5)
-    settings = PassSettings(
-        shape=shape, rotary=None, temperature=0.5, dtype=torch.float32, workspace=Workspace(CPU), device=CPU
-    )
+    settings = PassSettings(shape=shape, rotary={}, temperature=0.5, workspace=Workspace(CPU), device=CPU)
     pattern = Packed(batch, settings)
     heads = torch.randn(7, 8, 8, generator=torch.Generator().manual_seed(0))
     mixed = pattern.attend(heads, 0, is_local=False, drop_lead=False).view(7, 4, 8)
