@@ -29,10 +29,6 @@ def test_shard_tables_have_the_stored_schemas(shard):
     assert chunks.schema.equals(chunks_schema(32))
 
 
-def test_shard_tables_clusters_are_those_assigned(shard):
-    assert shard[0].column("cluster_id").to_pylist() == [7, 8, 9]
-
-
 def test_shard_tables_chunks_follow_their_documents(shard):
     documents, chunks = shard
     assert documents.column("num_chunks").to_pylist() == [3, 1, 1]

@@ -30,12 +30,6 @@ def test_states_are_those_of_the_last_layer_without_the_special_tokens(backbone:
         assert found.states_TV[found.of(number)] == pytest.approx(expected, abs=1e-3)
 
 
-def test_states_do_not_depend_on_the_batch(backbone: Backbone):
-    small, large = (embed_tokens(backbone, TEXTS, batch_tokens=tokens) for tokens in (8, 4_096))
-
-    assert small.states_TV == pytest.approx(large.states_TV, abs=1e-3)
-
-
 def test_states_are_rewritten_and_progress_counts_every_token(backbone: Backbone):
     heard: list[int] = []
     found = embed_tokens(

@@ -15,7 +15,7 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.latent_attention import read_latent_attention
 from safetensors.torch import load_file, save_file
@@ -95,11 +95,6 @@ def test_encode_with_nv_embed_is_the_mean_of_latent_attention_without_the_instru
         states = block(published_hidden(model, ids, np.array([ids.shape[1]]), is_causal=False))[0]
         mean = states[1 + len(before) if prefix else 0 :].mean(0)
         np.testing.assert_allclose(vector, (mean / mean.norm()).numpy(), atol=1e-5)
-
-
-def test_nv_embed_causal_is_refused(nv_embed_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="got a model of type nvembed"):
-        load(nv_embed_folder, causal=True)
 
 
 @pytest.mark.parametrize("inner", [None, [], {"model_type": "gemma"}])

@@ -154,27 +154,6 @@ def test_reader_document_of_8192_tokens_in_one_window_equals_dense_reference(mod
     )
 
 
-@pytest.mark.parametrize("model", MODELS, indirect=True)
-def test_reader_closed_gates_equal_rows_read_alone(model):
-    closed = torch.full((model.num_layers, model.shape.num_heads), CLOSED)
-    model.own_tensors = dict.fromkeys(GATE_NAMES, closed)
-    ids = _ids(model, sum(LENGTHS))
-    ours = _ours(model, ids, LENGTHS, WINDOWS, _context(model))
-    rows = np.split(ids, np.cumsum(LENGTHS)[:-1])
-    alone = torch.cat([model.hidden_states(row[None], np.array([len(row)]))[0] for row in rows])
-    torch.testing.assert_close(ours, alone, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("model", MODELS, indirect=True)
-def test_reader_context_in_another_order_changes_nothing(model):
-    ids, context = _ids(model, sum(LENGTHS)), _context(model)
-    ours = _ours(model, ids, LENGTHS, WINDOWS, context)
-    torch.testing.assert_close(
-        _ours(model, ids, LENGTHS, WINDOWS, context[[3, 0, 4, 2, 1]]), ours, atol=1e-5, rtol=0
-    )
-    assert not torch.allclose(_ours(model, ids, LENGTHS, WINDOWS, _context(model, seed=1)), ours, atol=1e-3)
-
-
 def test_reader_leaves_the_context_as_it_was(model):
     context = _context(model)
     before = context.copy()
@@ -192,24 +171,6 @@ def test_reader_runs_the_context_through_the_layers_once_for_each_temperature(mo
     for temperature in (1.0, 0.8, 1.0, 0.8):
         reader.hidden_states(ids, np.array([12, 12]), np.array([0, 0]), temperature)
     assert len(seen) == 2
-
-
-def test_reader_other_windows_of_a_batch_are_out_of_sight(model):
-    ids = _ids(model, sum(LENGTHS))
-    before = _ours(model, ids, LENGTHS, WINDOWS, None)
-    ids[: sum(LENGTHS[:3])] = _ids(model, sum(LENGTHS[:3]), seed=9)
-    after = _ours(model, ids, LENGTHS, WINDOWS, None)
-    own = sum(LENGTHS[:3])
-    torch.testing.assert_close(after[own:], before[own:], atol=1e-6, rtol=0)
-    assert not torch.allclose(after[:own], before[:own], atol=1e-2)
-
-
-def test_reader_bf16_is_close_to_float32(model, tiny_model_folder):
-    fast = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="bf16"))
-    fast.own_tensors = model.own_tensors
-    ids, context = _ids(model, sum(LENGTHS)), _context(model)
-    ours, exact = (_ours(one, ids, LENGTHS, WINDOWS, context).float() for one in (fast, model))
-    assert float(torch.nn.functional.cosine_similarity(ours, exact, dim=1).min()) >= 0.999
 
 
 def _layout(sizes_of_texts, model, **settings):

@@ -43,15 +43,6 @@ def test_first_layers_of_a_model_equal_a_model_of_those_layers(tiny_model_folder
     torch.testing.assert_close(_hidden(tiny_model_folder, layers=1), _hidden(one_layer_folder))
 
 
-def test_all_layers_equal_none(tiny_model_folder):
-    torch.testing.assert_close(_hidden(tiny_model_folder, layers=2), _hidden(tiny_model_folder))
-
-
-def test_first_layers_keep_only_their_own_weights(tiny_model_folder, one_layer_folder):
-    kept = first_layers(read_checkpoint(tiny_model_folder), 1).tensors
-    assert set(kept) == set(load_file(one_layer_folder / "model.safetensors"))
-
-
 def test_first_layers_have_a_fingerprint_of_their_own(tiny_model_folder):
     checkpoint = read_checkpoint(tiny_model_folder)
     fingerprints = {first_layers(checkpoint, number).fingerprint for number in (None, 1, 2)}
@@ -97,7 +88,3 @@ def test_first_dims_of_zeros_are_not_a_vector():
 def test_dims_the_model_does_not_have_are_refused(truncate_dim):
     with pytest.raises(ConfigError, match=f"must lie between 1 and the model's 32, got {truncate_dim}"):
         require_dims(truncate_dim, 32)
-
-
-def test_dims_left_out_are_the_models():
-    assert (require_dims(None, 32), require_dims(32, 32)) == (32, 32)
