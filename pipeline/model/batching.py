@@ -49,20 +49,23 @@ def run_in_batches(
     window larger than the budget is a batch of its own. On a CPU batches run side by side, one a thread; on a
     GPU one after the other, and when its memory runs out the batch is halved, now and for the rest.
     """
-    is_padded, run_rows = window_R is None, run
+    is_padded = window_R is None
+    run_units: Callable[[Int64[np.ndarray, " W"]], Done] = run
     if window_R is not None and len(window_R):
         first_row_W1 = np.flatnonzero(np.diff(window_R, prepend=-1, append=-1))
         lengths_R = np.add.reduceat(lengths_R, first_row_W1[:-1])
 
-        def run_rows(windows: Int64[np.ndarray, " W"]) -> Done:
+        def run_windows(windows: Int64[np.ndarray, " W"], /) -> Done:
             num_rows = first_row_W1[windows + 1] - first_row_W1[windows]
             return run(ranges(first_row_W1[windows], num_rows))
+
+        run_units = run_windows
 
     sizes_R = lengths_R + extra_tokens
     order = np.argsort(-lengths_R, kind="stable")
     if device.type == "cpu":
-        return _run_side_by_side(_batches(order, sizes_R, batch_tokens, is_padded=is_padded), run_rows)
-    return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run_rows, is_padded=is_padded)
+        return _run_side_by_side(_batches(order, sizes_R, batch_tokens, is_padded=is_padded), run_units)
+    return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run_units, is_padded=is_padded)
 
 
 def _batches(

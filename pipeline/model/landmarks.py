@@ -215,9 +215,8 @@ def lay_out(
     puts [CLS] where a window's landmarks stand; ``mean_at_k`` has one landmark only, at the end of the row.
     """
     rule, is_full = pooling_rule(pooling), attention == "full"
-    assert rule.window_mark != "cls" or cls_id is not None, (
-        "a layout of [CLS] tokens is asked of a model that has none"
-    )
+    mark_id = cls_id if rule.window_mark == "cls" else landmark_id
+    assert mark_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
     opening_ids = np.concatenate([np.array([] if cls_id is None else [cls_id], np.int32), prefix_ids])
     num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
     num_marks, tail = (0, 1) if rule.window_mark is None else (1, 0)
@@ -225,7 +224,7 @@ def lay_out(
     marked_ids = np.empty(int(marked_offsets[-1]), np.int32)
     is_text = np.ones(len(marked_ids), np.bool_)
     if num_marks:
-        marked_ids[marked_offsets[1:] - 1] = cls_id if rule.window_mark == "cls" else landmark_id
+        marked_ids[marked_offsets[1:] - 1] = mark_id
         is_text[marked_offsets[1:] - 1] = False
     marked_ids[is_text] = ids_T
     # Rows of chunks first_R to end_R, and the row that each chunk is pooled in.
