@@ -6,8 +6,9 @@ Arrow; such tests and expressions are combined as sets of positions.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -15,14 +16,34 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
+from cairn.pipeline.errors import CairnError, StorageError, TryAgainError, is_panic
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.lexical import ROW_ID, lance_errors
+from cairn.pipeline.index.layout import CollectionLayout
 from jaxtyping import Bool, Int64
 
 if TYPE_CHECKING:
     from lancedb.expr import Expr
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
+
+
+@contextlib.contextmanager
+def table_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
+    """Report what Lance raises while a search reads tables in one sentence, without its text.
+
+    That may hold paths and values. ``action`` reads like "reading the answer's documents".
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, CairnError) or not (
+            isinstance(error, RuntimeError | OSError | ValueError) or is_panic(error)
+        ):
+            raise
+        if "timeout" in str(error).lower():
+            raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
+        advice = f"; run `{layout.command('verify')}`" if layout else ""
+        raise StorageError(f"{action} failed{advice}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,17 +106,17 @@ def allowed_documents(
     if isinstance(condition, Combined):
         found = [allowed_documents(generation, part, timeout) for part in condition.parts]
         return reduce(np.intersect1d if condition.kind == "and" else np.union1d, found)
-    with lance_errors("reading the filter's documents", generation.layout):
+    with table_errors("reading the filter's documents", generation.layout):
         search = generation.document_table.search()
         is_test = isinstance(condition, IsNull | HoldsAny)
         rows = (
             (search if is_test else search.where(condition))
             .with_row_id(True)
-            .select([ROW_ID, condition.column] if is_test else [ROW_ID])
+            .select(["_rowid", condition.column] if is_test else ["_rowid"])
             .limit(generation.num_documents)
             .to_arrow(timeout=timeout)
         )
-    row_ids = rows.column(ROW_ID).to_numpy()
+    row_ids = rows.column("_rowid").to_numpy()
     if is_test:
         row_ids = row_ids[condition.matches(rows.column(condition.column).combine_chunks())]
     return np.sort(generation.position_of_row_ids(row_ids))

@@ -1,23 +1,15 @@
 """BM25 of documents and passages from the words of segments, by position.
 
-In generations of earlier releases LanceDB's full-text index scores documents. Its query is a match-query
-object: quotes, operators and boolean words in a user's text are words or nothing, never syntax. Everything
-reads the table pinned by the generation. Lance's error messages contain paths: their text is not passed on.
+Quotes, operators and boolean words in a user's text are words or nothing, never syntax.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Generator, Sequence
-from typing import Any
 
 import numpy as np
-from cairn.pipeline.errors import StorageError, TryAgainError, is_panic
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.tables import TEXT_INDEX_COLUMNS
 from jaxtyping import Bool, Float32, Int64
 
 MAX_WORDS = 128
@@ -26,33 +18,7 @@ MAX_WORDS = 128
 Nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000, 20,000 documents).
 """
 MAX_REPEATS = 3
-"""How often one word counts; LanceDB scores every repeat (a word repeated 1,000 times took 0.4 s)."""
-
-ROW_ID, SCORE = "_rowid", "_score"
-
-
-@contextlib.contextmanager
-def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
-    """Report what Lance raises in the block in one sentence.
-
-    ``action`` reads like "reading the answer's documents".
-    """
-    try:
-        yield
-    except (RuntimeError, OSError, ValueError) as error:
-        if isinstance(error, StorageError | TryAgainError):
-            raise
-        if "timeout" in str(error).lower():
-            raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
-        raise StorageError(
-            f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
-        ) from error
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise StorageError(
-            f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
-        ) from error
+"""How often one word counts."""
 
 
 def bounded_words(query: str) -> str:
@@ -67,18 +33,6 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
-def match_any_word(query: str, columns: Sequence[str]) -> Any:
-    """Return the full-text query for any of the words in any of the columns; scores of columns are added."""
-    from lance import query as kinds
-
-    matches = [kinds.MatchQuery(bounded_words(query), column) for column in columns]
-    return (
-        matches[0]
-        if len(matches) == 1
-        else kinds.BooleanQuery([(kinds.Occur.SHOULD, match) for match in matches])
-    )
-
-
 def bm25_documents(
     generation: Generation,
     query: str,
@@ -91,8 +45,7 @@ def bm25_documents(
     Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
     corpus that the generation is a part of.
     """
-    if generation.document_bm25 is None:
-        return _full_text_documents(generation, query, allowed, limit)
+    assert generation.document_bm25 is not None
     scores = generation.document_bm25.scores(bounded_words(query), totals)
     found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
     if len(found) > limit:
@@ -100,18 +53,6 @@ def bm25_documents(
         found = found[scores[found] >= least]
     found = found[np.lexsort((found, -scores[found]))][:limit]
     return found, scores[found]
-
-
-def _full_text_documents(
-    generation: Generation, query: str, allowed: Int64[np.ndarray, " A"] | None, limit: int
-) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
-    with lance_errors("the BM25 search", generation.layout):
-        found = generation.match_documents(
-            match_any_word(query, TEXT_INDEX_COLUMNS), limit if allowed is None else generation.num_documents
-        )
-    positions = generation.position_of_row_ids(found.column(ROW_ID).to_numpy())
-    is_kept = np.ones(len(positions), np.bool_) if allowed is None else np.isin(positions, allowed)
-    return positions[is_kept][:limit], found.column(SCORE).to_numpy()[is_kept][:limit]
 
 
 def bm25_passages(
@@ -122,11 +63,9 @@ def bm25_passages(
 ) -> Float32[np.ndarray, " M"] | None:
     """Return BM25 of the window of ``size`` chunks that begins with each chunk.
 
-    It is 0 outside of the ``allowed`` documents. None where the generation has no BM25 of passages or no
-    word of the query stands in any.
+    It is 0 outside of the ``allowed`` documents. None where no word of the query stands in any.
     """
-    if generation.passage_bm25 is None:
-        return None
+    assert generation.passage_bm25 is not None
     scores = generation.passage_bm25.scores(bounded_words(query), size)
     if allowed is not None:
         scores *= is_in_documents(generation, allowed)

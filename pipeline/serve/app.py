@@ -32,7 +32,7 @@ from cairn.pipeline.serve import (
     search_routes,
     vector_store_routes,
 )
-from cairn.pipeline.serve.access import ServerState, refuse_unknown_parameters
+from cairn.pipeline.serve.access import SearchThreads, ServerState, refuse_unknown_parameters
 from cairn.pipeline.serve.collections import Collections, LoadEncoder
 from cairn.pipeline.serve.envelope import Envelope
 from cairn.pipeline.serve.feedback_log import FeedbackLog
@@ -52,7 +52,6 @@ from cairn.pipeline.serve.problems import (
     schema_problem,
 )
 from cairn.pipeline.serve.request_schemas import Combination, Comparison, Membership
-from cairn.pipeline.serve.search_threads import SearchThreads
 from cairn.pipeline.serve.settings import ServeSettings, num_processors
 from cairn.pipeline.serve.telemetry import telemetry_config
 from cairn.pipeline.types import Reranker

@@ -120,10 +120,6 @@ class EncoderQueue:
         """
         return await asyncio.wrap_future(self.submit(texts, kind))
 
-    def submit_search(self, queries: Sequence[str]) -> Future[Vectors]:
-        """Let the queries of a search wait for the next pass; see :meth:`encode`."""
-        return self.submit(queries, "search")
-
     def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[Any]:
         """Let the texts wait for the next pass; their vectors come in their order.
 

@@ -14,6 +14,7 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.conditions import allowed_documents
 from cairn.pipeline.search.filters import compile_both, compile_restriction
 from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from cairn.pipeline.serve.answers import with_collection
 from cairn.pipeline.serve.collections import ServedCollection
@@ -84,8 +85,7 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
     """
 
     async def attempt(served: ServedCollection) -> HealthReply:
-        generation = served.searcher.generation
-        visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
+        generation, visible = await _find_visible(state, served, grant)
         curve = await state.length_curves.get(
             cache_key(generation, grant.restriction), lambda: measure_lengths(generation, visible)
         )
@@ -98,11 +98,26 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
 async def _find_map(
     state: ServerState, served: ServedCollection, grant: Grant
 ) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
-    generation = served.searcher.generation
-    visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
+    generation, visible = await _find_visible(state, served, grant)
     key = cache_key(generation, grant.restriction)
     draw = partial(draw_map, generation, visible, state.map_files, partial(state.maps.report, key))
     return generation, visible, await state.maps.get(key, draw, MAP_WAIT_SECONDS)
+
+
+async def _find_visible(
+    state: ServerState, served: ServedCollection, grant: Grant
+) -> tuple[Generation, Int64[np.ndarray, " A"]]:
+    """Return a whole generation with the positions of the documents a key sees, ascending."""
+
+    def read(whole: Served) -> tuple[Generation, Int64[np.ndarray, " A"]]:
+        generation = whole.generation
+        if grant.restriction is None:
+            return generation, np.arange(generation.num_documents)
+        condition = compile_restriction(grant.restriction, generation.document_schema)
+        timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
+        return generation, allowed_documents(generation, condition, timeout)
+
+    return await state.search_threads.run(lambda: served.searcher.reading(read))
 
 
 def _drawing(state: ServerState, generation: Generation, num_visible: int, grant: Grant) -> MapReply:
@@ -127,14 +142,6 @@ def _map_reply(generation: Generation, num_visible: int, corpus_map: CorpusMap) 
             for each in corpus_map.clusters
         ],
     )
-
-
-def _visible(generation: Generation, restriction: Mapping[str, Any] | None) -> Int64[np.ndarray, " A"]:
-    """Return the positions of the documents a key sees, ascending."""
-    if restriction is None:
-        return np.arange(generation.num_documents)
-    condition = compile_restriction(restriction, generation.document_schema)
-    return allowed_documents(generation, condition, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
 
 
 def _place(

@@ -50,7 +50,7 @@ class Metrics:
         )
         self.search_seconds = Histogram(
             "cairn_search_seconds",
-            "Seconds of work on a search thread; a search is two, before and after its vectors.",
+            "Seconds of work on a search thread, after the vectors are there.",
             buckets=_SECONDS,
             registry=self._registry,
         )

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, Final
+from typing import Final
 
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
@@ -50,9 +49,3 @@ def stage(name: str, **attributes: str | int) -> AbstractContextManager[object]:
     return _TRACER.start_as_current_span(
         name, attributes={f"cairn.{key}": value for key, value in attributes.items()}
     )
-
-
-def trace_future(name: str, future: Future[Any]) -> None:
-    """Make a span that ends with a future."""
-    span = _TRACER.start_span(name)
-    future.add_done_callback(lambda _: span.end())

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from cairn.pipeline.search.conditions import allowed_documents
 from cairn.pipeline.search.documents import read_documents
 from cairn.pipeline.search.filters import compile_restriction
+from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from cairn.pipeline.serve.answers import read_document, with_collection
 from cairn.pipeline.serve.collection_routes import DocId
@@ -113,8 +114,8 @@ async def list_files(
 ) -> VectorStoreFiles:
     """List documents in the order of their ingest; all are completed."""
 
-    def read(served: ServedCollection) -> tuple[list[Document], bool]:
-        generation = served.searcher.generation
+    def read(whole: Served) -> tuple[list[Document], bool]:
+        generation = whole.generation
         positions = np.arange(generation.num_documents)
         if grant.restriction is not None:
             where = compile_restriction(grant.restriction, generation.document_schema)
@@ -128,9 +129,7 @@ async def list_files(
         return read_documents(generation, chosen), has_more
 
     async def attempt(served: ServedCollection) -> VectorStoreFiles:
-        documents, has_more = await state.search_threads.run(
-            lambda: served.searcher.reading(lambda: read(served))
-        )
+        documents, has_more = await state.search_threads.run(lambda: served.searcher.reading(read))
         data = [_file(served, document) for document in documents]
         return VectorStoreFiles(
             data=data,

@@ -9,8 +9,7 @@ import numpy as np
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import windows_of_documents
-from cairn.pipeline.search.feedback import NUM_WINDOWS
-from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
 from cairn.pipeline.search.reader import Nominees, ScoresAsked, WindowScores
 from cairn.pipeline.search.shards.fan_out import FanOut, Places, gathered
 from cairn.pipeline.search.shards.fetched_words import FetchedWords
