@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -42,6 +42,7 @@ from cairn.pipeline.types import (
     TokenQueryEncoder,
 )
 from jaxtyping import Float, Float32
+from threadpoolctl import ThreadpoolController
 
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
 
@@ -150,8 +151,9 @@ def _answer(
     explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
     late = None if explanations is None else [each and each.late for each in explanations]
     vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
-    # Threads that share one query wait for each other, spinning.
-    with one_faiss_thread() if len(vectors) == 1 else nullcontext():
+    # Threads that share one query, or a product of some thousand rows, wait for each other, spinning.
+    one_thread = one_faiss_thread() if len(vectors) == 1 else nullcontext()
+    with one_thread, _thread_pools().limit(limits=1, user_api="blas"):
         rankings = rank_queries(search, vectors, late)
         hits = make_hits(search, rankings, explanations)
     generation.require_whole()  # a file written into meanwhile gives wrong scores
@@ -160,6 +162,10 @@ def _answer(
         SearchResult(query=text, generation=generation.number, hits=found, warnings=tuple(ranking.warnings))
         for text, found, ranking in zip(texts, hits, rankings, strict=True)
     ]
+
+
+_thread_pools = cache(ThreadpoolController)
+"""The libraries with threads of their own: looking for them takes some milliseconds."""
 
 
 def encode_for_search(encoder: QueryEncoder, queries: Sequence[str]) -> Vectors:

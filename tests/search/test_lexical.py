@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 from cairn.pipeline.errors import StorageError, TryAgainError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.conditions import allowed_documents
+from cairn.pipeline.search.conditions import allowed_documents, table_errors
 from cairn.pipeline.search.filters import compile_filter
-from cairn.pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
+from cairn.pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +64,14 @@ def test_bounded_words_are_bounded() -> None:
     assert len(bounded_words(" ".join(f"w{i}" for i in range(1000))).split()) == MAX_WORDS
 
 
-def test_lance_errors_hide_the_text_of_the_error() -> None:
-    with pytest.raises(StorageError, match="reading failed") as caught, lance_errors("reading"):
+def test_table_errors_hide_the_text_of_the_error() -> None:
+    with pytest.raises(StorageError, match="reading failed") as caught, table_errors("reading"):
         raise RuntimeError("lance error: /root/secret/path.lance:17")
     assert "secret" not in str(caught.value)
 
 
-def test_lance_errors_of_a_timeout_ask_to_try_again() -> None:
-    with pytest.raises(TryAgainError, match="in time"), lance_errors("reading"):
+def test_table_errors_of_a_timeout_ask_to_try_again() -> None:
+    with pytest.raises(TryAgainError, match="in time"), table_errors("reading"):
         raise RuntimeError("lance error: Query timeout after 50 ms, /root/x.rs")
 
 

@@ -382,3 +382,17 @@ def test_scores_are_shown_from_0_to_1_though_windows_come_nearer_than_their_best
 
 def _all_scores(hit: Hit) -> list[float]:
     return [hit.score, *(passage.score for passage in hit.passages)]
+
+
+@pytest.mark.parametrize("options", [{}, {"hybrid": False}, {"max_characters": 400}, {"mmr": 0.5}])
+@pytest.mark.parametrize("doc_id", ["doc-0-007", " doc-0-041 "])
+def test_query_that_is_an_id_finds_its_document_first(
+    searcher: Searcher, doc_id: str, options: dict[str, Any]
+) -> None:
+    hits = searcher.search(doc_id, **options).hits
+    assert (hits[0].doc_id, hits[0].score) == (doc_id.strip(), 1.0)
+
+
+def test_query_that_is_an_id_finds_nothing_that_a_filter_excludes(searcher: Searcher) -> None:
+    others = {"type": "ne", "key": "doc_id", "value": "doc-0-007"}
+    assert "doc-0-007" not in {hit.doc_id for hit in searcher.search("doc-0-007", filters=others).hits}

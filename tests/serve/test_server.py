@@ -67,7 +67,7 @@ def test_every_search_thread_keeps_to_one_processor(tmp_path: Path, monkeypatch:
         "cairn.pipeline.serve.app.threadpool_limits",
         lambda limits: limited.append((threading.current_thread().name, limits)),
     )
-    pool = create_app(ServeSettings(root=tmp_path, search_threads=2)).state.server.search_threads._pool
+    pool = create_app(ServeSettings(root=tmp_path, search_threads=2)).state.server.search_threads.pool
     both = threading.Barrier(2)
     with pool:
         for waiting in [pool.submit(both.wait) for _ in range(2)]:

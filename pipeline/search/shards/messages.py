@@ -31,7 +31,7 @@ class PartKey(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A call of :class:`~cairn.pipeline.search.shards.shard_part.ShardPart` for the part that a shard has."""
+    """A call of :class:`~cairn.pipeline.search.shards.held_parts.ShardPart` for the part that a shard has."""
 
     shard: int
     key: PartKey

@@ -26,10 +26,8 @@ from cairn.pipeline.search.reader import (
     TokenMatches,
     WordsAsked,
 )
-from cairn.pipeline.search.shards.corpus_totals import CorpusTotals
 from cairn.pipeline.search.shards.fan_out import FanOut, Places, best, gathered
-from cairn.pipeline.search.shards.fetched_scores import FetchedScores, FoundNominees
-from cairn.pipeline.search.shards.fetched_words import FetchedWords
+from cairn.pipeline.search.shards.fetched import CorpusTotals, FetchedScores, FetchedWords, FoundNominees
 from cairn.pipeline.search.shards.messages import Nearest, PartFound, PartScoresAsked, SearchAsked
 from cairn.pipeline.search.shards.routes import Routes
 from jaxtyping import Float32, Int64
