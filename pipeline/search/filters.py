@@ -48,6 +48,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "lt": operator.lt,
     "lte": operator.le,
 }
+_ORDERS = ("gt", "gte", "lt", "lte")
+_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")
 _LISTS = ("in", "nin")
 _NULLS = ("is_null", "is_not_null")
 _LOGIC = ("and", "or")
@@ -102,6 +104,19 @@ def compile_both(
     if allowed is None or wanted is None:
         return allowed if wanted is None else wanted
     return combined("and", [allowed, wanted])
+
+
+def text_order_warnings(tree: Mapping[str, Any], schema: pa.Schema) -> list[str]:
+    """Say where a checked filter compares texts with a number by their order, which is that of letters."""
+    if "filters" in tree:
+        return [each for child in tree["filters"] for each in text_order_warnings(child, schema)]
+    if tree.get("type") not in _ORDERS or not is_text(schema.field(tree["key"]).type):
+        return []
+    key, value = tree["key"], tree["value"]
+    if not _NUMBER.fullmatch(value):
+        return []
+    sentence = f"column {key!r} is text and compared with {shown_value(value)} letter by letter"
+    return [f"{sentence}: '10' comes before '9'; ingest the column as numbers"]
 
 
 def parse_filter(expressions: Sequence[str], schema: pa.Schema) -> dict[str, Any] | None:

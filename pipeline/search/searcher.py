@@ -22,7 +22,7 @@ from cairn.pipeline.options import shown
 from cairn.pipeline.search.conditions import allowed_documents
 from cairn.pipeline.search.diversity import require_groupable
 from cairn.pipeline.search.documents import count_documents, read_document, read_lineage
-from cairn.pipeline.search.filters import compile_both
+from cairn.pipeline.search.filters import compile_both, text_order_warnings
 from cairn.pipeline.search.highlights import Explanation
 from cairn.pipeline.search.hits import make_hits
 from cairn.pipeline.search.late import LateQuery
@@ -133,6 +133,7 @@ def _answer(
     generation, settings = served.generation, served.generation.manifest.settings
     require_groupable(options.group_by, generation.document_schema)
     condition = compile_both(options.filters, options.restriction, generation.document_schema)
+    warnings = text_order_warnings(options.filters or {}, generation.document_schema)
     window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
     if encoded is None:
         assert queries is not None, "texts or vectors are asked for"
@@ -159,7 +160,12 @@ def _answer(
     generation.require_whole()  # a file written into meanwhile gives wrong scores
     texts = [""] * len(hits) if queries is None else queries
     return [
-        SearchResult(query=text, generation=generation.number, hits=found, warnings=tuple(ranking.warnings))
+        SearchResult(
+            query=text,
+            generation=generation.number,
+            hits=found,
+            warnings=(*warnings, *ranking.warnings),
+        )
         for text, found, ranking in zip(texts, hits, rankings, strict=True)
     ]
 

@@ -26,8 +26,7 @@ from cairn.pipeline.serve.problems import (
     unknown_collection,
     unknown_names,
 )
-from cairn.pipeline.serve.request_schemas import MAX_TOLD
-from cairn.pipeline.serve.schemas import InvalidField
+from cairn.pipeline.serve.schemas import MAX_TOLD, InvalidField
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import Reranker
 from fastapi import Depends, Request

@@ -22,6 +22,7 @@ from cairn.pipeline.search_options import SearchKeywords, SearchOptions
 from cairn.pipeline.serve.access import ServerState, reachable
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.metrics import stage
 from cairn.pipeline.serve.problems import (
     INVALID_REQUEST,
     RERANKER_FAILED,
@@ -30,7 +31,6 @@ from cairn.pipeline.serve.problems import (
     search_problem,
 )
 from cairn.pipeline.serve.schemas import HighlightReply, InvalidField
-from cairn.pipeline.serve.telemetry import stage
 from cairn.pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
 from fastapi import Response
 from pydantic import JsonValue

@@ -20,7 +20,6 @@ from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.served import MakeReader
 from cairn.pipeline.serve import (
     collection_routes,
-    feedback_routes,
     health_routes,
     map_routes,
     mcp_routes,
@@ -42,7 +41,7 @@ from cairn.pipeline.serve.length_curve import LengthBin
 from cairn.pipeline.serve.maps.corpus_map import CorpusMap
 from cairn.pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from cairn.pipeline.serve.maps.map_files import MapFiles
-from cairn.pipeline.serve.metrics import Metrics
+from cairn.pipeline.serve.metrics import Metrics, telemetry_config
 from cairn.pipeline.serve.problems import (
     INTERNAL_ERROR,
     METHOD_REFUSED,
@@ -51,9 +50,8 @@ from cairn.pipeline.serve.problems import (
     ProblemError,
     schema_problem,
 )
-from cairn.pipeline.serve.request_schemas import Combination, Comparison, Membership
+from cairn.pipeline.serve.schemas import Combination, Comparison, Membership
 from cairn.pipeline.serve.settings import ServeSettings, num_processors
-from cairn.pipeline.serve.telemetry import telemetry_config
 from cairn.pipeline.types import Reranker
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -68,7 +66,7 @@ _DESCRIPTION: Final = (
 )
 _REQUESTS: Final = (
     *(schemas.SearchRequest, schemas.Weights, Comparison, Membership, Combination),
-    feedback_routes.ClickRequest,
+    collection_routes.ClickRequest,
     *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
 )
 _PARAMETERS: Final = frozenset(
@@ -166,7 +164,7 @@ def create_app(
     )
     app.state.mcp = mcp
     openai = (openai_routes, vector_store_routes)
-    for routes in (search_routes, collection_routes, feedback_routes, map_routes, *openai, mcp_routes):
+    for routes in (search_routes, collection_routes, map_routes, *openai, mcp_routes):
         app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
     for routes in (health_routes, page_routes):
         app.include_router(routes.router)
