@@ -8,7 +8,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from cairn.pipeline.errors import (
     UsageError,
 )
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.words import terms_of
-from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity, SearchOptions
 from cairn.pipeline.types import Hit, SearchResult
@@ -228,31 +225,6 @@ def test_bm25_weight_alone_ranks_by_bm25(searcher: Searcher) -> None:
         [(h.scores["bm25"] / top + h.scores["passage_bm25"] / top_pair) / 2 for h in hits]
     )
     assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
-
-
-def test_a_collection_without_bm25_of_passages_is_searched_with_that_of_documents(
-    layout: CollectionLayout, publish: Callable[..., Stones], make_encoder: type[StoneEncoder]
-) -> None:
-    publish(layout)
-    folder = layout.generation_folder(1)
-    manifest = Manifest.read(folder)
-    (folder / "passages.arrow").unlink()
-    replace(
-        manifest, files={name: record for name, record in manifest.files.items() if name != "passages.arrow"}
-    ).write(folder)
-    layout.current_path.write_bytes(b"00000001\n")  # without a hash, as releases before wrote it
-    searcher = Searcher(layout, make_encoder())
-    hits = searcher.search(QUERIES[0]).hits
-    assert {part for hit in hits for part in hit.scores} == {"document", "chunk", "bm25"}
-    assert {part for hit in hits for passage in hit.passages for part in passage.scores} == {"chunk"}
-    assert searcher.search(QUERIES[0], max_characters=500).hits
-    compact_collection(layout)
-    assert {part for hit in searcher.search(QUERIES[0]).hits for part in hit.scores} == {
-        "document",
-        "chunk",
-        "bm25",
-        "passage_bm25",
-    }
 
 
 def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:

@@ -21,8 +21,7 @@ from cairn.pipeline.serve.problems import (
     search_problem,
     unknown_names,
 )
-from cairn.pipeline.serve.schemas import Membership
-from cairn.pipeline.serve.schemas import InvalidField, SearchRequest, field_names
+from cairn.pipeline.serve.schemas import InvalidField, Membership, SearchRequest, field_names
 from pydantic import ValidationError
 
 PLACE = "/srv/secret/place"
