@@ -35,16 +35,9 @@ def literal(key: str, data_type: pa.DataType, value: Any) -> Expr:
     """Return the typed literal of a value that fits its column, as LanceDB has it."""
     from lancedb.expr import lit
 
-    if is_text(data_type):
-        return lit(_string(key, value))
-    if pa.types.is_boolean(data_type):
-        return lit(_boolean(key, value))
-    if pa.types.is_date(data_type):
-        return lit(_date(key, value))
-    if pa.types.is_timestamp(data_type):
-        # Lance reads a literal timestamp in the column's own zone.
-        return lit(_ticks(key, data_type, value)).cast(_instant_type(data_type))
-    return lit(number_of(key, value))
+    checked = lit(_checked(key, data_type, value))
+    # Lance reads a literal timestamp in the column's own zone.
+    return checked.cast(_instant_type(data_type)) if pa.types.is_timestamp(data_type) else checked
 
 
 def literals(key: str, data_type: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -52,23 +45,31 @@ def literals(key: str, data_type: pa.DataType, values: Sequence[Any]) -> pa.Arra
 
     Whole numbers that no value of the column can equal are left out.
     """
+    checked = [_checked(key, data_type, value) for value in values]
     if is_text(data_type):
-        return pa.array([_string(key, value) for value in values], pa.string())
-    if pa.types.is_boolean(data_type):
-        return pa.array([_boolean(key, value) for value in values], pa.bool_())
-    if pa.types.is_date(data_type):
-        return pa.array([_date(key, value) for value in values], pa.date32())
+        return pa.array(checked, pa.string())
+    if pa.types.is_boolean(data_type) or pa.types.is_date(data_type):
+        return pa.array(checked, pa.bool_() if pa.types.is_boolean(data_type) else pa.date32())
     if pa.types.is_timestamp(data_type):
-        ticks = pa.array([_ticks(key, data_type, value) for value in values], pa.int64())
-        return ticks.cast(_instant_type(data_type))
-    numbers = [number_of(key, value) for value in values]
+        return pa.array(checked, pa.int64()).cast(_instant_type(data_type))
     if pa.types.is_floating(data_type):
-        return pa.array(numbers, pa.float64())
+        return pa.array(checked, pa.float64())
     bounds = np.iinfo(data_type.to_pandas_dtype())
     return pa.array(
-        [int(number) for number in numbers if bounds.min <= number <= bounds.max and number == int(number)],
+        [int(number) for number in checked if bounds.min <= number <= bounds.max and number == int(number)],
         data_type,
     )
+
+
+def _checked(key: str, data_type: pa.DataType, value: Any) -> Any:
+    """Return a value as its column's type is compared, or refuse it."""
+    if is_text(data_type):
+        return _string(key, value)
+    if pa.types.is_boolean(data_type):
+        return _boolean(key, value)
+    if pa.types.is_date(data_type):
+        return _date(key, value)
+    return _ticks(key, data_type, value) if pa.types.is_timestamp(data_type) else number_of(key, value)
 
 
 def _boolean(key: str, value: Any) -> bool:
@@ -107,17 +108,14 @@ def number_of(key: str, value: Any) -> int | float:
 
 
 def _date(key: str, value: Any) -> dt.date:
+    sentence = f"column {key!r} is a date: its value must read like 2024-05-31, got {shown_value(value)}"
     if isinstance(value, str):
         try:
             value = dt.date.fromisoformat(value)
         except ValueError:
-            raise FilterError(
-                f"column {key!r} is a date: its value must read like 2024-05-31, got {shown_value(value)}"
-            ) from None
+            raise FilterError(sentence) from None
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
-        raise FilterError(
-            f"column {key!r} is a date: its value must read like 2024-05-31, got {shown_value(value)}"
-        )
+        raise FilterError(sentence)
     return value
 
 

@@ -80,15 +80,25 @@ async def search(
     return results
 
 
-async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str) -> Document | None:
-    """Return a document of a collection, None where the grant shows no such document."""
+async def read_from(
+    state: ServerState, grant: Grant, name: str, read: Callable[[ServedCollection], _Reply]
+) -> _Reply:
+    """Return what a search thread reads of a collection that the grant reaches."""
 
-    async def attempt(opened: ServedCollection) -> Document | None:
-        return await state.search_threads.run(
-            lambda: opened.searcher.read_document(doc_id, restriction=grant.restriction)
-        )
+    async def attempt(opened: ServedCollection) -> _Reply:
+        return await state.search_threads.run(lambda: read(opened))
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str) -> Document | None:
+    """Read a document of a collection, None where the grant shows no such document."""
+    return await read_from(
+        state,
+        grant,
+        name,
+        lambda served: served.searcher.read_document(doc_id, restriction=grant.restriction),
+    )
 
 
 def _reranker(state: ServerState) -> Reranker:

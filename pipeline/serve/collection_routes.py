@@ -8,7 +8,7 @@ from cairn.pipeline.search.filters import filterable_columns
 from cairn.pipeline.search_options import MAX_TOP_K
 from cairn.pipeline.serve import answers
 from cairn.pipeline.serve.access import SearchGrant, State, reachable
-from cairn.pipeline.serve.answers import json_value, with_collection
+from cairn.pipeline.serve.answers import json_value, read_from
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
 from cairn.pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
@@ -80,13 +80,9 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
 @router.get("/{name}")
 async def describe_collection(name: CollectionName, state: State, grant: SearchGrant) -> CollectionReply:
     """Say what a collection holds and how it may be asked."""
-
-    async def attempt(served: ServedCollection) -> CollectionReply:
-        return await state.search_threads.run(
-            lambda: _describe(served, grant, reranks=state.reranker is not None)
-        )
-
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await read_from(
+        state, grant, name, lambda served: _describe(served, grant, reranks=state.reranker is not None)
+    )
 
 
 @router.get("/{name}/documents/{doc_id:doc_id}")
@@ -120,13 +116,12 @@ async def read_document(
 @router.get("/{name}/lineage/{doc_id:doc_id}")
 async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
-
-    async def attempt(served: ServedCollection) -> Lineage | None:
-        return await state.search_threads.run(
-            lambda: served.searcher.read_lineage(doc_id, restriction=grant.restriction)
-        )
-
-    found = await with_collection(state, await reachable(state, grant, name), attempt)
+    found = await read_from(
+        state,
+        grant,
+        name,
+        lambda served: served.searcher.read_lineage(doc_id, restriction=grant.restriction),
+    )
     if found is None:
         raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
     return found

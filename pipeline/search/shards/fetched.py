@@ -23,7 +23,6 @@ from cairn.pipeline.search.lexical import bounded_words
 from cairn.pipeline.search.reader import Nominees, ScoresAsked, WindowScores, WordsAsked
 from cairn.pipeline.search.shards.fan_out import FanOut, Places, best, gathered
 from cairn.pipeline.search.shards.messages import (
-    BestAsked,
     BestWords,
     PartFound,
     PartMatches,
@@ -81,18 +80,16 @@ class FetchedWords:
 
     def __init__(self, generation: Generation, shards: FanOut, asked: WordsAsked, totals: WordTotals) -> None:
         self._generation, self._shards = generation, shards
-        self._num_candidates = asked.num_candidates
-        self.words = Words(query=asked.query, totals=totals)
+        self.num_candidates = asked.num_candidates
+        self.words = Words(query=asked.query, totals=totals, size=asked.size)
         self.size = asked.size
         self.shown_size = asked.size if asked.shown_size is None else asked.shown_size
         self._found: Mapping[int, BestWords] | None = None
 
     @property
-    def best_asked(self) -> BestAsked | None:
-        """What to ask shards of it; None where it is known."""
-        if self._found is not None:
-            return None
-        return BestAsked(num_candidates=self._num_candidates, size=self.size)
+    def is_known(self) -> bool:
+        """Tell whether the shards of a search have been asked for it."""
+        return self._found is not None
 
     def keep(self, found: Mapping[int, BestWords]) -> None:
         """Take what the shards of a search found."""
@@ -138,7 +135,7 @@ class FetchedWords:
         documents_of = self._shards.placement.documents_of
         return best(
             [(documents_of(shard, each.documents), each.scores) for shard, each in self._parts.items()],
-            self._num_candidates,
+            self.num_candidates,
         )
 
     @cached_property
@@ -146,7 +143,7 @@ class FetchedWords:
         chunks_of = self._shards.placement.chunks_of
         found, _ = best(
             [(chunks_of(shard, each.passages), each.passage_scores) for shard, each in self._parts.items()],
-            self._num_candidates,
+            self.num_candidates,
         )
         return found
 
@@ -278,7 +275,6 @@ class FetchedScores:
                 self._vector_V,
                 asked.parts,
                 words.words if words is not None and has_words else None,
-                words.size if words is not None else 0,
                 asked.size,
             ),
         )

@@ -31,7 +31,6 @@ from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
 from cairn.pipeline.search.lexical import bm25_documents, bounded_words, is_in_documents
 from cairn.pipeline.search.reader import LocalReader, LocalScores, TokenMatches, WindowScores
 from cairn.pipeline.search.shards.messages import (
-    BestAsked,
     BestWords,
     Nearest,
     PartFound,
@@ -66,9 +65,9 @@ class ShardPart:
         """Search by a vector, and by words where the best are asked for; score what is found where asked."""
         documents, chunks = self._nearest(asked)
         best = None
-        if asked.best is not None:
+        if asked.num_best is not None:
             assert asked.words is not None, "without words none are the best"
-            best = self._best_words(asked.words, asked.allowed, asked.best)
+            best = self._best_words(asked.words, asked.allowed, asked.num_best)
         if asked.scores is None:
             return PartFound(
                 documents=documents, chunks=chunks, words=best, positions=np.empty(0, np.int64), scores=None
@@ -86,7 +85,6 @@ class ShardPart:
             asked.vector_V,
             asked.scores.parts,
             asked.words,
-            asked.scores.rank_size,
             asked.scores.window_size,
         )
         return PartFound(documents=documents, chunks=chunks, words=best, positions=positions, scores=scores)
@@ -97,14 +95,10 @@ class ShardPart:
         vector_V: Float32[np.ndarray, " V"],
         parts: Sequence[str],
         words: Words | None,
-        rank_size: int,
         window_size: int | None,
     ) -> PartScores:
-        """Score candidates, and their windows where ``window_size`` is given.
-
-        BM25 is that of passages of ``rank_size`` chunks.
-        """
-        scores = self._scores(positions, vector_V, words, rank_size)
+        """Score candidates, and their windows where ``window_size`` is given."""
+        scores = self._scores(positions, vector_V, words)
         every = np.arange(len(positions))
         return PartScores(
             document_N=scores.documents() if "document" in parts else None,
@@ -121,19 +115,18 @@ class ShardPart:
         words: Words | None,
     ) -> WindowScores:
         """Score all windows of ``size`` chunks of some documents."""
-        return self._scores(positions, vector_V, words, size).windows(np.arange(len(positions)), size)
+        return self._scores(positions, vector_V, words).windows(np.arange(len(positions)), size)
 
     def _scores(
         self,
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
         words: Words | None,
-        ranking_size: int,
     ) -> LocalScores:
         def bm25_of(size: int) -> Float32[np.ndarray, " M"] | None:
             return None if words is None else self._passage_scores(words, size)
 
-        return LocalScores(self.part, positions, vector_V, ranking_size, bm25_of)
+        return LocalScores(self.part, positions, vector_V, words.size if words else 0, bm25_of)
 
     def max_sim(
         self,
@@ -174,20 +167,18 @@ class ShardPart:
             _nearest_of(self.part.chunks, asked.vector_V, asked.num_chunks, allowed_chunks),
         )
 
-    def _best_words(
-        self, words: Words, allowed: Int64[np.ndarray, " A"] | None, asked: BestAsked
-    ) -> BestWords:
+    def _best_words(self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_best: int) -> BestWords:
         """Return the best allowed documents and passages by BM25."""
         documents, scores = bm25_documents(
-            self.part, words.query, allowed, asked.num_candidates, totals=words.totals.documents
+            self.part, words.query, allowed, num_best, totals=words.totals.documents
         )
         found_M = {each: self._passage_scores(words, each) for each in words.totals.passages}
         if allowed is not None:
             is_allowed_M = is_in_documents(self.part, allowed)
             found_M = {each: scores_M * is_allowed_M for each, scores_M in found_M.items()}
-        ranked_M = found_M[asked.size]
+        ranked_M = found_M[words.size]
         held = np.flatnonzero(ranked_M > 0.0)
-        best = held[best_places(ranked_M[held], asked.num_candidates)]
+        best = held[best_places(ranked_M[held], num_best)]
         return BestWords(
             documents=documents,
             scores=scores,

@@ -102,8 +102,8 @@ class ShardedReader:
     ) -> FoundNominees:
         words = scores.words
         assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
-        best_asked = None if words is None else words.best_asked
-        known = {} if words is None or best_asked is not None else self._numbers(words)
+        is_asked = words is not None and not words.is_known
+        known = {} if words is None or is_asked else self._numbers(words)
         allowed = self._asked_shards(vector_V, asked, set(known))
         questions = {
             shard: SearchAsked(
@@ -112,11 +112,10 @@ class ShardedReader:
                 num_chunks=asked.num_chunks,
                 allowed=own,
                 words=None if words is None else words.words,
-                best=best_asked,
+                num_best=words.num_candidates if words is not None and is_asked else None,
                 scores=PartScoresAsked(
                     known=known.get(shard, np.empty(0, np.int64)),
                     parts=scores.parts,
-                    rank_size=0 if words is None else words.size,
                     window_size=scores.size,
                     min_documents=asked.min_documents,
                 ),
@@ -124,7 +123,7 @@ class ShardedReader:
             for shard, own in allowed.items()
         }
         found = self._ask(questions)
-        if words is not None and best_asked is not None:
+        if words is not None and is_asked:
             words.keep({shard: each.words for shard, each in found.items() if each.words is not None})
         return FoundNominees(lists=self._lists(asked, questions, found), found=found)
 
@@ -161,7 +160,7 @@ class ShardedReader:
             if num_hits > num_asked:
                 wider = {
                     shard: replace(
-                        each, num_documents=None, num_chunks=num_hits, words=None, best=None, scores=None
+                        each, num_documents=None, num_chunks=num_hits, words=None, num_best=None, scores=None
                     )
                     for shard, each in questions.items()
                 }
