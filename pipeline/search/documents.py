@@ -69,16 +69,16 @@ def matching_documents(generation: Generation, filters: Mapping[str, Any]) -> In
     return allowed_documents(generation, compile_filter(filters, generation.document_schema), None)
 
 
-def count_documents(
+def visible_documents(
     generation: Generation,
     restriction: Mapping[str, Any] | None,
     timeout: dt.timedelta | None,
-) -> int:
-    """Count the documents that match ``restriction``."""
+) -> Int64[np.ndarray, " A"]:
+    """Return the positions of the documents that match ``restriction``, ascending; None lets all through."""
     if restriction is None:
-        return generation.num_documents
+        return np.arange(generation.num_documents)
     condition = compile_restriction(restriction, generation.document_schema)
-    return len(allowed_documents(generation, condition, timeout))
+    return allowed_documents(generation, condition, timeout)
 
 
 def read_lineage(

@@ -17,11 +17,12 @@ from typing import Any, Unpack
 import numpy as np
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.faiss_index import one_faiss_thread
+from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.options import shown
 from cairn.pipeline.search.conditions import allowed_documents
 from cairn.pipeline.search.diversity import require_groupable
-from cairn.pipeline.search.documents import count_documents, read_document, read_lineage
+from cairn.pipeline.search.documents import read_document, read_lineage, visible_documents
 from cairn.pipeline.search.filters import compile_both, text_order_warnings
 from cairn.pipeline.search.highlights import Explanation
 from cairn.pipeline.search.hits import make_hits
@@ -41,7 +42,7 @@ from cairn.pipeline.types import (
     SearchResult,
     TokenQueryEncoder,
 )
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from threadpoolctl import ThreadpoolController
 
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
@@ -119,7 +120,16 @@ class Searcher(ServedGeneration):
 
     def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match ``restriction``."""
-        return self.reading(lambda served: count_documents(served.generation, restriction, self._timeout))
+        return len(self.visible(restriction)[1])
+
+    def visible(self, restriction: Mapping[str, Any] | None) -> tuple[Generation, Int64[np.ndarray, " A"]]:
+        """Return a generation with the positions of its documents that match ``restriction``, ascending."""
+        return self.reading(
+            lambda served: (
+                served.generation,
+                visible_documents(served.generation, restriction, self._timeout),
+            )
+        )
 
 
 def _answer(

@@ -12,9 +12,8 @@ import numpy as np
 from cairn.pipeline.context.drift import Drift, measure_drift
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_both, compile_restriction
+from cairn.pipeline.search.filters import compile_both
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from cairn.pipeline.serve.answers import with_collection
 from cairn.pipeline.serve.collections import ServedCollection
@@ -161,7 +160,9 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
     """
 
     async def attempt(served: ServedCollection) -> HealthReply:
-        generation, visible = await _find_visible(state, served, grant)
+        generation, visible = await state.search_threads.run(
+            lambda: served.searcher.visible(grant.restriction)
+        )
         curve = await state.length_curves.get(
             cache_key(generation, grant.restriction), lambda: measure_lengths(generation, visible)
         )
@@ -174,26 +175,10 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
 async def _find_map(
     state: ServerState, served: ServedCollection, grant: Grant
 ) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
-    generation, visible = await _find_visible(state, served, grant)
+    generation, visible = await state.search_threads.run(lambda: served.searcher.visible(grant.restriction))
     key = cache_key(generation, grant.restriction)
     draw = partial(draw_map, generation, visible, state.map_files, partial(state.maps.report, key))
     return generation, visible, await state.maps.get(key, draw, MAP_WAIT_SECONDS)
-
-
-async def _find_visible(
-    state: ServerState, served: ServedCollection, grant: Grant
-) -> tuple[Generation, Int64[np.ndarray, " A"]]:
-    """Return a whole generation with the positions of the documents a key sees, ascending."""
-
-    def read(whole: Served) -> tuple[Generation, Int64[np.ndarray, " A"]]:
-        generation = whole.generation
-        if grant.restriction is None:
-            return generation, np.arange(generation.num_documents)
-        condition = compile_restriction(grant.restriction, generation.document_schema)
-        timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
-        return generation, allowed_documents(generation, condition, timeout)
-
-    return await state.search_threads.run(lambda: served.searcher.reading(read))
 
 
 def _drawing(state: ServerState, generation: Generation, num_visible: int, grant: Grant) -> MapReply:

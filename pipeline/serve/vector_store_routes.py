@@ -12,9 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.documents import read_documents
-from cairn.pipeline.search.filters import compile_restriction
+from cairn.pipeline.search.documents import read_documents, visible_documents
 from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from cairn.pipeline.serve.answers import read_document, read_from
@@ -110,10 +108,8 @@ async def list_files(
 
     def read(whole: Served) -> tuple[list[Document], bool]:
         generation = whole.generation
-        positions = np.arange(generation.num_documents)
-        if grant.restriction is not None:
-            where = compile_restriction(grant.restriction, generation.document_schema)
-            positions = allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+        timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
+        positions = visible_documents(generation, grant.restriction, timeout)
 
         def position_of(doc_id: str) -> int | None:
             found = pc.index(generation.doc_ids, doc_id).as_py()

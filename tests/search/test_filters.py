@@ -131,15 +131,6 @@ def test_list_on_stored_rows_equals_python(
     assert filtered_ids(generation, leaf(kind, key, value)) == expected
 
 
-@pytest.mark.parametrize(("kind", "value"), [("ne", 1993), ("nin", [1993]), ("lt", 10**6), ("gt", -1)])
-def test_null_matches_no_comparison(
-    generation: Generation, rows: list[dict[str, Any]], kind: str, value: Any
-) -> None:
-    found = set(filtered_ids(generation, leaf(kind, "year", value)))
-    assert found
-    assert not found & {row["doc_id"] for row in rows if row["year"] is None}
-
-
 def test_microsecond_literal_on_nanosecond_column_out_of_range_is_refused(generation: Generation) -> None:
     with pytest.raises(FilterError, match="1678 and 2262"):
         filtered_ids(generation, leaf("lt", "made_at", "2300-01-01T00:00:00"))

@@ -1,4 +1,3 @@
-import datetime as dt
 from typing import Any
 
 import pytest
@@ -73,11 +72,6 @@ def test_table_errors_hide_the_text_of_the_error() -> None:
 def test_table_errors_of_a_timeout_ask_to_try_again() -> None:
     with pytest.raises(TryAgainError, match="in time"), table_errors("reading"):
         raise RuntimeError("lance error: Query timeout after 50 ms, /root/x.rs")
-
-
-def test_filter_within_its_deadline_answers(generation: Generation) -> None:
-    where = compile_filter({"type": "eq", "key": "cluster_id", "value": 3}, generation.document_schema)
-    assert len(allowed_documents(generation, where, dt.timedelta(seconds=60))) == 15
 
 
 def test_bm25_finds_words_of_titles(generation: Generation, stones: Any) -> None:

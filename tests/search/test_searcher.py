@@ -170,10 +170,6 @@ def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder: Ston
     assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
 
 
-def test_search_is_deterministic(searcher: Searcher) -> None:
-    assert searcher.search(QUERIES[0]) == searcher.search(QUERIES[0])
-
-
 def test_a_budget_stays_within_the_filter(stones: Stones, searcher: Searcher) -> None:
     found = searcher.search(QUERIES[0], max_characters=100_000, filters=FILTER, top_k=200)
     assert {hit.doc_id for hit in found.hits} == {row["doc_id"] for row in stones.rows if passes(row)}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
+from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
@@ -158,7 +158,3 @@ def test_no_request_names_a_place(refused: Callable[..., str], client: TestClien
         assert refused({"query": "slate", field: "file:///etc/passwd"}) == "invalid-request"
     described = str(client.get("/openapi.json").json()["components"]["schemas"])
     assert "'format': 'uri'" not in described
-
-
-def test_settings_are_all_there_is_to_configure_places(tmp_path: Path) -> None:
-    assert ServeSettings(root=tmp_path).keys_path.parent == tmp_path

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cairn.pipeline.serve import connections, server
@@ -122,18 +121,6 @@ def test_connection_of_who_does_not_read_is_closed(
     assert closed.wait(300.0)
     with contextlib.suppress(ConnectionResetError):
         assert len(answered(idle)) < num_bytes
-
-
-def test_who_reads_some_of_an_answer_is_waited_for() -> None:
-    left, told = [50, 20, 20], []
-    protocol = object.__new__(connections.PunctualProtocol)
-    protocol.transport = SimpleNamespace(
-        get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("abort")
-    )
-    protocol.loop = SimpleNamespace(call_later=lambda _, look, unread: told.append(unread) or look)
-    for unread in (100, 50, 20):
-        protocol._look(unread)
-    assert told == [50, 20, "abort"]
 
 
 def test_too_many_connections_keep_no_health_check_out(

@@ -249,24 +249,6 @@ def test_websocket_is_closed(client: TestClient) -> None:
         pass
 
 
-def test_concurrent_queries_share_encoder_passes(stubborn: Callable[..., Any]) -> None:
-    client, encoder = stubborn()
-    encoder.go_on.clear()
-    with ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(ask, client)]
-        encoder.has_begun.wait()
-        waiting += [pool.submit(ask, client) for _ in range(5)]
-        queue = client.app.state.server.collections._opened["stones"].result().encoder
-        while queue.waiting_bytes < 5 * len(SECRET):
-            time.sleep(0.001)
-        encoder.go_on.set()
-        answers = [each.result().json() for each in waiting]
-    text = client.get("/metrics").text
-    assert "cairn_encoder_pass_texts_count 2.0" in text
-    assert "cairn_encoder_pass_texts_sum 6.0" in text
-    assert [answer["hits"] for answer in answers] == [answers[0]["hits"]] * 6
-
-
 @pytest.mark.parametrize(
     "path",
     [
