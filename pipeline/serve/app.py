@@ -163,9 +163,10 @@ def create_app(
         feedback=feedback,
     )
     app.state.mcp = mcp
-    openai = (openai_routes, vector_store_routes)
-    for routes in (search_routes, collection_routes, map_routes, *openai, mcp_routes):
-        app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
+    searching = (search_routes.router, collection_routes.router, collection_routes.clicks, map_routes.router)
+    openai = (openai_routes.router, vector_store_routes.router)
+    for router in (*searching, *openai, mcp_routes.router):
+        app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for routes in (health_routes, page_routes):
         app.include_router(routes.router)
     app.openapi = partial(openapi.describe, app)

@@ -52,6 +52,7 @@ class DocIdConvertor(Convertor[str]):
 register_url_convertor("doc_id", DocIdConvertor())
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
+clicks = APIRouter(prefix="/v1/collections", tags=["feedback"])
 
 DocId = Annotated[
     str,
@@ -143,7 +144,7 @@ class ClickReply(Reply):
     logged: bool
 
 
-@router.post("/{name}/clicks")
+@clicks.post("/{name}/clicks")
 async def log_click(
     name: CollectionName, click: ClickRequest, state: State, grant: SearchGrant
 ) -> ClickReply:

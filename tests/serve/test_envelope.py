@@ -197,7 +197,7 @@ def test_log_has_routes_and_no_text_id_or_key(
     own_client.post(SEARCH, json={"query": SECRET, "top_k": "secretword"})
     own_client.get("/v1/collections/stones/documents/secretword")
     own_client.get("/v1/collections/secretword")
-    ours = [record for record in caplog.records if record.name.startswith("pipeline")]
+    ours = [record for record in caplog.records if record.name.startswith("cairn.")]
     assert any("route=/v1/collections/{name}/search status=200" in record.getMessage() for record in ours)
     assert [record.getMessage() for record in ours if "secretword" in record.getMessage()] == []
 
