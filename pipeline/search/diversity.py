@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.conditions import table_errors
-from cairn.pipeline.search.filters import filterable_columns
+from cairn.pipeline.search.filters import filterable_columns, table_errors
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 NO_GROUP = -1

@@ -16,8 +16,7 @@ from cairn.pipeline.corpus.origins import Origin, find_origin
 from cairn.pipeline.durable import read_bytes
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_both, compile_filter, compile_restriction
+from cairn.pipeline.search.filters import allowed_documents, compile_both, compile_filter, compile_restriction
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.types import RESERVED_COLUMNS, Document, Lineage, LineageRun
 from jaxtyping import Int64

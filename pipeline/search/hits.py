@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.conditions import table_errors
+from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.highlights import Explanation
 from cairn.pipeline.search.passages import ChosenPassage
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking

@@ -20,10 +20,9 @@ from cairn.pipeline.index.faiss_index import one_faiss_thread
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.options import shown
-from cairn.pipeline.search.conditions import allowed_documents
 from cairn.pipeline.search.diversity import require_groupable
 from cairn.pipeline.search.documents import read_document, read_lineage, visible_documents
-from cairn.pipeline.search.filters import compile_both, text_order_warnings
+from cairn.pipeline.search.filters import allowed_documents, compile_both, text_order_warnings
 from cairn.pipeline.search.highlights import Explanation
 from cairn.pipeline.search.hits import make_hits
 from cairn.pipeline.search.late import LateQuery

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.conditions import table_errors
 from cairn.pipeline.search.documents import document_columns, matching_documents, read_documents
+from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import Document
 from jaxtyping import Int64

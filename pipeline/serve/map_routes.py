@@ -11,8 +11,7 @@ from typing import Annotated, Any, Final, Literal
 import numpy as np
 from cairn.pipeline.context.drift import Drift, measure_drift
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_both
+from cairn.pipeline.search.filters import allowed_documents, compile_both
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from cairn.pipeline.serve.answers import with_collection

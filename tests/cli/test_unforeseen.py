@@ -13,7 +13,7 @@ import pytest
 from cairn.pipeline import collection
 from cairn.pipeline.errors import DamageError, StorageError
 from cairn.pipeline.index.lance_errors import lance_errors
-from cairn.pipeline.search.conditions import table_errors
+from cairn.pipeline.search.filters import table_errors
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 

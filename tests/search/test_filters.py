@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from cairn.pipeline.errors import FilterError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_filter, filterable_columns
+from cairn.pipeline.search.filters import allowed_documents, compile_filter, filterable_columns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 from cairn.pipeline.errors import StorageError, TryAgainError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.conditions import allowed_documents, table_errors
-from cairn.pipeline.search.filters import compile_filter
+from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
 from cairn.pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words
 
 
