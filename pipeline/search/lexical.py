@@ -45,7 +45,6 @@ def bm25_documents(
     Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
     corpus that the generation is a part of.
     """
-    assert generation.document_bm25 is not None
     scores = generation.document_bm25.scores(bounded_words(query), totals)
     found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
     if len(found) > limit:
@@ -65,7 +64,6 @@ def bm25_passages(
 
     It is 0 outside of the ``allowed`` documents. None where no word of the query stands in any.
     """
-    assert generation.passage_bm25 is not None
     scores = generation.passage_bm25.scores(bounded_words(query), size)
     if allowed is not None:
         scores *= is_in_documents(generation, allowed)

@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import numpy as np
 from cairn.pipeline.errors import StorageError
-from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex
+from cairn.pipeline.index.generation import Generation, open_generation, part_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.part import part_of
-from cairn.pipeline.index.protocol import NO_POSITION, VectorIndex
 from cairn.pipeline.index.stored_files import Checks
 from cairn.pipeline.search.candidates import (
     chunk_positions,
@@ -195,9 +194,8 @@ class ShardPart:
             if known is not None:
                 self._kept.move_to_end(key)
                 return known
-        bm25 = self.part.passage_bm25
-        assert bm25 is not None
-        scores_M = bm25.scores(bounded_words(words.query), size, words.totals.passages[size])
+        passages = words.totals.passages[size]
+        scores_M = self.part.passage_bm25.scores(bounded_words(words.query), size, passages)
         with self._lock:
             self._kept[key] = scores_M
             while len(self._kept) > KEPT_SCORES:
@@ -252,7 +250,7 @@ class HeldParts:
             known = self._parts.get(key)
             if known is not None:
                 return known
-            layout = CollectionLayout(self._root, key.collection)
+            layout = CollectionLayout.at(self._root, key.collection)
             is_first = all(held.collection != key.collection for held in self._parts)
             checks = Checks(verify=self._verify and is_first)
             generation = open_generation(layout, key.generation, checks)
