@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
-from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import Generation, sampled_chunks
 from cairn.pipeline.search.candidates import documents_of_best_chunks
@@ -40,11 +39,6 @@ class ShardedReader:
     """
 
     def __init__(self, generation: Generation, shards: FanOut) -> None:
-        if any(segment.lengths is None for segment in generation.segments):
-            raise StorageError(
-                f"generation {generation.number} of {generation.layout.name!r} must have word counts of its "
-                f"documents to be searched in shards; run `{generation.layout.command('compact')}`"
-            )
         self._generation = generation
         self._shards = shards
         self._totals = CorpusTotals(generation)
