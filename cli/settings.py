@@ -38,23 +38,6 @@ _KINDS: Final[Mapping[type, type]] = {
 """Type of a value in the file by its option's; others read it themselves."""
 _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 """Variables of other parts of Cairn that are spelt like an option's."""
-_EVERYWHERE = (
-    "ingest",
-    "search",
-    "serve",
-    "keys",
-    "status",
-    "lineage",
-    "plan",
-    "switch",
-    "compare",
-    "tune",
-    "negatives",
-    "verify",
-    "repair",
-    "compact",
-    "delete",
-)
 
 
 def settings_file() -> Path:
@@ -62,7 +45,7 @@ def settings_file() -> Path:
     return Path(os.environ.get("CAIRN_CONFIG") or "cairn.toml")
 
 
-def load_default_map() -> dict[str, Any]:
+def load_default_map(every_verb: Collection[str]) -> dict[str, Any]:
     """Read ``cairn.toml`` into click's default map; a missing file is an empty one."""
     path = settings_file()
     if not path.is_file():
@@ -86,7 +69,7 @@ def load_default_map() -> dict[str, Any]:
     verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
     return {
         verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}}
-        for verb in {*_EVERYWHERE, *verbs}
+        for verb in {*every_verb, *verbs}
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final, Literal
 
-from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.errors import ConfigError, install_command
 from cairn.pipeline.options import About, check_options, option
 
 EngineName = Literal["local", "ray"]
@@ -46,3 +47,11 @@ class EngineConfig:
                 f"min_workers must be at most max_workers, got {self.min_workers}:{self.max_workers}; give "
                 "the smaller first"
             )
+
+
+def require_ray() -> None:
+    """Raise :class:`ConfigError` where Ray, which an extra brings, is not installed."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            f"a Ray cluster must have the package ray, got none; install it with {install_command('ray')}"
+        )

@@ -23,7 +23,6 @@ from cairn.pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
 from cairn.pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import recorded_files
-from cairn.pipeline.corpus.sources import DOCUMENTS
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.manifest import fingerprint
 
@@ -176,8 +175,8 @@ def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
     }
     common = fingerprint(**shared)
     return [
-        fingerprint(common=common, folders=file.partitions)
-        if file.format not in DOCUMENTS
-        else fingerprint(common=common, folders=file.partitions, doc_id=file.relative)
+        fingerprint(
+            common=common, folders=file.partitions, doc_id=file.relative if file.format.is_document else None
+        )
         for file in scan.files
     ]

@@ -18,15 +18,12 @@ import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus import quarantine
 from cairn.pipeline.corpus.checks import CheckedBatch, RowChecker
-from cairn.pipeline.corpus.decode import DECODE_ERRORS
 from cairn.pipeline.corpus.file_identity import file_identities
-from cairn.pipeline.corpus.formats.format import damage_of, damage_reported
-from cairn.pipeline.corpus.formats.formats import FORMATS
-from cairn.pipeline.corpus.lacking_columns import is_read
+from cairn.pipeline.corpus.formats.format import DECODE_ERRORS, SourceFile, damage_of, damage_reported
 from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA
-from cairn.pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
+from cairn.pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema, is_read
 from cairn.pipeline.corpus.source_record import Footer, recorded_footers
-from cairn.pipeline.corpus.sources import Source, SourceFile, resolve_sources
+from cairn.pipeline.corpus.sources import Source, resolve_sources
 from cairn.pipeline.errors import SourceError, TryAgainError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import staged_schema
@@ -126,7 +123,7 @@ def scan_sources(
     footers: list[tuple[SourceFile, Footer]] = []
     for file in files:
         try:
-            footer = recorded.get(file.address) or FORMATS[file.format].read_footer(file, config)
+            footer = recorded.get(file.address) or file.format.read_footer(file, config)
             footers.append((file, footer))
         except DECODE_ERRORS as error:
             file.require_reachable(error)
@@ -195,7 +192,7 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
     checker = _checker(scan, place, config)
     done, is_cut = 0, False
     types = {column: checker.stored_types[stored] for stored, column in checker.sources.items()}
-    for item in damage_reported(file, FORMATS[file.format].decode(file, num_rows, types, config)):
+    for item in damage_reported(file, file.format.read(file, types, config)):
         if isinstance(item, pa.RecordBatch):
             for batch in checker.check(item, done):
                 yield batch

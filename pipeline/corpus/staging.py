@@ -29,11 +29,10 @@ from cairn.pipeline.corpus.quarantine import (
     DAMAGED_ROWS,
     DUPLICATE_ID,
     REJECTED_SCHEMA,
-    QuarantineWriter,
+    RowWriter,
     reason_counts,
 )
 from cairn.pipeline.corpus.read_files import ReadFiles
-from cairn.pipeline.corpus.row_writer import RowWriter
 from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
 from cairn.pipeline.corpus.source_record import digest_of
 from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
@@ -89,7 +88,7 @@ def stage_changes(
     ledger: Ledger,
     folder: Path,
     shard_characters: int,
-    quarantine: QuarantineWriter,
+    quarantine: RowWriter,
     progress: ProgressListener = silent_progress,
     origins: RowWriter | None = None,
 ) -> Staged:
@@ -108,7 +107,7 @@ def plan_changes(
     scan: Scan,
     config: CorpusConfig,
     ledger: Ledger,
-    quarantine: QuarantineWriter | None = None,
+    quarantine: RowWriter | None = None,
     progress: ProgressListener = silent_progress,
 ) -> Staged:
     """Count what :func:`stage_changes` would do, writing no shard."""
@@ -155,7 +154,7 @@ class _Pass:
         config: CorpusConfig,
         ledger: Ledger,
         shards: _ShardWriter | None,
-        quarantine: QuarantineWriter | None,
+        quarantine: RowWriter | None,
         progress: ProgressListener,
         origins: RowWriter | None = None,
     ) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
-from cairn.pipeline.corpus.sources import SourceFile
 from cairn.pipeline.errors import SchemaError, SourceError
 
 from tests.corpus.checked_rows import CONFIG, read, reasons

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.decode import (
-    DECODE_ERRORS,
+from cairn.pipeline.corpus.formats.format import DECODE_ERRORS
+from cairn.pipeline.corpus.formats.parquet import (
     check_column_metadata,
     leaves_of,
     open_parquet,
@@ -25,7 +25,7 @@ BUDGET_BYTES = 300 << 20
 READER = """
 import collections, json, sys
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import read_checked, scan_sources
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
 
 def peak_bytes():
     with open("/proc/self/status") as status:

@@ -11,7 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 from cairn.pipeline.corpus.file_identity import SETTLED_SECONDS, file_identities
-from cairn.pipeline.corpus.sources import SourceFile, resolve_sources
+from cairn.pipeline.corpus.formats import PARQUET
+from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.sources import resolve_sources
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 
@@ -28,7 +30,8 @@ class Told(fsspec.AbstractFileSystem):
 
 def identity(**told: Any) -> str | None:
     filesystem = PyFileSystem(FSSpecHandler(Told(**told, skip_instance_cache=True)))
-    return file_identities([SourceFile(filesystem=filesystem, path="a", name="a", source="a")])[0]
+    file = SourceFile(filesystem=filesystem, path="a", name="a", source="a", format=PARQUET)
+    return file_identities([file])[0]
 
 
 def test_file_with_a_tag_is_told_by_it() -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter, shown_id
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, quarantine_writer, shown_id
 
 
 def rejected(*reasons: str) -> pa.RecordBatch:
@@ -15,14 +15,14 @@ def rejected(*reasons: str) -> pa.RecordBatch:
 
 
 def test_writer_with_no_rows_leaves_no_file(tmp_path: Path) -> None:
-    with QuarantineWriter(tmp_path / "q" / "run.parquet") as writer:
+    with quarantine_writer(tmp_path / "q" / "run.parquet") as writer:
         writer.write(rejected())
     assert list(tmp_path.rglob("*")) == []
     assert writer.counts == {}
 
 
 def test_writer_stores_rows_in_order_and_counts_reasons(tmp_path: Path) -> None:
-    with QuarantineWriter(tmp_path / "q" / "run.parquet") as writer:
+    with quarantine_writer(tmp_path / "q" / "run.parquet") as writer:
         writer.write(rejected("null_id", "empty_text"))
         writer.write(rejected("null_id"))
     assert pq.read_table(tmp_path / "q" / "run.parquet").column("reason").to_pylist() == [
@@ -34,10 +34,10 @@ def test_writer_stores_rows_in_order_and_counts_reasons(tmp_path: Path) -> None:
 
 
 def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("cairn.pipeline.corpus.quarantine.ROW_GROUP_ROWS", 1)
 
     def fail() -> None:
-        with QuarantineWriter(tmp_path / "run.parquet") as writer:
+        with quarantine_writer(tmp_path / "run.parquet") as writer:
             writer.write(rejected("null_id"))
             assert len(list(tmp_path.iterdir())) == 1
             raise RuntimeError("stop")
@@ -48,15 +48,15 @@ def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_writer_file_appears_only_when_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
-    with QuarantineWriter(tmp_path / "run.parquet") as writer:
+    monkeypatch.setattr("cairn.pipeline.corpus.quarantine.ROW_GROUP_ROWS", 1)
+    with quarantine_writer(tmp_path / "run.parquet") as writer:
         writer.write(rejected("null_id"))
         assert not (tmp_path / "run.parquet").exists()
     assert (tmp_path / "run.parquet").exists()
 
 
 def test_writer_many_small_batches_share_row_groups(tmp_path: Path) -> None:
-    with QuarantineWriter(tmp_path / "run.parquet") as writer:
+    with quarantine_writer(tmp_path / "run.parquet") as writer:
         for _ in range(100):
             writer.write(rejected("null_id"))
     assert pq.read_metadata(tmp_path / "run.parquet").num_row_groups == 1

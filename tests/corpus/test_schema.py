@@ -3,8 +3,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats import PARQUET
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_type, widened
-from cairn.pipeline.corpus.sources import SourceFile
 from cairn.pipeline.errors import SchemaError
 from pyarrow.fs import LocalFileSystem
 
@@ -24,6 +25,7 @@ def agree(
                 path=f"/{i}",
                 name=f"{i}.parquet",
                 source="",
+                format=PARQUET,
                 partitions=values[i],
             ),
             pa.schema([*schema.items()]),
@@ -189,7 +191,7 @@ def test_columns_that_filters_cannot_name_are_kept_and_named_in_one_warning() ->
 
 
 def test_repeated_column_name_is_refused() -> None:
-    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet", source="a.parquet")
+    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet", source="", format=PARQUET)
     with pytest.raises(SchemaError, match=r"'text' more than once in a\.parquet"):
         agree_on_schema(
             [(file, pa.schema([("id", pa.string()), ("text", pa.string()), ("text", pa.string())]))],

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.quarantine import quarantine_writer
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record
 from cairn.pipeline.corpus.staging import Staged, plan_changes, stage_changes
@@ -39,7 +39,7 @@ class Run:
         create_record(folder / "sources.sqlite", "", [([*(published or {})], [*(published or {}).values()])])
         with (
             Ledger(folder / "ledger.sqlite", folder / "sources.sqlite") as ledger,
-            QuarantineWriter(folder / "quarantine.parquet") as quarantine,
+            quarantine_writer(folder / "quarantine.parquet") as quarantine,
         ):
             if encoded:
                 ledger.load_encoded(0, [*encoded], [*encoded.values()])

@@ -14,8 +14,6 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.formats import FORMATS
-from cairn.pipeline.corpus.formats.json_lines import JsonLinesFormat
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
 from pyarrow import csv
@@ -208,7 +206,7 @@ def test_batches_of_json_lines_are_bounded_by_the_bytes_of_their_lines(tmp_path:
     config = CorpusConfig(batch_bytes=10_000, max_document_bytes=10_000, metadata_columns=("id",))
     scan = scan_sources([str(path)], config)
     types = {"id": pa.string(), "text": pa.string()}
-    batches = list(JsonLinesFormat().decode(scan.files[0], 20, types, config))
+    batches = list(scan.files[0].format.read(scan.files[0], types, config))
     sizes = [batch.num_rows for batch in batches]
     assert sum(sizes) == 20
     assert max(sizes) <= 4
@@ -258,7 +256,7 @@ def test_batches_of_arrow_are_bounded_and_only_wanted_columns_decoded(tmp_path: 
     scan = scan_sources([str(tmp_path)], config)
     types = {"id": pa.string(), "text": pa.string()}
     before = pa.total_allocated_bytes()
-    for batch in FORMATS["arrow"].decode(scan.files[0], 8, types, config):
+    for batch in scan.files[0].format.read(scan.files[0], types, config):
         assert isinstance(batch, pa.RecordBatch)
         assert pa.total_allocated_bytes() - before < 1 << 20
     assert len(read(tmp_path, config=config)[0]) == 8

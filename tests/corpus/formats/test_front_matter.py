@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.front_matter import FrontMatter, read_front_matter
+from cairn.pipeline.corpus.formats.text import FrontMatter, read_front_matter
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError
 
