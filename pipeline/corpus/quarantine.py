@@ -8,6 +8,7 @@ all counts as one row without an index.
 from __future__ import annotations
 
 import contextlib
+from enum import StrEnum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -19,37 +20,25 @@ from cairn.pipeline import durable
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
-NULL_ID = "null_id"
-EMPTY_ID = "empty_id"
-LONG_ID = "long_id"
-NULL_TEXT = "null_text"
-EMPTY_TEXT = "empty_text"
-OVERSIZED_TEXT = "oversized_text"
-OVERSIZED_FIELD = "oversized_field"
-INVALID_UTF8 = "invalid_utf8"
-LONE_SURROGATE = "lone_surrogate"
-NUL_CHARACTER = "nul_character"
-NAN_METADATA = "nan_metadata"
-DUPLICATE_ID = "duplicate_id"
-DAMAGED_ROWS = "damaged_rows"
-DAMAGED_FILE = "damaged_file"
 
-REASONS = (
-    NULL_ID,
-    EMPTY_ID,
-    LONG_ID,
-    NULL_TEXT,
-    EMPTY_TEXT,
-    OVERSIZED_TEXT,
-    OVERSIZED_FIELD,
-    INVALID_UTF8,
-    LONE_SURROGATE,
-    NUL_CHARACTER,
-    NAN_METADATA,
-    DUPLICATE_ID,
-    DAMAGED_ROWS,
-    DAMAGED_FILE,
-)
+class Reason(StrEnum):
+    """Why a row is refused, in lower case where it is written."""
+
+    NULL_ID = auto()
+    EMPTY_ID = auto()
+    LONG_ID = auto()
+    NULL_TEXT = auto()
+    EMPTY_TEXT = auto()
+    OVERSIZED_TEXT = auto()
+    OVERSIZED_FIELD = auto()
+    INVALID_UTF8 = auto()
+    LONE_SURROGATE = auto()
+    NUL_CHARACTER = auto()
+    NAN_METADATA = auto()
+    DUPLICATE_ID = auto()
+    DAMAGED_ROWS = auto()
+    DAMAGED_FILE = auto()
+
 
 REJECTED_SCHEMA = pa.schema(
     [

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
-from cairn.pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason, reason_counts
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import recorded_files
 from cairn.pipeline.durable import commit_point
@@ -117,7 +117,7 @@ class ReadFiles:
     def reject(self, rejected: pa.RecordBatch) -> None:
         """Keep quarantined rows of the file that is being read."""
         self._num_rejected += rejected.num_rows
-        self._is_whole &= DAMAGED_ROWS not in reason_counts(rejected)
+        self._is_whole &= Reason.DAMAGED_ROWS not in reason_counts(rejected)
         if rejected.num_rows and self._is_whole and self._num_rejected <= MAX_REJECTED:
             columns = [rejected.column(name).to_pylist() for name in REJECTED_SCHEMA.names[1:]]
             rows = ((self._ledger.file, *row) for row in zip(*columns, strict=True))
@@ -169,7 +169,7 @@ def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
     shared: dict[str, Any] = {
         "release": version("cairn-index"),
         "settings": asdict(config),
-        "roles": scan.mapping.roles,
+        "roles": scan.schema.roles,
         "metadata": scan.schema_fingerprint,
         "from_folders": sorted(scan.schema.partition_keys),
     }

@@ -1,10 +1,8 @@
 """A real corpus to try Cairn on, made on this machine: the documentation that every Python carries.
 
-Stands before the line: it writes the Parquet files that ``ingest`` reads. Three origins, one file each:
-
-    language.parquet        the language reference behind ``help("...")`` (``pydoc_data.topics``)
-    library.parquet         the standard library: a page for each module, class and function
-    distributions.parquet   the long descriptions of the installed distributions
+Stands before the line: it writes a Parquet file that ``ingest`` reads, with the language reference behind
+``help("...")`` (``pydoc_data.topics``), a page for each module, class and function of the standard library,
+and the long descriptions of the installed distributions.
 
 The library is parsed, never imported, so nothing runs, no window opens, and platform-specific modules are
 read too. Documentation that only exists in C modules is left out, as are tests, private names, Cairn's own
@@ -28,7 +26,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,11 +34,7 @@ from cairn.pipeline.config import SampleKind
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.types import ProgressListener, silent_progress
 
-LANGUAGE_FILE = "language.parquet"
-LIBRARY_FILE = "library.parquet"
-DISTRIBUTIONS_FILE = "distributions.parquet"
-SAMPLE_FILES = (LANGUAGE_FILE, LIBRARY_FILE, DISTRIBUTIONS_FILE)
-
+SAMPLE_FILE = "python.parquet"
 SAMPLE_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -123,81 +116,48 @@ def write_sample(
         documents = (document for document in documents if document.kind in kinds)
     if max_documents is not None:
         documents = iter(_drawn(documents, max_documents))
-    counted = Counter[str]()
-    written: list[Path] = []
-    characters = 0
-
-    def counting(group: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
-        nonlocal characters
-        for document in group:
-            counted[document.kind] += 1
-            characters += len(document.text)
-            yield document
-
-    for name, group in itertools.groupby(documents, key=_file_name):
-        path = folder / name
-        with durable.storage_errors(f"writing {path}"):
-            _write_file(path, counting(group))
-        written.append(path)
-    for name in set(SAMPLE_FILES) - {path.name for path in written}:
-        (folder / name).unlink(missing_ok=True)
+    chosen = list(documents)
+    path = folder / SAMPLE_FILE
+    rows = [{name: getattr(document, name) for name in SAMPLE_SCHEMA.names} for document in chosen]
+    with durable.storage_errors(f"writing {path}"), durable.replacing(path) as temporary:
+        table = pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
+        pq.write_table(table, temporary, row_group_size=ROW_GROUP_DOCUMENTS, compression="zstd")
+    characters = sum(len(document.text) for document in chosen)
     return SampleReport(
-        documents=counted.total(),
+        documents=len(chosen),
         characters=characters,
         estimated_tokens=round(characters / CHARACTERS_PER_TOKEN),
-        kinds=dict(sorted(counted.items())),
-        files=tuple(written),
+        kinds=dict(sorted(Counter(document.kind for document in chosen).items())),
+        files=(path,),
         unparsable_files=tuple(unparsable),
     )
 
 
 def _claim_folder(folder: Path) -> None:
-    """Create the folder, or make sure that everything in it is an earlier sample's."""
+    """Create the folder, or make sure that all it holds is an earlier sample, or what a killed run left."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             f"the sample's destination must be a folder, got the file {folder}; choose another name"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    leftovers: list[Path] = []
+    leftovers = [*folder.glob(f".{SAMPLE_FILE}.*.tmp")]
     for entry in sorted(folder.iterdir()):
-        if re.fullmatch(rf"\.({'|'.join(map(re.escape, SAMPLE_FILES))})\.\d+\.tmp", entry.name):
-            leftovers.append(entry)
-        elif not _is_sample_file(entry):
+        if entry not in leftovers and not _is_sample_file(entry):
             raise UsageError(
                 f"the sample's folder must be new, empty or hold an earlier sample, got {folder} with "
                 f"{entry.name}; choose another folder"
             )
-    for entry in leftovers:  # a killed run's; removed only once nothing foreign was found
+    for entry in leftovers:
         entry.unlink()
 
 
 def _is_sample_file(path: Path) -> bool:
-    if path.name not in SAMPLE_FILES or not path.is_file():
+    if path.name != SAMPLE_FILE or not path.is_file():
         return False
     try:
         return (pq.read_schema(path).metadata or {}).get(b"cairn") == b"sample"
     except pa.ArrowException:
         return False
-
-
-def _file_name(document: SampleDocument) -> str:
-    match document.kind:
-        case "topic":
-            return LANGUAGE_FILE
-        case "distribution":
-            return DISTRIBUTIONS_FILE
-        case _:
-            return LIBRARY_FILE
-
-
-def _write_file(path: Path, documents: Iterator[SampleDocument]) -> None:
-    with (
-        durable.replacing(path) as temporary,
-        pq.ParquetWriter(temporary, SAMPLE_SCHEMA, compression="zstd") as writer,
-    ):
-        while group := list(itertools.islice(documents, ROW_GROUP_DOCUMENTS)):
-            rows = [{name: getattr(document, name) for name in SAMPLE_SCHEMA.names} for document in group]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SAMPLE_SCHEMA))
 
 
 def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
@@ -287,89 +247,60 @@ def _library_sources() -> list[tuple[str, Path]]:
     return sorted(sources)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Definition:
-    name: str
-    kind: Literal["class", "function", "method"]
-    signature: str
-    docstring: str
-    lineno: int
-
-
 def _module_documents(module: str, tree: ast.Module) -> Iterator[SampleDocument]:
-    definitions: dict[str, _Definition] = {}
-    for definition in _definitions(tree.body, ()):
-        definitions.setdefault(definition.name, definition)  # of variants, the first documented one
-    package = module.partition(".")[0]
+    definitions: dict[str, SampleDocument] = {}
+    for definition in _definitions(module, tree.body, ()):
+        definitions.setdefault(definition.id, definition)  # of variants, the first documented one
     docstring = _clean(ast.get_docstring(tree) or "")
     if docstring or len(definitions) > 1:  # otherwise the page would repeat its only definition
         sections = [docstring] if docstring else []
-        sections += [f"{item.signature}\n\n{item.docstring}" for item in definitions.values()]
-        body = "\n\n".join(sections)
         yield SampleDocument(
             id=f"stdlib/{module}",
             title=module,
-            body=body,
+            body="\n\n".join([*sections, *(each.text for each in definitions.values())]),
             kind="module",
-            package=package,
+            package=module.partition(".")[0],
             module=module,
             lineno=1,
         )
-    for item in definitions.values():
-        yield SampleDocument(
-            id=f"stdlib/{module}.{item.name}",
-            title=f"{module}.{item.name}",
-            body=item.docstring,
-            kind=item.kind,
-            package=package,
-            signature=item.signature,
-            module=module,
-            lineno=item.lineno,
-        )
+    yield from definitions.values()
 
 
-def _definitions(body: Sequence[ast.stmt], parents: tuple[str, ...]) -> Iterator[_Definition]:
+def _definitions(module: str, body: Sequence[ast.stmt], parents: tuple[str, ...]) -> Iterator[SampleDocument]:
     """Yield public, documented definitions in source order, also those behind ``if``, ``try`` and ``with``.
 
     Functions are not entered.
     """
     for node in body:
-        match node:
-            case ast.ClassDef(name=name) if not name.startswith("_"):
-                bases = ", ".join(ast.unparse(base) for base in node.bases)
-                qualified = ".".join((*parents, name))
-                signature = f"class {qualified}({bases})" if bases else f"class {qualified}"
-                yield from _documented(node, qualified, "class", signature)
-                yield from _definitions(node.body, (*parents, name))
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if not name.startswith("_"):
-                qualified = ".".join((*parents, name))
-                returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-                keyword = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
-                yield from _documented(
-                    node,
-                    qualified,
-                    "method" if parents else "function",
-                    f"{keyword}{qualified}({ast.unparse(node.args)}){returns}",
-                )
-            case ast.If() | ast.Try() | ast.With():
-                yield from _definitions(_branches(node), parents)
-            case _:
-                pass
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            handlers = [each for handler in getattr(node, "handlers", []) for each in handler.body]
+            branches = [*node.body, *handlers, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
+            yield from _definitions(module, branches, parents)
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        qualified = ".".join((*parents, node.name))
+        kind: SampleKind = "class" if isinstance(node, ast.ClassDef) else "method" if parents else "function"
+        if docstring := _clean(ast.get_docstring(node) or ""):
+            yield SampleDocument(
+                id=f"stdlib/{module}.{qualified}",
+                title=f"{module}.{qualified}",
+                body=docstring,
+                kind=kind,
+                package=module.partition(".")[0],
+                signature=_clean(_signature(node, qualified)),
+                module=module,
+                lineno=node.lineno,
+            )
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(module, node.body, (*parents, node.name))
 
 
-def _branches(node: ast.If | ast.Try | ast.With) -> list[ast.stmt]:
-    handlers = [statement for handler in getattr(node, "handlers", []) for statement in handler.body]
-    return [*node.body, *handlers, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
-
-
-def _documented(
-    node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
-    name: str,
-    kind: Literal["class", "function", "method"],
-    signature: str,
-) -> Iterator[_Definition]:
-    docstring = _clean(ast.get_docstring(node) or "")
-    if docstring:
-        yield _Definition(
-            name=name, kind=kind, signature=_clean(signature), docstring=docstring, lineno=node.lineno
-        )
+def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, qualified: str) -> str:
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"class {qualified}({bases})" if bases else f"class {qualified}"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    keyword = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    return f"{keyword}{qualified}({ast.unparse(node.args)}){returns}"

@@ -17,7 +17,7 @@ file never stops an ingest. Metadata columns that the settings name must be in e
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,29 +37,14 @@ Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnMapping:
-    """The source column behind each role; ``title`` and ``query`` may have none."""
-
-    id: str
-    text: str
-    title: str | None
-    query: str | None
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """Stored name to source column, for the roles that have one."""
-        pairs = {"doc_id": self.id, "title": self.title, "text": self.text, "query": self.query}
-        return {role: column for role, column in pairs.items() if column is not None}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSchema:
     """What every file of the corpus is read as.
 
+    ``roles`` maps the stored name of id, title, text and query to its column; title and query may have none.
     ``partition_keys`` are the metadata that come from folder names.
     """
 
-    mapping: ColumnMapping
+    roles: Mapping[str, str]
     metadata_fields: tuple[pa.Field, ...]
     partition_keys: frozenset[str]
     warnings: tuple[str, ...]
@@ -142,20 +127,17 @@ def agree_on_schema(
     files, left_out = _completed(files, config, stored)
     warnings = dict.fromkeys(left_out)
     first_file, first_schema = files[0]
-    mapping = ColumnMapping(
-        id=config.id_column,
-        text=config.text_column,
-        title=config.title_column
-        if config.title_column is not None
-        else _detected("title", first_schema, config),
-        query=config.query_column
-        if config.query_column is not None
-        else _detected("query", first_schema, config),
-    )
+    found = {
+        "doc_id": config.id_column,
+        "title": config.title_column or _detected("title", first_schema, config),
+        "text": config.text_column,
+        "query": config.query_column or _detected("query", first_schema, config),
+    }
+    roles = {role: column for role, column in found.items() if column is not None}
     for file, schema in files:
-        _check_roles(file, schema, mapping)
+        _check_roles(file, schema, roles)
     partition_types = _partition_types([file for file, _ in files])
-    wanted = _metadata_columns(files, config, mapping, partition_types, warnings)
+    wanted = _metadata_columns(files, config, {*roles.values()}, partition_types, warnings)
     from_folders = frozenset(
         name
         for name in wanted
@@ -184,19 +166,18 @@ def agree_on_schema(
     if others:
         warnings[f"filters cannot name {', '.join(others)}; the values are kept and shown"] = None
     return CorpusSchema(
-        mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
+        roles=roles, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
     )
 
 
 def _metadata_columns(
     files: Schemas,
     config: CorpusConfig,
-    mapping: ColumnMapping,
+    roles: set[str],
     partition_types: Iterable[str],
     warnings: dict[str, None],
 ) -> list[str]:
     """Return the metadata columns that the settings name, or else all that every file has."""
-    roles = {*mapping.roles.values()}
     if config.metadata_columns is not None:
         for name in config.metadata_columns:
             if name in roles:
@@ -236,8 +217,8 @@ def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
         )
 
 
-def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) -> None:
-    for role, column in mapping.roles.items():
+def _check_roles(file: SourceFile, schema: pa.Schema, roles: Mapping[str, str]) -> None:
+    for role, column in roles.items():
         label = "id" if role == "doc_id" else role
         if column not in schema.names:
             raise SchemaError(

@@ -25,10 +25,8 @@ from cairn.pipeline.corpus.checks import CheckedBatch
 from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
 from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import (
-    DAMAGED_FILE,
-    DAMAGED_ROWS,
-    DUPLICATE_ID,
     REJECTED_SCHEMA,
+    Reason,
     RowWriter,
     reason_counts,
 )
@@ -198,7 +196,7 @@ class _Pass:
             quarantined=reasons.total(),
             characters=self._characters,
             quarantine_reasons=dict(sorted(reasons.items())),
-            is_complete=not (reasons[DAMAGED_FILE] or reasons[DAMAGED_ROWS]),
+            is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS]),
             passed_over=tuple(self._files.passed_over),
         )
 
@@ -256,7 +254,7 @@ def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.Record
         rows.column("source_file"),
         pa.array(batch.row_indices()[positions] if len(positions) else [], pa.int64()),
         rows.column("doc_id"),
-        pa.repeat(pa.scalar(DUPLICATE_ID), len(positions)),
+        pa.repeat(pa.scalar(Reason.DUPLICATE_ID), len(positions)),
         pa.repeat(
             pa.scalar("an earlier row of this corpus has the same id; the first one is kept"), len(positions)
         ),

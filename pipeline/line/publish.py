@@ -80,7 +80,7 @@ def commit_shards(
     return Committed(shards=shards, tables=tables, versions=versions, since=since, files=new.files)
 
 
-def _tokens_per_second(base: Manifest | None, encoded: EncodedCorpus) -> float:
+def tokens_per_second(base: Manifest | None, encoded: EncodedCorpus) -> float:
     """Return the rate of encoding, in which each run counts by its tokens.
 
     A run of a few documents is mostly the model's first steps, and says little of a large one.
@@ -118,7 +118,7 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         context_documents=len(view.context.doc_ids),
         context_cluster_sizes=sizes,
         documents_at_context=at_context,
-        encode_tokens_per_second=_tokens_per_second(base, encoded),
+        encode_tokens_per_second=tokens_per_second(base, encoded),
         sources=run.sources,
     )
     return publish_generation(

@@ -63,11 +63,8 @@ WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from cairn.cli.main import
 def test_a_command_that_needs_ray_names_the_extra(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<h1>Stone</h1>")
     done = run_python(WITHOUT_RAY, tmp_path, *arguments)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: a Ray cluster must have the package ray, got none; install it with `pip install '.[ray]'` in "
-        "the folder of Cairn's clone\n",
-    )
+    said = "error: a Ray cluster must have the package ray, got none; install it with `pip install '.[ray]'`"
+    assert (done.returncode, done.stderr.partition(" in the folder")[0]) == (2, said)
 
 
 def test_library_and_commands_run_without_ray(tmp_path: Path, ingest_options: list[str], call: Any) -> None:

@@ -101,10 +101,6 @@ def test_keys_in_json_hold_no_digest(call: Any) -> None:
     }
 
 
-def test_no_keys_are_said_so(call: Any) -> None:
-    assert call("keys", "list")[:2] == (0, "no keys\n")
-
-
 def test_keys_whose_file_is_lost_are_not_called_none(call: Any, tmp_path: Path) -> None:
     call("keys", "create", "reader")
     (tmp_path / "cairn-data" / "keys.json").unlink()

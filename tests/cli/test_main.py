@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -148,11 +146,6 @@ def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     assert (code, "encoder.causal is True, got False" in err) == (2, True)
 
 
-def test_ingest_causal_encoder_is_refused(call: Any, corpus: str, ingest_options: list[str]) -> None:
-    code, _, err = call("ingest", corpus, *ingest_options, "--causal", "--quiet")
-    assert (code, "causal must go with a decoder" in err, err.count("\n")) == (2, True, 1)
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_ingest_with_a_cde_checkpoint_reads_context_behind_its_prefixes_and_is_searchable(
     call: Any, corpus: str, make_cde: Any, version: int
@@ -222,16 +215,6 @@ def test_ingest_with_landmark_attention_is_searchable(
     ]
 
 
-def test_search_for_people_shows_titles_and_passages(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    code, out, _ = call("search", "old stone mill", "--collection", "c")
-    assert code == 0
-    assert "Mills" in out
-    assert "the river runs past the old stone" in out
-
-
 def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_options: list[str]) -> None:
     call("ingest", corpus, *ingest_options, "--quiet")
     code, out, _ = call("search", "old stone mill", "--collection", "c", "--max-characters", "60", "--json")
@@ -285,14 +268,6 @@ def test_dry_run_says_of_quarantined_rows_what_the_run_says(
     )
 
 
-def test_ingest_again_keeps_the_settings_of_the_collection(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    code, out, _ = call("ingest", corpus, "--collection", "c", "--json", "--quiet")
-    assert (code, json.loads(out)["unchanged"]) == (0, 3)
-
-
 def test_settings_that_differ_from_the_collections_are_named(
     call: Any, corpus: str, ingest_options: list[str]
 ) -> None:
@@ -308,20 +283,6 @@ def test_settings_that_differ_from_the_collections_are_named(
     ):
         assert words in err
     assert "overlap" not in err
-
-
-def test_window_with_full_attention_needs_no_other_option(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    code, _, err = call(
-        "ingest", corpus, *ingest_options, "--attention", "full", "--window-tokens", "64", "--quiet"
-    )
-    assert (code, err.count("\n")) == (0, 1)
-    assert "was not trained for attention full" in err
-    manifest = json.loads(
-        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
-    )
-    assert manifest["settings"]["encoder"]["window_overlap_tokens"] == 32
 
 
 def test_window_with_chunk_attention_warns(call: Any, corpus: str, ingest_options: list[str]) -> None:
@@ -354,40 +315,7 @@ def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_o
 
 
 @pytest.mark.usefixtures("short_library")
-def test_sample_for_people_lists_files_as_paths(call: Any) -> None:
-    code, out, _ = call("sample", "made", "--max-documents", "5")
-    assert code == 0
-    assert "PosixPath" not in out
-    assert not set("{}()[]") & set(out)
-    listed = next(line for line in out.splitlines() if line.startswith("files"))
-    assert all(Path(name).is_file() for name in listed.split(maxsplit=1)[1].split(", "))
-
-
-@pytest.mark.usefixtures("short_library")
 def test_sample_of_chosen_kinds_holds_no_others(call: Any) -> None:
     code, out, _ = call("sample", "made", "--kind", "topic", "--kind", "function", "--json")
     assert (code, set(json.loads(out)["kinds"])) == (0, {"topic", "function"})
     assert call("sample", "made", "--kind", "chapter")[0] == 2
-
-
-@pytest.mark.parametrize("words", ["--help", "keys list", "schedule list"])
-def test_verb_that_opens_no_collection_loads_no_large_library(words: str) -> None:
-    script = (
-        f"import sys; from cairn.cli.main import cairn, run; code = run(cairn, {words.split()}, 'cairn'); "
-        "print(code, {'torch', 'lancedb', 'lance', 'pyarrow', 'faiss'} & set(sys.modules))"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "0 set()"
-
-
-def test_setting_the_model_was_not_trained_for_is_said_by_every_verb_that_shows_it(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    options = [*ingest_options, "--layers", "1", "--quiet", "--json"]
-    code, out, err = call("ingest", corpus, *options, "--dry-run")
-    (said,) = json.loads(out)["warnings"]
-    assert (code, "was not trained for layers 1: what" in said, err) == (0, True, "")
-    code, out, err = call("ingest", corpus, *options)
-    assert (code, json.loads(out)["warnings"], err) == (0, [said], f"warning: {said}\n")
-    assert json.loads(call("status", "c", "--json")[1])["warnings"] == [said]
-    assert f"warning         {said}" in call("status", "c")[1]

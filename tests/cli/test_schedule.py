@@ -178,19 +178,6 @@ def test_schedule_that_could_not_run_is_refused_and_nothing_is_written(
     assert not (tmp_path / "cairn-schedules.toml").exists()
 
 
-def test_schedule_with_a_misspelt_flag_is_refused_as_ingest_refuses_it(
-    call: Any, corpus: str, tmp_path: Path
-) -> None:
-    code, _, err = call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus, "--colection", "c")
-    assert (code, "No such option '--colection'" in err) == (2, True)
-    assert not (tmp_path / "cairn-schedules.toml").exists()
-
-
-def test_schedule_file_in_a_folder_that_is_not_there_is_one_sentence(call: Any) -> None:
-    code, _, err = call("--file", "gone/schedules.toml", "list")
-    assert (code, err.count("\n"), "must lie in a folder that is there" in err) == (2, 1, True)
-
-
 def test_history_shows_what_ran(call: Any, nightly: tuple[str, ...], tmp_path: Path) -> None:
     assert "nothing has run yet" in call("history")[1]
     call(*nightly)
@@ -247,17 +234,6 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
         "event=started",
         "event=finished",
     ]
-
-
-def test_scheduler_without_schedules_waits_and_ctrl_c_ends_it(tmp_path: Path) -> None:
-    process = start_scheduler(tmp_path)
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / ".cairn-schedules.toml.lock").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
 
 
 def test_schedules_without_their_packages_are_one_sentence(

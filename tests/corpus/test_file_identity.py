@@ -48,10 +48,6 @@ def test_file_written_a_moment_ago_without_a_tag_has_no_identity() -> None:
     assert identity(mtime=time.time()) is None
 
 
-def test_file_of_which_nothing_is_told_has_no_identity() -> None:
-    assert identity() is None
-
-
 def test_local_file_has_an_identity_once_it_is_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,10 +58,3 @@ def test_local_file_has_an_identity_once_it_is_settled(
     later = time.time() + SETTLED_SECONDS
     monkeypatch.setattr(time, "time", lambda: later)
     assert file_identities(files) != [None]
-
-
-def test_file_that_is_gone_has_no_identity(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"1")
-    files = resolve_sources([str(tmp_path)])
-    (tmp_path / "a.parquet").unlink()
-    assert file_identities(files) == [None]

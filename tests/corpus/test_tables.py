@@ -158,22 +158,6 @@ def test_table_that_changes_during_an_ingest_is_read_as_it_was(
     assert outcome["vanished"] == ["d1"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_emptied_table_beside_another_loses_its_documents_only(tmp_path: Path, name: str) -> None:
-    (tmp_path / "work").mkdir()
-    published = Published(tmp_path / "work")
-    tables = {place: FORMATS[name](str(tmp_path / "lake" / place)) for place in ("a", "b")}
-    for place, table in tables.items():
-        table.append(pa.Table.from_pylist([{**ROWS[0], "id": place}]))
-    published.ingest(f"{tmp_path}/lake/*")
-    tables["a"].delete("a")
-    outcome = published.ingest(f"{tmp_path}/lake/*", sync=True)
-    assert outcome["vanished"] == ["a"]
-    assert sorted(published.documents) == ["b"]
-    with pytest.raises(SourceError, match=r"must have at least one row, got none in .*/lake/a"):
-        scan_sources([f"{tmp_path}/lake/a"], CorpusConfig())
-
-
 def test_added_column_is_null_in_files_from_before_it(tmp_path: Path) -> None:
     place = tmp_path / "t"
     write_deltalake(place, TABLE)
