@@ -48,10 +48,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     return invoke
 
 
-def test_engine_is_local_where_nothing_is_said():
-    assert resolve_engine({}) == EngineConfig()
-
-
 def test_engine_is_ray_where_there_is_an_address():
     assert resolve_engine({"address": "head:6379"}) == EngineConfig(name="ray", address="head:6379")
     assert resolve_engine({"address": "head:6379", "engine": "local"}).name == "local"

@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.collection import open_collection
 from cairn.pipeline.types import Passage
 
 
@@ -93,29 +92,6 @@ def test_ingest_with_every_encoder_option_is_searchable(
     assert "precision" not in shown
 
 
-def test_ingest_of_structure_keeps_chunks_whole_in_documents_added_later(
-    call: Any, ingest_options: list[str], tmp_path: Path
-) -> None:
-    page = "# Cat\n\nThe cat sat on the old mat.\n\n## Path\n\n- the path\n- the old stone path\n"
-    (tmp_path / "one.md").write_text(page)
-    code, *_ = call("ingest", "one.md", *ingest_options, "--landmarks", "structure", "--quiet")
-    assert code == 0
-    (tmp_path / "two.md").write_text(page)
-    code, out, _ = call("ingest", "two.md", "--collection", "c", "--json", "--quiet")
-    assert (code, json.loads(out)["indexed"]) == (0, 1)
-    assert 'landmarks "structure"' in " ".join(call("status", "c")[1].split())
-    found = open_collection("c").search("the old stone path", chunk_tokens=16).hits
-    for hit in found:
-        assert {passage.text for passage in hit.passages} == {
-            page[: page.index("## Path")],
-            page[page.index("## Path") :],
-        }
-    assert len(found) == 2
-    code, _, err = call("ingest", "two.md", "--collection", "c", "--landmarks", "sentence", "--quiet")
-    assert code != 0
-    assert "encoder.landmarks is 'structure', got 'sentence'" in err
-
-
 def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     call: Any, corpus: str, ingest_options: list[str], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
@@ -177,42 +153,6 @@ def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_s
     assert code == 2
     assert one_line(error)
     assert "must be at most the model's 6, got 512; choose 6" in error
-
-
-@pytest.mark.parametrize("context", ["--use-context", "--no-context"])
-def test_ingest_with_landmark_attention_is_searchable(
-    call: Any, ingest_options: list[str], tmp_path: Path, context: str
-) -> None:
-    texts = [
-        "a cairn marks the way over the hill. " * 30,
-        "the river runs past the old stone mill",
-        "snow lies on the ridge until june. " * 9,
-    ]
-    pq.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "long.parquet")
-    options = [
-        "--attention",
-        "landmark",
-        "--window-tokens",
-        "256",
-        context,
-        "--context-documents",
-        "2",
-        "--quiet",
-    ]
-    assert call("ingest", "long.parquet", *ingest_options, *options)[0] == 0
-    for query, doc_id in (
-        ("the river runs past the old stone mill", "b"),
-        ("snow lies on the ridge until june", "c"),
-    ):
-        code, out, _ = call("search", query, "--collection", "c", "--json", "--no-hybrid")
-        assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, doc_id)
-    manifest = json.loads(
-        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
-    )
-    assert [manifest["settings"]["encoder"][name] for name in ("attention", "window_tokens")] == [
-        "landmark",
-        256,
-    ]
 
 
 def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_options: list[str]) -> None:
@@ -302,16 +242,6 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
     assert (code, plan["rows"], plan["new"]) == (0, 3, 3)
     assert plan["estimated_tokens"] > 0
     assert not (tmp_path / "cairn-data").exists()
-
-
-def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_options: list[str]) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    assert call("compact", "c")[0] == 0
-    code, out, err = call("delete", "c", "a", "zz")
-    assert (code, "1 deleted" in out, "zz" in err) == (0, True, True)
-    assert call("delete", "c", "zz")[0] == 2
-    _, out, _ = call("status", "c", "--json")
-    assert json.loads(out)["documents"] == 2
 
 
 @pytest.mark.usefixtures("short_library")

@@ -104,11 +104,6 @@ def test_bad_input_is_one_sentence_and_exit_2(
     assert not (tmp_path / "cairn-data" / "c" / "CURRENT").exists()
 
 
-def test_value_that_is_far_too_long_is_cut_in_its_sentence(call: Any) -> None:
-    code, _, err = call("search", "x", "--collection", "c", "--top-k", LONG)
-    assert (code, len(err.splitlines()[-1]) < 200) == (2, True)
-
-
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [

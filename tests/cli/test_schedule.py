@@ -99,17 +99,6 @@ def test_schedule_added_from_another_folder_runs_there(
     assert ScheduleFile(tmp_path / "elsewhere" / "all.toml").read()["nightly"].folder == tmp_path
 
 
-def test_schedule_takes_its_collection_from_cairn_toml_as_ingest_does(
-    call: Any, corpus: str, tmp_path: Path
-) -> None:
-    (tmp_path / "cairn.toml").write_text('collection = "handbook"\n')
-    assert call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus)[0] == 0
-
-
-def test_schedule_of_a_plan_is_added(call: Any) -> None:
-    assert call("add", "weekly", "--cron", "0 4 * * 0", "--", "plan", "c", "--apply")[0] == 0
-
-
 JOB = 'job = "build_index"\nsources = ["s3://articles"]\ncollection = "{}"\nroot = "s3://indexes"\n'
 
 
@@ -234,12 +223,3 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
         "event=started",
         "event=finished",
     ]
-
-
-def test_schedules_without_their_packages_are_one_sentence(
-    call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "cronsim", None)
-    monkeypatch.delitem(sys.modules, "cairn.jobs.schedule.schedules", raising=False)
-    code, _, err = call("list")
-    assert (code, err.count("\n"), ".[schedule]" in err) == (2, 1, True)

@@ -34,17 +34,6 @@ def test_settings_come_from_flag_then_environment_then_file(
     assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
 
 
-def test_temperature_by_length_in_the_file_is_a_list_of_pairs(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "cairn.toml").write_text("[ingest]\ntemperature-by-length = [[8, 0.95], [16, 0.9]]\n")
-    assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
-    manifest = json.loads(
-        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
-    )
-    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
-
-
 def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
     code, _, err = call("ingest", corpus)
@@ -54,16 +43,6 @@ def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_pat
     code, _, err = call("status")
     assert code == 2
     assert "'rooot' before the first table; there are root, collection" in err
-
-
-def test_every_option_a_verb_names_can_stand_in_the_file(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    for filters in ('"title=nothing"', '["title=nothing"]'):
-        (tmp_path / "cairn.toml").write_text(f"[search]\nfilter = {filters}\njson = true\ntop-k = 2\n")
-        code, out, _ = call("search", "stone", "--collection", "c")
-        assert (code, json.loads(out)["hits"]) == (0, [])
 
 
 def test_misspelt_names_come_with_what_was_meant(call: Any, tmp_path: Path) -> None:

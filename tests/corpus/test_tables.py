@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.file_identity import file_identities
-from cairn.pipeline.corpus.formats.tables import TablePart, iceberg_part, store_properties
+from cairn.pipeline.corpus.formats.format import TablePart
+from cairn.pipeline.corpus.formats.tables import iceberg_part, store_properties
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.corpus.sources import resolve_sources
 from cairn.pipeline.errors import ConfigError, SourceError, TryAgainError

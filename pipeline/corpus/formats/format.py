@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.source_record import Footer
 from cairn.pipeline.errors import TryAgainError
 from pyarrow.fs import FileSystem, LocalFileSystem
-
-if TYPE_CHECKING:
-    from cairn.pipeline.corpus.formats.tables import TablePart
 
 _Item = TypeVar("_Item")
 
@@ -73,6 +70,29 @@ class Format(ABC):
         A type is what all files agreed on: a format whose files have no types of their own makes values of
         it, others may leave them as they are.
         """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TablePart:
+    """Rows of a table that stay as they are: changed rows of a later version are in other parts.
+
+    ``name`` is its path below the table. ``identity`` differs from that of the same path with other rows;
+    None where nothing tells. ``schema`` is that of the table, so files from before a column was added have
+    it, too. ``read`` yields columns of its rows, in batches of about so many. Damage raises what the library
+    does.
+    """
+
+    schema: pa.Schema
+    read: Callable[[Sequence[str], int], Iterable[pa.RecordBatch]]
+    count: Callable[[], int] | None = None
+    name: str = ""
+    identity: str | None = ""
+
+    def num_rows(self) -> int:
+        """Count the rows that are not deleted, by reading a column where no metadata tells."""
+        if self.count is not None:
+            return self.count()
+        return sum(batch.num_rows for batch in self.read(self.schema.names[:1], 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

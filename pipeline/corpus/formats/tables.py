@@ -11,13 +11,12 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Format, SourceFile, check_names
+from cairn.pipeline.corpus.formats.format import Format, SourceFile, TablePart, check_names
 from cairn.pipeline.corpus.source_record import Footer
 from cairn.pipeline.errors import CairnError, SourceError, extra_missing, is_panic
 from typing_extensions import override
@@ -36,29 +35,6 @@ _ONE_PART: Final = frozenset({"columnMapping", "deletionVectors"})
 _COLUMN_MAPPING_VERSION: Final = 2
 """The reader version of Delta whose only addition is column mapping."""
 _ICEBERG_PROPERTIES: Final = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TablePart:
-    """Rows of a table that stay as they are: changed rows of a later version are in other parts.
-
-    ``name`` is its path below the table. ``identity`` differs from that of the same path with other rows;
-    None where nothing tells. ``schema`` is that of the table, so files from before a column was added have
-    it, too. ``read`` yields columns of its rows, in batches of about so many. Damage raises what the library
-    does.
-    """
-
-    schema: pa.Schema
-    read: Callable[[Sequence[str], int], Iterable[pa.RecordBatch]]
-    count: Callable[[], int] | None = None
-    name: str = ""
-    identity: str | None = ""
-
-    def num_rows(self) -> int:
-        """Count the rows that are not deleted, by reading a column where no metadata tells."""
-        if self.count is not None:
-            return self.count()
-        return sum(batch.num_rows for batch in self.read(self.schema.names[:1], 1))
 
 
 class TableFormat(Format):
