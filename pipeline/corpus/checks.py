@@ -18,7 +18,7 @@ import pyarrow.compute as arrow_compute
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.content_hash import content_hashes
 from cairn.pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, SHOWN_ID_CHARACTERS, Reason, shown_id
+from cairn.pipeline.corpus.quarantine import SHOWN_ID_CHARACTERS, Reason, rejected_rows, shown_id
 from cairn.pipeline.types import staged_schema
 from jaxtyping import Bool, Int64
 
@@ -224,15 +224,12 @@ class _Verdict:
 
     def rejected_rows(self, source_file: str, first_row: int, ids: pa.Array) -> pa.RecordBatch:
         rows = np.flatnonzero(~self.is_good)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.repeat(pa.scalar(source_file), len(rows)),
-                pa.array(rows + first_row, pa.int64()),
-                _shown_ids(ids, rows),
-                pa.array(np.array(REASONS, object)[self.codes[rows]], pa.string()),
-                pa.array(self.details[rows], pa.string()),
-            ],
-            schema=REJECTED_SCHEMA,
+        return rejected_rows(
+            source_file,
+            rows + first_row,
+            pa.array(np.array(REASONS, object)[self.codes[rows]], pa.string()),
+            pa.array(self.details[rows], pa.string()),
+            _shown_ids(ids, rows),
         )
 
 

@@ -8,11 +8,13 @@ all counts as one row without an index.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from enum import StrEnum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.parquet as pq
@@ -65,6 +67,24 @@ Ids that may be stored stay whole.
 MAX_COMPARED_ROWS: Final = 1_000_000
 COMPARED_RUNS: Final = 20
 """Runs whose refused rows are compared with those of another: several sources take turns."""
+
+
+def rejected_rows(
+    source_file: str | pa.Array,
+    row_indices: Sequence[int | None] | np.ndarray,
+    reasons: str | pa.Array,
+    details: str | pa.Array,
+    doc_ids: pa.Array | None = None,
+) -> pa.RecordBatch:
+    """Return rows of :data:`REJECTED_SCHEMA`; what is no column holds for all of them."""
+
+    def column(value: str | pa.Array | None) -> pa.Array:
+        is_one = value is None or isinstance(value, str)
+        return pa.repeat(pa.scalar(value, pa.string()), len(row_indices)) if is_one else value
+
+    indices = pa.array(row_indices, pa.int64())
+    columns = [column(source_file), indices, column(doc_ids), column(reasons), column(details)]
+    return pa.RecordBatch.from_arrays(columns, schema=REJECTED_SCHEMA)
 
 
 def shown_id(raw: bytes | None) -> str | None:

@@ -19,7 +19,7 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.checks import CheckedBatch, RowChecker
 from cairn.pipeline.corpus.file_identity import file_identities
 from cairn.pipeline.corpus.formats.format import DECODE_ERRORS, SourceFile, damage_of, damage_reported
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason
+from cairn.pipeline.corpus.quarantine import Reason, rejected_rows
 from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, is_read
 from cairn.pipeline.corpus.source_record import Footer, recorded_footers
 from cairn.pipeline.corpus.sources import Source, resolve_sources
@@ -244,16 +244,6 @@ def _damaged_rows(scan: Scan, file: SourceFile, start: int, stop: int, detail: s
 def _rejected(
     scan: Scan, file: SourceFile, indices: Sequence[None] | np.ndarray, reason: str, detail: str
 ) -> CheckedBatch:
-    count = len(indices)
-    rejected = pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(file.name), count),
-            pa.array(indices, pa.int64()),
-            pa.nulls(count, pa.string()),
-            pa.repeat(pa.scalar(reason), count),
-            pa.repeat(pa.scalar(detail), count),
-        ],
-        schema=REJECTED_SCHEMA,
-    )
+    rejected = rejected_rows(file.name, indices, reason, detail)
     no_rows = pa.RecordBatch.from_pylist([], schema=staged_schema(scan.metadata_fields))
-    return CheckedBatch(rows=no_rows, rejected=rejected, num_rows=count)
+    return CheckedBatch(rows=no_rows, rejected=rejected, num_rows=len(indices))

@@ -25,10 +25,10 @@ from cairn.pipeline.corpus.checks import CheckedBatch
 from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
 from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import (
-    REJECTED_SCHEMA,
     Reason,
     RowWriter,
     reason_counts,
+    rejected_rows,
 )
 from cairn.pipeline.corpus.read_files import ReadFiles
 from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
@@ -250,16 +250,13 @@ def _origins(batch: CheckedBatch, is_indexed: Bool[np.ndarray, " N"]) -> pa.Reco
 def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.RecordBatch:
     positions = np.flatnonzero(codes == DUPLICATE)
     rows = batch.rows.take(pa.array(positions, pa.int64()))
-    arrays = [
+    return rejected_rows(
         rows.column("source_file"),
-        pa.array(batch.row_indices()[positions] if len(positions) else [], pa.int64()),
+        batch.row_indices()[positions] if len(positions) else [],
+        Reason.DUPLICATE_ID,
+        "an earlier row of this corpus has the same id; the first one is kept",
         rows.column("doc_id"),
-        pa.repeat(pa.scalar(Reason.DUPLICATE_ID), len(positions)),
-        pa.repeat(
-            pa.scalar("an earlier row of this corpus has the same id; the first one is kept"), len(positions)
-        ),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
+    )
 
 
 class _ShardWriter:
