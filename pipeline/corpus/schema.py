@@ -17,6 +17,7 @@ file never stops an ingest. Metadata columns that the settings name must be in e
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -152,7 +153,11 @@ def agree_on_schema(
     )
     fields: list[pa.Field] = []
     for name in wanted:
-        _check_name(name, first_file)
+        if name in RESERVED_COLUMNS:
+            raise SchemaError(
+                f"metadata columns must not carry a reserved name, got {name!r} in {first_file.name}; "
+                f"{KEEP_HINT}"
+            )
         if name in from_folders:
             _check_partition(name, [file for file, _ in files])
             fields.append(pa.field(name, partition_types[name]))
@@ -205,11 +210,7 @@ def _detected(name: str, schema: pa.Schema, config: CorpusConfig) -> str | None:
 
 
 def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
-    repeated = (
-        sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if len(set(schema.names)) < len(schema.names)
-        else []
-    )
+    repeated = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if repeated:
         raise SchemaError(
             f"column names must be unique, got {repeated[0]!r} more than once in {file.name}; rename one "
@@ -220,24 +221,14 @@ def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
 def _check_roles(file: SourceFile, schema: pa.Schema, roles: Mapping[str, str]) -> None:
     for role, column in roles.items():
         label = "id" if role == "doc_id" else role
-        if column not in schema.names:
-            raise SchemaError(
-                _missing_sentence(
-                    f"{label} column {column!r}",
-                    column,
-                    file,
-                    schema.names,
-                    f"name the right one with --{label}-column, in Python with {label}_column",
-                )
-            )
+        _require_column(label, column, file, schema, f"{label}-column")
         arrow_type = schema.field(column).type
         if (
             is_text(arrow_type)
             or pa.types.is_null(arrow_type)
             or (role == "doc_id" and pa.types.is_integer(arrow_type))
-            or (
-                not file.format.is_typed and not pa.types.is_nested(arrow_type)
-            )  # its numbers are written texts
+            # Numbers of such a file are written texts.
+            or (not file.format.is_typed and not pa.types.is_nested(arrow_type))
         ):
             continue
         expected = "string or integer" if role == "doc_id" else "string"
@@ -247,37 +238,28 @@ def _check_roles(file: SourceFile, schema: pa.Schema, roles: Mapping[str, str]) 
         )
 
 
-def _missing_sentence(what: str, column: str, file: SourceFile, names: Iterable[str], advice: str) -> str:
-    available = sorted(names)
+def _require_column(kind: str, column: str, file: SourceFile, schema: pa.Schema, option: str) -> None:
+    if column in schema.names:
+        return
+    available = sorted(schema.names)
     close = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
     suggestion = f"did you mean {close[0]!r}? " if close else ""
     shown = ", ".join(available[:50]) + (", …" if len(available) > 50 else "")
-    return f"{what} must be in every file, got none in {file.name}, which has: {shown}; {suggestion}{advice}"
+    raise SchemaError(
+        f"{kind} column {column!r} must be in every file, got none in {file.name}, which has: {shown}; "
+        f"{suggestion}name the right one with --{option}, in Python with {option.replace('-', '_')}"
+    )
 
 
 def _refuse_unshared(
-    file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Iterable[str], known: set[str]
+    file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Sequence[str], known: set[str]
 ) -> None:
-    present = set(schema.names)
-    for name in candidates:
-        if name not in present and name not in known:
-            raise SchemaError(
-                f"column {name!r} must be in every file, got none in {file.name} ({first_file.name} has "
-                f"it); {KEEP_HINT}"
-            )
-    for name in schema.names:
-        if name not in known and name not in candidates:
-            raise SchemaError(
-                f"column {name!r} must be in every file, got it in {file.name} but not in "
-                f"{first_file.name}; {KEEP_HINT}"
-            )
-
-
-def _check_name(name: str, file: SourceFile) -> None:
-    if name in RESERVED_COLUMNS:
-        raise SchemaError(
-            f"metadata columns must not carry a reserved name, got {name!r} in {file.name}; {KEEP_HINT}"
-        )
+    for name in {**dict.fromkeys(candidates), **dict.fromkeys(schema.names)}:
+        if name not in known and (name in schema.names) != (name in candidates):
+            got = f"none in {file.name} ({first_file.name} has it)"
+            if name in schema.names:
+                got = f"it in {file.name} but not in {first_file.name}"
+            raise SchemaError(f"column {name!r} must be in every file, got {got}; {KEEP_HINT}")
 
 
 def _metadata_type(name: str, files: Schemas, *, must_keep: bool) -> pa.DataType | str:
@@ -286,16 +268,7 @@ def _metadata_type(name: str, files: Schemas, *, must_keep: bool) -> pa.DataType
     is_inferred = all(not file.format.is_typed for file, _ in files)
     left_out: tuple[pa.DataType, SourceFile] | None = None
     for file, schema in files:
-        if name not in schema.names:
-            raise SchemaError(
-                _missing_sentence(
-                    f"metadata column {name!r}",
-                    name,
-                    file,
-                    schema.names,
-                    "name the right one with --metadata-columns, in Python with metadata_columns",
-                )
-            )
+        _require_column("metadata", name, file, schema, "metadata-columns")
         raw = schema.field(name).type
         if pa.types.is_null(raw):
             continue
@@ -321,19 +294,16 @@ def _metadata_type(name: str, files: Schemas, *, must_keep: bool) -> pa.DataType
             f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
         )
     elif pa.types.is_null(agreed):
-        reason = _why_not_kept(left_out[0]) if left_out else "it is null throughout"
+        reason = "it is null throughout"
+        if left_out is not None:
+            nested = left_out[0] == OBJECT
+            reason = "it holds objects or nested lists" if nested else f"its type is {left_out[0]}"
         problem = f"column {name!r} of {files[0][0].name} cannot be stored: {reason}"
     if problem is None:
         return agreed
     if must_keep:
         raise SchemaError(f"{problem}; take it out of the metadata columns or convert it")
     return f"{problem}; it is left out"
-
-
-def _why_not_kept(arrow_type: pa.DataType) -> str:
-    if arrow_type == OBJECT:
-        return "it holds objects or nested lists"
-    return f"its type is {arrow_type}"
 
 
 def _partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
