@@ -45,8 +45,11 @@ def settings_file() -> Path:
     return Path(os.environ.get("CAIRN_CONFIG") or "cairn.toml")
 
 
-def load_default_map(every_verb: Collection[str]) -> dict[str, Any]:
-    """Read ``cairn.toml`` into click's default map; a missing file is an empty one."""
+def load_default_map(every_verb: Collection[str] = ()) -> dict[str, Any]:
+    """Read ``cairn.toml`` into click's default map; a missing file is an empty one.
+
+    What stands before its first table is given to each of ``every_verb``.
+    """
     path = settings_file()
     if not path.is_file():
         if os.environ.get("CAIRN_CONFIG"):
