@@ -20,7 +20,7 @@ from typing import Any, Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason, reason_counts
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason, reason_counts, rejected_rows
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import recorded_files
 from cairn.pipeline.durable import commit_point
@@ -108,11 +108,9 @@ class ReadFiles:
         with self._ledger.errors():
             cursor = self._ledger.connection.execute(query, (self._numbers[place],))
             while rows := cursor.fetchmany(REJECTED_ROWS):
-                name = pa.repeat(pa.scalar(self._scan.files[place].name), len(rows))
-                fields = list(REJECTED_SCHEMA)[1:]
-                values = zip(*rows, strict=True)
-                columns = [pa.array(each, field.type) for each, field in zip(values, fields, strict=True)]
-                yield pa.RecordBatch.from_arrays([name, *columns], schema=REJECTED_SCHEMA)
+                indices, *texts = zip(*rows, strict=True)
+                ids, reasons, details = (pa.array(each, pa.string()) for each in texts)
+                yield rejected_rows(self._scan.files[place].name, indices, reasons, details, ids)
 
     def reject(self, rejected: pa.RecordBatch) -> None:
         """Keep quarantined rows of the file that is being read."""
@@ -127,10 +125,8 @@ class ReadFiles:
     def end(self, place: int) -> None:
         """Note that a file was read to its end."""
         scan, ledger = self._scan, self._ledger
-        identity, arrow = (
-            scan.identities[place],
-            scan.schemas[place].remove_metadata().serialize().to_pybytes(),
-        )
+        identity = scan.identities[place]
+        arrow = scan.schemas[place].remove_metadata().serialize().to_pybytes()
         is_kept = (
             identity is not None
             and self._is_whole
@@ -153,11 +149,7 @@ def record_run(ledger: Ledger, manifest_sha256: str, *, has_deleted: bool) -> No
     """
     with ledger.errors():
         try:
-            values = {
-                "has_deleted": has_deleted,
-                "manifest": manifest_sha256,
-                "unchanged": SEEN_UNCHANGED,
-            }
+            values = {"has_deleted": has_deleted, "manifest": manifest_sha256, "unchanged": SEEN_UNCHANGED}
             for statement in _RECORD_RUN.split(";"):
                 ledger.connection.execute(statement, values)
         finally:
