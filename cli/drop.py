@@ -20,7 +20,7 @@ def drop(*, collection: str, root: str, yes: bool) -> int:
     from cairn.pipeline.index.layout import CollectionLayout
     from cairn.pipeline.index.maintenance import drop_collection, require_droppable
 
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     require_droppable(layout)
     if not yes:
         try:
