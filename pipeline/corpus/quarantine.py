@@ -115,7 +115,8 @@ def count_new(path: Path) -> int:
     rows = _known_by(path)
     for earlier in sorted(path.parent.glob("*.parquet"), reverse=True)[:COMPARED_RUNS]:
         if earlier != path and rows.num_rows:
-            rows = rows.join(_known_by(earlier), keys=rows.column_names, join_type="left anti")
+            with contextlib.suppress(pa.ArrowException, OSError):  # one that cannot be read tells of no row
+                rows = rows.join(_known_by(earlier), keys=rows.column_names, join_type="left anti")
     return rows.num_rows
 
 
