@@ -99,7 +99,7 @@ def test_schedule_added_from_another_folder_runs_there(
     assert ScheduleFile(tmp_path / "elsewhere" / "all.toml").read()["nightly"].folder == tmp_path
 
 
-JOB = 'job = "build_index"\nsources = ["s3://articles"]\ncollection = "{}"\nroot = "s3://indexes"\n'
+JOB = 'job = "build_index"\ncollection = "{}"\nroot = "s3://indexes"\n[ingest]\nsources = ["s3://articles"]\n'
 
 
 def test_schedule_of_a_job_for_a_cluster_is_added(call: Any, tmp_path: Path) -> None:
