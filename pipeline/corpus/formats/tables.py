@@ -131,7 +131,7 @@ def _delta_parts(location: str) -> Sequence[TablePart]:
     from deltalake import DeltaTable
 
     table = DeltaTable(location)
-    protocol, table_id = table.protocol(), table.metadata().id
+    protocol, table_id = table.protocol(), str(table.metadata().id)
     features = {*(protocol.reader_features or ())}
     if protocol.min_reader_version == _COLUMN_MAPPING_VERSION or _ONE_PART & features:
         version = f"version-{table.version()}"
