@@ -148,7 +148,7 @@ def evaluate(
     if ablate_context:
         encoder = encoder_config(chosen(ctx, EncoderConfig))
         return _ablate_context(sets, encoder, context, quiet=quiet, as_json=as_json)
-    systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
+    systems = _systems(chosen(ctx, EncoderConfig), context, baseline_model, patterns, ablate=ablate)
     _require_known(against, systems)
     if not (quiet or as_json):
         _say_estimate(sets, systems)
@@ -159,10 +159,15 @@ def evaluate(
 
 
 def _systems(
-    settings: Mapping[str, Any], baseline_model: str | None, patterns: Sequence[str], *, ablate: bool
+    settings: Mapping[str, Any],
+    context: ContextConfig,
+    baseline_model: str | None,
+    patterns: Sequence[str],
+    *,
+    ablate: bool,
 ) -> Sequence[System]:
     """Choose the systems, and say which were left out."""
-    from cairn.pipeline.lab.evaluate.selection import baseline_config, choose_systems
+    from cairn.pipeline.lab.evaluate.systems import baseline_config, choose_systems
     from cairn.pipeline.model.folders.model_defaults import encoder_config
     from cairn.pipeline.model.untrained_settings import window_warning
 
@@ -171,7 +176,7 @@ def _systems(
     if window is not None:
         click.echo(f"warning: {window}", err=True)
     selection = choose_systems(
-        base, baseline_config(settings, baseline_model), patterns, is_whole_table=ablate
+        base, baseline_config(settings, baseline_model), context, patterns, is_whole_table=ablate
     )
     reasons = selection.left_out
     for reason in dict.fromkeys(reasons.values()):
@@ -181,9 +186,11 @@ def _systems(
 
 
 def _say_estimate(sets: Sequence[RetrievalSet], systems: Sequence[System]) -> None:
-    from cairn.pipeline.lab.evaluate.estimate import estimate_seconds
+    from cairn.pipeline.lab.evaluate.bench import estimate_seconds
 
     estimate = estimate_seconds(sets, systems)
+    if estimate is None:
+        return
     click.echo(
         f"about {duration(estimate.seconds)} of encoding: {counted(len(systems), 'row')}, "
         f"{counted(estimate.encodings, 'encoding')} of {thousands(estimate.tokens)} tokens; ranking, and a "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from cairn.pipeline.errors import ConfigError, install_command
+from cairn.pipeline.lab.evaluate.evidence import Spans
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from jaxtyping import Float, Float32, Float64, Int64
 
@@ -50,6 +51,14 @@ class RankedDocuments:
         few = few[scores_N[few] > -np.inf]
         order = few[np.lexsort((id_rank_N[few], -scores_N[few]))][:limit]
         return cls.of(order, scores_N[order])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Answer:
+    """One query's ranking and, where asked for, the passages a reader meets, best first."""
+
+    documents: RankedDocuments
+    passages: Spans | None
 
 
 def id_ranks(doc_ids: Sequence[str]) -> Int64[np.ndarray, " N"]:

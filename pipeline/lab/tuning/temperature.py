@@ -28,17 +28,16 @@ from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, Conte
 from cairn.pipeline.context.whitening import GAMMA, Whitening
 from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
     Encoding,
     build_encoder,
-    encode_documents,
     encode_queries,
+    encode_set,
 )
 from cairn.pipeline.lab.evaluate.measures import NDCG, document_measures
-from cairn.pipeline.lab.evaluate.ranking import SetRanker
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
 from cairn.pipeline.lab.evaluate.significance import Comparison, Verdict, compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.model.backbone_loader import load_backbone
@@ -191,13 +190,7 @@ def _encode(
         context="corpus" if config.needs_context else "none",
     )
     encoder, seconds = build_encoder(judged, encoding, context_config, backbone)
-    path = None if cache is None else cache_file(cache, judged, encoding, encoder)
-    encoded = None if path is None else read_encoded(path)
-    if encoded is None:
-        encoded = encode_documents(encoder, judged, encoding, progress, seconds)
-        encoded = encode_queries(encoder, encoded, judged.queries)
-        if path is not None:
-            write_encoded(path, encoded)
+    encoded = encode_set(judged, encoding, encoder, progress, seconds, cache)
     sets: dict[float, EncodedSet] = {}
     for each in queries:
         asking = copy(encoder)
@@ -207,9 +200,8 @@ def _encode(
 
 
 def _ndcg(judged: RetrievalSet, encoded: EncodedSet) -> Float64[np.ndarray, " Q"]:
-    ranker = SetRanker(judged.doc_ids, encoded, None, None, None)
     system = System(name="cairn/fused", encoding=Encoding(encoder=EncoderConfig()), ranking="fused")
-    answers = ranker.rank(system, np.zeros(len(judged.query_ids), np.bool_))
+    answers = SearchedSet(judged, encoded).rank(system, np.zeros(len(judged.query_ids), np.bool_))
     return document_measures(judged, [answer.documents for answer in answers])[NDCG]
 
 

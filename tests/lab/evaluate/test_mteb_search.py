@@ -146,8 +146,9 @@ def test_revision_differs_where_vectors_may(tiny_config):
     assert MtebModel(plain).mteb_model_meta.revision == revisions[0]
 
 
-def test_reranking_scores_the_documents_it_is_given(tiny_config):
-    model = MtebModel(systems(tiny_config)["bm25"])
+@pytest.mark.parametrize("name", ["bm25", "mean/none/fused+bm25"])
+def test_reranking_scores_the_documents_it_is_given(tiny_config, name):
+    model = MtebModel(systems(tiny_config)[name])
     model.index(CORPUS)
     found = model.search(QUERIES, top_k=1, top_ranked={"p": ["river", "mat"], "q": ["stone"]})
 
