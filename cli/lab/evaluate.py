@@ -12,7 +12,6 @@ from cairn.cli.lab.evaluation_tables import (
     advice_lines,
     compared_cells,
     context_table,
-    length_table,
     measure_table,
     set_lines,
 )
@@ -84,11 +83,6 @@ if TYPE_CHECKING:
     metavar="RUN RUN",
     help="Only compare two TREC run files on one set.",
 )
-@click.option(
-    "--length-report",
-    is_flag=True,
-    help="Only measure whether longer texts get embeddings that are more alike.",
-)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -108,7 +102,6 @@ def evaluate(
     runs: Path | None,
     cache: Path | None,
     compare: tuple[Path, Path] | None,
-    length_report: bool,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -138,10 +131,6 @@ def evaluate(
     require_distinct_names(sets)
     if compare:
         return _compare_runs(sets, compare, seed, as_json=as_json)
-    if length_report:
-        return _report_lengths(
-            sets, encoder_config(chosen(ctx, EncoderConfig)), seed, quiet=quiet, as_json=as_json
-        )
     require_measures()
     model = chosen(ctx, EncoderConfig).get("model", DEFAULT_MODEL)
     context = context_config(model, {**chosen(ctx, ContextConfig), "seed": seed})
@@ -218,7 +207,7 @@ def _score(
     from dataclasses import replace
 
     from cairn.pipeline.lab.evaluate.bench import run_bench
-    from cairn.pipeline.lab.evaluate.run_files import write_run
+    from cairn.pipeline.lab.evaluate.measures import write_run
 
     for judged in sets:
         for result in run_bench(judged, systems, context, progress, cache):
@@ -232,8 +221,7 @@ def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: 
     from dataclasses import asdict
 
     from cairn.pipeline.errors import ConfigError
-    from cairn.pipeline.lab.evaluate.measures import measure_run
-    from cairn.pipeline.lab.evaluate.run_files import read_run
+    from cairn.pipeline.lab.evaluate.measures import measure_run, read_run
     from cairn.pipeline.lab.evaluate.significance import compare_paired
 
     if len(sets) != 1:
@@ -274,33 +262,6 @@ def _ablate_context(
     for name, own in rows.items():
         click.echo(f"\n{name}: nDCG@10 by vectors alone, and the difference from the context as served")
         click.echo(context_table(own))
-    return 0
-
-
-def _report_lengths(
-    sets: Sequence[RetrievalSet], base: EncoderConfig, seed: int, *, quiet: bool, as_json: bool
-) -> int:
-    from dataclasses import asdict
-
-    from cairn.pipeline.lab.analysis.length_collapse import TEMPERATURES, measure_length_collapse
-
-    temperatures = sorted({*TEMPERATURES, base.temperature}, reverse=True)
-    with ProgressBars(quiet=quiet) as progress:
-        measured = {
-            judged.name: measure_length_collapse(
-                judged.texts, base, temperatures=temperatures, seed=seed, progress=progress
-            )
-            for judged in sets
-        }
-    if as_json:
-        click.echo(json.dumps({name: [asdict(row) for row in rows] for name, rows in measured.items()}))
-        return 0
-    for name, rows in measured.items():
-        click.echo(
-            f"\n{name}: mean cosine of pieces of different documents, and sigma_a of the last layer's "
-            "attention, by τ"
-        )
-        click.echo(length_table(rows, temperatures))
     return 0
 
 

@@ -31,6 +31,7 @@ import pyarrow as pa
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.context.whitening import Whitening
 from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.encode.prefixes import Prefix
 from cairn.pipeline.encode.token_states import embed_tokens
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
@@ -40,7 +41,7 @@ from cairn.pipeline.lab.evaluate.systems import Ranking, System
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.lexical import bounded_words, lance_errors
+from cairn.pipeline.search.lexical import bounded_words
 from cairn.pipeline.search.windows import new_pieces
 from cairn.pipeline.token_vectors.max_sim import max_sim
 from cairn.pipeline.types import ProgressListener
@@ -82,7 +83,7 @@ def search_bm25(
     """Return LanceDB's best ``limit`` texts of every query, of those that hold a word of it."""
     positions: list[Int64[np.ndarray, " _"]] = []
     scores: list[Float32[np.ndarray, " _"]] = []
-    with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, lance_errors("the BM25 search"):
+    with tempfile.TemporaryDirectory(prefix="cairn-bm25-") as folder, storage_errors("searching with BM25"):
         columns = {"position": pa.array(np.arange(len(texts))), "text": pa.array(texts, pa.large_string())}
         table = lancedb.connect(folder).create_table("texts", pa.table(columns))
         stored = _folder_bytes(Path(folder))

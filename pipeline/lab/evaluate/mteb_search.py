@@ -46,13 +46,6 @@ from jaxtyping import Float32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Indexed:
-    corpus: RetrievalSet
-    encoder: DocumentEncoder
-    encoded: EncodedSet
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Split:
     """A split of a task without a corpus: what its context is drawn from, and encoders by instruction."""
 
@@ -72,7 +65,7 @@ class MtebModel:
         self._context = context or ContextConfig()
         self._backbone = load_backbone(system.encoding.encoder)
         self._split: _Split | None = None
-        self._indexed: _Indexed | None = None
+        self._indexed: tuple[RetrievalSet, DocumentEncoder, EncodedSet] | None = None
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -116,7 +109,7 @@ class MtebModel:
             encoding = replace(encoding, encoder=replace(encoding.encoder, query_prefix=instruction))
         encoder, _ = build_encoder(held, encoding, self._context, self._backbone)
         encoded = encode_documents(encoder, held, self.system.encoding, silent_progress)
-        self._indexed = _Indexed(corpus=held, encoder=encoder, encoded=encoded)
+        self._indexed = held, encoder, encoded
 
     def search(
         self,
@@ -132,12 +125,13 @@ class MtebModel:
         rows = list(queries)
         texts = tuple(f"{row['text']} {row.get('instruction') or ''}".strip() for row in rows)
         query_ids = tuple(str(row["id"]) for row in rows)
-        held = replace(self._indexed.corpus, query_ids=query_ids, queries=texts)
-        encoded = encode_queries(self._indexed.encoder, self._indexed.encoded, texts)
+        corpus, encoder, documents = self._indexed
+        held = replace(corpus, query_ids=query_ids, queries=texts)
+        encoded = encode_queries(encoder, documents, texts)
         bm25 = None
         if self.system.needs_document_bm25:
             bm25 = search_bm25(held.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress)
-        ranker = make_ranker(held, [self.system], encoded, self._indexed.encoder.token_projection, bm25)
+        ranker = make_ranker(held, [self.system], encoded, encoder.token_projection, bm25)
         if top_ranked is not None and isinstance(ranker, SearchedSet):
             place = {doc_id: position for position, doc_id in enumerate(held.doc_ids)}
             wanted = [np.array(sorted(place[doc_id] for doc_id in top_ranked[each])) for each in query_ids]
@@ -204,7 +198,6 @@ class MtebModel:
 
 
 def _corpus(ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> RetrievalSet:
-    none = np.zeros(0, np.int64)
     return RetrievalSet(
         name="mteb",
         doc_ids=tuple(ids),
@@ -212,7 +205,7 @@ def _corpus(ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> 
         texts=tuple(texts),
         query_ids=(),
         queries=(),
-        judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
+        judgements=Judgements.none(),
     )
 
 

@@ -5,8 +5,8 @@
 
 The queries that chose a pair therefore do not test it, and there is one test only. A pair is recommended if
 the 95 % interval of its gain lies above 0 and p is below .05. Documents are ranked by their vectors alone
-(``cairn/fused``), because BM25 does not depend on τ. Tables show the effect of each τ by the length of texts,
-over all queries, next to the effect of whitening.
+(``cairn/fused``), because BM25 does not depend on τ. A table shows the effect of each τ by the length of
+texts, over all queries.
 
 Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", §4, table 2 and E.6 (τ
 of queries and of documents apart, lower τ for longer texts). Differs: chosen by retrieval on the user's own
@@ -25,7 +25,6 @@ from typing import Any, Final, Literal
 
 import numpy as np
 from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, ContextConfig, EncoderConfig
-from cairn.pipeline.context.whitening import GAMMA, Whitening
 from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.evaluate.encodings import (
@@ -72,15 +71,6 @@ class LengthRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhitenedRow:
-    """What whitening the vectors as they are does over all queries (table 6): ``gamma`` 1 whitens wholly."""
-
-    gamma: float
-    comparison: Comparison
-    verdict: Verdict
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TriedPair:
     """A pair of τ with its mean nDCG@10 on the queries that choose."""
 
@@ -104,7 +94,6 @@ class TemperatureReport:
     best: TriedPair
     tried: Sequence[TriedPair]
     by_length: Sequence[LengthRow]
-    whitened: Sequence[WhitenedRow]
     test: Comparison | None
     verdict: Verdict
     flags: str
@@ -140,13 +129,10 @@ def tune_temperature(
     queries = list(dict.fromkeys((base[1], *temperatures)))
     backbone = load_backbone(config)
     values: dict[tuple[float, float], Float64[np.ndarray, " Q"]] = {}
-    whitened: list[WhitenedRow] = []
     for number, each in enumerate(documents, start=1):
         own = replace(config, temperature=each)
         encoded = _encode(judged, own, queries, backbone, context_config or ContextConfig(), cache, progress)
         values |= {(each, query): _ndcg(judged, own_set) for query, own_set in encoded.items()}
-        if each == base[0]:
-            whitened = list(_whitened(judged, encoded[base[1]], values[base], seed))
         progress("temperatures", number, len(documents), "of documents")
     chooses_Q = _half(len(judged.query_ids), seed)
     tried = [
@@ -168,7 +154,6 @@ def tune_temperature(
         best=best,
         tried=tried,
         by_length=list(_by_length(judged, backbone, values, base, seed)),
-        whitened=whitened,
         test=test,
         verdict=verdict,
         flags=_flags(best) if verdict == "helps" else "",
@@ -203,22 +188,6 @@ def _ndcg(judged: RetrievalSet, encoded: EncodedSet) -> Float64[np.ndarray, " Q"
     system = System(name="cairn/fused", encoding=Encoding(encoder=EncoderConfig()), ranking="fused")
     answers = SearchedSet(judged, encoded).rank(system, np.zeros(len(judged.query_ids), np.bool_))
     return document_measures(judged, [answer.documents for answer in answers])[NDCG]
-
-
-def _whitened(
-    judged: RetrievalSet, encoded: EncodedSet, before_Q: Float64[np.ndarray, " Q"], seed: int
-) -> Iterator[WhitenedRow]:
-    """Yield what whitening by the chunk vectors of the sample itself does."""
-    for gamma in (GAMMA, 1.0):
-        whitening = Whitening.of(encoded.chunk_vectors_MV, gamma)
-        own = replace(
-            encoded,
-            document_vectors_NV=whitening.apply(encoded.document_vectors_NV),
-            chunk_vectors_MV=whitening.apply(encoded.chunk_vectors_MV),
-            query_vectors_QV=whitening.apply(encoded.query_vectors_QV),
-        )
-        compared = compare_paired(_ndcg(judged, own), before_Q, seed=seed)
-        yield WhitenedRow(gamma=gamma, comparison=compared, verdict=verdict_of(compared))
 
 
 def _half(num_queries: int, seed: int) -> Bool[np.ndarray, " Q"]:

@@ -175,31 +175,6 @@ def test_mistakes_end_in_one_sentence_and_code_2(
     assert error.count("\n") == 1
 
 
-def test_length_report_prints_cosine_and_sigma_by_temperature(call: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "long"
-    write_set(folder)
-    pq.write_table(
-        pa.table({"id": list(TEXTS), "text": [text * 4 for text in TEXTS.values()]}),
-        folder / "corpus.parquet",
-    )
-    code, out, _ = call(str(folder), "--length-report")
-
-    assert code == 0
-    assert "tokens  pieces  cosine τ=1  cosine τ=0.9  cosine τ=0.8  sigma_a τ=1" in out
-    assert [line.split()[0] for line in out.splitlines()[3:]] == ["16", "32", "64"]
-
-
-def test_length_report_in_json_has_a_row_a_length_and_temperature(call: Any, folder: str) -> None:
-    _, out, _ = call(folder, "--length-report", "--temperature", "0.7", "--json")
-
-    assert [(row["tokens"], row["temperature"]) for row in json.loads(out)["walks"]] == [
-        (16, 1.0),
-        (16, 0.9),
-        (16, 0.8),
-        (16, 0.7),
-    ]
-
-
 def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     texts = [f"{text.split('.')[0]} and the old cat walks on. {text * 5}" for text in TEXTS.values()]

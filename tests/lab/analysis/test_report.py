@@ -10,8 +10,7 @@ import pytest
 from cairn.pipeline.errors import ConfigError, SchemaError, SourceError
 from cairn.pipeline.lab.analysis.length_collapse import Piece, embed_pieces
 from cairn.pipeline.lab.analysis.low_pass import FilterRate
-from cairn.pipeline.lab.analysis.report import _trend, analyse_model
-from cairn.pipeline.lab.analysis.texts import read_texts
+from cairn.pipeline.lab.analysis.report import _trend, analyse_model, read_texts
 
 from tests.lab.analysis.numpy_bert import run_bert
 
@@ -42,6 +41,8 @@ def test_report_holds_every_analysis_and_is_json(config, texts):
     }
     assert [row["layout"] for row in read["positions"]] == ["cls", "mean", "lmk"]
     assert [row["k"] for row in read["sides"]] == [1, 2, 5]
+    for row in read["similarities"]:
+        assert row["cosine"]["1.0"] != row["cosine"]["0.8"]
 
 
 def test_one_seed_gives_one_report(config, texts):

@@ -138,8 +138,6 @@ class Plain(MtebModel):
     def encode(self, inputs: Iterable[Mapping[str, Any]], **_: Any) -> np.ndarray:
         texts = [text for batch in inputs for text in batch["text"]]
         if self.encoder is None:
-            none = np.zeros(0, np.int64)
-            judgements = Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none)
             held = RetrievalSet(
                 name="x",
                 doc_ids=tuple(map(str, range(len(texts)))),
@@ -147,7 +145,7 @@ class Plain(MtebModel):
                 texts=tuple(texts),
                 query_ids=(),
                 queries=(),
-                judgements=judgements,
+                judgements=Judgements.none(),
             )
             self.encoder, _ = build_encoder(held, self.system.encoding, CONTEXT)
         return self.encoder.encode(texts).document_vectors_NV

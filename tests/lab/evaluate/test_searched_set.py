@@ -35,7 +35,6 @@ AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
 
 
 def retrieval_set(ids: list[str], titles: list[str], texts: list[str], queries: list[str]) -> RetrievalSet:
-    none = np.zeros(0, np.int64)
     return RetrievalSet(
         name="c",
         doc_ids=tuple(ids),
@@ -43,7 +42,7 @@ def retrieval_set(ids: list[str], titles: list[str], texts: list[str], queries: 
         texts=tuple(texts),
         query_ids=tuple(f"q{number}" for number in range(len(queries))),
         queries=tuple(queries),
-        judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
+        judgements=Judgements.none(),
     )
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from cairn.pipeline.lab.evaluate.significance import compare_paired
+from cairn.pipeline.lab.evaluate.significance import Comparison, compare_paired, verdict_of
 
 
 def exact_p_value(difference: np.ndarray) -> float:
@@ -76,3 +76,17 @@ def test_one_seed_gives_one_answer():
 
     assert compare_paired(a, b, seed=5) == compare_paired(a, b, seed=5)
     assert compare_paired(a, b, seed=5) != compare_paired(a, b, seed=6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "p_value", "verdict"),
+    [
+        (0.01, 0.03, 0.01, "helps"),
+        (0.01, 0.03, 0.13, "noise"),
+        (-0.01, 0.03, 0.04, "noise"),
+        (-0.03, -0.01, 0.01, "hurts"),
+    ],
+)
+def test_verdict_is_helps_only_beyond_noise(low, high, p_value, verdict):
+    comparison = Comparison(difference=0.0, low=low, high=high, p_value=p_value, num_queries=9)
+    assert verdict_of(comparison) == verdict

@@ -11,8 +11,7 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.compress.plain_pass import Gates, last_states
-from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.lab.compress.plain_pass import Gates, last_states, read_engine
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.smaller_layers import KeptParts, require_prunable, smaller_checkpoint
