@@ -39,8 +39,12 @@ def task(
     texts: Sequence[str] = TEXTS,
     labels: Sequence[int] = LABELS,
     train: Sequence[Mapping[str, Any]] | None = None,
+    retrieval: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a task of a kind that holds its own data; ``train`` are rows to learn classes from, else all."""
+    """Return a task of a kind that holds its own data.
+
+    ``train`` are rows to learn classes from, else all; ``retrieval`` are the parts of such a task.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from datasets import Dataset
@@ -80,6 +84,7 @@ def task(
             "v_measure",
             {"test": Dataset.from_dict({"sentences": texts, "labels": labels})},
         ),
+        "Retrieval": (AbsTaskRetrieval, "ndcg_at_10", {"test": retrieval}),
         "Reranking": (
             AbsTaskRetrieval,
             "ndcg_at_10",
@@ -124,7 +129,7 @@ def task(
         max_fraction_of_documents_to_embed = None
 
         def load_data(self, **_: Any) -> None:
-            self.dataset = {"default": splits} if kind == "Reranking" else splits
+            self.dataset = {"default": splits} if kind in ("Reranking", "Retrieval") else splits
             self.data_loaded = True
 
     return Tiny()

@@ -183,19 +183,20 @@ def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "encoder", "flags"),
+    ("settings", "encoder", "max_positions", "flags"),
     [
         (
             {"temperature_by_length": ((128, 0.95), (512, 0.9)), "causal": True},
             "mean",
+            None,
             "--temperature-by-length 128:0.95,512:0.9 --causal",
         ),
-        ({}, "late", "--attention full --window-tokens 256"),
-        ({}, "landmark-attention", "--pooling lmk --attention landmark"),
+        ({}, "late", 256, "--attention full --window-tokens 256"),
+        ({}, "landmark-attention", 256, "--pooling lmk --attention landmark"),
     ],
 )
-def test_ingest_flags_are_written_as_ingest_reads_them(settings, encoder, flags):
-    system = our_systems(EncoderConfig(**settings), ["none"], [encoder], max_positions=256)[0]
+def test_ingest_flags_are_written_as_ingest_reads_them(settings, encoder, max_positions, flags):
+    system = our_systems(EncoderConfig(**settings), ["none"], [encoder], max_positions=max_positions)[0]
 
     assert ingest_flags(system) == f"{BASE_FLAGS} {flags}"
 

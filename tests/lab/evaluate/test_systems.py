@@ -16,12 +16,6 @@ BASE = EncoderConfig()
 PIECES = ("dense", "bm25", "rrf", "convex")
 
 
-def test_table_names_every_system_once():
-    names = [system.name for system in baseline_systems(BASE, 512) + our_systems(BASE)]
-
-    assert len(names) == len(set(names)) == 10 + 4 * 4 + 2 + 3 * 5 * 4
-
-
 def test_baselines_are_those_of_a_rag_pipeline():
     sizes = [f"{name}-{size}" for name in ("chunks", "rrf", "titled") for size in (128, 256)]
     assert {system.name for system in baseline_systems(BASE, 512)} == {
