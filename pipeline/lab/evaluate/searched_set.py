@@ -33,10 +33,9 @@ from cairn.pipeline.lab.evaluate.measures import RUN_DEPTH, Answer, RankedDocume
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.evaluate.systems import OurRanking, System
 from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.prepared import PreparedSearch
-from cairn.pipeline.search.queries import unit_vectors
-from cairn.pipeline.search.ranking import Ranking, rank_queries
+from cairn.pipeline.search.ranking import PreparedSearch, Ranking, rank_queries
 from cairn.pipeline.search.reader import LocalReader
+from cairn.pipeline.search.searcher import unit_vectors
 from cairn.pipeline.search.windows import default_window
 from cairn.pipeline.search_options import MAX_TOP_K, SearchOptions
 from cairn.pipeline.token_vectors.projection import TokenProjection

@@ -43,55 +43,42 @@ def count_encodings(monkeypatch) -> list[Encoding]:
     return encoded
 
 
-def test_every_system_is_scored_with_every_measure(judged, tiny_config):
-    results = list(run_bench(judged, systems(tiny_config), CONTEXT))
-
-    assert sorted(result.system.name for result in results) == sorted(
-        system.name for system in systems(tiny_config)
+def test_every_system_is_scored_with_every_measure_and_each_encoding_encoded_once(
+    judged, tiny_config, monkeypatch, tmp_path
+):
+    encoded = count_encodings(monkeypatch)
+    first, second = (
+        {
+            result.system.name: result
+            for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+        }
+        for _ in range(2)
     )
-    for result in results:
+
+    assert sorted(first) == sorted(system.name for system in systems(tiny_config))
+    for name, result in first.items():
         assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
         assert all(0.0 <= value <= 1.0 for value in result.means().values())
-
-
-def test_each_encoding_is_encoded_once(judged, tiny_config, monkeypatch):
-    encoded = count_encodings(monkeypatch)
-    list(run_bench(judged, systems(tiny_config), CONTEXT))
-
+        assert second[name].means() == result.means()
+        assert second[name].cost.encode_seconds == result.cost.encode_seconds
     read = {system.encoding for system in systems(tiny_config) if system.reads_vectors}
     assert len(encoded) == len(set(encoded)) == len(read) == 5
 
 
-def test_bm25_encodes_nothing(judged, tiny_config, monkeypatch):
-    system = next(each for each in systems(tiny_config) if each.name == "bm25")
-    together = {result.system.name: result for result in run_bench(judged, systems(tiny_config), CONTEXT)}
+def test_bm25_encodes_nothing_and_no_result_depends_on_the_others(judged, tiny_config, monkeypatch):
+    together = {
+        result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)
+    }
+    for system in systems(tiny_config)[1::5]:
+        assert next(run_bench(judged, [system], CONTEXT)).means() == pytest.approx(together[system.name])
     monkeypatch.setattr(DocumentEncoder, "encode", None)
     monkeypatch.setattr(DocumentEncoder, "encode_queries", None)
-    (alone,) = run_bench(judged, [system], CONTEXT)
+    bm25 = next(each for each in systems(tiny_config) if each.name == "bm25")
+    (alone,) = run_bench(judged, [bm25], CONTEXT)
 
-    assert alone.means() == together["bm25"].means()
+    assert alone.means() == together["bm25"]
     assert alone.means()["evidence@1000"] > 0
-    assert estimate_seconds([judged], [system]) is None
-
-
-def test_cached_encodings_are_not_encoded_again(judged, tiny_config, monkeypatch, tmp_path):
-    first = {
-        result.system.name: result
-        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
-    }
-    encoded = count_encodings(monkeypatch)
-    second = {
-        result.system.name: result
-        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
-    }
-
-    assert encoded == []
-    assert {name: result.means() for name, result in first.items()} == {
-        name: result.means() for name, result in second.items()
-    }
-    assert {name: result.cost.encode_seconds for name, result in first.items()} == {
-        name: result.cost.encode_seconds for name, result in second.items()
-    }
+    assert estimate_seconds([judged], [bm25]) is None
 
 
 def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
@@ -115,16 +102,6 @@ def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_c
 
     assert {name for result in results for name in result.values} == set(DOCUMENT_MEASURES)
     assert evidence_ceiling(plain) == {}
-
-
-def test_results_do_not_depend_on_the_other_systems_of_the_run(judged, tiny_config):
-    together = {
-        result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)
-    }
-    alone = [next(run_bench(judged, [system], CONTEXT)) for system in systems(tiny_config)[::5]]
-
-    for result in alone:
-        assert result.means() == pytest.approx(together[result.system.name])
 
 
 def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
