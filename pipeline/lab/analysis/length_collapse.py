@@ -20,8 +20,9 @@ from typing import Final
 
 import numpy as np
 import torch
-from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, EncoderConfig
 from cairn.pipeline.corpus.tokenization import TokenizedTexts, tokenize
+from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Float, Float32, Int64
@@ -41,6 +42,16 @@ class Piece:
 
     document: int
     ids: list[int]
+
+
+def require_temperatures(temperatures: Sequence[float]) -> None:
+    """Raise :class:`ConfigError` for a temperature out of bounds."""
+    for each in temperatures:
+        if not LOWEST_TEMPERATURE <= each <= HIGHEST_TEMPERATURE:
+            raise ConfigError(
+                f"a temperature must lie between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
+                f"{each:g}; the paper tries 0.1 to 1"
+            )
 
 
 def lengths_read(config: EncoderConfig, backbone: Transformer) -> list[int]:

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import torch
-from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, EncoderConfig
+from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.context.whitening import Whitening
 from cairn.pipeline.corpus.judged_files import corpus_files, read_columns
 from cairn.pipeline.corpus.tokenization import TokenizedTexts
-from cairn.pipeline.errors import ConfigError, SchemaError, SourceError
+from cairn.pipeline.errors import SchemaError, SourceError
 from cairn.pipeline.lab.analysis.attention_by_position import PositionShares, measure_positions
 from cairn.pipeline.lab.analysis.landmark_sides import MIN_CHUNKS, LandmarkSides, measure_sides
 from cairn.pipeline.lab.analysis.length_collapse import (
@@ -30,6 +30,7 @@ from cairn.pipeline.lab.analysis.length_collapse import (
     embed_pieces,
     lengths_read,
     mean_cosine,
+    require_temperatures,
     row_of,
 )
 from cairn.pipeline.lab.analysis.low_pass import (
@@ -99,7 +100,7 @@ def analyse_model(
     Raises :class:`ConfigError` for a model that shows no attention and for a temperature out of bounds,
     :class:`SourceError` where fewer than two texts are long enough.
     """
-    _require_temperatures(temperatures)
+    require_temperatures(temperatures)
     precise = replace(config.without_context, precision="fp32")
     backbone = require_attention(load_backbone(precise), config.model)
     generator = np.random.default_rng(seed)
@@ -153,15 +154,6 @@ def read_texts(path: Path, column: str = "text") -> list[str]:
             raise SchemaError(f"column {column} of {file.name} must hold text; name another") from error
         texts += [text for text in found if text]
     return texts
-
-
-def _require_temperatures(temperatures: Sequence[float]) -> None:
-    for each in temperatures:
-        if not LOWEST_TEMPERATURE <= each <= HIGHEST_TEMPERATURE:
-            raise ConfigError(
-                f"a temperature must lie between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
-                f"{each:g}; the paper tries 0.1 to 1"
-            )
 
 
 def _drawn(

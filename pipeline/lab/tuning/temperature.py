@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, ContextConfig, EncoderConfig
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.corpus.tokenization import tokenize
-from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.analysis.length_collapse import require_temperatures
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
     Encoding,
@@ -117,12 +117,7 @@ def tune_temperature(
 
     Raises :class:`ConfigError` for a τ out of bounds. ``cache`` keeps encoded sets.
     """
-    for each in temperatures:
-        if not LOWEST_TEMPERATURE <= each <= HIGHEST_TEMPERATURE:
-            raise ConfigError(
-                f"a temperature must lie between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
-                f"{each:g}; the paper tries 0.1 to 1"
-            )
+    require_temperatures(temperatures)
     own_query = config.temperature if config.query_temperature is None else config.query_temperature
     base = (config.temperature, own_query)
     documents = list(dict.fromkeys((base[0], *temperatures)))
