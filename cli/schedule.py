@@ -90,9 +90,9 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
     if added.run[0] == "submit":
         job = read_job(parameters["config"])
         if isinstance(job, IngestJob):  # its sources need be there for the cluster alone
-            CollectionLayout(Path(job.root), job.collection)
+            CollectionLayout.at(Path(job.root), job.collection)
         return
-    CollectionLayout(Path(parameters["root"]), parameters["collection"])
+    CollectionLayout.at(Path(parameters["root"]), parameters["collection"])
     if "sources" in parameters:
         resolve_sources(parameters["sources"])
 

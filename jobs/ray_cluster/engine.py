@@ -24,8 +24,8 @@ from cairn.jobs.ray_cluster.tasks import TaskPool
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import RunTasks, Task
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line.corpus_view import CorpusView
 from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded

@@ -76,7 +76,7 @@ class CairnVectorStore(VectorStore):
         filter_columns: Mapping[str, ColumnType] | None = None,
     ) -> None:
         self._root = collections_root(root)
-        self.layout = CollectionLayout(self._root, collection)
+        self.layout = CollectionLayout.at(self._root, collection)
         self._settings = settings or {}
         self._columns = {name: _column_type(name, kind) for name, kind in (filter_columns or {}).items()}
         self._opened: Collection | None = None

@@ -36,7 +36,7 @@ def stored_manifest(layout: CollectionLayout) -> Manifest | None:
 
 def stored_settings(root: str | Path, collection: str) -> Mapping[str, Any] | None:
     """Return the settings a collection was built with, None for a new collection."""
-    manifest = stored_manifest(CollectionLayout(Path(root), collection))
+    manifest = stored_manifest(CollectionLayout.at(Path(root), collection))
     return manifest.settings if manifest else None
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
 

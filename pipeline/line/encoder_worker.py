@@ -37,7 +37,7 @@ from cairn.pipeline.encode.encoder_fit import require_context_fit, require_fit
 from cairn.pipeline.encode.shard_tables import shard_tables
 from cairn.pipeline.encode.shards import as_parquet, as_stored
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.index.pending_area import PendingArea
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line.corpus_view import CorpusView
 from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of

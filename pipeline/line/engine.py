@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from cairn.pipeline.context.store import ContextSet
-    from cairn.pipeline.index.pending_area import PendingArea
     from cairn.pipeline.index.segments.parts import RunTasks
+    from cairn.pipeline.index.worker_files import PendingArea
     from cairn.pipeline.line.corpus_view import CorpusView
     from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
     from jaxtyping import Int32

@@ -70,7 +70,7 @@ def open_ingest(
     killed run left are rolled back.
     """
     watch = StageWatch(progress)
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     model_folder(config.encoder.model)
     record = None if config.reread else layout.sources_path
     scan = scan_sources(sources, config.corpus, record, stored_fields(layout))

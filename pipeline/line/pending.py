@@ -39,8 +39,7 @@ from cairn.pipeline.encode.shards import (
 )
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.pending_area import PendingArea
-from cairn.pipeline.index.worker_files import WorkerFiles
+from cairn.pipeline.index.worker_files import PendingArea, WorkerFiles
 from cairn.pipeline.line.compatibility import SPEED_ONLY
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import TOKEN_FIELDS

@@ -55,7 +55,7 @@ def plan_index(
     progress: ProgressListener = silent_progress,
 ) -> dict[str, Any]:
     """Return the counts that ``build_index`` would report, and estimates of tokens and seconds."""
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     record = None if config.reread else layout.sources_path
     scan = scan_sources(sources, config.corpus, record, stored_fields(layout))
     published = stored_manifest(layout)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.lance_files import LanceFiles
 from cairn.pipeline.index.lance_index import LanceTables, Versions
+from cairn.pipeline.index.maintenance import find_served
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.index.store_tasks import store_tasks
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.line import pending

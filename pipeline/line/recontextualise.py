@@ -89,7 +89,7 @@ class RecontextualisationReport:
 
 def plan_recontextualisation(root: str | Path, collection: str) -> RecontextualisationPlan:
     """Compare a collection with the corpus its context was drawn from; reads no text and loads no model."""
-    status = collection_status(CollectionLayout(Path(root), collection))
+    status = collection_status(CollectionLayout.at(Path(root), collection))
     before, now = status["context"]["cluster_sizes"], status["cluster_sizes"]
     drift = measure_drift(before, now, status["context"]["collection_documents"])
     reads_context = EncoderConfig(**status["encoder"]).needs_context
@@ -163,7 +163,7 @@ def _open(
 ) -> Generator[Run]:
     """Hold the writer lock of a collection whose model is the one it was built with."""
     watch = StageWatch(progress)
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     layout.require_exists()
     with closing(engine or LocalEngine(config)) as opened, layout.writer_lock():
         published = prepare_writer(layout)

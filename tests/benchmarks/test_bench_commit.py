@@ -32,8 +32,8 @@ from cairn.pipeline.encode.documents import EncodedDocuments
 from cairn.pipeline.encode.shard_tables import shard_tables
 from cairn.pipeline.encode.shards import as_parquet
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line import ingest as line
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.corpus_view import CorpusView

@@ -90,7 +90,7 @@ def build(
         build_index([source], ROOT, "c", config, engine=EngineConfig(name="ray", max_workers=2))
         build_index([source], tmp_path / "local", "c", config)
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
-        layout, local = CollectionLayout(Path(ROOT), "c"), CollectionLayout(tmp_path / "local", "c")
+        layout, local = CollectionLayout.at(Path(ROOT), "c"), CollectionLayout(tmp_path / "local", "c")
         stored, built = (open_generation(each).manifest for each in (layout, local))
         assert stored.segments == built.segments
         differing = {name for name in stored.files if stored.files[name] != built.files[name]}

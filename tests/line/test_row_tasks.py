@@ -16,13 +16,13 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index import lance_files
-from cairn.pipeline.index.copies import find_lance_files
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.segments import parts
 from cairn.pipeline.index.segments.parts import Task
+from cairn.pipeline.index.stored_files import find_lance_files
 from cairn.pipeline.index.tables import CHUNKS, TABLES
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.local_engine import LocalEngine

@@ -13,8 +13,8 @@ import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import TryAgainError
-from cairn.pipeline.index import pending_area as pending_area_module
 from cairn.pipeline.index import replica as replica_module
+from cairn.pipeline.index import worker_files as pending_area_module
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection, verify_collection
@@ -72,7 +72,7 @@ def on(
 
     def go(machine: str) -> CollectionLayout:
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / machine))
-        return CollectionLayout(Path(ROOT), "c")
+        return CollectionLayout.at(Path(ROOT), "c")
 
     return go
 
