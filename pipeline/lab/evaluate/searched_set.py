@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.document_bm25 import DocumentBM25
+from cairn.pipeline.index.bm25 import DocumentBM25
 from cairn.pipeline.index.faiss_index import FaissIndex
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.passage_terms import num_words, write_passage_terms
-from cairn.pipeline.index.segments.deleted import none_deleted
-from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.segments.joined import JoinedWords
+from cairn.pipeline.index.segments.segment import none_deleted
 from cairn.pipeline.index.token_file import CodeColumn, TokenVectors
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
