@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.evaluate import systems
 from cairn.pipeline.lab.evaluate.encodings import Encoding
 from cairn.pipeline.lab.evaluate.systems import (
     baseline_systems,
+    choose_systems,
     configured_systems,
     our_systems,
     select_systems,
     varied,
 )
+from cairn.pipeline.model.backbone_loader import load_backbone
 
 BASE = EncoderConfig()
 PIECES = ("dense", "bm25", "rrf", "convex")
@@ -116,3 +121,20 @@ def test_baselines_pool_as_the_model_does_and_know_no_temperature():
     assert {
         (config.temperature, config.query_temperature, config.needs_context) for config in by_name.values()
     } == {(1.0, None, False)}
+
+
+def test_context_that_the_model_cannot_read_is_refused_with_the_choice_of_rows(tiny_config, monkeypatch):
+    config = replace(tiny_config, use_context=True)
+    backbone = load_backbone(config)
+    backbone.max_context = 4
+    monkeypatch.setattr(systems, "load_backbone", lambda _: backbone)
+    few, many = (ContextConfig(context_documents=count) for count in (4, 5))
+    baseline = tiny_config.without_context
+
+    chosen = choose_systems(config, baseline, few, ["bm25", "cairn/*"], is_whole_table=False)
+    assert [system.name for system in chosen.systems][:2] == ["bm25", "cairn/document"]
+    assert (
+        choose_systems(config, baseline, many, ["bm25"], is_whole_table=False).systems == chosen.systems[:1]
+    )
+    with pytest.raises(ConfigError, match="must be at most the model's 4, got 5"):
+        choose_systems(config, baseline, many, ["bm25", "cairn/*"], is_whole_table=False)
