@@ -304,7 +304,7 @@ def score_pieces(
         block = wanted[start : start + BLOCK_PIECES]
         states = embed_tokens(
             backbone,
-            [pieces[piece] for piece in block.tolist()],
+            [pieces[int(piece)] for piece in block],
             batch_tokens=encoder.batch_tokens,
             prefix_ids=document,
         )

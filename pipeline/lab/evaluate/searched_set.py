@@ -31,7 +31,8 @@ from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
 from cairn.pipeline.lab.evaluate.measures import RUN_DEPTH, Answer, RankedDocuments
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
-from cairn.pipeline.lab.evaluate.systems import OurRanking, System
+from cairn.pipeline.lab.evaluate.systems import Ranking as AnyRanking
+from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking, rank_queries
 from cairn.pipeline.search.reader import LocalReader
@@ -43,7 +44,7 @@ from cairn.pipeline.types import QueryTokens
 from jaxtyping import Bool, Float32, Int64
 from typing_extensions import override
 
-AS_SEARCHED: Final[Mapping[OurRanking, SearchOptions]] = {
+AS_SEARCHED: Final[Mapping[AnyRanking, SearchOptions]] = {
     "document": SearchOptions(granularity="document", hybrid=False, late=False),
     "chunk": SearchOptions(granularity="chunk", hybrid=False, late=False),
     "fused": SearchOptions(granularity="both", hybrid=False, late=False),
@@ -167,7 +168,7 @@ class SearchedSet:
         A search answers with at most :data:`~cairn.pipeline.search_options.MAX_TOP_K` documents.
         """
         every = np.arange(len(self._queries))
-        options = replace(_options(system), top_k=min(depth, MAX_TOP_K))
+        options = replace(AS_SEARCHED[system.ranking], top_k=min(depth, MAX_TOP_K))
         documents = list(self._rankings(system, replace(options, passages=0), every))
         reading = replace(options, max_characters=READ_CHARACTERS)
         read = self._rankings(system, reading, np.flatnonzero(wants_passages_Q))
@@ -185,7 +186,7 @@ class SearchedSet:
 
     def rank_among(self, system: System, query: int, allowed: Int64[np.ndarray, " A"]) -> RankedDocuments:
         """Rank some documents for one query, as a search with a filter does."""
-        options = replace(_options(system), top_k=min(len(allowed), MAX_TOP_K), passages=0)
+        options = replace(AS_SEARCHED[system.ranking], top_k=min(len(allowed), MAX_TOP_K), passages=0)
         (ranking,) = self._rankings(system, options, np.array([query]), allowed)
         return RankedDocuments.of(ranking.positions, ranking.scores)
 
@@ -241,12 +242,6 @@ class SearchedSet:
                 for piece in pieces
             ]
         )
-
-
-def _options(system: System) -> SearchOptions:
-    ranking = system.ranking
-    assert not system.is_baseline, f"a search has no ranking {ranking}"
-    return AS_SEARCHED[ranking]
 
 
 def _exact_index(vectors_NV: Float32[np.ndarray, "N V"]) -> FaissIndex:

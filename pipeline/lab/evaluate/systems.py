@@ -192,7 +192,7 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     for size in sizes:
         for name, has_titles in (("overlap", False), ("titled-overlap", True)):
             encoding = Encoding(encoder=encoders[size], has_titles=has_titles, stride_tokens=size // OVERLAP)
-            judged = JUDGED_RANKINGS if has_titles and size == sizes[0] else {}
+            judged: Mapping[str, BaselineRanking] = JUDGED_RANKINGS if has_titles and size == sizes[0] else {}
             systems += [
                 System(name=f"{name}-{size}/{key}", encoding=encoding, ranking=own)
                 for key, own in {**PIECE_RANKINGS, **judged}.items()
