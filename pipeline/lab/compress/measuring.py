@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from cairn.pipeline.config import Backend, Precision
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.lab.compress.importance import Rows
 from cairn.pipeline.lab.compress.plain_pass import read_engine
-from cairn.pipeline.lab.compress.pruning import Rows
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.engine.precision import resolve_precision

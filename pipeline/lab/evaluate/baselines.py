@@ -33,17 +33,16 @@ from cairn.pipeline.context.whitening import Whitening
 from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.encode.prefixes import Prefix
-from cairn.pipeline.encode.token_states import embed_tokens
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
 from cairn.pipeline.lab.evaluate.measures import RUN_DEPTH, Answer, RankedDocuments, id_ranks
 from cairn.pipeline.lab.evaluate.systems import Ranking, System
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.lexical import bounded_words
 from cairn.pipeline.search.windows import new_pieces
-from cairn.pipeline.token_vectors.max_sim import max_sim
+from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from lance.query import MatchQuery

@@ -205,15 +205,13 @@ class SearchedSet:
                 reader=LocalReader(self.generation),
                 options=options,
                 queries=[self._queries[query] for query in block.tolist()],
-                condition=None,
                 window=window,
                 ranking_window=window,
-                timeout=None,
                 allowed=allowed,
             )
             vectors = self.encoded.query_vectors_QV[block]
             late = [self._late(query) for query in block.tolist()] if system.judges_tokens else None
-            yield from rank_queries(search.read(), unit_vectors(vectors, vectors.shape[1]), late)
+            yield from rank_queries(search, unit_vectors(vectors, vectors.shape[1]), late)
 
     def _late(self, query: int) -> LateQuery | None:
         """Return a query's projected tokens, None where none weighs anything."""

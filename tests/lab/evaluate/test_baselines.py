@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.encode.token_states import embed_tokens
 from cairn.pipeline.lab.evaluate import baselines
 from cairn.pipeline.lab.evaluate.baselines import (
     LexicalHits,
@@ -21,9 +20,9 @@ from cairn.pipeline.lab.evaluate.encodings import EncodedSet, Encoding
 from cairn.pipeline.lab.evaluate.measures import Answer
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.evaluate.systems import BaselineRanking, System
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.term_weights import token_idf
-from cairn.pipeline.token_vectors.max_sim import max_sim
+from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
 from cairn.pipeline.types import silent_progress
 
 DOC_IDS = [f"d{number:02d}" for number in range(12)]
