@@ -31,9 +31,11 @@ from cairn.pipeline.errors import DamageError, IntegrityError, StorageError, is_
 from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
 from cairn.pipeline.index.lance_files import (
+    LanceFiles,
     damaged_lance_files,
-    record_lance_files,
+    list_lance_files,
     small_files,
+    write_copies,
     write_lance_files,
 )
 from cairn.pipeline.index.lance_index import LanceTables, StoredRows
@@ -47,7 +49,6 @@ from cairn.pipeline.index.stored_files import (
     find_lance_files,
     mend_files,
     read_manifest,
-    write_copies,
 )
 from cairn.pipeline.index.tables import LANCE_ERRORS, TABLES, lance_errors
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
@@ -157,7 +158,7 @@ def _require_carried_over(layout: CollectionLayout, manifest: Manifest, without:
     """Raise :class:`DamageError` for what a publication would carry over damaged."""
     damaged = check_generation_files(layout, manifest, names=set(SIDE_FILES) - without)
     with contextlib.suppress(DamageError):  # no hashes to compare: what is missing is found when it is read
-        damaged += damaged_lance_files(layout, small_files(find_lance_files(layout, manifest)))
+        damaged += damaged_lance_files(layout.lance_folder, small_files(find_lance_files(layout, manifest)))
     for name, problem in damaged:
         raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
 
@@ -199,7 +200,7 @@ def publish_generation(
                 shutil.copyfile(source, folder / name)
             commit_point("side-files-copied")
             known = {**_known_lance_files(layout), **(hashed or {})}
-            write_lance_files(folder, record_lance_files(layout, versions, known))
+            write_lance_files(folder, _record_lance_files(layout, versions, known))
             commit_point("lance-files-recorded")
             names = sorted(
                 ({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME}
@@ -230,7 +231,7 @@ def publish_generation(
             )
             manifest.write(folder)
             commit_point("manifest-written")
-            write_copies(layout, folder)
+            write_copies(layout.lance_folder, folder)
             progress("index", 5, 5, "files")
             commit_point("copies-written")
         serve_generation(layout, number)
@@ -334,6 +335,29 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
         if path.is_file():
             manifests[number] = recorded.get(number) or record_file(path).sha256
     return Current(manifests)
+
+
+def _record_lance_files(
+    layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
+) -> LanceFiles:
+    """Hash and fsync every file that these versions read; Lance does neither.
+
+    A file in ``known`` keeps its record, if it has the same size or a worker wrote it to the store.
+    """
+    records: LanceFiles = {}
+    folders: set[Path] = set()
+    for name in list_lance_files(layout.lance_folder, versions):
+        path = layout.lance_folder / name
+        record = known.get(name)
+        is_here = layout.replica is None or layout.replica.worker_files.record_of(path) is None
+        if record is None or (is_here and record.size_bytes != path.stat().st_size):
+            durable.fsync_file(path)
+            folders.add(path.parent)
+            record = record_file(path)
+        records[name] = record
+    for folder in sorted(folders):
+        durable.fsync_folder(folder)
+    return records
 
 
 def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
