@@ -200,7 +200,7 @@ def publish_generation(
                 shutil.copyfile(source, folder / name)
             commit_point("side-files-copied")
             known = {**_known_lance_files(layout), **(hashed or {})}
-            write_lance_files(folder, _record_lance_files(layout, versions, known))
+            write_lance_files(folder, record_lance_files(layout, versions, known))
             commit_point("lance-files-recorded")
             names = sorted(
                 ({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME}
@@ -337,7 +337,7 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
     return Current(manifests)
 
 
-def _record_lance_files(
+def record_lance_files(
     layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
 ) -> LanceFiles:
     """Hash and fsync every file that these versions read; Lance does neither.
