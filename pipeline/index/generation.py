@@ -334,7 +334,7 @@ def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, withou
     records = {**manifest.files, MANIFEST_NAME: record_file(manifest_path)}
     copied |= require_copies(layout, number, records, held.refused.items())
     suspects = rows if checks.verify else checks.suspects
-    rows_copied = require_copies(layout, number, rows, damaged_rows(layout, rows, suspects))
+    rows_copied = require_copies(layout, number, rows, damaged_rows(layout.lance_folder, rows, suspects))
     database = link_table(layout, number, DOCUMENTS, rows, held) if rows_copied else layout.lance_folder
     watched = WatchedFiles(database, rows)
     dataset = open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS])

@@ -423,7 +423,7 @@ class StoredRows:
         """Yield the files that scans of some tables read."""
         for table in tables:
             folder = self.tables.layout.lance_folder / f"{table}.lance"
-            yield from small_table_files(self.tables.layout, {table: self.versions[table]})
+            yield from small_table_files(self.tables.layout.lance_folder, {table: self.versions[table]})
             span = slice(0, sys.maxsize) if self.spans is None else self.spans[table]
             dataset = open_pinned_dataset(self.tables.layout.lance_folder, table, self.versions[table])
             end = 0

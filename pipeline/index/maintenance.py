@@ -134,7 +134,7 @@ def require_droppable(layout: CollectionLayout) -> None:
 def require_whole_rows(layout: CollectionLayout, manifest: Manifest) -> None:
     """Raise :class:`DamageError` where a file of Lance is damaged: rewriting its rows would hide that."""
     with layout.naming_damage():
-        for name, problem in damaged_lance_files(layout, find_lance_files(layout, manifest)):
+        for name, problem in damaged_lance_files(layout.lance_folder, find_lance_files(layout, manifest)):
             raise DamageError(f"{name} {problem}")
 
 

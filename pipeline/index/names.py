@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import Final
 
 from cairn.pipeline.manifest import MANIFEST_NAME
@@ -36,11 +35,3 @@ SMALL_FOLDERS: Final = frozenset({"_versions", "_deletions"})
 def is_copied(name: str) -> bool:
     """Tell whether a file of a generation has a second copy."""
     return name in (MANIFEST_NAME, LANCE_FILES, *SIDE_FILES) or name.endswith(DELETED_BITS)
-
-
-def copied_name(path: str) -> str | None:
-    """Return the name below ``copies/`` of a file by its path in the collection, None without a copy."""
-    top, *rest = PurePath(path).parts
-    if top == "lance":
-        return "/".join(rest) if rest[1] in SMALL_FOLDERS else None
-    return rest[-1] if is_copied(rest[-1]) else None

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,9 +31,11 @@ from cairn.pipeline.errors import DamageError, IntegrityError, StorageError, is_
 from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
 from cairn.pipeline.index.lance_files import (
+    LanceFiles,
     damaged_lance_files,
-    record_lance_files,
+    list_lance_files,
     small_files,
+    write_copies,
     write_lance_files,
 )
 from cairn.pipeline.index.lance_index import LanceTables, StoredRows
@@ -47,7 +49,6 @@ from cairn.pipeline.index.stored_files import (
     find_lance_files,
     mend_files,
     read_manifest,
-    write_copies,
 )
 from cairn.pipeline.index.tables import LANCE_ERRORS, TABLES, lance_errors
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
@@ -157,7 +158,7 @@ def _require_carried_over(layout: CollectionLayout, manifest: Manifest, without:
     """Raise :class:`DamageError` for what a publication would carry over damaged."""
     damaged = check_generation_files(layout, manifest, names=set(SIDE_FILES) - without)
     with contextlib.suppress(DamageError):  # no hashes to compare: what is missing is found when it is read
-        damaged += damaged_lance_files(layout, small_files(find_lance_files(layout, manifest)))
+        damaged += damaged_lance_files(layout.lance_folder, small_files(find_lance_files(layout, manifest)))
     for name, problem in damaged:
         raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
 
@@ -185,40 +186,59 @@ def publish_generation(
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
-    folder = layout.temporary_generation_folder(number)
     with layout.naming_damage(), storage_errors(f"publishing generation {number} of {layout.name!r}"):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            known = {**_known_lance_files(layout), **(hashed or {})}
-            manifest = _build(
-                layout,
-                tables,
-                versions,
-                facts,
-                config,
-                progress,
-                number,
-                folder,
-                since,
-                run_tasks,
-                known,
+        with _built_aside(layout, number) as folder:
+            base = None if since is None or number == 1 else read_manifest(layout, number - 1)
+            has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
+            assembly = Assembly(
+                layout, base, number, folder, config, has_tokens=has_tokens, run_tasks=run_tasks
             )
-        except BaseException:
-            # A full disk must not stay full of a generation that no one will read.
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        final = layout.generation_folder(number)
-        if os.path.lexists(final):
-            durable.remove_folder(final)
-        folder.rename(final)
-        durable.fsync_folder(layout.generations_folder)
-        commit_point("generation-renamed")
+            segments = assembly.build(StoredRows(tables=tables, versions=versions), since, progress)
+            for name, source in facts.side_files.items():
+                assert name in SIDE_FILES, name
+                # Never linked: a second copy is what they are mended from.
+                shutil.copyfile(source, folder / name)
+            commit_point("side-files-copied")
+            known = {**_known_lance_files(layout), **(hashed or {})}
+            write_lance_files(folder, record_lance_files(layout, versions, known))
+            commit_point("lance-files-recorded")
+            names = sorted(
+                ({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME}
+            )
+            for name in names:
+                if name not in assembly.hashed:
+                    durable.fsync_file(folder / name)
+            manifest = Manifest(
+                collection=layout.name,
+                generation=number,
+                created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                run_id=facts.run_id,
+                lance_tag=generation_tag(number),
+                lance_versions=dict(versions),
+                documents=sum(record.live_documents for record in segments),
+                chunks=sum(record.live_chunks for record in segments),
+                tokens=sum(open_rows(folder, record).num_tokens() for record in segments),
+                vector_dim=tables.vector_dim,
+                files={name: assembly.hashed.get(name) or record_file(folder / name) for name in names},
+                fingerprints=dict(facts.fingerprints),
+                settings=dict(facts.settings),
+                segments=segments,
+                context_documents=facts.context_documents,
+                context_cluster_sizes=tuple(facts.context_cluster_sizes),
+                documents_at_context=facts.documents_at_context,
+                encode_tokens_per_second=facts.encode_tokens_per_second,
+                sources=tuple(facts.sources),
+            )
+            manifest.write(folder)
+            commit_point("manifest-written")
+            write_copies(layout.lance_folder, folder)
+            progress("index", 5, 5, "files")
+            commit_point("copies-written")
         serve_generation(layout, number)
         commit_point("current-replaced")
         if layout.replica is not None and not layout.replica.has_all(number):
             # Workers wrote the rest of it to the store. The next pull fetches that, and cleans up.
-            durable.remove_folder(final)
+            durable.remove_folder(layout.generation_folder(number))
             return manifest
         try:
             prune_generations(layout, tables)
@@ -226,6 +246,25 @@ def publish_generation(
             log.warning("publish.not_cleaned_up collection=%s error=%s", layout.name, error)
         commit_point("old-generations-pruned")
     return manifest
+
+
+@contextlib.contextmanager
+def _built_aside(layout: CollectionLayout, number: int) -> Generator[Path]:
+    """Yield a temporary folder, which becomes that of the generation."""
+    folder, final = layout.temporary_generation_folder(number), layout.generation_folder(number)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    except BaseException:
+        # A full disk must not stay full of a generation that no one will read.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if os.path.lexists(final):
+        durable.remove_folder(final)
+    folder.rename(final)
+    durable.fsync_folder(layout.generations_folder)
+    commit_point("generation-renamed")
 
 
 def next_generation_number(layout: CollectionLayout) -> int:
@@ -298,61 +337,27 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
     return Current(manifests)
 
 
-def _build(
-    layout: CollectionLayout,
-    tables: LanceTables,
-    versions: Mapping[str, int],
-    facts: GenerationFacts,
-    config: IndexConfig,
-    progress: ProgressListener,
-    number: int,
-    folder: Path,
-    since: Mapping[str, int] | None,
-    run_tasks: RunTasks | None,
-    known: Mapping[str, FileRecord],
-) -> Manifest:
-    base = None if since is None or number == 1 else read_manifest(layout, number - 1)
-    rows = StoredRows(tables=tables, versions=versions)
-    has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
-    assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens, run_tasks=run_tasks)
-    segments = assembly.build(rows, since, progress)
-    for name, source in facts.side_files.items():
-        assert name in SIDE_FILES, name
-        shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from
-    commit_point("side-files-copied")
-    write_lance_files(folder, record_lance_files(layout, versions, known))
-    commit_point("lance-files-recorded")
-    names = sorted(({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME})
-    for name in names:
-        if name not in assembly.hashed:
-            durable.fsync_file(folder / name)
-    manifest = Manifest(
-        collection=layout.name,
-        generation=number,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        run_id=facts.run_id,
-        lance_tag=generation_tag(number),
-        lance_versions=dict(versions),
-        documents=sum(record.live_documents for record in segments),
-        chunks=sum(record.live_chunks for record in segments),
-        tokens=sum(open_rows(folder, record).num_tokens() for record in segments),
-        vector_dim=tables.vector_dim,
-        files={name: assembly.hashed.get(name) or record_file(folder / name) for name in names},
-        fingerprints=dict(facts.fingerprints),
-        settings=dict(facts.settings),
-        segments=segments,
-        context_documents=facts.context_documents,
-        context_cluster_sizes=tuple(facts.context_cluster_sizes),
-        documents_at_context=facts.documents_at_context,
-        encode_tokens_per_second=facts.encode_tokens_per_second,
-        sources=tuple(facts.sources),
-    )
-    manifest.write(folder)
-    commit_point("manifest-written")
-    write_copies(layout, folder)
-    progress("index", 5, 5, "files")
-    commit_point("copies-written")
-    return manifest
+def record_lance_files(
+    layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
+) -> LanceFiles:
+    """Hash and fsync every file that these versions read; Lance does neither.
+
+    A file in ``known`` keeps its record, if it has the same size or a worker wrote it to the store.
+    """
+    records: LanceFiles = {}
+    folders: set[Path] = set()
+    for name in list_lance_files(layout.lance_folder, versions):
+        path = layout.lance_folder / name
+        record = known.get(name)
+        is_here = layout.replica is None or layout.replica.worker_files.record_of(path) is None
+        if record is None or (is_here and record.size_bytes != path.stat().st_size):
+            durable.fsync_file(path)
+            folders.add(path.parent)
+            record = record_file(path)
+        records[name] = record
+    for folder in sorted(folders):
+        durable.fsync_folder(folder)
+    return records
 
 
 def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:

@@ -33,8 +33,9 @@ from cairn.pipeline import durable
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
 from cairn.pipeline.index.current import KEPT_GENERATIONS, Current, Pointer, RemoteGeneration
+from cairn.pipeline.index.lance_files import write_copies
 from cairn.pipeline.index.lease import LEASE_KEY, Lease
-from cairn.pipeline.index.names import COPIES, LANCE_FILES, copied_name
+from cairn.pipeline.index.names import LANCE_FILES
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.index.worker_files import WorkerFiles, key_of
@@ -303,7 +304,7 @@ class Replica:
             list(pool.map(lambda each: self._store.download(*each), downloads))
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
             hint.unlink()  # of the versions that were here before
-        self._write_copies(records, temporary)
+        write_copies(self._folder / "lance", temporary)
         commit_point("copy-files-pulled")
         if not target.is_dir():
             durable.remove_entry(target)
@@ -325,16 +326,6 @@ class Replica:
                 local.hardlink_to(path)
                 return True
         return False
-
-    def _write_copies(self, records: Records, folder: Path) -> None:
-        """Store the small files of a generation twice, as its publication does."""
-        for path in records:
-            name = copied_name(path)
-            if name is not None:
-                source = folder / name if path.startswith("generations/") else self._folder / path
-                target = folder / COPIES / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                durable.write_bytes(target, source.read_bytes())
 
     def _prune(self, number: int, previous: int | None) -> None:
         """Leave two generations, for searches that still hold the one before, and of Lance what they need."""

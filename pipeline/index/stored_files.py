@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cairn.pipeline.durable import clear_way, fsync_file, fsync_folder, replacing, storage_errors
+from cairn.pipeline.durable import clear_way, replacing, storage_errors
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index.lance_files import read_lance_files, small_files
 from cairn.pipeline.index.layout import CollectionLayout
@@ -148,21 +148,6 @@ def require_copies(
         if whole_copy(layout, number, name, records.get(name)) is None:
             raise DamageError(f"{name} of generation {number} {problem}")
     return found
-
-
-def write_copies(layout: CollectionLayout, folder: Path) -> None:
-    """Copy the small files of a generation that has just been built in ``folder``, and flush the folder."""
-    sources = {path.name: path for path in folder.iterdir() if is_copied(path.name)}
-    sources |= {name: layout.lance_folder / name for name in small_files(read_lance_files(folder))}
-    folders: set[Path] = set()
-    for name, source in sources.items():
-        path = folder / COPIES / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, path)
-        fsync_file(path)
-        folders |= set(Path(COPIES, name).parents)
-    for each in folders:
-        fsync_folder(folder / each)
 
 
 def twice_stored(layout: CollectionLayout, manifest: Manifest) -> Iterator[StoredFile]:

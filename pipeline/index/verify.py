@@ -180,7 +180,7 @@ def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tup
 def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     number = manifest.generation
     try:
-        damaged = list(damaged_lance_files(layout, find_lance_files(layout, manifest)))
+        damaged = list(damaged_lance_files(layout.lance_folder, find_lance_files(layout, manifest)))
     except DamageError:
         damaged = []  # what the list says is damaged, itself
     for name, problem in damaged:

@@ -149,7 +149,7 @@ class WriteFragments:
 
     def reads(self) -> Iterable[Path]:
         """See :class:`cairn.pipeline.index.segments.parts.Task`."""
-        yield from small_table_files(self.tables.layout, self.tables.versions())
+        yield from small_table_files(self.tables.layout.lance_folder, self.tables.versions())
         yield from self.shards.files(self.table)
 
     @returning_freed_memory()

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from cairn.pipeline.errors import CollectionNotFoundError, DamageError, IntegrityError
+from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index.exact_index import ExactIndex
 from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from cairn.pipeline.index.held_files import HeldFiles
@@ -85,16 +85,6 @@ def test_position_of_row_ids_of_an_unknown_row_is_refused(generation: Generation
         generation.position_of_row_ids([1 << 50])
 
 
-def test_generation_stays_readable_when_a_newer_one_is_published(
-    published: CollectionLayout, stones: ModuleType
-) -> None:
-    old = open_generation(published)
-    stones.publish_change(published, "n")
-    assert old.fetch_documents([0], ["doc_id", "year"]).to_pylist() == [{"doc_id": "d0", "year": 2000}]
-    assert open_generation(published).manifest.generation == 2
-    assert open_generation(published, 1).num_documents == 20
-
-
 def test_generation_of_no_documents_opens_and_finds_nothing(
     published: CollectionLayout, stones: ModuleType
 ) -> None:
@@ -109,11 +99,6 @@ def test_generation_of_no_documents_opens_and_finds_nothing(
     assert generation.chunk_offsets.tolist() == [0]
     with pytest.raises(IntegrityError):
         generation.position_of_row_ids([0])
-
-
-def test_open_generation_of_an_unknown_collection_is_refused(layout: CollectionLayout) -> None:
-    with pytest.raises(CollectionNotFoundError):
-        open_generation(layout)
 
 
 def test_open_latest_intact_generation_of_a_whole_one_has_no_warning(published: CollectionLayout) -> None:

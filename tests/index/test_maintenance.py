@@ -95,9 +95,3 @@ def test_writing_verbs_under_another_writer_are_busy(published: CollectionLayout
     assert callable(verb)
     with published.writer_lock(), pytest.raises(CollectionBusyError):
         verb(published)
-
-
-def test_repair_of_a_whole_collection_changes_nothing(published: CollectionLayout) -> None:
-    report = repair_collection(published)
-    assert report.problems == ()
-    assert published.current_generation_number() == 1

@@ -91,13 +91,6 @@ def test_scores_do_not_depend_on_how_windows_are_counted(
     assert found[0][0].max() > 0.0
 
 
-def test_a_window_is_not_the_sum_of_its_chunks(bm25: PassageBM25, corpus: Corpus) -> None:
-    chunks, pairs = bm25.scores("stone", 1), bm25.scores("stone", 2)
-    sums = [chunks[first : first + len(window)].sum() for first, window in corpus.windows(2).items()]
-    found = [pairs[first] for first in corpus.windows(2)]
-    assert max(sums) > max(found)
-
-
 def test_scores_do_not_depend_on_the_sizes_asked_for_before(bm25: PassageBM25) -> None:
     before = bm25.scores("stone path", 2)
     for size in range(1, KEPT_SIZES + 4):

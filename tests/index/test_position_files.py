@@ -63,12 +63,6 @@ def test_position_files_are_read_without_a_copy(tmp_path: Path, documents: pa.Ta
     assert pa.total_allocated_bytes() == before
 
 
-def test_position_files_of_the_same_rows_have_the_same_bytes(tmp_path: Path, documents: pa.Table) -> None:
-    write_document_positions(batches(documents, 7), tmp_path / "a.arrow")
-    write_document_positions(batches(documents, 11), tmp_path / "b.arrow")
-    assert (tmp_path / "a.arrow").read_bytes() == (tmp_path / "b.arrow").read_bytes()
-
-
 def test_position_files_of_an_empty_table_can_be_opened(tmp_path: Path) -> None:
     documents = write_document_positions(iter([]), tmp_path / "documents.arrow")
     assert write_chunk_positions(iter([]), documents, tmp_path / "chunks.arrow").num_rows == 0

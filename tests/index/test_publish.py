@@ -107,10 +107,6 @@ def test_publish_of_tables_that_do_not_fit_leaves_the_old_generation(
     assert [path.name for path in published.generations_folder.iterdir()] == ["00000001"]
 
 
-def test_prepare_writer_of_a_new_collection_returns_none(layout: CollectionLayout) -> None:
-    assert prepare_writer(layout) is None
-
-
 def test_prepare_writer_removes_what_was_never_served(published: CollectionLayout) -> None:
     shutil.copytree(published.generation_folder(1), published.generation_folder(2))
     published.published_path(2).unlink()

@@ -51,18 +51,6 @@ def served(layout: CollectionLayout) -> list[str]:
     return sorted(open_generation(layout).doc_ids.to_pylist())
 
 
-def test_generation_pushed_by_one_machine_is_served_by_another(machine: Machine, stones: ModuleType) -> None:
-    manifest = stones.publish_documents(machine("a"), stones.document_ids(20))
-    reader = machine("b")
-    generation = open_generation(reader)
-    assert (generation.number, generation.manifest) == (1, manifest)
-    assert sorted(generation.doc_ids.to_pylist()) == sorted(stones.document_ids(20))
-    assert generation.fetch_documents([3], ["text"]).column("text").to_pylist() == [
-        stones.text_of(stones.document_ids(20)[3])
-    ]
-    assert verify_collection(reader) == []
-
-
 def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine, stones: ModuleType) -> None:
     expected: set[str] = set()
     for turn, name in enumerate("abab"):
@@ -89,22 +77,6 @@ def test_reader_follows_what_is_published_and_keeps_the_generation_it_holds_read
         stones.publish_change(machine("a"), "n")
     assert open_generation(reader).number == 5
     assert reader.generation_numbers() == [2, 5]
-
-
-def test_second_pull_downloads_only_what_is_new(
-    machine: Machine, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stones.publish_documents(machine("a"), stones.document_ids(20))
-    reader = machine("b")
-    open_generation(reader)
-    stones.publish_documents(machine("a"), stones.document_ids(3, "new"))
-    assert reader.replica is not None
-    before = {path: path.stat().st_ino for path in reader.lance_folder.rglob("*.lance") if path.is_file()}
-    open_generation(reader)
-    after = {path: path.stat().st_ino for path in reader.lance_folder.rglob("*.lance") if path.is_file()}
-    data = {path: inode for path, inode in before.items() if path.parent.name == "data"}
-    assert len(data) == 2
-    assert data.items() <= after.items()
 
 
 def test_publication_of_a_segment_moves_what_is_new_once_and_nothing_else(

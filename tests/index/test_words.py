@@ -23,10 +23,6 @@ def test_terms_leave_out_stop_words_and_endless_runs() -> None:
     assert terms_of("The path and " + "x" * 41 + " " + "k" * 40) == ["path", "k" * 40]
 
 
-def test_terms_of_no_words_are_none() -> None:
-    assert terms_of("  ... the") == []
-
-
 def test_numbers_are_given_by_term_in_the_order_met() -> None:
     numbers = TermNumbers()
     assert numbers.of(["Stones", "the", "path", "stone", "PATH"]) == [0, NO_TERM, 1, 0, 1]

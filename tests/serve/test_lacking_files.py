@@ -12,14 +12,13 @@ from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
-from cairn.pipeline.index.names import DELETED_BITS, TOKENS_ARROW
+from cairn.pipeline.index.names import TOKENS_ARROW
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
 from tests.late_models import copy_with_projection
 
 
-@pytest.mark.parametrize("name", [DELETED_BITS, TOKENS_ARROW])
 def test_generation_that_answers_without_a_damaged_file_is_mended_meanwhile(
     tmp_path: Path,
     tiny_model_folder: Path,
@@ -27,7 +26,6 @@ def test_generation_that_answers_without_a_damaged_file_is_mended_meanwhile(
     ingest: Callable[..., None],
     make_rows: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
-    name: str,
 ) -> None:
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
     model, root = copy_with_projection(tiny_model_folder, tmp_path / "model"), tmp_path / "root"
@@ -35,7 +33,7 @@ def test_generation_that_answers_without_a_damaged_file_is_mended_meanwhile(
     for rows in (make_rows(), changed, [{"id": "new", "text": "tuff"}]):
         ingest(root, "stones", rows, model)
     layout = CollectionLayout(root, "stones")
-    path = layout.generation_folder(3) / name
+    path = layout.generation_folder(3) / TOKENS_ARROW
     assert path.stat().st_nlink == 2
 
     def scores() -> list[tuple[str, float]]:

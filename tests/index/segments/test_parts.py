@@ -24,13 +24,9 @@ from cairn.pipeline.index.segments.parts import (
     PARTS_FOLDER,
     JoinParts,
     Task,
-    TrainCodebook,
     cut_between_documents,
 )
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
-from cairn.pipeline.search.candidates import nominate_by_document
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 KINDS = ("flat", "ivf_sq8", "ivf_rabitq")
 
@@ -112,56 +108,6 @@ def test_merge_by_a_task_has_the_files_of_one_process(
             layout, changed, replaced=changed, version=1, config=config, run_tasks=run_tasks
         )
     assert merged == [2]
-    assert_same_generation(*layouts)
-
-
-def test_searches_go_on_while_tasks_train_a_new_codebook(
-    stones: ModuleType, layout: CollectionLayout
-) -> None:
-    """The collection grows fourfold; the generation before answers until the new one is published."""
-    config = IndexConfig(index_kind="ivf_sq8")
-    stones.publish_documents(layout, stones.document_ids(60), config=config)
-    query = stones.unit_vectors("query", 1)
-    expected = nominate_by_document(open_generation(layout), query, 5, None)
-    answered: list[int] = []
-
-    def run(tasks: Sequence[Task], folder: Path) -> list[Any]:
-        if any(isinstance(task, TrainCodebook) for task in tasks):
-            generation = open_generation(layout)
-            found = nominate_by_document(generation, query, 5, None)
-            assert [row.tolist() for row in found] == [row.tolist() for row in expected]
-            answered.append(generation.number)
-        return run_pickled(tasks, folder)
-
-    stones.publish_documents(layout, stones.document_ids(240, "n"), config=config, run_tasks=run)
-    assert answered == [1]
-    assert open_generation(layout).number == 2
-
-
-@settings(
-    max_examples=6,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(
-    kind=st.sampled_from(KINDS),
-    numbers=st.lists(st.integers(0, 900), unique=True, min_size=80, max_size=300),
-    part_chunks=st.integers(20, 200),
-)
-def test_any_cut_into_parts_has_the_files_of_one_process(
-    stones: ModuleType,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Any,
-    numbers: list[int],
-    part_chunks: int,
-) -> None:
-    monkeypatch.setattr(parts, "PART_CHUNKS", part_chunks)
-    ids = [f"d{'x' * (number % 4)}{number}" for number in numbers]
-    root = tmp_path_factory.mktemp("root")
-    layouts = [CollectionLayout(root / name, "stones") for name in ("parts", "whole")]
-    for layout, run_tasks in zip(layouts, (run_pickled, None), strict=True):
-        stones.publish_documents(layout, ids, config=IndexConfig(index_kind=kind), run_tasks=run_tasks)
     assert_same_generation(*layouts)
 
 
