@@ -193,7 +193,7 @@ class Collection:
         cross-encoder, by name or folder, that judges the passages of the best documents again
         (:mod:`cairn.pipeline.search.rerank`); needs the extra ``rerank``.
         """
-        return self.search_batch([query], rerank=rerank, **options)[0]
+        return self._searcher().answer([query], *self._asked(rerank, options))[0]
 
     def search_batch(
         self,
@@ -203,10 +203,13 @@ class Collection:
         **options: Unpack[PublicSearchKeywords],
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
+        return self._searcher().answer(queries, *self._asked(rerank, options))
+
+    def _asked(
+        self, rerank: str | Reranker | None, options: PublicSearchKeywords
+    ) -> tuple[SearchOptions, Reranker | None]:
         check_names("a search", options, SearchOptions)
-        asked = SearchOptions(**options)
-        reranker = None if rerank is None else self._reranker(rerank)
-        return self._searcher().answer(queries, asked, reranker)
+        return SearchOptions(**options), None if rerank is None else self._reranker(rerank)
 
     def _reranker(self, model: object) -> Reranker:
         if isinstance(model, Reranker):

@@ -13,7 +13,7 @@ import pytest
 from cairn.pipeline import collection
 from cairn.pipeline.errors import DamageError, StorageError
 from cairn.pipeline.index.tables import lance_errors
-from cairn.pipeline.search.lexical import lance_errors as searching
+from cairn.pipeline.search.filters import table_errors
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 
@@ -46,7 +46,7 @@ def test_deep_cairn_toml_is_refused_in_one_sentence(call: Any, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["PanicException", "RustPanic"])
 def test_panic_of_lance_while_searching_is_a_storage_error(name: str) -> None:
     panic = type(name, (BaseException,), {"__module__": "pyo3_runtime" if name[0] == "P" else "lancedb"})
-    with pytest.raises(StorageError, match=r"^the search failed$"), searching("the search"):
+    with pytest.raises(StorageError, match=r"^the search failed$"), table_errors("the search"):
         raise panic("secret")
 
 
