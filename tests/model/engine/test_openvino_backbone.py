@@ -20,6 +20,9 @@ from cairn.pipeline.model.engine.weights import Linear, Norm
 needs_vnni = pytest.mark.skipif(
     not precision._NATIVE_INT8_FLAGS & precision._cpu_flags(), reason="the processor must have VNNI"
 )
+needs_bf16 = pytest.mark.skipif(
+    not precision.has_native_bf16(torch.device("cpu")), reason="the processor must have bf16"
+)
 LENGTHS = np.array([61, 40, 7, 1])
 """The longest is several blocks of a local layer long."""
 
@@ -105,7 +108,8 @@ def test_hidden_states_under_context_and_temperature_equal_those_of_torch(settin
 
 
 @pytest.mark.parametrize(
-    ("rounding", "least"), [("bf16", 0.999), pytest.param("int8", 0.99, marks=needs_vnni)]
+    ("rounding", "least"),
+    [pytest.param("bf16", 0.999, marks=needs_bf16), pytest.param("int8", 0.99, marks=needs_vnni)],
 )
 def test_rounded_hidden_states_point_where_those_in_fp32_do(settings, rounding, least):
     ours, theirs = _load(settings, precision=rounding), _load(settings, backend="torch")
