@@ -41,8 +41,7 @@ from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.names import CONTEXT_ARROW
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.stored_files import SIZES, Checks, read_manifest
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
-from cairn.pipeline.model.folders.names import describe_model, is_folder, model_folder
+from cairn.pipeline.model.folders.names import MODEL_NAMES, describe_model, is_folder, model_folder
 from cairn.pipeline.model.untrained_settings import settings_warnings
 from cairn.pipeline.options import check_names, did_you_mean, shown
 from cairn.pipeline.search.documents import matching_documents

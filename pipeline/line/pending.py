@@ -95,10 +95,7 @@ def discard(layout: CollectionLayout) -> None:
 
 
 def pending_area(layout: CollectionLayout) -> PendingArea | None:
-    """Return where in an object store shards of the pending work may lie, None where there is no store.
-
-    Work of an earlier release has no such place.
-    """
+    """Return where in an object store shards of the pending work may lie, None where there is none."""
     name = _read(layout).get("area")
     if layout.replica is None or name is None:
         return None

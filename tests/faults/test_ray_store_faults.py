@@ -27,9 +27,9 @@ from cairn.pipeline.index.segments.parts import Task
 from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.encoder_worker import EncoderWorker
-from cairn.pipeline.line.engine_records import EncodedShard
+from cairn.pipeline.line.engine import EncodedShard
 
-from tests.line.test_row_tasks import corpus
+from tests.line.test_store_tasks import corpus
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -132,11 +132,11 @@ def test_worker_killed_when_its_shard_is_in_the_store_costs_no_row(
             os.kill(os.getpid(), signal.SIGKILL)
 
     class DyingEncoder(EncoderWorker):
-        def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
+        def encode_shard(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
             if alive.exists():
                 alive.unlink()
                 durable.observe_commit_points(die)
-            return super().encode(staged, on_tokens)
+            return super().encode_shard(staged, on_tokens)
 
     monkeypatch.setattr(ray_engine, "EncoderWorker", DyingEncoder)
     build()
