@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -53,19 +51,3 @@ def test_panic_of_lance_while_searching_is_a_storage_error(name: str) -> None:
 def test_panic_of_lance_is_a_damage_with_a_command() -> None:
     with pytest.raises(DamageError, match="run `cairn verify`"), lance_errors("reading table `chunks`"):
         raise Panic("secret")
-
-
-def test_missing_package_is_named(call: Any, tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['faiss'] = None\n"
-        "from cairn.cli.main import cairn, run\n"
-        "sys.exit(run(cairn, sys.argv[1:], 'cairn'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "ingest", "missing.parquet", "--collection", "c"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "must have the package faiss-cpu or faiss-gpu, got none; install" in done.stderr
