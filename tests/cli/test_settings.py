@@ -48,8 +48,8 @@ def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_pat
 def test_misspelt_names_come_with_what_was_meant(call: Any, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text("[search]\ntopk = 1\n")
     assert "[search] has no setting 'topk'; did you mean 'top-k'?" in call("search", "stone")[2]
-    (tmp_path / "cairn.toml").write_text("[search]\nquery = 'stone'\n")
-    assert "no setting 'query'; there are chunk-tokens, collection, filter," in call("search", "stone")[2]
+    (tmp_path / "cairn.toml").write_text("[search]\nxyzzy = 'stone'\n")
+    assert "no setting 'xyzzy'; there are chunk-tokens, collection, filter," in call("search", "stone")[2]
 
 
 def test_refused_value_comes_with_the_default_of_its_verb(call: Any) -> None:
