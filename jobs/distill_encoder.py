@@ -14,7 +14,7 @@ from cairn.pipeline.types import ProgressListener
 
 def distill_encoder(job: DistillJob, progress: ProgressListener) -> dict[str, Any]:
     """Run the distillation and return its report; the same job goes on from the newest checkpoint."""
-    from cairn.pipeline.lab.train.distill.settings import DistillConfig
+    from cairn.pipeline.lab.train.settings import DistillConfig
 
     known = [item.name for item in fields(DistillConfig)]
     for name in job.settings:
@@ -26,7 +26,7 @@ def distill_encoder(job: DistillJob, progress: ProgressListener) -> dict[str, An
         config = DistillConfig(**job.settings)
     except ConfigError as error:
         raise ConfigError(f"[distill] {error}") from error
-    from cairn.pipeline.lab.train.distill.loop import distill  # imports torch
+    from cairn.pipeline.lab.train.distill import distill  # imports torch
 
     texts = list(map(Path, job.texts))
     return asdict(distill(job.teacher, job.student, texts, Path(job.output), config, progress=progress))

@@ -17,10 +17,10 @@ from cairn.pipeline.types import ProgressListener
 
 def pretrain_encoder(job: PretrainJob, progress: ProgressListener) -> dict[str, Any]:
     """Run the pretraining and return its report; the same job goes on from the newest checkpoint."""
-    from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+    from cairn.pipeline.lab.train.settings import PretrainConfig
 
     config = run_settings("pretrain", PretrainConfig, job.settings)
-    from cairn.pipeline.lab.train.pretrain.loop import pretrain  # imports torch
+    from cairn.pipeline.lab.train.pretrain import pretrain  # imports torch
 
     report = pretrain(
         list(map(Path, job.sources)),

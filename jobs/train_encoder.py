@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from cairn.jobs.job_file import TrainJob
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.schedules import RunSettings
+from cairn.pipeline.lab.train.settings import RunSettings
 from cairn.pipeline.types import ProgressListener
 
 _Settings = TypeVar("_Settings", bound=RunSettings)
@@ -31,7 +31,7 @@ def train_encoder(
     from cairn.pipeline.lab.train.settings import TrainConfig
 
     config = run_settings("train", TrainConfig, job.settings)
-    from cairn.pipeline.lab.train.loop import train  # imports torch
+    from cairn.pipeline.lab.train.contrastive import train  # imports torch
 
     sources, documents, judged = (
         list(map(Path, paths)) for paths in (job.sources, job.documents, job.judged)

@@ -11,7 +11,7 @@ import click
 from cairn.cli.options import NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import ProgressBars, duration, table
-from cairn.pipeline.lab.train.distill.settings import DistillConfig
+from cairn.pipeline.lab.train.settings import DistillConfig
 
 
 @click.command(context_settings={"show_default": True})
@@ -55,8 +55,8 @@ def distill(
     model gets back what `cairn compress` took. A killed run continues from its newest checkpoint when the
     same command runs again. Use FOLDER/best or FOLDER/model as --model.
     """
-    from cairn.pipeline.lab.train.distill.loop import distill as run
-    from cairn.pipeline.lab.train.joined_processes import joined_processes
+    from cairn.pipeline.lab.train.distill import distill as run
+    from cairn.pipeline.lab.train.processes import joined_processes
 
     config = DistillConfig(**chosen(ctx, DistillConfig))
     with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:

@@ -16,7 +16,7 @@ from cairn.cli.options import NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import ProgressBars, table
 from cairn.pipeline.config import BASE_MODEL
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.settings import PretrainConfig
 
 
 @click.command(context_settings={"show_default": True})
@@ -58,8 +58,8 @@ def pretrain(
     FOLDER/best are for --model, and for --base of `cairn train`.
     Several processes: `torchrun --no-python cairn pretrain …`.
     """
-    from cairn.pipeline.lab.train.joined_processes import joined_processes
-    from cairn.pipeline.lab.train.pretrain.loop import pretrain as run
+    from cairn.pipeline.lab.train.pretrain import pretrain as run
+    from cairn.pipeline.lab.train.processes import joined_processes
 
     config = PretrainConfig(**chosen(ctx, PretrainConfig))
     with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:

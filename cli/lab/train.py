@@ -94,8 +94,8 @@ def train(
     FOLDER/best as --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
     Several processes: `torchrun --no-python cairn train …`.
     """
-    from cairn.pipeline.lab.train.joined_processes import joined_processes
-    from cairn.pipeline.lab.train.loop import train as run
+    from cairn.pipeline.lab.train.contrastive import train as run
+    from cairn.pipeline.lab.train.processes import joined_processes
 
     config = TrainConfig(**chosen(ctx, TrainConfig))
     with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:

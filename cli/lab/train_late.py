@@ -12,7 +12,7 @@ from cairn.cli.lab.frozen_base import frozen_base, frozen_base_options, report_r
 from cairn.cli.options import add_options, chosen
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import ProgressBars, table
-from cairn.pipeline.lab.train.late.settings import LateConfig
+from cairn.pipeline.lab.train.settings import LateConfig
 
 
 @click.command(context_settings={"show_default": True})
@@ -35,7 +35,7 @@ def train_late(
     Every text is embedded once; with --cache another run begins with the training. FOLDER gets
     cairn_late.safetensors, and its log stands beside it as FOLDER.jsonl.
     """
-    from cairn.pipeline.lab.train.late.trainer import train_late as run
+    from cairn.pipeline.lab.train.late import train_late as run
 
     config = LateConfig(**chosen(ctx, LateConfig))
     with ProgressBars(quiet=quiet) as progress:

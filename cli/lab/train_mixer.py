@@ -12,7 +12,7 @@ from cairn.cli.lab.frozen_base import frozen_base, frozen_base_options, report_r
 from cairn.cli.options import add_options, chosen
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import ProgressBars, table
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.options import MAX_NUMBER
 
 
@@ -43,7 +43,7 @@ def train_mixer(
     Every text is embedded once; with --cache another run begins with the training. FOLDER is for --model, and
     its log stands beside it as FOLDER.jsonl.
     """
-    from cairn.pipeline.lab.train.mixer.trainer import train_mixer as run
+    from cairn.pipeline.lab.train.mixer import train_mixer as run
 
     config = MixerConfig(**chosen(ctx, MixerConfig))
     with ProgressBars(quiet=quiet) as progress:

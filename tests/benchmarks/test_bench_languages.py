@@ -23,15 +23,13 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from cairn.pipeline.lab.evaluate.significance import compare_paired
-from cairn.pipeline.lab.train.checkpoints import OBJECTIVE_NAME, RunFolder
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.pretrain.masking import vocabulary_of
-from cairn.pipeline.lab.train.pretrain.objectives import PretrainHeads
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.stream import TokenStream
-from cairn.pipeline.lab.train.pretrain.task import PretrainTask
-from cairn.pipeline.lab.train.pretrain.texts import Texts
+from cairn.pipeline.lab.train.pretrain import PretrainHeads, PretrainTask, vocabulary_of
 from cairn.pipeline.lab.train.processes import ALONE
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.token_stream import TokenStream
+from cairn.pipeline.lab.train.trainer import OBJECTIVE_NAME, RunFolder
+from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.types import silent_progress

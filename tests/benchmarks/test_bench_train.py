@@ -19,20 +19,17 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.lab.train.checkpoints import RunFolder
 from cairn.pipeline.lab.train.grad_cache import cached_backward, plain_backward
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.objectives.contrastive import contrastive_loss
+from cairn.pipeline.lab.train.losses import contrastive_loss
 from cairn.pipeline.lab.train.pairs import TrainingPairs
-from cairn.pipeline.lab.train.pretrain.decoder import EnhancedDecoder
-from cairn.pipeline.lab.train.pretrain.masking import vocabulary_of
-from cairn.pipeline.lab.train.pretrain.objectives import PretrainHeads
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.stream import TokenStream
-from cairn.pipeline.lab.train.pretrain.task import PretrainTask
-from cairn.pipeline.lab.train.pretrain.texts import Texts
+from cairn.pipeline.lab.train.pretrain import EnhancedDecoder, PretrainHeads, PretrainTask, vocabulary_of
 from cairn.pipeline.lab.train.processes import ALONE
 from cairn.pipeline.lab.train.sequences import SequenceMaker, split_rows
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.token_stream import TokenStream
+from cairn.pipeline.lab.train.trainer import RunFolder
+from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.types import silent_progress
@@ -52,7 +49,7 @@ MAX_GRAD_CACHE_RATIO = 1.5
 
 MEMORY_PROGRAM = """
 import resource, torch
-from cairn.pipeline.lab.train.objectives.contrastive import contrastive_loss, plain_contrastive_loss
+from cairn.pipeline.lab.train.losses import contrastive_loss, plain_contrastive_loss
 torch.set_num_threads(1)
 x = torch.nn.functional.normalize(torch.randn({batch}, {dim}), dim=1).requires_grad_()
 {loss}(x[:64], x[:64], torch.arange(64)).backward()

@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.distill.rows import text_row
-from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.lab.train.distill import text_row
+from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Int64
 

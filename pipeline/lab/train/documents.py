@@ -31,9 +31,9 @@ import numpy as np
 from cairn.pipeline.encode.sentences import sentence_starts
 from cairn.pipeline.encode.structure import FENCES, heading_at
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.mining import NONE_FOUND
-from cairn.pipeline.lab.train.pair_files import read_columns, training_files
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
+from cairn.pipeline.lab.train.training_files import read_columns, training_files
 from jaxtyping import Int64
 
 CHARACTERS_PER_TOKEN: Final = 4

@@ -16,21 +16,24 @@ import numpy as np
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.candidate_scores import candidate_scores
+from cairn.pipeline.lab.train.contrastive import TrainingData
 from cairn.pipeline.lab.train.documents import like_headed
-from cairn.pipeline.lab.train.mining import NONE_FOUND, mine_hard_negatives
-from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs, text_numbers
-from cairn.pipeline.lab.train.sequences import SequenceMaker
-from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.step import TrainingData
-from cairn.pipeline.lab.train.surrogate import (
+from cairn.pipeline.lab.train.pair_vectors import (
+    NONE_FOUND,
     PairVectors,
+    Teacher,
+    candidate_scores,
     embed_pairs,
+    fitted_positions,
     kept_vectors,
+    laid_onto,
+    mine_hard_negatives,
     pairs_fingerprint,
     vectors_key,
 )
-from cairn.pipeline.lab.train.teacher import Teacher, fitted_positions, laid_onto
+from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs, text_numbers
+from cairn.pipeline.lab.train.sequences import SequenceMaker
+from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone

@@ -33,7 +33,13 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from cairn.pipeline.encode.prefixes import instruction_prefix
 from cairn.pipeline.errors import SchemaError, SourceError
-from cairn.pipeline.lab.train.pair_files import SUFFIXES, PairRecord, is_unicode, read_records, training_files
+from cairn.pipeline.lab.train.training_files import (
+    SUFFIXES,
+    PairRecord,
+    is_unicode,
+    read_records,
+    training_files,
+)
 from jaxtyping import Int64
 
 Task = Literal["retrieval", "class", "similarity"]

@@ -25,7 +25,7 @@ import httpx2
 from cairn.pipeline.client.connection import Connection
 from cairn.pipeline.client.retries import retry_after_seconds
 from cairn.pipeline.errors import ConfigError, TryAgainError
-from cairn.pipeline.lab.train.log import TrainingLog, read_log
+from cairn.pipeline.lab.train.trainer import TrainingLog, read_log
 from cairn.pipeline.options import About, check_options, option
 
 KEY_VARIABLE: Final = "CAIRN_QUERY_WRITER_KEY"

@@ -45,7 +45,7 @@ def test_pretrain_command_ends_bad_input_with_one_sentence(
 
 def test_pretrain_command_has_an_option_for_every_setting():
     from cairn.cli.lab.pretrain import pretrain
-    from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+    from cairn.pipeline.lab.train.settings import PretrainConfig
 
     options = {str(parameter.name) for parameter in pretrain.params}
     assert {field.name for field in fields(PretrainConfig)} <= options

@@ -29,7 +29,7 @@ def test_train_late_command_leaves_a_projection_and_reports(
 
 def test_train_late_command_has_an_option_for_every_setting_with_its_default():
     from cairn.cli.lab.train_late import train_late
-    from cairn.pipeline.lab.train.late.settings import LateConfig
+    from cairn.pipeline.lab.train.settings import LateConfig
 
     helps = {str(parameter.name): str(getattr(parameter, "help", "")) for parameter in train_late.params}
     for field in fields(LateConfig):

@@ -84,7 +84,7 @@ def test_train_mixer_command_prints_scores_for_people(
 
 def test_train_mixer_command_has_an_option_for_every_setting():
     from cairn.cli.lab.train_mixer import train_mixer
-    from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+    from cairn.pipeline.lab.train.settings import MixerConfig
 
     assert {field.name for field in fields(MixerConfig)} <= {
         str(parameter.name) for parameter in train_mixer.params
@@ -93,7 +93,7 @@ def test_train_mixer_command_has_an_option_for_every_setting():
 
 def test_train_mixer_command_says_the_defaults_there_are():
     from cairn.cli.lab.train_mixer import train_mixer
-    from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+    from cairn.pipeline.lab.train.settings import MixerConfig
 
     default = MixerConfig()
     helps = {str(parameter.name): str(getattr(parameter, "help", "")) for parameter in train_mixer.params}

@@ -18,14 +18,11 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.mixer.sources import MixerData, embed_sources
-from cairn.pipeline.lab.train.mixer.vectors import BaseVectors, Kind
-from cairn.pipeline.lab.train.pair_task import TrainReport
+from cairn.pipeline.lab.train.contrastive import TrainReport, train
+from cairn.pipeline.lab.train.mixer_data import BaseVectors, Kind, MixerData, embed_sources
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.processes import Processes
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.settings import MixerConfig, TrainConfig
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.types import silent_progress
 from tokenizers import Tokenizer

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.lab.train.batch_plan import BatchPlan
+from cairn.pipeline.lab.train.batches import BatchPlan
+from cairn.pipeline.lab.train.pair_vectors import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.surrogate import PairVectors
 
 TOPICS, SIZE = 8, 24
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 from cairn.pipeline.errors import IntegrityError, SourceError
-from cairn.pipeline.lab.train.candidate_scores import candidate_scores
+from cairn.pipeline.lab.train.pair_vectors import candidate_scores
 from cairn.pipeline.types import silent_progress
 
 pytest.importorskip("sentence_transformers")

@@ -8,10 +8,9 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import DiskFullError, TryAgainError
-from cairn.pipeline.lab.train.checkpoints import RunFolder, RunState, held_folder
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.optimizer import make_optimizer
 from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import RunFolder, RunState, held_folder, make_optimizer
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_GATES

@@ -12,14 +12,13 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.contrastive import served_interval, train
 from cairn.pipeline.lab.train.heldout import embed_texts
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.log import read_log
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.pair_task import served_interval
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.landmark_gates import INITIAL_GATE

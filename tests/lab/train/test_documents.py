@@ -13,9 +13,8 @@ from cairn.pipeline.lab.train.documents import (
     read_document_pairs,
     split_sections,
 )
-from cairn.pipeline.lab.train.mining import NONE_FOUND
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, pairs_fingerprint
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
-from cairn.pipeline.lab.train.surrogate import pairs_fingerprint
 
 
 def prose(name: str, num_sentences: int = 6) -> str:

@@ -11,18 +11,11 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.lab.train.checkpoints import RunState
-from cairn.pipeline.lab.train.distill.loop import distill
-from cairn.pipeline.lab.train.distill.settings import DistillConfig
-from cairn.pipeline.lab.train.distill.task import DistillTask
-from cairn.pipeline.lab.train.finite import NotFiniteError, require_finite
-from cairn.pipeline.lab.train.log import TrainingLog
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.pair_task import PairTask
-from cairn.pipeline.lab.train.pretrain.loop import pretrain
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.task import PretrainTask
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.contrastive import PairTask, train
+from cairn.pipeline.lab.train.distill import DistillTask, distill
+from cairn.pipeline.lab.train.pretrain import PretrainTask, pretrain
+from cairn.pipeline.lab.train.settings import DistillConfig, PretrainConfig, TrainConfig
+from cairn.pipeline.lab.train.trainer import NotFiniteError, RunState, TrainingLog, require_finite
 from safetensors.torch import load_file, save_file
 
 from tests.lab.train.conftest import LOOP_SETTINGS, tiny_pairs

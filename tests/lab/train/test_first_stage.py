@@ -12,9 +12,9 @@ import pytest
 import torch
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, FingerprintMismatchError, ModelError
+from cairn.pipeline.lab.train.adapters import add_low_rank, low_rank_parameters
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.low_rank import add_low_rank, low_rank_parameters
-from cairn.pipeline.lab.train.mixer.vectors import unit
+from cairn.pipeline.lab.train.mixer_data import unit
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone

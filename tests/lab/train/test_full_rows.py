@@ -15,10 +15,10 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train import pair_task
 from cairn.pipeline.lab.train.heldout import embed_texts, score_heldout
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.log import read_log
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units, split_rows
 from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cairn.pipeline.lab.train.grad_cache import FirstStage, SecondStage, cached_backward, plain_backward
-from cairn.pipeline.lab.train.objectives.contrastive import contrastive_loss
+from cairn.pipeline.lab.train.losses import contrastive_loss
 from cairn.pipeline.lab.train.processes import Processes
 from torch import nn
 

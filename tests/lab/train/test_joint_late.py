@@ -10,16 +10,15 @@ import pytest
 import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.joint_late import begin_head, groups_of, project_tokens
+from cairn.pipeline.lab.train.contrastive import TrainingData, train_step
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.late.head import TokenHead
-from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.pair_vectors import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs, text_numbers
 from cairn.pipeline.lab.train.processes import ALONE, Processes
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.step import TrainingData, train_step
-from cairn.pipeline.lab.train.surrogate import PairVectors
+from cairn.pipeline.lab.train.token_head import TokenHead, begin_head, groups_of, project_tokens
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config

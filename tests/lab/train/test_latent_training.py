@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.train.adapters import add_latent_block, new_block
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.latent_block import add_latent_block, new_block
 from cairn.pipeline.lab.train.pairs import read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cairn.pipeline.lab.train.log import TrainingLog, read_log
+from cairn.pipeline.lab.train.trainer import TrainingLog, read_log
 
 
 def test_training_log_resumed_tells_no_step_twice(tmp_path: Path):

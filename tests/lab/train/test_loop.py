@@ -21,11 +21,11 @@ from cairn.pipeline.errors import (
     SourceError,
 )
 from cairn.pipeline.lab.train import pair_task
+from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.heldout import score_heldout
-from cairn.pipeline.lab.train.log import read_log
-from cairn.pipeline.lab.train.loop import train
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from safetensors.torch import load_file, save_file

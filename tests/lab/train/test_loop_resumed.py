@@ -14,7 +14,7 @@ import torch
 from cairn.pipeline.errors import (
     FingerprintMismatchError,
 )
-from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.trainer import read_log
 from safetensors.torch import load_file
 
 from tests.lab.train.conftest import LOOP_SETTINGS
@@ -69,9 +69,9 @@ import os
 from pathlib import Path
 import torch
 from cairn.pipeline import durable
-from cairn.pipeline.lab.train.loop import train
+from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.pair_task import TrainReport
+from cairn.pipeline.lab.train.contrastive import TrainReport
 torch.set_num_threads(1)
 seen = []
 def observe(name):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.adapters import add_low_rank, dropped_inputs, low_rank_parameters
 from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
-from cairn.pipeline.lab.train.low_rank import add_low_rank, dropped_inputs, low_rank_parameters
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint

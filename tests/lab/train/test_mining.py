@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.lab.train.mining import NONE_FOUND, mine_hard_negatives
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, mine_hard_negatives
 
 N, V = 41, 6
 

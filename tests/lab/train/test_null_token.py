@@ -13,9 +13,8 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.lab.train import landmark_encoder
-from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.landmark_pass import remember
-from cairn.pipeline.lab.train.loop import train
+from cairn.pipeline.lab.train.contrastive import train
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder, remember
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker

@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.lab.train.optimizer import (
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import (
     lr_factor,
     make_optimizer,
     optimizer_tensors,
     restore_optimizer,
     set_lr,
 )
-from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_GATES
 from torch import nn
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.output_folder import log_path_of
+from cairn.pipeline.lab.train.trainer import log_path_of
 
 
 def test_a_log_replaces_no_file(tmp_path: Path):

@@ -5,8 +5,7 @@ import sys
 import pytest
 import torch
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.joined_processes import joined_processes
-from cairn.pipeline.lab.train.processes import ALONE, first_before_others
+from cairn.pipeline.lab.train.processes import ALONE, first_before_others, joined_processes
 
 
 @pytest.mark.parametrize("variables", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "2"}])
@@ -20,7 +19,7 @@ def test_joined_processes_without_torchrun_is_one_alone_that_loads_nothing(
     before = set(sys.modules)
     with joined_processes() as processes:
         assert processes is ALONE
-    assert "cairn.pipeline.lab.train.torch_processes" not in set(sys.modules) - before
+    assert "cairn.pipeline.lab.train.processes" not in set(sys.modules) - before
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,11 @@ from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.lab.train.contrastive import TrainingData, draw_batch, train
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.loop import train
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.step import TrainingData, draw_batch
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
@@ -184,8 +183,8 @@ def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(
     tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs]
 ):
     from cairn.pipeline.lab.train.pair_data import pools_of_sources
+    from cairn.pipeline.lab.train.pair_vectors import PairVectors
     from cairn.pipeline.lab.train.pairs import text_numbers
-    from cairn.pipeline.lab.train.surrogate import PairVectors
 
     pairs = make_pairs(60)
     maker = SequenceMaker(

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import SourceError
+from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.loop import train
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig

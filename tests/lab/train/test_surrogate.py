@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig, Surrogate
+from cairn.pipeline.lab.train.pair_vectors import PairVectors, embed_pairs, kept_vectors, pairs_fingerprint
 from cairn.pipeline.lab.train.pairs import TrainingPairs
-from cairn.pipeline.lab.train.surrogate import PairVectors, embed_pairs, kept_vectors, pairs_fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 

@@ -9,10 +9,15 @@ import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
+from cairn.pipeline.lab.train.pair_vectors import (
+    FITTED_PAIRS,
+    PairVectors,
+    Teacher,
+    fitted_positions,
+    laid_onto,
+)
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.surrogate import PairVectors
-from cairn.pipeline.lab.train.teacher import FITTED_PAIRS, Teacher, fitted_positions, laid_onto
 from cairn.pipeline.token_vectors.codes import unit
 from cairn.pipeline.types import silent_progress
 

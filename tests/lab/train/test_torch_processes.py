@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.trainer import read_log
 from safetensors.torch import load_file
 
 SETTINGS: dict[str, Any] = {
@@ -41,8 +41,8 @@ import torch
 from safetensors.torch import save_file
 from cairn.pipeline import durable
 from cairn.pipeline.lab.train import pair_task
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.joined_processes import joined_processes
+from cairn.pipeline.lab.train.contrastive import train
+from cairn.pipeline.lab.train.processes import joined_processes
 from cairn.pipeline.lab.train.settings import TrainConfig
 
 base, pairs, settings = sys.argv[1:4]
@@ -68,7 +68,7 @@ def work(output, dies_after=-1):
     pair_task.train_step = step_and_keep
     durable.observe_commit_points(die)
     with joined_processes() as processes:
-        assert ("cairn.pipeline.lab.train.torch_processes" in sys.modules) == (processes.size > 1)
+        assert ("cairn.pipeline.lab.train.processes" in sys.modules) == (processes.size > 1)
         config = TrainConfig(**json.loads(settings))
         report = train([Path(pairs)], Path(output), config, base=base, processes=processes)
     done = {"rank": processes.rank, "size": processes.size}

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from cairn.pipeline.errors import FingerprintMismatchError
-from cairn.pipeline.lab.train.log import read_log
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.pair_task import TrainReport
+from cairn.pipeline.lab.train.contrastive import TrainReport, train
 from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.types import ModelScores
 

@@ -19,12 +19,11 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError, TryAgainError
 from cairn.pipeline.lab.compress.compression import compress
 from cairn.pipeline.lab.compress.settings import CompressConfig
-from cairn.pipeline.lab.train.distill.loop import distill
-from cairn.pipeline.lab.train.distill.rows import num_left_out, packed_rows, text_row
-from cairn.pipeline.lab.train.distill.settings import DistillConfig
+from cairn.pipeline.lab.train.distill import distill, num_left_out, packed_rows, text_row
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.objectives.hidden_states import spread_layers, state_loss
-from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.lab.train.losses import spread_layers, state_loss
+from cairn.pipeline.lab.train.settings import DistillConfig
+from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder

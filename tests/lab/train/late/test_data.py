@@ -12,9 +12,9 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.train.late import data as late_data
-from cairn.pipeline.lab.train.late.data import draw_batches, embed_pairs, means_of
-from cairn.pipeline.lab.train.late.settings import LateConfig
+from cairn.pipeline.lab.train.late import draw_batches, embed_pairs, means_of
 from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.lab.train.settings import LateConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 

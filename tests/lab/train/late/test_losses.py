@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.lab.train.late.losses import LateBatch, late_loss, max_sims, pool_padded
-from cairn.pipeline.lab.train.late.settings import LateConfig
+from cairn.pipeline.lab.train.settings import LateConfig
+from cairn.pipeline.lab.train.token_head import LateBatch, late_loss, max_sims, pool_padded
 
 LENGTHS = torch.tensor([5, 1, 7, 4])
 

@@ -10,8 +10,8 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.late.settings import LateConfig
-from cairn.pipeline.lab.train.late.trainer import LateReport, train_late
+from cairn.pipeline.lab.train.late import LateReport, train_late
+from cairn.pipeline.lab.train.settings import LateConfig
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.token_vectors.projection import TokenProjection, read_token_projection

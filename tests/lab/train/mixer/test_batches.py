@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cairn.pipeline.lab.train.mixer.batches import (
+from cairn.pipeline.lab.train.mixer_data import (
     HELDOUT_CANDIDATES,
     HELDOUT_DOCUMENTS,
     MAX_LANDMARKS,
     BatchMaker,
     MixerBatch,
+    MixerData,
+    unit,
 )
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.mixer.sources import MixerData
-from cairn.pipeline.lab.train.mixer.vectors import unit
+from cairn.pipeline.lab.train.settings import MixerConfig
 
 CONFIG = MixerConfig(batch_queries=24, context_documents=40, hold_out=0.2, min_pairs=4)
 

@@ -9,7 +9,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, DiskFullError
 from cairn.pipeline.lab.train.mixer import folder as mixer_folder
-from cairn.pipeline.lab.train.mixer.folder import save_mixer
+from cairn.pipeline.lab.train.mixer import save_mixer
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import Base, encoder_config
 from cairn.pipeline.model.landmark_mixer import LandmarkMixer, read_landmark_mixer

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from cairn.pipeline.lab.train.mixer.batches import BatchMaker
-from cairn.pipeline.lab.train.mixer.heldout import score_mixer
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.principal import principal_rotation
+from cairn.pipeline.lab.train.mixer import score_mixer
+from cairn.pipeline.lab.train.mixer_data import BatchMaker
+from cairn.pipeline.lab.train.settings import MixerConfig
+from cairn.pipeline.lab.train.token_head import principal_rotation
 from cairn.pipeline.model.landmark_mixer import LandmarkMixer
 
 CONFIG = MixerConfig(context_documents=40, hold_out=0.25, min_pairs=4)

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cairn.pipeline.lab.train.mixer.batches import BatchMaker, MixerBatch
-from cairn.pipeline.lab.train.mixer.losses import (
+from cairn.pipeline.lab.train.mixer import (
     Compared,
     Judgements,
     compare,
@@ -22,7 +21,8 @@ from cairn.pipeline.lab.train.mixer.losses import (
     passages_of,
     ranking_loss,
 )
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+from cairn.pipeline.lab.train.mixer_data import BatchMaker, MixerBatch
+from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.model.landmark_mixer import LandmarkMixer, Stretches
 from jaxtyping import TypeCheckError
 from torch.nn import functional

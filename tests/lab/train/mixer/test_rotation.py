@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.lab.train.mixer.losses import Compared, Judgements
-from cairn.pipeline.lab.train.mixer.rotation import RotationBatch, train_rotation
-from cairn.pipeline.lab.train.principal import principal_rotation
+from cairn.pipeline.lab.train.mixer import Compared, Judgements, RotationBatch, train_rotation
+from cairn.pipeline.lab.train.token_head import principal_rotation
 from torch.nn import functional
 
 WIDTH, TELLING = 12, 3

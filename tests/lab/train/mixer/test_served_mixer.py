@@ -11,12 +11,10 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.lab.train.mixer.batches import BatchMaker
-from cairn.pipeline.lab.train.mixer.folder import save_mixer
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.mixer.sources import embed_sources
-from cairn.pipeline.lab.train.mixer.vectors import BaseVectors, unit
+from cairn.pipeline.lab.train.mixer import save_mixer
+from cairn.pipeline.lab.train.mixer_data import BaseVectors, BatchMaker, embed_sources, unit
 from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import Base, context_config

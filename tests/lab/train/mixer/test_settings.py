@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+from cairn.pipeline.lab.train.settings import MixerConfig
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.mixer.sources import NO_TITLE, draw_pairs
+from cairn.pipeline.lab.train.mixer_data import NO_TITLE, draw_pairs
 from cairn.pipeline.lab.train.pairs import TrainingPairs
+from cairn.pipeline.lab.train.settings import MixerConfig
 
 TINY: dict[str, Any] = {"min_pairs": 2}
 

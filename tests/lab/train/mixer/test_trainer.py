@@ -14,10 +14,10 @@ import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
-from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.mixer import MixerReport, train_mixer
 from cairn.pipeline.lab.train.mixer import trainer as mixer_trainer
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.mixer.trainer import MixerReport, train_mixer
+from cairn.pipeline.lab.train.settings import MixerConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from safetensors.torch import load_file, save_file
 
 SETTINGS: dict[str, Any] = {

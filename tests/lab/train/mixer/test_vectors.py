@@ -10,7 +10,7 @@ import pytest
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.lab.train.mixer import vectors as mixer_vectors
-from cairn.pipeline.lab.train.mixer.vectors import BaseVectors, unit
+from cairn.pipeline.lab.train.mixer_data import BaseVectors, unit
 from cairn.pipeline.model.context_encoder import ContextEncoder
 
 TEXTS = ["the old stone", "a river " * 30, "the cat sat on the mat", "a mountain path"]

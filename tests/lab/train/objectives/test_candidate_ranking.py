@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.objectives.candidate_ranking import candidate_ranking_loss
+from cairn.pipeline.lab.train.losses import candidate_ranking_loss
 
 GENERATOR = torch.Generator().manual_seed(0)
 QUERIES, DOCUMENTS = torch.randn(3, 8, generator=GENERATOR), torch.randn(6, 8, generator=GENERATOR)

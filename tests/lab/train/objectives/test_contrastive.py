@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.objectives.contrastive import (
+from cairn.pipeline.lab.train.losses import (
     FalseNegatives,
     contrastive_loss,
     plain_contrastive_loss,
@@ -184,7 +184,7 @@ def test_contrastive_loss_memory_does_not_grow_with_the_batch_squared():
     """8,192 x 8,192 logits are 256 MiB, and their gradient as much again; in tiles they need some MiB."""
     program = (
         "import torch, resource\n"
-        "from cairn.pipeline.lab.train.objectives.contrastive import contrastive_loss\n"
+        "from cairn.pipeline.lab.train.losses import contrastive_loss\n"
         "torch.set_num_threads(1); x = torch.nn.functional.normalize(torch.randn(8_192, 8), "
         "dim=1).requires_grad_()\n"
         "warm = contrastive_loss(x[:64], x[:64], torch.arange(64)).backward()\n"

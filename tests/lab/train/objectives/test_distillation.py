@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.objectives.distillation import distillation_loss
+from cairn.pipeline.lab.train.losses import distillation_loss
 
 
 def vectors(rows: int, seed: int, width: int = 12) -> torch.Tensor:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.objectives.matryoshka import over_widths
+from cairn.pipeline.lab.train.losses import over_widths
 
 
 def test_over_widths_is_the_weighted_mean():

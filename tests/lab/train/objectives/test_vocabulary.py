@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.objectives.vocabulary import SelfDistillation, vocabulary_loss
+from cairn.pipeline.lab.train.losses import SelfDistillation, vocabulary_loss
 
 LAYERS, TOKENS, DIM, WORDS, WIDTHS = 3, 11, 12, 29, (2, 5, 12)
 
@@ -92,7 +92,7 @@ def test_vocabulary_loss_widths_that_are_none_are_refused(widths: tuple[int, ...
 
 MEMORY_PROGRAM = """
 import resource, torch
-from cairn.pipeline.lab.train.objectives.vocabulary import vocabulary_loss
+from cairn.pipeline.lab.train.losses import vocabulary_loss
 torch.set_num_threads(1)
 words, table = 20_000, torch.randn(20_000, 8, requires_grad=True)
 def run(tokens):

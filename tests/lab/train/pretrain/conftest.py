@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import pytest
 import torch
-from cairn.pipeline.lab.train.pretrain.loop import PretrainReport, pretrain
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.stream import TokenStream
-from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.lab.train.pretrain import PretrainReport, pretrain
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.token_stream import TokenStream
+from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.types import silent_progress
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.lab.train.pretrain.decoder import EnhancedDecoder, bottleneck, sampled_visibility
+from cairn.pipeline.lab.train.pretrain import EnhancedDecoder, bottleneck, sampled_visibility
 
 DIM, HEADS, LENGTHS = 8, 2, [5, 1, 3]
 

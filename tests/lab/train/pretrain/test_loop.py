@@ -16,10 +16,10 @@ from cairn.pipeline.errors import (
     SourceError,
     TryAgainError,
 )
-from cairn.pipeline.lab.train.log import read_log
+from cairn.pipeline.lab.train.pretrain import pretrain
 from cairn.pipeline.lab.train.pretrain import task as pretrain_task
-from cairn.pipeline.lab.train.pretrain.loop import pretrain
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file

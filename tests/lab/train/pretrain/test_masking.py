@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.lab.train.pretrain.masking import masked, vocabulary_of
+from cairn.pipeline.lab.train.pretrain import masked, vocabulary_of
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
 

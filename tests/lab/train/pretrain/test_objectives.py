@@ -11,10 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.pretrain.decoder import EnhancedDecoder, sampled_visibility
-from cairn.pipeline.lab.train.pretrain.masking import masked, vocabulary_of
-from cairn.pipeline.lab.train.pretrain.objectives import OBJECTIVES, MaskedPart, PretrainHeads, _generator
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.pretrain import (
+    OBJECTIVES,
+    EnhancedDecoder,
+    MaskedPart,
+    PretrainHeads,
+    _generator,
+    masked,
+    sampled_visibility,
+    vocabulary_of,
+)
+from cairn.pipeline.lab.train.settings import PretrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
 from tests.lab.train.families import tiny_new

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.lab.train.loop import train
+from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.model_defaults import encoder_config

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError, SourceError
-from cairn.pipeline.lab.train.pretrain.stream import smoothed
+from cairn.pipeline.lab.train.token_stream import smoothed
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
 CLS, LANDMARK = 2, 3

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.errors import SchemaError, SourceError
-from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.lab.train.training_files import read_texts
 
 
 def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path: Path):

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.train.packed_rows import PackedRows
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.texts import Texts
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Bool, Int32, Int64

@@ -1,4 +1,10 @@
-"""`cairn distill` from end to end: texts, rows, the teacher's vectors, steps, log, checkpoints.
+"""Texts as rows of token ids that see nothing of one another.
+
+What ``cairn distill`` makes of a step: rows of texts, their losses, the score of held-out texts.
+
+N tokens    B texts    D width of the student
+
+`cairn distill` from end to end: texts, rows, the teacher's vectors, steps, log, checkpoints.
 
     texts ─▶ rows, some held out ─▶ (vectors of a teacher that differs) ─▶ steps ─▶ model/, best/
 
@@ -11,27 +17,42 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.prefixes import Prefix
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
-from cairn.pipeline.lab.train.checkpoints import RunFolder, held_folder
-from cairn.pipeline.lab.train.distill.rows import num_left_out, text_row
-from cairn.pipeline.lab.train.distill.settings import DistillConfig
-from cairn.pipeline.lab.train.distill.task import DistillTask
 from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
-from cairn.pipeline.lab.train.objectives.hidden_states import spread_layers
-from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.lab.train.losses import spread_layers, state_loss
+from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
+from cairn.pipeline.lab.train.pair_vectors import (
+    PairVectors,
+    Teacher,
+    embed_texts,
+    fitted_positions,
+    kept_vectors,
+    laid_onto,
+)
 from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
-from cairn.pipeline.lab.train.run_claim import claim_folder
-from cairn.pipeline.lab.train.surrogate import PairVectors, embed_texts, kept_vectors
-from cairn.pipeline.lab.train.teacher import Teacher, fitted_positions, laid_onto
-from cairn.pipeline.lab.train.trainer import Steps, Trainer
+from cairn.pipeline.lab.train.sequences import split_rows
+from cairn.pipeline.lab.train.settings import DistillConfig
+from cairn.pipeline.lab.train.trainer import (
+    Report,
+    RunFolder,
+    RunState,
+    Steps,
+    Trainer,
+    TrainingLog,
+    claim_folder,
+    held_folder,
+)
+from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.precision import resolve_precision
 from cairn.pipeline.model.folders.cde_settings import is_cde
@@ -40,7 +61,182 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from cairn.pipeline.types import ProgressListener, silent_progress
-from jaxtyping import Float32, Int64
+from jaxtyping import Float, Float32, Int64
+
+
+def text_row(
+    text: str, checkpoint: Checkpoint, *, max_tokens: int, prefix: str = ""
+) -> Int64[np.ndarray, " T"]:
+    """Return prefix and first tokens of a text between the special ones, ``max_tokens`` in all."""
+    read = Prefix.of(prefix, checkpoint.tokenizer)
+    opening = [*([] if checkpoint.cls_id is None else [checkpoint.cls_id]), *read.ids.tolist()]
+    # No token of a text worth reading has more characters than this on the mean.
+    ids = checkpoint.tokenizer.encode(read.continued(text[: 16 * max_tokens]), add_special_tokens=False).ids
+    return np.array([*[*opening, *ids][: max_tokens - 1], checkpoint.landmark_id], np.int64)
+
+
+def num_left_out(checkpoint: Checkpoint, settings: EncoderConfig) -> int:
+    """Return how many first tokens of a row its vector leaves out: [CLS] and a prefix that is not pooled."""
+    num_prefix = len(Prefix.of(settings.document_prefix, checkpoint.tokenizer).ids)
+    return 0 if settings.pool_prefix or not num_prefix else num_prefix + (checkpoint.cls_id is not None)
+
+
+def packed_rows(rows: Sequence[Int64[np.ndarray, " _"]], first_pooled: int = 0) -> PackedRows:
+    """Lay rows end to end, each pooled from its token ``first_pooled`` on."""
+    lengths_B = np.array([len(ids_T) for ids_T in rows], np.int64)
+    return PackedRows(
+        ids_N=np.concatenate(rows).astype(np.int32),
+        lengths_B=lengths_B,
+        windows_B=np.arange(len(rows)),
+        pooled_start_B=np.full(len(rows), first_pooled, np.int64),
+        pooled_end_B=lengths_B,
+    )
+
+
+_BATCHES: Final = 23
+"""What is drawn, as part of its seed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillStep(Report):
+    """What a step made of its texts."""
+
+    num_texts: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillTask:
+    """Implements :class:`cairn.pipeline.lab.train.trainer.Task` for texts.
+
+    ``rows`` are token ids by text, the last ``num_heldout`` of which are kept out, and a text's vector is the
+    mean of their states from ``first_pooled`` on. ``teacher`` is None where its vectors of the texts,
+    ``taught_ND``, are all that is followed.
+    """
+
+    files: RunFolder
+    model: LandmarkEncoder
+    teacher: LandmarkEncoder | None
+    taught_ND: Float32[np.ndarray, "texts D"] | None
+    layers: tuple[int, ...]
+    state_weight: float
+    rows: Sequence[Int64[np.ndarray, " _"]]
+    first_pooled: int
+    num_heldout: int
+    config: DistillConfig
+    processes: Processes
+
+    def step(self, step: int) -> DistillStep:
+        """See :class:`Task`."""
+        texts = self._batch(step)
+        packed = self._packed(texts)
+        most = min(self.config.micro_batch_tokens, -(-len(packed.ids_N) // self.processes.size))
+        parts = split_rows(packed, most)
+        starts = np.cumsum([0, *map(len, parts)])
+        loss = torch.zeros((), device=self.processes.device)
+        for number in self.processes.share(len(parts)):
+            part = parts[number]
+            own = self._loss(part, texts[starts[number] : starts[number + 1]], packed)
+            own.backward()
+            loss += own.detach()
+        self.processes.add_up_gradients(self.model.parameters())
+        self.processes.add_up(loss)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm)
+        return DistillStep(
+            loss=float(loss), gradient_norm=float(norm), num_texts=len(texts), num_tokens=len(packed.ids_N)
+        )
+
+    def observed(self) -> Mapping[str, float]:
+        """See :class:`Task`: nothing."""
+        return {}
+
+    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
+        """See :class:`Task`: the mean cosine of held-out texts with the teacher's vectors."""
+        is_due = state.step % self.config.evaluate_every == 0 or state.step == self.config.steps
+        if not is_due or not self.num_heldout:
+            return state
+        texts = np.arange(len(self.rows) - self.num_heldout, len(self.rows))
+        cosines: list[torch.Tensor] = []
+        packed = self._packed(texts)
+        start = 0
+        with torch.no_grad(), self._autocast():
+            for part in split_rows(packed, self.config.micro_batch_tokens):
+                vectors_BD = pooled(self.model.states(part, landmarks=False)[self.model.num_layers], part)
+                taught_BD = self._taught(part, texts[start : start + len(part)])
+                cosines.append(_cosines(vectors_BD, taught_BD))
+                start += len(part)
+        score = float(torch.cat(cosines).mean())
+        log.append({"step": state.step, "heldout_cosine": score})
+        if score <= state.best_score:
+            return state
+        self.files.save_model("best", self.model)
+        return replace(state, best_score=score, best_step=state.step)
+
+    def _batch(self, step: int) -> Int64[np.ndarray, " B"]:
+        """Return the texts of a step, each once before any comes again."""
+        num_trained = len(self.rows) - self.num_heldout
+        places = np.arange(step * self.config.batch_texts, (step + 1) * self.config.batch_texts)
+        rounds = [
+            np.random.default_rng([self.config.seed, _BATCHES, number]).permutation(num_trained)
+            for number in range(places[0] // num_trained, places[-1] // num_trained + 1)
+        ]
+        return np.concatenate(rounds)[places - places[0] // num_trained * num_trained]
+
+    def _packed(self, texts: Int64[np.ndarray, " B"]) -> PackedRows:
+        return packed_rows([self.rows[text] for text in texts.tolist()], self.first_pooled)
+
+    def _loss(self, part: PackedRows, texts: Int64[np.ndarray, " B"], whole: PackedRows) -> torch.Tensor:
+        """Return what a micro-batch adds to the loss of the ``whole`` batch.
+
+        Hidden states weigh by its tokens, vectors by its texts.
+        """
+        with self._autocast():
+            own_layers = range(1, self.model.num_layers + 1)
+            states = self.model.states(part, layers=list(own_layers), landmarks=False)
+            loss = torch.zeros((), device=self.model.device)
+            taught_layers: Mapping[int, torch.Tensor] = {}
+            if self.teacher is not None:
+                with torch.no_grad():
+                    taught_layers = self.teacher.states(
+                        part, layers=sorted({*self.layers, self.teacher.num_layers}), landmarks=False
+                    )
+        if self.state_weight:
+            pairs = [
+                (states[own], taught_layers[layer])
+                for own, layer in zip(own_layers, self.layers, strict=True)
+            ]
+            student, teacher = zip(*pairs, strict=True)
+            token_share = len(part.ids_N) / len(whole.ids_N)
+            distance = state_loss(student, teacher, self.config.state_loss)
+            loss = loss + self.state_weight * token_share * distance
+        if self.config.vector_weight:
+            if self.teacher is not None:
+                taught_BD = pooled(taught_layers[self.teacher.num_layers], part)
+            else:
+                taught_BD = self._taught(part, texts)
+            vectors_BD = pooled(states[self.model.num_layers], part)
+            distance = (1.0 - _cosines(vectors_BD, taught_BD)).sum() / len(whole)
+            loss = loss + self.config.vector_weight * distance
+        return loss
+
+    def _taught(self, part: PackedRows, texts: Int64[np.ndarray, " B"]) -> torch.Tensor:
+        """Return the teacher's vectors of texts."""
+        if self.teacher is not None:
+            return pooled(self.teacher.states(part, landmarks=False)[self.teacher.num_layers], part)
+        assert self.taught_ND is not None, "a teacher is there, or its vectors are"
+        return torch.from_numpy(self.taught_ND[texts]).to(self.model.device)
+
+    def _autocast(self) -> torch.autocast:
+        is_half = self.config.precision == "bf16"
+        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_half)
+
+
+def _cosines(
+    vectors_BD: Float[torch.Tensor, "B D"], taught_BV: Float[torch.Tensor, "B V"]
+) -> Float[torch.Tensor, " B"]:
+    """Compare the first dimensions, as many as the student is served with."""
+    return F.cosine_similarity(vectors_BD[:, : taught_BV.shape[1]], taught_BV, dim=1)
+
 
 MIN_TEXTS = 10
 HELDOUT_PART = 10
