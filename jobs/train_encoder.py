@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from cairn.jobs.job_file import TrainJob
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.settings import RunSettings
+from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.types import ProgressListener
 
-_Settings = TypeVar("_Settings", bound=RunSettings)
+_Settings = TypeVar("_Settings", bound=RunConfig)
 
 
 def train_encoder(

@@ -17,8 +17,7 @@ from cairn.cli.options import COUNT, NamedPath, add_options, chosen, given
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import ProgressBars, duration, table, thousands
 from cairn.pipeline.config import BASE_MODEL
-from cairn.pipeline.lab.train.query_writer import QueryWriterConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig
 
 if TYPE_CHECKING:
     from cairn.pipeline.types import ModelScorer

@@ -20,15 +20,14 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.train.grad_cache import cached_backward, plain_backward
-from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder
 from cairn.pipeline.lab.train.losses import contrastive_loss
 from cairn.pipeline.lab.train.pairs import TrainingPairs
-from cairn.pipeline.lab.train.pretrain import EnhancedDecoder, PretrainHeads, PretrainTask, vocabulary_of
-from cairn.pipeline.lab.train.processes import ALONE
+from cairn.pipeline.lab.train.pretrain import EnhancedDecoder, MaskedText, PretrainHeads, vocabulary_of
 from cairn.pipeline.lab.train.sequences import SequenceMaker, split_rows
 from cairn.pipeline.lab.train.settings import PretrainConfig
 from cairn.pipeline.lab.train.token_stream import TokenStream
-from cairn.pipeline.lab.train.trainer import RunFolder
+from cairn.pipeline.lab.train.trainer import add_gradient
 from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.names import model_folder
@@ -170,14 +169,13 @@ def test_bench_pretraining_against_a_plain_contrastive_step_of_as_many_tokens(
     heads = PretrainHeads(
         torch.zeros(len(model.token_table)), decoder if config.objective == "retromae" else None
     )
-    task = PretrainTask(
-        files=RunFolder(tmp_path, checkpoint, EncoderConfig()),
+    task = MaskedText(
+        folder=EncoderFolder(base=checkpoint, settings=EncoderConfig()),
         model=model,
         heads=heads,
         stream=stream,
         vocabulary=vocabulary_of(checkpoint),
         config=config,
-        processes=ALONE,
     )
     rows = stream.batch(0).rows
 
@@ -187,9 +185,10 @@ def test_bench_pretraining_against_a_plain_contrastive_step_of_as_many_tokens(
         contrastive_loss(texts[:half], texts[half:], torch.arange(half)).backward()
 
     contrast()
-    task.step(0)
+    add_gradient(task.batch(0), model, config)
     measured = [
-        (processor_seconds(lambda: task.step(0)), processor_seconds(contrast)) for _ in range(REPEATS)
+        (processor_seconds(lambda: add_gradient(task.batch(0), model, config)), processor_seconds(contrast))
+        for _ in range(REPEATS)
     ]
     ratio = statistics.median(ours / plain for ours, plain in measured)
     tokens = len(rows.ids_N) / min(ours for ours, _ in measured)

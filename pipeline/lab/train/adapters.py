@@ -1,28 +1,17 @@
-"""Low-rank updates (LoRA): the base's matrices stay; beside each a product of two narrow ones is learned.
+"""What is trained beside a base's parameters: low-rank updates of its matrices, latent attention behind it.
 
     W' = W + alpha / r · up · down      down (r, in) drawn from the seed
                                         up (out, r) at zero: training begins at the base
 
-A parametrization of torch, so that every product is one with W' itself: what is saved is W', an ordinary
-matrix of an ordinary model, and no vector moves when it is merged. Gates and the null token, which the base
-has none of, are trained as they are.
+Low-rank updates are a parametrization of torch, so that every product is one with W' itself: what is saved is
+W', an ordinary matrix of an ordinary model, and no vector moves when it is merged. With dropout a step leaves
+out a share of each update's inputs, the same ones for all tokens: rows are not seen one by one in W'. Source:
+Hu et al. 2021 (LoRA), §4.1, with its initial values; dropout as in NV-Embed, appendix C. Differs: all
+matrices of a layer get an update unless told otherwise; LoRA's own dropout draws the inputs for each token.
 
-With dropout a step leaves out a share of each update's inputs, the same ones for all tokens: rows are not
-seen one by one in W'. What is drawn follows from the step, so that a micro-batch that is computed twice comes
-out the same.
-
-Source: Hu et al. 2021 (LoRA), §4.1, with its initial values; dropout as in NV-Embed, appendix C. Differs: all
-matrices of a layer get an update unless told otherwise, not only those of queries and values; LoRA's own
-dropout draws the inputs for each token.
-
-Latent attention to train before the mean: the base's block, else a new one that begins as the plain mean.
-
-Both output matrices of a new block begin at zero, so that a row's vector is at first the mean of its states,
-and training moves it from there; latents, queries, keys and values begin at random.
-
-Source: NV-Embed §3.2 (512 latents, 8 heads, a gated MLP four times as wide) in the published names and shapes
-of :mod:`cairn.pipeline.model.latent_attention`. Differs: the zeros; the paper does not say how its block
-begins.
+A new block of latent attention begins as the plain mean: both its output matrices are zero. Source: NV-Embed
+§3.2 (512 latents, 8 heads, a gated MLP four times as wide) in the published names and shapes of
+:mod:`cairn.pipeline.model.latent_attention`; the paper does not say how its block begins.
 """
 
 from __future__ import annotations

@@ -1,23 +1,16 @@
 """Contrastive batches from clusters: each is a small domain, so that its other documents are hard negatives.
 
-    pairs of one source ─▶ asymmetric K-means ─▶ packed into batches ─┐
+    units of one source ─▶ asymmetric K-means ─▶ packed into batches ─┐
     what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order,
                                                                             other ones every epoch
 
+A pure function of pairs, vectors and settings: a resumed run asks for the step it stands at. FAISS's clusters
+are those of one number of threads.
+
 Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch or another (§6): a
-batch is cut from a larger cluster and joined of smaller ones. Which model embeds the pairs for it is the
-caller's choice. Deterministic from a seed: FAISS's clusters for one number of threads,
-the batches for any.
+batch is cut from a larger cluster and joined of smaller ones.
 
-    N pairs    V surrogate dim    P = 2V    B batches
-
-Which pairs each step of a run trains on.
-
-Units are clustered by the mean of their pairs' vectors and packed into other batches every epoch.
-
-A pure function of pairs, vectors and settings: a resumed run asks for the step it stands at.
-
-    N pairs    U units    V surrogate dim
+    N pairs or units    V surrogate dim    P = 2V    B batches
 """
 
 from __future__ import annotations

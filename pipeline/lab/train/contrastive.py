@@ -1,33 +1,23 @@
-"""One step: a batch's rows and context through both stages, its loss, its gradient.
+"""`cairn train`: fine-tune an encoder on pairs, for landmarks and for the corpus's context.
+
+    pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs
+      ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps of the one trainer
 
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE ─┐
     context ─▶ M1 ───┘ (wholly or partly the null token)                                        ├─▶ loss
                     vectors of the base, or of another teacher ─▶ distillation ─────────────────┤
                     token vectors of the same pass ─▶ late interaction, where it is asked for ──┘
 
-Everything drawn at random is drawn from the seed and the number of the step, so that a step is the same
-after a kill, in micro-batches of any size and in any number of processes. Which context vectors give way to
-the null token is drawn for each query and each sequence of documents.
+A step is the same after a kill, in micro-batches of any size and in any number of processes. Which context
+vectors give way to the null token is drawn for each query and each sequence of documents. Which model is the
+best is said by the dev sets where there are any, else by the held-out pairs.
 
-What ``cairn train`` makes of a step: a batch of pairs, its losses, held-out and dev scores.
-
-Which model is the best is said by the dev sets where there are any, else by the held-out pairs; a resumed run
-remembers it.
-
-`cairn train` from end to end: data, batches, steps, log, checkpoints.
-
-    pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs
-      ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps
-
-A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
-if nothing had happened. A folder belongs to one run: other settings, data, base or dev sets are refused.
+Widths and layers are Matryoshka's: Kusupati et al. 2022, and m³BERT §2.1 for layers; all weigh alike.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,23 +41,22 @@ from cairn.pipeline.lab.train.grad_cache import (
     gather_each,
 )
 from cairn.pipeline.lab.train.heldout import choose_heldout, mean_by_text, score_heldout
-from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.losses import (
     FalseNegatives,
     candidate_ranking_loss,
     contrastive_loss,
     distillation_loss,
-    over_widths,
 )
 from cairn.pipeline.lab.train.packed_rows import PackedRows
-from cairn.pipeline.lab.train.pair_data import PairData
-from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, PairVectors, Teacher
+from cairn.pipeline.lab.train.pair_data import PairData, TrainingData
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, Teacher
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
 from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
-from cairn.pipeline.lab.train.query_writer import QueryWriter, QueryWriterConfig
-from cairn.pipeline.lab.train.sequences import SequenceBatch, SequenceMaker, split_rows
-from cairn.pipeline.lab.train.settings import TrainConfig, require_within
+from cairn.pipeline.lab.train.query_writer import QueryWriter
+from cairn.pipeline.lab.train.sequences import SequenceBatch, split_rows
+from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig, require_within
 from cairn.pipeline.lab.train.token_head import (
     TokenHead,
     batch_late_loss,
@@ -75,17 +64,7 @@ from cairn.pipeline.lab.train.token_head import (
     own_states,
     project_tokens,
 )
-from cairn.pipeline.lab.train.trainer import (
-    Report,
-    RunFolder,
-    RunState,
-    Steps,
-    Trainer,
-    TrainingLog,
-    claim_folder,
-    held_folder,
-)
-from cairn.pipeline.model.engine.precision import resolve_precision
+from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
@@ -101,39 +80,7 @@ DISTILLED_TOGETHER = 512
 """Vectors whose similarity matrix is one block of the distillation: 1 MiB, whatever the batch."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TrainingData:
-    """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
-
-    Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
-    of the model's; ``scores_NK`` are a cross-encoder's of each pair's document and hard negatives. ``idf_X``
-    weighs token ids in the teacher's late interaction, None without any.
-    ``pool_of_pair`` are the documents of each pair's source, where contexts are drawn from sources.
-    """
-
-    maker: SequenceMaker
-    vectors: PairVectors
-    document_number_N: Int64[np.ndarray, " NM"]
-    hard_negatives_Nk: Int64[np.ndarray, "N k"]
-    taught: PairVectors | None = None
-    scores_NK: Float32[np.ndarray, "N K"] | None = None
-    idf_X: Float32[torch.Tensor, " X"] | None = None
-    pool_of_pair: Sequence[Int64[np.ndarray, " _"]] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepReport(Report):
-    """What a step made of its batch; ``late_loss`` is the part of token vectors, without its weight."""
-
-    num_queries: int
-    num_documents: int
-    num_chunks: int
-    num_tokens: int
-    num_context: int
-    late_loss: float | None = None
-
-
-def train_step(
+def pair_batch(
     model: LandmarkEncoder,
     teacher: LandmarkEncoder | None,
     data: TrainingData,
@@ -141,15 +88,13 @@ def train_step(
     step: int,
     config: TrainConfig,
     processes: Processes = ALONE,
-) -> StepReport:
-    """Add a batch's gradient to the model, clipped.
+) -> Batch:
+    """Lay out the units of a step.
 
-    The optimiser's step is the caller's, once it has seen that the loss is finite. Several ``processes``
-    share the batch's micro-batches and end with the same gradient.
+    The report says how far the gates are open, and the loss of token vectors without its weight.
     """
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
-    processes.require_same(_digest(batch, context), f"batch of step {step + 1}")
     seed = int(generator.integers(2**62))
     parts = _micro_batches(batch.rows, config, processes)
     first = [
@@ -161,33 +106,34 @@ def train_step(
         num_windows, draws = int(batch.rows.windows_B.max()) + 1, torch.Generator().manual_seed(seed)
         dropped_WC = draw_dropped(num_windows, len(context), config.context_dropout, draws)
     second = [_second_stage(model, part, dropped_WC, config) for part in parts]
-    teacher_BD = teacher_TD1 = None
-    if teacher is not None:
+    report: dict[str, float | None] = {
+        "num_queries": len(batch.pair_Q),
+        "num_documents": len(batch.pair_D),
+        "num_chunks": len(batch.rows),
+        "num_tokens": len(batch.rows.ids_N),
+        "num_context": 0 if context is None else len(context),
+        "late_loss": None,
+    }
+
+    def backward(processes: Processes) -> torch.Tensor:
         teacher_BD, teacher_TD1 = _teach(teacher, parts, config, processes)
-    late_losses: list[float] = []
 
-    def loss_of(embedded: Embedded) -> torch.Tensor:
-        loss = batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
-        if model.head is None:
-            return loss
-        late = _late_loss(model.head, embedded[1], teacher_TD1, batch, data, config)
-        late_losses.append(late.item())
-        return loss + config.late_weight * late
+        def loss_of(embedded: Embedded) -> torch.Tensor:
+            loss = batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
+            if model.head is None:
+                return loss
+            late = _late_loss(model.head, embedded[1], teacher_TD1, batch, data, config)
+            report["late_loss"] = late.item()
+            return loss + config.late_weight * late
 
-    with dropped_inputs(model, config.lora_dropout, seed):
-        loss = cached_backward(first, second, loss_of, processes, 1 if model.head is None else 2)
-    processes.add_up_gradients(model.parameters())
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
-    return StepReport(
-        loss=float(loss),
-        gradient_norm=float(norm),
-        num_queries=len(batch.pair_Q),
-        num_documents=len(batch.pair_D),
-        num_chunks=len(batch.rows),
-        num_tokens=len(batch.rows.ids_N),
-        num_context=0 if context is None else len(context),
-        late_loss=late_losses[0] if late_losses else None,
-    )
+        with dropped_inputs(model, config.lora_dropout, seed):
+            return cached_backward(first, second, loss_of, processes, 1 if model.head is None else 2)
+
+    def say() -> Mapping[str, float | None]:
+        gates, context_gates = (float(model.get_parameter(name).detach().mean()) for name in GATE_NAMES)
+        return {**report, "mean_gate": gates, "mean_context_gate": context_gates}
+
+    return Batch(backward=backward, report=say, digest=_digest(batch, context))
 
 
 def draw_batch(
@@ -274,7 +220,7 @@ def batch_loss(
             )
         return torch.stack(losses).mean()
 
-    loss = over_widths(loss_of_width, config.matryoshka_dims or (model_dim,))
+    loss = torch.stack([loss_of_width(dim) for dim in config.matryoshka_dims or (model_dim,)]).mean()
     if teacher_BD is not None and data.taught is None and config.distillation_weight:
         loss = loss + config.distillation_weight * _distillation(layers[-1], teacher_BD, config)
     if data.scores_NK is None and data.taught is None:
@@ -354,13 +300,9 @@ def _distillation(student_ND: torch.Tensor, teacher_ND: torch.Tensor, config: Tr
     return torch.stack(distilled).sum()
 
 
-def _autocast(model: LandmarkEncoder, config: TrainConfig) -> torch.autocast:
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=config.precision == "bf16")
-
-
 def _first_stage(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> FirstStage:
     def embed() -> torch.Tensor:
-        with _autocast(model, config):
+        with autocast(model, config):
             return model.embed_documents(rows).float()
 
     return embed
@@ -373,7 +315,7 @@ def _second_stage(
     config: TrainConfig,
 ) -> SecondStage:
     def embed(context_CD: torch.Tensor | None) -> Embedded:
-        with _autocast(model, config):
+        with autocast(model, config):
             embeddings_BE, states_ND = model.read(
                 rows,
                 context_CD,
@@ -390,12 +332,14 @@ def _second_stage(
 
 @torch.no_grad()
 def _teach(
-    teacher: LandmarkEncoder, parts: Sequence[PackedRows], config: TrainConfig, processes: Processes
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    teacher: LandmarkEncoder | None, parts: Sequence[PackedRows], config: TrainConfig, processes: Processes
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the base's embeddings of a batch's rows and, for late interaction, the states of its tokens."""
+    if teacher is None:
+        return None, None
     taught: dict[int, Embedded] = {}
     for number in processes.share(len(parts)):
-        with _autocast(teacher, config):
+        with autocast(teacher, config):
             embeddings_BD, states_ND = teacher.read_alone(parts[number])
         embedded = F.normalize(embeddings_BD.float(), dim=1)
         taught[number] = (
@@ -444,10 +388,9 @@ class TrainReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PairTask:
-    """Implements :class:`cairn.pipeline.lab.train.trainer.Task` for pairs."""
+class PairObjective:
+    """Implements :class:`cairn.pipeline.lab.train.trainer.Objective` for pairs."""
 
-    files: RunFolder
     model: LandmarkEncoder
     teacher: LandmarkEncoder | None
     data: TrainingData
@@ -455,71 +398,33 @@ class PairTask:
     pairs: TrainingPairs
     plan: BatchPlan
     config: TrainConfig
-    interval: int
-    scorer: ModelScorer | None
+    folder: EncoderFolder
     processes: Processes
 
-    def step(self, step: int) -> StepReport:
-        """See :class:`Task`."""
-        return train_step(
-            self.model, self.teacher, self.data, self.plan.at(step), step, self.config, self.processes
-        )
+    def batch(self, step: int) -> Batch:
+        """See :class:`Objective`."""
+        units = self.plan.at(step)
+        return pair_batch(self.model, self.teacher, self.data, units, step, self.config, self.processes)
 
-    def observed(self) -> Mapping[str, float]:
-        """See :class:`Task`: how far the gates are open."""
-        gates, context_gates = (self.model.get_parameter(name).detach() for name in GATE_NAMES)
-        return {"mean_gate": float(gates.mean()), "mean_context_gate": float(context_gates.mean())}
-
-    def report(self, steps: Steps) -> TrainReport:
-        """Say what the run did."""
-        judged_by = "held-out pairs" if len(self.heldout) else "nothing"
-        judged_by = judged_by if self.scorer is None else "dev sets"
-        is_judged = judged_by != "nothing"
-        return TrainReport(
-            folder=str(self.files.folder),
-            pairs=len(self.pairs),
-            skipped=self.pairs.skipped,
-            heldout_pairs=len(self.heldout),
-            steps=self.config.steps,
-            resumed_at=steps.resumed_at,
-            first_loss=steps.first_loss,
-            last_loss=steps.last_loss,
-            judged_by=judged_by,
-            best_score=steps.state.best_score if is_judged else None,
-            best_step=steps.state.best_step if is_judged else None,
-            seconds=steps.seconds,
-            pairs_per_second=steps.counts["num_queries"] / steps.seconds,
-            tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
-        )
-
-    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
-        """See :class:`Task`: held-out pairs and dev sets."""
-        if len(self.heldout) and self._is_due(state.step, self.config.evaluate_every):
-            state = self._score_heldout(state, log)
-        if self.scorer is not None and self._is_due(state.step, self.config.dev_every):
-            state = self._score_on_dev(self.scorer, state, log)
-        return state
-
-    def _is_due(self, step: int, every: int) -> bool:
-        return step % every == 0 or step == self.config.steps
-
-    def _score_heldout(self, state: RunState, log: TrainingLog) -> RunState:
+    def score(self) -> Score | None:
+        """See :class:`Objective`: queries of held-out pairs find their documents."""
+        if not len(self.heldout):
+            return None
         scores = score_heldout(
             self.model,
             self.data.maker,
             self.heldout.tolist(),
             self.pairs.documents,
-            interval=self.interval,
+            interval=self.folder.settings.landmark_interval,
             max_tokens=self.config.micro_batch_tokens,
             context=self._served_context(),
             landmarks=self.config.attention == "landmark",
         )
-        log.append({"step": state.step, **scores})
-        score = scores["heldout_ndcg_at_10"]
-        if self.scorer is not None or score <= state.best_score:
-            return state
-        self.files.save_model("best", self.model)
-        return replace(state, best_score=score, best_step=state.step)
+        return Score(measures=scores, value=scores["heldout_ndcg_at_10"])
+
+    def save(self, folder: Path) -> None:
+        """See :class:`Objective`."""
+        self.folder.save(folder, self.model)
 
     def _served_context(self) -> PackedRows | None:
         """Lay out a context as a collection of all sources would draw it, the same one for every score."""
@@ -532,24 +437,6 @@ class PairTask:
         return self.data.maker.context(
             drawn.tolist(), min(config.max_context_tokens, self.model.max_positions)
         )
-
-    def _score_on_dev(self, scorer: ModelScorer, state: RunState, log: TrainingLog) -> RunState:
-        started = time.monotonic()
-        scores = scorer.score(self.files.save_model("candidate", self.model))
-        measures = {f"dev/{name}": value for name, value in scores.by_measure.items()}
-        log.append(
-            {
-                "step": state.step,
-                "dev_score": scores.mean,
-                **measures,
-                "seconds": round(time.monotonic() - started, 3),
-            }
-        )
-        if scores.mean <= state.best_score:
-            self.files.drop_model("candidate")
-            return state
-        self.files.rename_model("candidate", "best")
-        return replace(state, best_score=scores.mean, best_step=state.step)
 
 
 def train(
@@ -574,9 +461,9 @@ def train(
     they see the same files, and the first of them writes. After ``stop_after_seconds`` a checkpoint is
     written and :class:`TryAgainError` raised: the same call goes on.
     """
-    started = time.monotonic()
+    deadline = deadline_in(stop_after_seconds)
     checkpoint = read_checkpoint(model_folder(base))
-    config = _resolved(config, processes)
+    config = resolved(config, processes)
     model, base_teacher = _models(checkpoint, config)
     served = _served_settings(config, encoder_config({"model": base}))
     _check_fit(config, checkpoint, model)
@@ -595,25 +482,16 @@ def train(
         score_teacher=None if config.score_teacher is None else CrossEncoderReranker(config.score_teacher),
     )
     made_of.require_negatives()
-    dev_sets = {"dev sets": None if scorer is None else scorer.fingerprint}
-    with contextlib.nullcontext() if processes.rank else held_folder(folder):
+    prints = {**made_of.fingerprints, "dev sets": None if scorer is None else scorer.fingerprint}
+    with claimed_folder(folder, config, prints, pairs.skipped, processes):
         with first_before_others(processes):
-            claim_folder(folder, config, {**made_of.fingerprints, **dev_sets}, pairs.skipped)
             data = made_of.prepare(folder, progress)
             if config.late_weight:
                 model.head, idf_X = begin_head(pairs, heldout, base, config)
                 data = replace(data, idf_X=idf_X)
         longest = model.max_positions - 2 - data.maker.prefix_tokens
         interval = served_interval(config.landmark_intervals, longest)
-        files = RunFolder(
-            folder,
-            checkpoint,
-            replace(served, landmark_interval=interval),
-            late_bits=config.late_bits,
-            context=_served_context(config),
-        )
-        task = PairTask(
-            files=files,
+        objective = PairObjective(
             model=model.to(processes.device),
             teacher=None if base_teacher is None else base_teacher.to(processes.device),
             data=data,
@@ -621,26 +499,42 @@ def train(
             pairs=pairs,
             plan=BatchPlan(pairs, heldout, data.vectors, config),
             config=config,
-            interval=interval,
-            scorer=scorer,
+            folder=EncoderFolder(
+                base=checkpoint,
+                settings=replace(served, landmark_interval=interval),
+                late_bits=config.late_bits,
+                context=_served_context(config),
+            ),
             processes=processes,
         )
-        trainer = Trainer(
-            files=files,
-            model=model,
-            task=task,
+        steps = Trainer(
+            objective=objective,
             config=config,
-            stops_at_seconds=math.inf if stop_after_seconds is None else started + stop_after_seconds,
+            folder=folder,
+            scorer=scorer,
+            dev_every=config.dev_every,
+            deadline=deadline,
             processes=processes,
             progress=progress,
-        )
-        return task.report(trainer.run())
-
-
-def _resolved(config: TrainConfig, processes: Processes) -> TrainConfig:
-    """Say which precision auto is before it is written down: a run must not go on in another arithmetic."""
-    dtype = resolve_precision(config.precision, processes.device)
-    return replace(config, precision="bf16" if dtype == torch.bfloat16 else "fp32")
+        ).run()
+        if not processes.rank:
+            objective.folder.save_changes(folder, model)
+    return TrainReport(
+        folder=str(folder),
+        pairs=len(pairs),
+        skipped=pairs.skipped,
+        heldout_pairs=len(heldout),
+        steps=config.steps,
+        resumed_at=steps.resumed_at,
+        first_loss=steps.first_loss,
+        last_loss=steps.last_loss,
+        judged_by="dev sets" if scorer is not None else "held-out pairs" if len(heldout) else "nothing",
+        best_score=steps.state.best_score,
+        best_step=None if steps.state.best_score is None else steps.state.best_step,
+        seconds=steps.seconds,
+        pairs_per_second=steps.counts["num_queries"] / steps.seconds,
+        tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
+    )
 
 
 def _models(checkpoint: Checkpoint, config: TrainConfig) -> tuple[LandmarkEncoder, LandmarkEncoder | None]:
@@ -666,14 +560,6 @@ def _models(checkpoint: Checkpoint, config: TrainConfig) -> tuple[LandmarkEncode
     return model, None if teacher is None else teacher.requires_grad_(False)
 
 
-def _writer(config: QueryWriterConfig | None, documents: Sequence[Path], folder: Path) -> QueryWriter | None:
-    if config is None or config.query_writer is None:
-        return None
-    if not documents:
-        raise ConfigError("query_writer must go with documents, got none; name them with --documents")
-    return QueryWriter(config, folder)
-
-
 def _read(
     sources: Sequence[Path],
     documents: Sequence[Path],
@@ -681,7 +567,11 @@ def _read(
     query_writer: QueryWriterConfig | None,
     folder: Path,
 ) -> TrainingPairs:
-    writer = _writer(query_writer, documents, folder)
+    writer = None
+    if query_writer is not None and query_writer.query_writer is not None:
+        if not documents:
+            raise ConfigError("query_writer must go with documents, got none; name them with --documents")
+        writer = QueryWriter(query_writer, folder)
     if not sources and not documents:
         raise SourceError(
             "training must have pairs or documents, got neither; name files of pairs, or give --documents"

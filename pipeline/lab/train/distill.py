@@ -1,24 +1,18 @@
-"""Texts as rows of token ids that see nothing of one another.
+"""`cairn distill`: a student follows a teacher's hidden states and vectors on plain texts.
 
-What ``cairn distill`` makes of a step: rows of texts, their losses, the score of held-out texts.
+    texts ─▶ rows, some held out ─┬─▶ teacher ─▶ states of some layers, vectors ─┐
+                                  └─▶ student ─▶ states of its layers, vectors ──┴─▶ loss ─▶ steps
 
-N tokens    B texts    D width of the student
+Of a teacher whose states do not compare the vectors alone are followed; they are made once.
 
-`cairn distill` from end to end: texts, rows, the teacher's vectors, steps, log, checkpoints.
-
-    texts ─▶ rows, some held out ─▶ (vectors of a teacher that differs) ─▶ steps ─▶ model/, best/
-
-A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
-if nothing had happened. A folder belongs to one run: other settings, texts, teacher or student are refused.
+    N tokens    B texts    D width of the student
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,7 +22,8 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.prefixes import Prefix
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
-from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
+from cairn.pipeline.lab.train.grad_cache import summed_backward
+from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import spread_layers, state_loss
 from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
 from cairn.pipeline.lab.train.pair_vectors import (
@@ -42,19 +37,9 @@ from cairn.pipeline.lab.train.pair_vectors import (
 from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
 from cairn.pipeline.lab.train.sequences import split_rows
 from cairn.pipeline.lab.train.settings import DistillConfig
-from cairn.pipeline.lab.train.trainer import (
-    Report,
-    RunFolder,
-    RunState,
-    Steps,
-    Trainer,
-    TrainingLog,
-    claim_folder,
-    held_folder,
-)
+from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
 from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.engine.precision import resolve_precision
 from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
@@ -98,23 +83,14 @@ _BATCHES: Final = 23
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DistillStep(Report):
-    """What a step made of its texts."""
-
-    num_texts: int
-    num_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DistillTask:
-    """Implements :class:`cairn.pipeline.lab.train.trainer.Task` for texts.
+class FollowedTexts:
+    """Implements :class:`cairn.pipeline.lab.train.trainer.Objective` for texts.
 
     ``rows`` are token ids by text, the last ``num_heldout`` of which are kept out, and a text's vector is the
     mean of their states from ``first_pooled`` on. ``teacher`` is None where its vectors of the texts,
     ``taught_ND``, are all that is followed.
     """
 
-    files: RunFolder
     model: LandmarkEncoder
     teacher: LandmarkEncoder | None
     taught_ND: Float32[np.ndarray, "texts D"] | None
@@ -124,53 +100,44 @@ class DistillTask:
     first_pooled: int
     num_heldout: int
     config: DistillConfig
-    processes: Processes
+    folder: EncoderFolder
+    processes: Processes = ALONE
 
-    def step(self, step: int) -> DistillStep:
-        """See :class:`Task`."""
+    def batch(self, step: int) -> Batch:
+        """See :class:`Objective`."""
         texts = self._batch(step)
         packed = self._packed(texts)
         most = min(self.config.micro_batch_tokens, -(-len(packed.ids_N) // self.processes.size))
         parts = split_rows(packed, most)
         starts = np.cumsum([0, *map(len, parts)])
-        loss = torch.zeros((), device=self.processes.device)
-        for number in self.processes.share(len(parts)):
-            part = parts[number]
-            own = self._loss(part, texts[starts[number] : starts[number + 1]], packed)
-            own.backward()
-            loss += own.detach()
-        self.processes.add_up_gradients(self.model.parameters())
-        self.processes.add_up(loss)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm)
-        return DistillStep(
-            loss=float(loss), gradient_norm=float(norm), num_texts=len(texts), num_tokens=len(packed.ids_N)
+        losses = [
+            partial(self._loss, part, texts[start : start + len(part)], packed)
+            for part, start in zip(parts, starts.tolist(), strict=False)
+        ]
+        return Batch(
+            backward=partial(summed_backward, losses),
+            report=lambda: {"num_texts": len(texts), "num_tokens": len(packed.ids_N)},
         )
 
-    def observed(self) -> Mapping[str, float]:
-        """See :class:`Task`: nothing."""
-        return {}
-
-    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
-        """See :class:`Task`: the mean cosine of held-out texts with the teacher's vectors."""
-        is_due = state.step % self.config.evaluate_every == 0 or state.step == self.config.steps
-        if not is_due or not self.num_heldout:
-            return state
+    def score(self) -> Score | None:
+        """See :class:`Objective`: the mean cosine of held-out texts with the teacher's vectors."""
+        if not self.num_heldout:
+            return None
         texts = np.arange(len(self.rows) - self.num_heldout, len(self.rows))
         cosines: list[torch.Tensor] = []
-        packed = self._packed(texts)
         start = 0
-        with torch.no_grad(), self._autocast():
-            for part in split_rows(packed, self.config.micro_batch_tokens):
+        with torch.no_grad(), autocast(self.model, self.config):
+            for part in split_rows(self._packed(texts), self.config.micro_batch_tokens):
                 vectors_BD = pooled(self.model.states(part, landmarks=False)[self.model.num_layers], part)
                 taught_BD = self._taught(part, texts[start : start + len(part)])
                 cosines.append(_cosines(vectors_BD, taught_BD))
                 start += len(part)
         score = float(torch.cat(cosines).mean())
-        log.append({"step": state.step, "heldout_cosine": score})
-        if score <= state.best_score:
-            return state
-        self.files.save_model("best", self.model)
-        return replace(state, best_score=score, best_step=state.step)
+        return Score(measures={"heldout_cosine": score}, value=score)
+
+    def save(self, folder: Path) -> None:
+        """See :class:`Objective`."""
+        self.folder.save(folder, self.model)
 
     def _batch(self, step: int) -> Int64[np.ndarray, " B"]:
         """Return the texts of a step, each once before any comes again."""
@@ -190,7 +157,7 @@ class DistillTask:
 
         Hidden states weigh by its tokens, vectors by its texts.
         """
-        with self._autocast():
+        with autocast(self.model, self.config):
             own_layers = range(1, self.model.num_layers + 1)
             states = self.model.states(part, layers=list(own_layers), landmarks=False)
             loss = torch.zeros((), device=self.model.device)
@@ -225,10 +192,6 @@ class DistillTask:
             return pooled(self.teacher.states(part, landmarks=False)[self.teacher.num_layers], part)
         assert self.taught_ND is not None, "a teacher is there, or its vectors are"
         return torch.from_numpy(self.taught_ND[texts]).to(self.model.device)
-
-    def _autocast(self) -> torch.autocast:
-        is_half = self.config.precision == "bf16"
-        return torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_half)
 
 
 def _cosines(
@@ -280,11 +243,8 @@ def distill(
     After ``stop_after_seconds`` a checkpoint is written and :class:`TryAgainError` raised: the same call goes
     on.
     """
-    device, started = processes.device, time.monotonic()
-    # Resolved before it is written down: a run must not go on in another arithmetic.
-    config = replace(
-        config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
-    )
+    deadline = deadline_in(stop_after_seconds)
+    config = resolved(config, processes)
     checkpoint, settings = read_checkpoint(model_folder(student)), encoder_config({"model": student})
     taught_by, taught_as = read_checkpoint(model_folder(teacher)), encoder_config({"model": teacher})
     _require_student(checkpoint, settings)
@@ -302,28 +262,50 @@ def distill(
         "teacher": _served(taught_by, taught_as),
         "texts": read.fingerprint,
     }
-    with contextlib.nullcontext() if processes.rank else held_folder(folder):
+    with claimed_folder(folder, config, made_of, read.skipped, processes):
         taught_ND = None
-        with first_before_others(processes):
-            claim_folder(folder, config, made_of, read.skipped)
-            if guide is None:
+        if guide is None:
+            with first_before_others(processes):
                 taught_ND = _taught(texts, teacher, student, folder, made_of, progress)
-        task = DistillTask(
-            files=RunFolder(folder, checkpoint, settings, context=trained_context(student)),
-            model=model.to(device),
-            teacher=None if guide is None else guide.to(device),
+        prefix = settings.document_prefix
+        objective = FollowedTexts(
+            model=model.to(processes.device),
+            teacher=None if guide is None else guide.to(processes.device),
             taught_ND=taught_ND,
             layers=layers,
             state_weight=state_weight,
-            rows=_rows(texts, checkpoint, settings, config),
+            rows=[text_row(text, checkpoint, max_tokens=config.max_tokens, prefix=prefix) for text in texts],
             first_pooled=num_left_out(checkpoint, settings),
             num_heldout=num_heldout,
             config=config,
+            folder=EncoderFolder(base=checkpoint, settings=settings, context=trained_context(student)),
             processes=processes,
         )
-        stops_at = math.inf if stop_after_seconds is None else started + stop_after_seconds
-        steps = _run(task, stops_at, progress)
-    return _report(folder, config, task, steps)
+        steps = Trainer(
+            objective=objective,
+            config=config,
+            folder=folder,
+            deadline=deadline,
+            processes=processes,
+            progress=progress,
+        ).run()
+        if not processes.rank:
+            objective.folder.save_changes(folder, model)
+    follows = "both" if config.vector_weight else "hidden states"
+    return DistillReport(
+        folder=str(folder),
+        texts=len(texts),
+        heldout_texts=num_heldout,
+        follows=follows if state_weight else "vectors",
+        steps=config.steps,
+        resumed_at=steps.resumed_at,
+        first_loss=steps.first_loss,
+        last_loss=steps.last_loss,
+        best_cosine=steps.state.best_score,
+        best_step=steps.state.best_step,
+        seconds=steps.seconds,
+        tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
+    )
 
 
 def _models(
@@ -334,44 +316,6 @@ def _models(
     for name in OWN_NAMES:
         model.get_parameter(name).requires_grad_(False)
     return model, None if teacher is None else LandmarkEncoder(teacher).requires_grad_(False)
-
-
-def _rows(
-    texts: Sequence[str], checkpoint: Checkpoint, settings: EncoderConfig, config: DistillConfig
-) -> list[Int64[np.ndarray, " _"]]:
-    prefix = settings.document_prefix
-    return [text_row(text, checkpoint, max_tokens=config.max_tokens, prefix=prefix) for text in texts]
-
-
-def _run(task: DistillTask, stops_at_seconds: float, progress: ProgressListener) -> Steps:
-    trainer = Trainer(
-        files=task.files,
-        model=task.model,
-        task=task,
-        config=task.config,
-        stops_at_seconds=stops_at_seconds,
-        processes=task.processes,
-        progress=progress,
-    )
-    return trainer.run()
-
-
-def _report(folder: Path, config: DistillConfig, task: DistillTask, steps: Steps) -> DistillReport:
-    follows = "both" if config.vector_weight else "hidden states"
-    return DistillReport(
-        folder=str(folder),
-        texts=len(task.rows),
-        heldout_texts=task.num_heldout,
-        follows=follows if task.state_weight else "vectors",
-        steps=config.steps,
-        resumed_at=steps.resumed_at,
-        first_loss=steps.first_loss,
-        last_loss=steps.last_loss,
-        best_cosine=steps.state.best_score if task.num_heldout else None,
-        best_step=steps.state.best_step,
-        seconds=steps.seconds,
-        tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
-    )
 
 
 def _compare(
@@ -507,4 +451,4 @@ def _taught(
             PairVectors(document_NV=own_ND, query_NV=own_ND, fingerprint=made_of["student"]),
         )
 
-    return kept_vectors(folder / "teacher.safetensors", fingerprint(**made_of), len(texts), embed).document_NV
+    return kept_vectors(folder / "teacher.safetensors", fingerprint(**made_of), embed).document_NV

@@ -1,18 +1,4 @@
-"""Which tensors of a checkpoint a family's reader asks for: those that training makes parameters of.
-
-The parameters of a first stage of its own: those of the base, else copies of the base's first layers.
-
-Rows through the layers of an engine under landmark attention, differentiable in all that is given.
-
-    context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐
-    rows of chunks ─▶ embed ─▶ layer, behind its gates ◀────────────────────────────┴─▶ … ─▶ states
-
-A family's final norm stands before all states that are returned, so that the first layers are a model of
-their own. The vectors are those of :mod:`cairn.pipeline.model.landmark_reader`, to 1e-5 in fp32.
-
-    N tokens of a batch, rows end to end    D width    H heads    C context vectors
-
-A transformer with landmark attention as a differentiable model: published parameters, gates, a null token.
+"""A transformer with landmark attention as a differentiable model: published parameters, gates, a null token.
 
     context documents ─▶ first stage: layers of its own, or the same ones ─▶ context vectors
     context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐
@@ -34,16 +20,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
+from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline import durable
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
+from cairn.pipeline.lab.train.settings import EncoderRunConfig
 from cairn.pipeline.lab.train.token_head import TokenHead
 from cairn.pipeline.model.engine.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
@@ -51,6 +41,7 @@ from cairn.pipeline.model.engine.layer import run_layer
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.first_layers import layer_of
 from cairn.pipeline.model.folders.first_stage import split_stages
 from cairn.pipeline.model.folders.own_tensors import (
@@ -67,6 +58,7 @@ from cairn.pipeline.model.latent_attention import LatentAttention, read_latent_a
 from cairn.pipeline.model.sequence_dropout import with_null_token
 from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Bool, Float
+from safetensors.torch import save_file
 from torch import nn
 from typing_extensions import override
 
@@ -527,3 +519,55 @@ def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.
             "does not fit its config.json"
         )
     return tensor.float()
+
+
+def autocast(model: LandmarkEncoder, config: EncoderRunConfig) -> torch.autocast:
+    """Return the arithmetic of a run's products."""
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncoderFolder:
+    """What a trained encoder is saved with: its base's other files, and the settings it is served with.
+
+    ``context`` is the one it was trained behind, None for none.
+    """
+
+    base: Checkpoint
+    settings: EncoderConfig
+    context: ContextConfig | None = None
+    late_bits: int = 2
+
+    def save(self, folder: Path, model: LandmarkEncoder) -> None:
+        """Write a model folder; a reader sees the one before or this one."""
+        head = model.head
+        save_encoder_folder(
+            folder,
+            replace(self.base, tensors={**self.base.tensors, **model.published_tensors()}),
+            self.settings,
+            replaces=True,
+            projection=None if head is None else head.projection("", bits=self.late_bits, pool_tokens=1),
+            context=self.context,
+        )
+
+    def save_changes(self, folder: Path, model: LandmarkEncoder) -> None:
+        """Write ``changes.safetensors``: what differs from the base, in bf16.
+
+        As ``cairn_extra.safetensors`` beside the base's weights it makes the trained model. Tensors have the
+        base's names; gates and null token stay in float32. A first stage of its own is stored whole.
+        """
+        changed: dict[str, torch.Tensor] = {}
+        for name, tensor in model.published_tensors().items():
+            if name in (*OWN_NAMES, CONTEXT_SIZE):
+                changed[name] = tensor
+            elif (
+                name.startswith(FIRST_STAGE)
+                or name not in self.base.tensors
+                or not torch.equal(tensor, self.base.tensors[name].float())
+            ):
+                changed[name] = tensor.to(torch.bfloat16)
+        with (
+            durable.storage_errors("writing what changed"),
+            durable.replacing(folder / "changes.safetensors") as temporary,
+        ):
+            save_file(changed, temporary)

@@ -1,30 +1,21 @@
-"""Token states of neighbouring pairs, embedded once: what a token projection learns from.
-
-A batch is so many pairs that follow one another in their source, each document once: mostly sections of one
-page, which are each other's hard negatives. Sources give batches in proportion to the root of their number.
-
-    FOLDER/<fingerprint>.npz    states float16, ids and offsets of documents and queries
-
-`cairn train-late` from end to end: a token projection for a base model whose weights stay as they are.
+"""`cairn train-late`: a token projection for a base model whose weights stay as they are.
 
     pairs ─▶ without judged texts ─▶ batches of neighbours ─▶ token states, embedded once
       ─▶ steps ─▶ the best step on held-out batches ─▶ FOLDER/cairn_late.safetensors
 
-FOLDER names its base, so ``--model FOLDER`` takes it as a model.
-
+A batch is so many pairs that follow one another in their source, each document once: mostly sections of one
+page, which are each other's hard negatives. Sources give batches in proportion to the root of their number.
 The projection begins at the principal directions of the states, the weights at the idf of their tokens in the
-documents. Weights of tokens that no query holds stay there. The log stands beside the folder as
-``FOLDER.jsonl``.
+documents. Weights of tokens that no query holds stay there. FOLDER names its base, so ``--model FOLDER``
+takes it as a model; the log stands beside it as ``FOLDER.jsonl``.
 """
 
 from __future__ import annotations
 
-import math
 import time
-import zipfile
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +27,10 @@ from cairn.pipeline.config import Backend, EncoderConfig, Precision
 from cairn.pipeline.encode.encoder_fit import prefixes_of
 from cairn.pipeline.encode.prefixes import Prefix
 from cairn.pipeline.encode.token_states import TokenStates, embed_tokens
-from cairn.pipeline.errors import ConfigError, ModelError, SourceError
+from cairn.pipeline.errors import ConfigError, SourceError
+from cairn.pipeline.lab.train.grad_cache import summed_backward
 from cairn.pipeline.lab.train.leakage import without_judged
-from cairn.pipeline.lab.train.pair_vectors import mine_hard_negatives
+from cairn.pipeline.lab.train.pair_vectors import kept_arrays, mine_hard_negatives, pairs_fingerprint
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs, text_numbers
 from cairn.pipeline.lab.train.settings import LateConfig
 from cairn.pipeline.lab.train.token_head import (
@@ -49,7 +41,14 @@ from cairn.pipeline.lab.train.token_head import (
     padded_places,
     pool_padded,
 )
-from cairn.pipeline.lab.train.trainer import TrainingLog, cosine_lr_factor, log_path_of, require_new, set_lr
+from cairn.pipeline.lab.train.trainer import (
+    Batch,
+    FrozenBaseRun,
+    Score,
+    claimed_folder,
+    read_log,
+    save_weights,
+)
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
@@ -68,7 +67,6 @@ from cairn.pipeline.token_vectors.projection import TokenProjection, save_token_
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64
 
-FORMAT_VERSION = 1
 MIN_BATCHES = 2
 MAX_SHARE = 0.95
 """What scores above this share of the positive's score is no mined negative (NV-Embed §4.1.1)."""
@@ -129,22 +127,28 @@ def embed_pairs(
 
     def embed(prefix: Prefix, own: Sequence[str], row_tokens: int, max_tokens: int) -> TokenStates:
         texts = [prefix.continued(text) for text in own]
-        path = None if cache is None else _cache_file(cache, backbone, prefix, texts, row_tokens, max_tokens)
-        kept = None if path is None else _read_states(path)
-        if kept is not None:
-            return kept
-        states = embed_tokens(
-            backbone,
-            texts,
-            batch_tokens=settings.batch_tokens,
+        key = fingerprint(
+            weights=backbone.weights_fingerprint,
+            prefix=prefix.ids.tolist(),
+            texts=texts,
             row_tokens=row_tokens,
             max_tokens=max_tokens,
-            prefix_ids=prefix.ids,
-            on_tokens=listen,
         )
-        if path is not None:
-            _write_states(path, states)
-        return states
+
+        def make() -> Mapping[str, np.ndarray]:
+            states = embed_tokens(
+                backbone,
+                texts,
+                batch_tokens=settings.batch_tokens,
+                row_tokens=row_tokens,
+                max_tokens=max_tokens,
+                prefix_ids=prefix.ids,
+                on_tokens=listen,
+            )
+            return {"states": states.states_TV, "ids": states.ids_T, "offsets": states.offsets_N1}
+
+        kept = kept_arrays(None if cache is None else cache / f"{key}.safetensors", key, make)
+        return TokenStates(states_TV=kept["states"], ids_T=kept["ids"], offsets_N1=kept["offsets"])
 
     document_prefix, query_prefix = prefixes_of(settings, backbone)
     documents = embed(document_prefix, pairs.documents, config.row_tokens, config.document_tokens)
@@ -196,35 +200,6 @@ def _runs(pairs: TrainingPairs, source: str, size: int) -> list[Sequence[int]]:
     return runs
 
 
-def _cache_file(
-    cache: Path, backbone: Backbone, prefix: Prefix, texts: Sequence[str], row_tokens: int, max_tokens: int
-) -> Path:
-    key = fingerprint(
-        format=FORMAT_VERSION,
-        weights=backbone.weights_fingerprint,
-        prefix=prefix.ids.tolist(),
-        texts=list(texts),
-        row_tokens=row_tokens,
-        max_tokens=max_tokens,
-    )
-    return cache / f"{key}.npz"
-
-
-def _read_states(path: Path) -> TokenStates | None:
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            return TokenStates(states_TV=arrays["states"], ids_T=arrays["ids"], offsets_N1=arrays["offsets"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-
-
-def _write_states(path: Path, states: TokenStates) -> None:
-    with durable.storage_errors(f"writing {path.name} to the cache"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with durable.replacing(path) as temporary, temporary.open("wb") as stream:
-            np.savez(stream, states=states.states_TV, ids=states.ids_T, offsets=states.offsets_N1)
-
-
 STATES_SAMPLE: Final = 100_000
 """Token states that principal directions and root mean squares are taken from."""
 
@@ -264,149 +239,143 @@ def train_late(
 
     Texts of ``judged`` evaluation sets are kept out of the data; token states are kept under ``cache``.
     """
-    require_new(folder)
-    log_path = log_path_of(folder)
+    place = FrozenBaseRun(folder)
+    place.require_new()
     settings = encoder_config({"model": base, "backend": backend, "precision": precision})
     backbone = load_backbone(settings)
     if config.dims > backbone.model_dim:
         raise ConfigError(f"dims must be at most the base model's {backbone.model_dim}, got {config.dims}")
     pairs = draw_batches(without_judged(read_pairs(files), judged, progress), config)
+    made_of = {"base": backbone.weights_fingerprint, "pairs": pairs_fingerprint(pairs)}
     started = time.monotonic()
-    data = embed_pairs(pairs, backbone, config, settings, cache=cache, progress=progress)
-    embedded = time.monotonic()
-    log = TrainingLog(log_path)
-    run = LateRun(data, text_numbers(pairs.documents), config, backbone.tokenizer.get_vocab_size(), log)
-    run.train(progress)
+    with claimed_folder(place.files, config, made_of, pairs.skipped):
+        data = embed_pairs(pairs, backbone, config, settings, cache=cache, progress=progress)
+        embedded = time.monotonic()
+        objective = ProjectedTokens.of(
+            data, text_numbers(pairs.documents), config, backbone.tokenizer.get_vocab_size()
+        )
+        state = place.train(objective, config, progress)
     sha256 = read_checkpoint(model_folder(base)).weights_sha256
-    save_token_projection(folder, run.projection(sha256))
+    save_token_projection(folder, objective.projection(sha256))
     if base_of_folder(model_folder(base)) is None:
         # The folder is a model of its own, for `--model`; beside a mixer the file goes into that folder.
         named = Base(model=str(Path(base).absolute()) if is_folder(base) else base, weights_sha256=sha256)
         content = {**settings_of_a_folder(settings), "base": asdict(named)}
         durable.write_json(folder / CAIRN_SETTINGS_NAME, content)
+    records = read_log(place.log_path)
+    losses = [record["loss"] for record in records if "loss" in record]
+    place.finish()
     return LateReport(
         folder=str(folder),
         pairs=len(pairs),
         skipped=pairs.skipped,
         embed_seconds=embedded - started,
         train_seconds=time.monotonic() - embedded,
-        first_loss=run.losses[0],
-        last_loss=run.losses[-1],
-        teacher_score=run.teacher_score,
-        best_score=run.best_score,
-        best_step=run.best_step,
+        first_loss=losses[0],
+        last_loss=losses[-1],
+        teacher_score=None if state.best_score is None else records[0]["teacher_hit"],
+        best_score=state.best_score,
+        best_step=state.best_step,
     )
 
 
-class LateRun:
-    """One training in memory."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ProjectedTokens:
+    """Implements :class:`cairn.pipeline.lab.train.trainer.Objective` for a token projection.
 
-    def __init__(
-        self,
-        data: LateData,
-        number_N: Int64[np.ndarray, " N"],
-        config: LateConfig,
-        vocabulary_size: int,
-        log: TrainingLog,
-    ) -> None:
-        self._data, self._number_N, self._config, self._log = data, number_N, config, log
+    Equal documents share a number; the first ``held_out`` batches find the best step.
+    """
+
+    model: TokenHead
+    data: LateData
+    number_N: Int64[np.ndarray, " N"]
+    held_out: int
+    sample_SD: Float32[np.ndarray, "S D"]
+    idf_X: Float32[torch.Tensor, " X"]
+    config: LateConfig
+
+    @classmethod
+    def of(
+        cls, data: LateData, number_N: Int64[np.ndarray, " N"], config: LateConfig, vocabulary_size: int
+    ) -> ProjectedTokens:
+        """Begin at the principal directions of the documents' states and at the idf of their tokens."""
         documents = data.documents
-        held_out = num_held_out(config, len(data.batches))
-        self._held_out, self._batches = data.batches[:held_out], data.batches[held_out:]
-        step = -(-len(documents.states_TV) // STATES_SAMPLE)
-        self._sample_SD = documents.states_TV[::step].astype(np.float32)
+        every = -(-len(documents.states_TV) // STATES_SAMPLE)
+        sample_SD = documents.states_TV[::every].astype(np.float32)
         idf_X = token_idf(documents.ids_T, documents.offsets_N1, vocabulary_size)
-        self._idf_X = torch.from_numpy(idf_X)
-        self.head = TokenHead.of(self._sample_SD, idf_X, config.dims)
-        self.losses: list[float] = []
-        self.teacher_score: float | None = None
-        self.best_score: float | None = None
-        self.best_step = 0
-
-    def train(self, progress: ProgressListener = silent_progress) -> None:
-        """Make the steps and leave the projection as it was at the best of them."""
-        config = self._config
-        groups = [
-            {"params": [self.head.matrix], "peak": config.peak_lr},
-            {"params": [self.head.log_weight], "peak": config.term_lr},
-        ]
-        optimizer = torch.optim.Adam(groups, lr=config.peak_lr, betas=(0.9, 0.98))
-        best = deepcopy(self.head.state_dict())
-        for step in range(config.steps + 1):
-            if step:
-                self._step(step, optimizer)
-                progress("train", step, config.steps, "steps")
-            if (step % config.evaluate_every == 0 or step == config.steps) and self._is_best(step):
-                best = deepcopy(self.head.state_dict())
-        self.head.load_state_dict(best)
-
-    def projection(self, base_sha256: str) -> TokenProjection:
-        """Return what was trained, with the root mean squares of pooled vectors."""
-        config, sample_SD = self._config, torch.from_numpy(self._sample_SD)
-        saved_DV = self.head.matrix.detach().half().float()
-        vectors_SV = F.normalize(sample_SD @ saved_DV, dim=1).numpy()
-        bounds = np.arange(0, len(vectors_SV) + 1, len(vectors_SV))
-        pooled_PV, _ = pool_neighbours(vectors_SV, bounds, config.pool_tokens)
-        rms_V = np.sqrt((pooled_PV**2).mean(0))
-        return self.head.projection(
-            base_sha256, bits=config.bits, pool_tokens=config.pool_tokens, rms_V=rms_V
+        return cls(
+            model=TokenHead.of(sample_SD, idf_X, config.dims),
+            data=data,
+            number_N=number_N,
+            held_out=num_held_out(config, len(data.batches)),
+            sample_SD=sample_SD,
+            idf_X=torch.from_numpy(idf_X),
+            config=config,
         )
 
-    def _step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        config, started = self._config, time.monotonic()
-        factor = cosine_lr_factor(step, steps=config.steps, warmup_steps=config.warmup_steps)
-        set_lr(optimizer, factor)
-        epoch, place = divmod(step - 1, len(self._batches))
-        order = np.random.default_rng([config.seed, epoch]).permutation(len(self._batches))
-        batch = self._batch(self._batches[int(order[place])])
-        loss, terms = late_loss(self._student(batch), self._teacher(batch), batch.is_left_out_QN, config)
-        if not math.isfinite(loss.item()):
-            raise ModelError(f"the loss must be finite, got {loss.item()} in step {step}; lower peak_lr")
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        self.losses.append(loss.item())
-        seconds = round(time.monotonic() - started, 3)
-        self._log.append(
-            {"step": step, "loss": loss.item(), **terms, "lr": config.peak_lr * factor, "seconds": seconds}
-        )
+    def batch(self, step: int) -> Batch:
+        """See :class:`Objective`."""
+        batches = self.data.batches[self.held_out :]
+        epoch, place = divmod(step, len(batches))
+        order = np.random.default_rng([self.config.seed, epoch]).permutation(len(batches))
+        drawn = self._batch(batches[int(order[place])])
+        report: dict[str, float] = {}
 
-    def _student(self, batch: LateBatch) -> Float32[torch.Tensor, "Q N"]:
-        weight_Qq = self.head.weights_of(batch.query_ids_Qq) * batch.is_query_Qq
-        document_NtV = self.head(batch.document_NtD)
-        pooled_NpV, is_pooled_Np = pool_padded(document_NtV, batch.is_document_Nt, self._config.pool_tokens)
-        return max_sims(self.head(batch.query_QqD), weight_Qq, pooled_NpV, is_pooled_Np)
+        def loss() -> torch.Tensor:
+            scores = (self._student(drawn), self._teacher(drawn))
+            found, terms = late_loss(*scores, drawn.is_left_out_QN, self.config)
+            report.update(terms)
+            return found
+
+        return Batch(backward=partial(summed_backward, [loss]), report=lambda: report)
 
     @torch.no_grad()
-    def _teacher(self, batch: LateBatch) -> Float32[torch.Tensor, "Q N"]:
-        weight_Qq = self._idf_X[batch.query_ids_Qq] * batch.is_query_Qq
-        return max_sims(batch.query_QqD, weight_Qq, batch.document_NtD, batch.is_document_Nt)
-
-    @torch.no_grad()
-    def _is_best(self, step: int) -> bool:
-        """Score the held-out batches and say whether this step is the best so far; without any it is."""
+    def score(self) -> Score | None:
+        """See :class:`Objective`: the share of queries that find their document first."""
         hits: list[list[float]] = []
-        for pairs in self._held_out:
+        for pairs in self.data.batches[: self.held_out]:
             batch = self._batch(pairs)
             scores = (self._student(batch), self._teacher(batch))
             hits.append([_hit_rate(score_QN, batch) for score_QN in scores])
         if not hits:
-            self.best_step = step
-            return True
-        score, self.teacher_score = np.mean(hits, axis=0).tolist()
-        self._log.append({"step": step, "heldout_hit": score, "teacher_hit": self.teacher_score})
-        if self.best_score is not None and score <= self.best_score:
-            return False
-        self.best_score, self.best_step = score, step
-        return True
+            return None
+        own, teacher = np.mean(hits, axis=0).tolist()
+        return Score(measures={"heldout_hit": own, "teacher_hit": teacher}, value=own)
+
+    def save(self, folder: Path) -> None:
+        """See :class:`Objective`."""
+        save_weights(folder, self.model)
+
+    def projection(self, base_sha256: str) -> TokenProjection:
+        """Return what was trained, with the root mean squares of pooled vectors."""
+        config, sample_SD = self.config, torch.from_numpy(self.sample_SD)
+        saved_DV = self.model.matrix.detach().half().float()
+        vectors_SV = F.normalize(sample_SD @ saved_DV, dim=1).numpy()
+        bounds = np.arange(0, len(vectors_SV) + 1, len(vectors_SV))
+        pooled_PV, _ = pool_neighbours(vectors_SV, bounds, config.pool_tokens)
+        rms_V = np.sqrt((pooled_PV**2).mean(0))
+        return self.model.projection(
+            base_sha256, bits=config.bits, pool_tokens=config.pool_tokens, rms_V=rms_V
+        )
+
+    def _student(self, batch: LateBatch) -> Float32[torch.Tensor, "Q N"]:
+        weight_Qq = self.model.weights_of(batch.query_ids_Qq) * batch.is_query_Qq
+        document_NtV = self.model(batch.document_NtD)
+        pooled_NpV, is_pooled_Np = pool_padded(document_NtV, batch.is_document_Nt, self.config.pool_tokens)
+        return max_sims(self.model(batch.query_QqD), weight_Qq, pooled_NpV, is_pooled_Np)
+
+    @torch.no_grad()
+    def _teacher(self, batch: LateBatch) -> Float32[torch.Tensor, "Q N"]:
+        weight_Qq = self.idf_X[batch.query_ids_Qq] * batch.is_query_Qq
+        return max_sims(batch.query_QqD, weight_Qq, batch.document_NtD, batch.is_document_Nt)
 
     def _batch(self, pairs: Sequence[int]) -> LateBatch:
-        mined = self._data.mined_Nk[list(pairs)].ravel()
+        mined = self.data.mined_Nk[list(pairs)].ravel()
         others = sorted(set(mined[mined >= 0].tolist()) - set(pairs))
         asked, candidates = np.array(pairs), np.array([*pairs, *others])
-        query_QqD, ids_Qq, is_query_Qq = _padded(self._data.queries, asked)
-        document_NtD, _, is_document_Nt = _padded(self._data.documents, candidates)
-        is_same_QN = self._number_N[asked][:, None] == self._number_N[candidates][None]
+        query_QqD, ids_Qq, is_query_Qq = _padded(self.data.queries, asked)
+        document_NtD, _, is_document_Nt = _padded(self.data.documents, candidates)
+        is_same_QN = self.number_N[asked][:, None] == self.number_N[candidates][None]
         is_same_QN[np.arange(len(asked)), np.arange(len(asked))] = False
         return LateBatch(
             query_QqD=query_QqD,

@@ -1,45 +1,15 @@
-"""InfoNCE over a batch without its false negatives; memory grows with a tile, not with the batch squared.
+"""What training minimises; every loss here is a pure function of tensors.
+
+InfoNCE in tiles, without false negatives: memory grows with a tile, not with the batch squared.
 
     loss = mean over q of  logsumexp(d ∉ S(q), ⟨q, d⟩ / τ) - ⟨q, d⁺⟩ / τ
     S(q) = {d ≠ d⁺ : f(q, d) ≥ f(q, d⁺) + ε}
 
 f is a cheap model's similarity: what it scores above the positive is no certain negative. Documents that are
-the positive once more are left out too, by the number that equal texts share. Rows need not be normalised,
-and are taken as they are.
-
+the positive once more are left out too, by the number that equal texts share. Rows are taken as they are.
 Source: Morris & Rush 2024 (CDE), eq. 4 and τ = 0.02; Cheng et al. 2024 (Inf-CL) for the tiles: the forward
 pass keeps one logsumexp a query, the backward pass computes each tile once more. Differs: one process, no
-rings of devices; f and its mask are computed in the same tiles. ``plain_contrastive_loss`` is the oracle.
-
-    Q queries    N documents, positives and further negatives    V vector dim    S surrogate dim
-
-Distillation: vectors stay near a teacher's (cosine) and rank one another as the teacher's do (KL).
-
-Source: the two terms of relational distillation (Park et al. 2019), with the softmax over the other texts.
-
-A query's candidates ranked as a teacher's scores rank them (KL).
-
-    KL( softmax(teacher's logits) ‖ softmax(student's cosines / τ) )    over the candidates of one query
-
-Source: distillation of a reranker's scores, as LMK's fine-tuning and BGE-M3 have it. Differs from margin-MSE:
-the teacher's scale counts only through its softmax.
-
-Distillation of hidden states: a student's layers stay near those of a teacher, token by token.
-
-    mse      mean over tokens of ‖s - t‖², divided by the teacher's mean ‖t‖² in the micro-batch
-    cosine   mean over tokens of 1 - cos(s, t)
-
-Source: NV-Embed, appendix A.2, MSE of the states of each layer. Differs: there the errors are summed over
-layers and a contrastive loss is added; here layers are averaged, and texts alone are read. Each layer's error
-is divided by the size of its states, which differs tenfold between layers, and layers are mapped where the
-student has fewer. That size is measured in the micro-batch, so other micro-batches give a slightly other MSE.
-
-Matryoshka: a loss computed at several widths, so that the first d dimensions retrieve by themselves.
-
-With the vectors of several layers side by side, each layer counts as a width of its own.
-
-Source: Kusupati et al. 2022 (Matryoshka representation learning); m³BERT §2.1 for layers. Differs: weights
-sum to 1.
+rings of devices; f and its mask are computed in the same tiles.
 
 Cross entropy over a vocabulary at several layers and widths; the matrix of all logits never exists.
 
@@ -47,26 +17,24 @@ Cross entropy over a vocabulary at several layers and widths; the matrix of all 
 
 The logits of a width are those of the width before it plus the product of the dimensions between them, so all
 widths of a layer cost one product of the widest. Gradients are made in the forward pass, tile by tile of
-tokens, from the same logits: a tile is all that is in memory of them.
+tokens. With a distillation each exit also follows the last layer's widest one, which gets no gradient from
+it: KL(P_S ‖ P_T) at temperature τ. Source: m³BERT §2.1 (L_total; one head and one bias for all exits), A.2
+(eq. 2 and 3). Differs: W is the input table; A.2 writes the softmax without b, here both sides have it.
 
-With a distillation each exit also follows the last layer's widest one, which gets no gradient from it:
-KL(P_S ‖ P_T) at temperature τ.
+Distillation of vectors, of a query's candidates, and of hidden states is told at its function.
 
-Source: m³BERT §2.1 (L_total; one head and one bias for all exits), A.2 (eq. 2 and 3). Differs: W is the input
-table; A.2 writes the softmax without b, here both sides have it, as it belongs to the head.
-
-    L layers    W widths    K scored tokens    D model dim    V vocabulary
+    Q queries    N documents, positives and further negatives    V vector dim or vocabulary    S surrogate dim
+    M texts    K candidates or scored tokens    L layers    W widths    D model dim
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.errors import ConfigError
 from jaxtyping import Bool, Float, Float32, Int64
 from typing_extensions import override
 
@@ -106,7 +74,6 @@ def contrastive_loss(
 
     Sums are in float32 whatever the vectors are. A batch of one document has the loss 0.
     """
-    _check(temperature, tile)
     return _TiledContrast.apply(
         query_QV.float(), document_NV.float(), positive_Q, false_negatives, temperature, tile
     )  # pyright: ignore[reportReturnType]
@@ -120,27 +87,18 @@ def plain_contrastive_loss(
     *,
     temperature: float = TEMPERATURE,
 ) -> Float32[torch.Tensor, ""]:
-    """Return the same loss from one matrix of all logits."""
-    _check(temperature, TILE)
-    logits_QN = query_QV.float() @ document_NV.float().T / temperature
+    """Return the same loss from one matrix of all logits: the oracle."""
     everything = slice(None)
-    if false_negatives is not None:
-        logits_QN = logits_QN.masked_fill(
-            left_out(false_negatives, positive_Q, everything, everything), -torch.inf
-        )
+    logits_QN = _logits(
+        query_QV.float(),
+        document_NV.float(),
+        positive_Q,
+        false_negatives,
+        temperature,
+        everything,
+        everything,
+    )
     return F.cross_entropy(logits_QN, positive_Q)
-
-
-def _check(temperature: float, tile: int) -> None:
-    if not 0.0 < temperature < float("inf"):
-        raise ConfigError(
-            f"the temperature of the loss must be a positive number, got {temperature}; CDE's is "
-            f"{TEMPERATURE}"
-        )
-    if tile < 1:
-        raise ConfigError(
-            f"a tile of the loss must hold at least one query and document, got {tile}; {TILE} is the default"
-        )
 
 
 def left_out(
@@ -230,11 +188,11 @@ def distillation_loss(
 ) -> Float32[torch.Tensor, ""]:
     """Return mean (1 - cosine) plus KL(teacher ‖ student) of each text's softmax over the others.
 
+    Vectors stay near a teacher's and rank one another as the teacher's do.
+
     The teacher gets no gradient. The KL is 0 with fewer than three texts, where a softmax over the others has
-    nothing to rank.
+    nothing to rank. Source: the two terms of relational distillation (Park et al. 2019).
     """
-    if not 0.0 < temperature < float("inf"):
-        raise ConfigError(f"the temperature of distillation must be a positive number, got {temperature}")
     student = F.normalize(student_MV.float(), dim=1)
     teacher = F.normalize(teacher_MV.detach().float(), dim=1)
     distance = 1.0 - (student * teacher).sum(1).mean()
@@ -267,10 +225,10 @@ def candidate_ranking_loss(
 ) -> Float32[torch.Tensor, ""]:
     """Return the mean over queries with two candidates or more, 0 without any.
 
+    KL(softmax(teacher's logits) ‖ softmax(student's cosines / τ)) over the candidates of one query.
     ``places`` are documents of the batch; candidates whose logit is NaN do not count, whatever their place.
+    Source: distillation of a reranker's scores, as LMK's fine-tuning and BGE-M3 have it.
     """
-    if not 0.0 < temperature < float("inf"):
-        raise ConfigError(f"the temperature of a ranking must be a positive number, got {temperature}")
     is_there_QK = ~logits_QK.isnan()
     ranked_Q = is_there_QK.sum(1) >= MIN_CANDIDATES
     if not bool(ranked_Q.any()):
@@ -296,7 +254,12 @@ def state_loss(
     teacher: Sequence[Float[torch.Tensor, "N D"]],
     kind: Literal["mse", "cosine"],
 ) -> Float32[torch.Tensor, ""]:
-    """Return the mean over layers; the teacher gets no gradient."""
+    """Return the mean over layers of how far a student's states are from a teacher's, token by token.
+
+    The teacher gets no gradient. A layer's squared error is divided by the teacher's mean square, which
+    differs tenfold between layers and is measured in the micro-batch, so other micro-batches give a slightly
+    other MSE. Source: NV-Embed, appendix A.2, MSE of the states of each layer. Differs: layers are averaged.
+    """
     losses: list[torch.Tensor] = []
     for own, taught in zip(student, teacher, strict=True):
         own, taught = own.float(), taught.detach().float()
@@ -305,26 +268,6 @@ def state_loss(
         else:
             losses.append(F.mse_loss(own, taught) / taught.square().mean())
     return torch.stack(losses).mean()
-
-
-def over_widths(
-    loss_of_width: Callable[[int], Float32[torch.Tensor, ""]],
-    dims: Sequence[int],
-    weights: Sequence[float] | None = None,
-) -> Float32[torch.Tensor, ""]:
-    """Return the weighted mean of a loss that is computed from the first so many dimensions.
-
-    ``weights`` = None weighs all alike.
-    """
-    weights = [1.0] * len(dims) if weights is None else weights
-    if len(weights) != len(dims) or not dims or min(weights) < 0 or not sum(weights) > 0:
-        raise ConfigError(
-            f"Matryoshka weights must be one number of at least 0 for each of the {len(dims)} dims, not "
-            f"all 0, got {list(weights)}"
-        )
-    total = sum(weights)
-    terms = [weight / total * loss_of_width(dim) for dim, weight in zip(dims, weights, strict=True) if weight]
-    return torch.stack(terms).sum()
 
 
 TILE_NUMBERS: Final = 1 << 25
@@ -352,15 +295,8 @@ def vocabulary_loss(
     """Return the sum over layers, widths and tokens, and each exit's own sum of cross entropies.
 
     Only the first has a gradient. Sums are in float32; products run in autocast's precision. ``widths`` rise
-    and end within the states, else :class:`ConfigError`.
+    and end within the states.
     """
-    if not widths or any(
-        a >= b for a, b in zip((0, *widths), (*widths, states_LKD.shape[2] + 1), strict=True)
-    ):
-        raise ConfigError(
-            f"widths of the vocabulary's loss must rise from 1 to at most {states_LKD.shape[2]}, got "
-            f"{list(widths)}"
-        )
     total, sums_LW = _TiledVocabulary.apply(
         states_LKD, table_VD, bias_V, labels_K, tuple(widths), distillation, tile_numbers
     )  # pyright: ignore[reportGeneralTypeIssues]

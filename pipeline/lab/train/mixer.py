@@ -1,4 +1,9 @@
-"""Losses of a mixer: a query finds its passage, its sequence and both fused, and ranks as the base does.
+"""`cairn train-mixer`: a landmark mixer for a base model, trained on its vectors alone.
+
+    pairs ─▶ without judged texts ─▶ a sample of pages ─▶ vectors, embedded once
+      ─▶ steps ─▶ the best step ─▶ the rotation ─▶ folder
+
+A query finds its passage, its sequence and both fused, and ranks as the base does:
 
     passages    InfoNCE over all landmarks of the batch and all pairs of neighbours; answers lie inside the
                 query's own document, so that the rest of its sequence is among the negatives
@@ -7,59 +12,32 @@
     ranking     KL from the base model's softmax over passages to the mixer's
 
 Near duplicates of the answer by the base model are no negatives: a passage whose cosine with the answering
-document is above .9, a sequence whose cosine with the answering one is above .93.
+document is above .9, a sequence whose cosine with the answering one is above .93. Source: Morris & Rush 2024
+(CDE), eq. 4 for the filter of false negatives by a surrogate; differs: the surrogate compares answers with
+candidates, not queries.
 
-Source: Morris & Rush 2024 (CDE), eq. 4 for the filter of false negatives by a surrogate; differs: the
-surrogate compares answers with candidates, not queries.
+The rotation behind the mixing is an orthogonal matrix whose first columns say most. It changes no cosine
+between whole vectors, so it costs nothing where they are kept whole, and can only help where they are cut. It
+begins with the principal directions of the base model's vectors, not centred, because cosines are not, and is
+trained alone, on the vectors the trained mixer makes: cut to few dimensions they rank passages as whole (KL),
+and find answers by themselves (InfoNCE). Steps stay on the orthogonal matrices by the Cayley transform of a
+skew-symmetric one. Source: Kusupati et al. 2022 (Matryoshka) for the loss at several widths; differs: only
+the rotation learns it, so that the whole vectors are those of a mixer trained without it.
+
+    FOLDER/cairn_config.json          base, the encoder's settings, and the context of training
+    FOLDER/cairn_extra.safetensors    the mixer's tensors, and what the base has in such a file of its own
 
     S sequences    L landmarks of the longest    Q queries    M passages    D width
-
-Scores of a mixer on held-out pages: how often the best passage answers, where the sequence ranks.
-
-A mean over sources, each counting as often as training draws it, of documents by themselves and of long
-sequences. It compares the steps of one run, a mixer with the base model, and cut vectors with whole ones;
-``cairn evaluate`` says how good a model is.
-
-The rotation behind the mixing: an orthogonal matrix whose first columns say most.
-
-A rotation changes no cosine between whole vectors, so it costs nothing where they are kept whole, and can
-only help where they are cut. It begins with the principal directions of the base model's vectors, not
-centred, because cosines are not. Then it is trained alone, on the vectors the trained mixer makes: cut to few
-dimensions they rank passages as whole (KL), and find answers by themselves (InfoNCE).
-
-Steps stay on the orthogonal matrices by the Cayley transform of a skew-symmetric one, so no step has to be
-taken back.
-
-Source: Kusupati et al. 2022 (Matryoshka representation learning) for the loss at several widths; differs:
-only the rotation learns it, so that the whole vectors are those of a mixer trained without it.
-
-    N vectors    Q queries    M passages    D width
-
-A trained mixer on disk: a folder of the mixer alone that names its base with the hash of its weights.
-
-    cairn_config.json            base, the encoder's settings, and the context of training
-    cairn_extra.safetensors      the mixer's tensors, float32, and what the base has in such a file of its own
-
-``--model FOLDER`` and ``load_encoder`` read it; the base's weights stay where they are.
-
-`cairn train-mixer` from end to end: a landmark mixer for a base model, trained on its vectors alone.
-
-    pairs ─▶ without judged texts ─▶ a sample of pages ─▶ vectors, embedded once
-      ─▶ steps ─▶ the best step ─▶ the rotation ─▶ folder
-
-The mixer is small and its inputs are embedded already, so that steps cost a fraction of a second on one core.
-The model's folder is written at the end, whole; the log stands beside it from the beginning, as
-``FOLDER.jsonl``, and tells why a run failed.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -68,6 +46,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import Backend, ContextConfig, EncoderConfig, Precision
 from cairn.pipeline.encode.encoder_fit import require_fit
 from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.train.grad_cache import summed_backward
 from cairn.pipeline.lab.train.heldout import rank_scores
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.mixer_data import (
@@ -78,10 +57,18 @@ from cairn.pipeline.lab.train.mixer_data import (
     draw_pairs,
     embed_sources,
 )
+from cairn.pipeline.lab.train.pair_vectors import pairs_fingerprint
 from cairn.pipeline.lab.train.pairs import read_pairs
 from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.lab.train.token_head import principal_rotation
-from cairn.pipeline.lab.train.trainer import TrainingLog, cosine_lr_factor, log_path_of, require_new, set_lr
+from cairn.pipeline.lab.train.trainer import (
+    Batch,
+    FrozenBaseRun,
+    Score,
+    claimed_folder,
+    read_log,
+    save_weights,
+)
 from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import (
@@ -291,74 +278,95 @@ RotationBatch = tuple[torch.Tensor, torch.Tensor, Judgements]
 """Queries ``Q D`` and passages ``M D`` in one space, both unit vectors, and what answers what."""
 
 
-def train_rotation(
-    rotation_DD: Float32[torch.Tensor, "D D"],
-    draw: Callable[[int], RotationBatch],
-    *,
-    steps: int,
-    dims: Sequence[int],
-    lr: float,
-    temperature: float,
-    ranking_temperature: float,
-    on_step: Callable[[int, float], None] | None = None,
-) -> Float32[torch.Tensor, "D D"]:
-    """Return an orthogonal matrix, trained from ``rotation_DD``, whose first ``dims`` columns rank like all.
+class Rotation(nn.Module):
+    """An orthogonal matrix in training, by the Cayley transform of a skew-symmetric one."""
 
-    ``draw(step)`` gives vectors before the rotation. ``on_step`` hears each step's loss; one that is not
-    finite raises :class:`ModelError`.
+    def __init__(self, start_DD: Float32[torch.Tensor, "D D"]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(*start_DD.shape, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(start_DD)
+        parametrizations.orthogonal(self.layer, orthogonal_map="cayley")
+
+    @torch.no_grad()
+    def exact(self) -> Float32[torch.Tensor, "D D"]:
+        """Return the nearest orthogonal matrix: what rounding has added over the steps goes."""
+        left_DD, _, right_DD = torch.linalg.svd(self.layer.weight.double())
+        return (left_DD @ right_DD).float()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutVectors:
+    """Implements :class:`Objective` for a rotation: the first ``dims`` of vectors rank like all.
+
+    ``draw(step)`` gives vectors before the rotation, ``measure`` scores by width one that is.
     """
-    layer = nn.Linear(*rotation_DD.shape, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(rotation_DD)
-    parametrizations.orthogonal(layer, orthogonal_map="cayley")
-    optimizer = torch.optim.Adam(layer.parameters(), lr=lr)
-    for step in range(steps):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * 0.5 * (1 + math.cos(math.pi * step / steps))
-        query_QD, passage_MD, judged = draw(step)
-        loss = _loss_of_cut(
-            query_QD,
-            passage_MD,
-            judged,
-            layer.weight,
-            dims=dims,
-            temperature=temperature,
-            ranking_temperature=ranking_temperature,
+
+    model: Rotation
+    draw: Callable[[int], RotationBatch]
+    measure: Callable[[torch.Tensor], Mapping[int, float]]
+    dims: Sequence[int]
+    config: MixerConfig
+
+    def batch(self, step: int) -> Batch:
+        """See :class:`Objective`."""
+        return Batch(
+            backward=partial(summed_backward, [partial(self._loss, step)]), report=lambda: {"of": "rotation"}
         )
-        if not math.isfinite(loss.item()):
-            raise ModelError(
-                f"the rotation's loss must be finite, got {loss.item()} in step {step + 1}; lower rotation_lr"
-            )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if on_step is not None:
-            on_step(step, loss.item())
-    # What rounding has added over the steps goes: the nearest orthogonal matrix.
-    left_DD, _, right_DD = torch.linalg.svd(layer.weight.detach().double())
-    return (left_DD @ right_DD).float()
+
+    def score(self) -> Score | None:
+        """See :class:`Objective`: the sum over widths."""
+        found = self.measure(self.model.exact())
+        measures = {f"heldout_score_first_{dim}": score for dim, score in found.items()}
+        return Score(measures=measures, value=sum(found.values())) if found else None
+
+    def save(self, folder: Path) -> None:
+        """See :class:`Objective`."""
+        save_weights(folder, self.model)
+
+    def _loss(self, step: int) -> Float32[torch.Tensor, ""]:
+        query_QD, passage_MD, judged = self.draw(step)
+        whole_QM = query_QD @ passage_MD.T
+        columns_Dd = self.model.layer.weight[:, : max(self.dims)]
+        rotated_Qd, rotated_Md = query_QD @ columns_Dd, passage_MD @ columns_Dd
+        terms: list[torch.Tensor] = []
+        for dim in self.dims:
+            cut_QM = first_dims(rotated_Qd, dim) @ first_dims(rotated_Md, dim).T
+            terms += [
+                ranking_loss(cut_QM, whole_QM, self.config.distillation_temperature),
+                passage_loss(cut_QM, judged, self.config.temperature),
+            ]
+        return torch.stack(terms).mean()
 
 
-def _loss_of_cut(
-    query_QD: Float32[torch.Tensor, "Q D"],
-    passage_MD: Float32[torch.Tensor, "M D"],
-    judged: Judgements,
-    rotation_DD: Float32[torch.Tensor, "D D"],
-    *,
-    dims: Sequence[int],
-    temperature: float,
-    ranking_temperature: float,
-) -> Float32[torch.Tensor, ""]:
-    whole_QM = query_QD @ passage_MD.T
-    rotated_Qd, rotated_Md = query_QD @ rotation_DD[:, : max(dims)], passage_MD @ rotation_DD[:, : max(dims)]
-    terms: list[torch.Tensor] = []
-    for dim in dims:
-        cut_QM = first_dims(rotated_Qd, dim) @ first_dims(rotated_Md, dim).T
-        terms += [
-            ranking_loss(cut_QM, whole_QM, ranking_temperature),
-            passage_loss(cut_QM, judged, temperature),
-        ]
-    return torch.stack(terms).mean()
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixedPassages:
+    """Implements :class:`Objective` for a mixer, whose step 0 is the base model."""
+
+    model: LandmarkMixer
+    maker: BatchMaker
+    config: MixerConfig
+
+    def batch(self, step: int) -> Batch:
+        """See :class:`Objective`."""
+        drawn = self.maker.training_batch(step + 1)
+        report: dict[str, Any] = {"source": drawn.source}
+
+        def loss() -> torch.Tensor:
+            found, terms = mixing_loss(self.model, drawn, self.config)
+            report.update(terms)
+            return found
+
+        return Batch(backward=partial(summed_backward, [loss]), report=lambda: report)
+
+    def score(self) -> Score | None:
+        """See :class:`Objective`."""
+        scores = score_mixer(self.model, self.maker, dims=(self.model.width,)).get(self.model.width)
+        return None if scores is None else Score(measures=scores, value=scores["heldout_score"])
+
+    def save(self, folder: Path) -> None:
+        """See :class:`Objective`."""
+        save_weights(folder, self.model)
 
 
 def save_mixer(
@@ -374,7 +382,6 @@ def save_mixer(
     It was trained behind the ``context``, None: behind none. ``base_extra`` are tensors of ours beside the
     base's weights: the folder's stand in their place.
     """
-    require_new(folder)
     with (
         durable.storage_errors(f"saving the mixer to {folder}"),
         durable.replacing_folder(folder) as temporary,
@@ -392,7 +399,6 @@ def save_mixer(
         )
 
 
-BETAS: Final = (0.9, 0.98)
 ROTATION_SAMPLE: Final = 16_384
 """Vectors of chunks, and as many of queries, whose principal directions the rotation begins with."""
 
@@ -437,8 +443,8 @@ def train_mixer(
     next run. ``whole_text_tokens`` is a setting the folder brings to those who encode with it: the mixer
     learns from chunks.
     """
-    require_new(folder)
-    log_path = log_path_of(folder)
+    place = FrozenBaseRun(folder)
+    place.require_new()
     named, settings, base_extra = _base(base, backend, precision)
     pairs = draw_pairs(without_judged(read_pairs(files), judged, progress), config)
     started = time.monotonic()
@@ -446,12 +452,18 @@ def train_mixer(
     dims = _require_fit(vectors, config)
     brought = replace(settings, use_context=config.context is not None, whole_text_tokens=whole_text_tokens)
     require_fit(brought, vectors.encoder.backbone)
-    data = embed_sources(pairs, vectors, config, progress)
-    embedded = time.monotonic()
-    run = _Run(log_path=log_path, config=config, data=data, progress=progress)
-    run.train_mixing()
-    cut_scores = run.train_rotation(dims)
-    save_mixer(folder, run.mixer, named, brought, base_extra, config.context)
+    made_of = {"base": vectors.encoder.fingerprint, "pairs": pairs_fingerprint(pairs)}
+    with claimed_folder(place.files, config, made_of, pairs.skipped):
+        data = embed_sources(pairs, vectors, config, progress)
+        embedded = time.monotonic()
+        mixing = _mixing(data, config)
+        state = place.train(mixing, config, progress)
+        mixing.model.eval()
+        cut_scores = _train_rotation(mixing, dims, place, state.log_bytes, progress)
+        save_mixer(folder, mixing.model, named, brought, base_extra, config.context)
+    records = read_log(place.log_path)
+    losses = [record["loss"] for record in records if "source" in record]
+    place.finish()
     return MixerReport(
         folder=str(folder),
         pairs=len(pairs),
@@ -459,13 +471,56 @@ def train_mixer(
         sources=len(data.sources),
         embed_seconds=embedded - started,
         train_seconds=time.monotonic() - embedded,
-        first_loss=run.losses[0],
-        last_loss=run.losses[-1],
-        base_score=run.base_score,
-        best_score=run.best_score,
-        best_step=run.best_step,
+        first_loss=losses[0],
+        last_loss=losses[-1],
+        base_score=None if state.best_score is None else records[0]["heldout_score"],
+        best_score=state.best_score,
+        best_step=state.best_step,
         cut_scores=cut_scores,
     )
+
+
+def _mixing(data: MixerData, config: MixerConfig) -> MixedPassages:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        mixer = LandmarkMixer(data.width, config.num_heads, config.head_dim)
+    # A rotation changes no whole vector: it is left out until the mixing is trained.
+    mixer.turn.requires_grad_(False)
+    return MixedPassages(model=mixer, maker=BatchMaker(data, config), config=config)
+
+
+def _train_rotation(
+    mixing: MixedPassages,
+    dims: tuple[int, ...],
+    place: FrozenBaseRun,
+    log_begins: int,
+    progress: ProgressListener,
+) -> Mapping[int, float]:
+    """Find the rotation, give it to the mixer, and return the scores of vectors cut to ``dims``.
+
+    The principal rotation stays where the trained one does not score more.
+    """
+    config, mixer, maker = mixing.config, mixing.model, mixing.maker
+
+    @torch.no_grad()
+    def draw(step: int) -> RotationBatch:
+        batch = maker.training_batch(config.steps + 1 + step)
+        y_SLD, query_QD = mix_batch(mixer, batch)
+        return query_QD, passages_of(y_SLD, batch), judge(batch)
+
+    def measure(rotation_DD: torch.Tensor) -> Mapping[int, float]:
+        found = score_mixer(mixer, maker, dims=dims, rotation_DD=rotation_DD)
+        return {dim: measures["heldout_score"] for dim, measures in found.items()}
+
+    rotation = Rotation(torch.from_numpy(principal_rotation(maker.sample_vectors(ROTATION_SAMPLE))))
+    if config.rotation_steps:
+        objective = CutVectors(model=rotation, draw=draw, measure=measure, dims=dims, config=config)
+        place.train(objective, config.of_rotation, progress, stage="rotation", log_begins=log_begins)
+    rotation_DD = rotation.exact()
+    scores = measure(rotation_DD)
+    with torch.no_grad():
+        mixer.turn.copy_(rotation_DD)
+    return scores
 
 
 def _base(
@@ -507,148 +562,3 @@ def _require_fit(vectors: BaseVectors, config: MixerConfig) -> tuple[int, ...]:
             f"{backbone.context_dim}; choose another base"
         )
     return config.dims_of(backbone.embedding_dim)
-
-
-class _Run:
-    """A mixer on its way: its steps, its log, and the best of it so far."""
-
-    def __init__(
-        self,
-        *,
-        log_path: Path,
-        config: MixerConfig,
-        data: MixerData,
-        progress: ProgressListener,
-    ) -> None:
-        self._config, self._progress = config, progress
-        self._maker = BatchMaker(data, config)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed)
-            self.mixer = LandmarkMixer(data.width, config.num_heads, config.head_dim)
-        # A rotation changes no whole vector: it is left out until the mixing is trained.
-        self.mixer.turn.requires_grad_(False)
-        self._log = TrainingLog(log_path)
-        self.losses: list[float] = []
-        self.base_score: float | None = None
-        self.best_score: float | None = None
-        self.best_step = 0
-
-    def train_mixing(self) -> None:
-        """Make the steps and leave the mixer as it was at the best of them."""
-        optimizer = _optimizer(self.mixer, self._config)
-        best: dict[str, torch.Tensor] = {}
-        for step in range(self._config.steps + 1):
-            if step:
-                self._step(step, optimizer)
-            if self._is_due(step) and self._is_best(step):
-                best = {name: tensor.clone() for name, tensor in self.mixer.state_dict().items()}
-        self.mixer.load_state_dict(best)
-        self.mixer.eval()
-
-    def train_rotation(self, dims: tuple[int, ...]) -> dict[int, float]:
-        """Find the rotation, give it to the mixer, and return the scores of vectors cut to ``dims``.
-
-        The principal rotation stays where the trained one scores less.
-        """
-        config, maker = self._config, self._maker
-        rotation_DD = torch.from_numpy(principal_rotation(maker.sample_vectors(ROTATION_SAMPLE)))
-        scores = self._score_cut(config.steps, rotation_DD, dims)
-        if config.rotation_steps:
-            trained_DD = train_rotation(
-                rotation_DD,
-                self._rotation_batch,
-                steps=config.rotation_steps,
-                dims=dims,
-                lr=config.rotation_lr,
-                temperature=config.temperature,
-                ranking_temperature=config.distillation_temperature,
-                on_step=self._on_rotation_step,
-            )
-            trained_scores = self._score_cut(config.steps + config.rotation_steps, trained_DD, dims)
-            if sum(trained_scores.values()) >= sum(scores.values()):
-                rotation_DD, scores = trained_DD, trained_scores
-        with torch.no_grad():
-            self.mixer.turn.copy_(rotation_DD)
-        return scores
-
-    def _step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        started = time.monotonic()
-        config = self._config
-        factor = cosine_lr_factor(step, steps=config.steps, warmup_steps=config.warmup_steps)
-        set_lr(optimizer, factor)
-        batch = self._maker.training_batch(step)
-        total, terms = mixing_loss(self.mixer, batch, self._config)
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        norm = float(nn.utils.clip_grad_norm_(self.mixer.parameters(), self._config.max_gradient_norm))
-        loss = total.item()
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise ModelError(
-                f"loss and gradient must be finite, got {loss} and {norm} in step {step}; no model was "
-                "written: train with a lower peak_lr"
-            )
-        optimizer.step()
-        self.losses.append(loss)
-        seconds = round(time.monotonic() - started, 3)
-        self._log.append(
-            {
-                "step": step,
-                "source": batch.source,
-                "loss": loss,
-                **terms,
-                "gradient_norm": norm,
-                "lr": config.peak_lr * factor,
-                "seconds": seconds,
-            }
-        )
-        self._progress("train", step, self._config.steps, "steps")
-
-    def _is_due(self, step: int) -> bool:
-        return step % self._config.evaluate_every == 0 or step == self._config.steps
-
-    def _is_best(self, step: int) -> bool:
-        """Score the mixer and say whether it is the best so far; where nothing is held out the last is."""
-        width = self.mixer.width
-        scores = score_mixer(self.mixer, self._maker, dims=(width,)).get(width)
-        if scores is None:
-            self.best_step = step
-            return True
-        self._log.append({"step": step, **scores})
-        score = scores["heldout_score"]
-        if not step:
-            self.base_score = score
-        if self.best_score is not None and score <= self.best_score:
-            return False
-        self.best_score, self.best_step = score, step
-        return True
-
-    @torch.no_grad()
-    def _rotation_batch(self, step: int) -> RotationBatch:
-        batch = self._maker.training_batch(self._config.steps + 1 + step)
-        y_SLD, query_QD = mix_batch(self.mixer, batch)
-        return query_QD, passages_of(y_SLD, batch), judge(batch)
-
-    def _on_rotation_step(self, step: int, loss: float) -> None:
-        self._log.append({"step": self._config.steps + 1 + step, "rotation_loss": loss})
-        self._progress("rotation", step + 1, self._config.rotation_steps, "steps")
-
-    def _score_cut(
-        self, step: int, rotation_DD: Float32[torch.Tensor, "D D"], dims: tuple[int, ...]
-    ) -> dict[int, float]:
-        found = score_mixer(self.mixer, self._maker, dims=dims, rotation_DD=rotation_DD)
-        scores = {dim: measures["heldout_score"] for dim, measures in found.items()}
-        self._log.append(
-            {"step": step, **{f"heldout_score_first_{dim}": score for dim, score in scores.items()}}
-        )
-        return scores
-
-
-def _optimizer(mixer: LandmarkMixer, config: MixerConfig) -> torch.optim.AdamW:
-    trained = [parameter for parameter in mixer.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if parameter.ndim > 1]
-    vectors = [parameter for parameter in trained if parameter.ndim <= 1]
-    groups = [
-        {"params": matrices, "peak": config.peak_lr, "weight_decay": config.weight_decay},
-        {"params": vectors, "peak": config.peak_lr, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=config.peak_lr, betas=BETAS)

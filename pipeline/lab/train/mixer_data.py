@@ -1,27 +1,10 @@
-"""Texts embedded once and kept: a mixer learns from the base's vectors, which cost almost all of the time.
-
-    FOLDER/<encoder's fingerprint>/document/<fingerprint of the texts>.npz    keys     16 bytes a text
-    FOLDER/<encoder's fingerprint>/query/…                                    counts   its chunks
-    FOLDER/<encoder's fingerprint>/title/…                                    vectors  theirs, float16
-    FOLDER/<encoder's fingerprint>/context-<tokens>/…
-
-A text is found by its key in whatever file it lies, so other files of pairs, another sample or other judged
-texts embed only what is new, and a killed run goes on behind its last block. A file that cannot be read is
-embedded again; nothing is ever removed.
-
-    N texts    M chunks    D width
-
-Pairs as numbers: the documents, pages and queries of each source, and the vectors they point to.
+"""What a mixer learns from: vectors that are embedded once, laid out by source, and batches drawn of them.
 
     source     where pairs come from, the corpus a batch is drawn from
     page       documents of one source under one title, in file order; one without a title is a page by itself
     document   a section of its page: a long sequence joins neighbours, and a query is answered by one of them
 
 Pages are never torn apart: one is in the sample or not, held out or not.
-
-    n documents of a source    p pairs of a source    P documents its contexts are drawn from    D width
-
-Batches a mixer learns from: sequences of neighbouring documents of one source, queries on some, a context.
 
     seeds       random documents of the source, or in half of the batches the neighbours of a random one
     sequence    a seed by itself, or with its neighbours on the page: 2 to 96 landmarks, drawn on a log scale
@@ -31,7 +14,16 @@ Batches a mixer learns from: sequences of neighbouring documents of one source, 
 All that is drawn is drawn from the seed and the step. Held-out batches are made the same way, out of held-out
 pages among training ones.
 
-    S sequences    L landmarks of the longest    Q queries    C context documents    D width
+    CACHE/<encoder's fingerprint>/document/<fingerprint of the texts>.npz    keys     16 bytes a text
+    CACHE/<encoder's fingerprint>/query/…                                    counts   its chunks
+    CACHE/<encoder's fingerprint>/title/…                                    vectors  theirs, float16
+    CACHE/<encoder's fingerprint>/context-<tokens>/…
+
+A text is found by its key in whatever file it lies, so other files of pairs, another sample or other judged
+texts embed only what is new, and a killed run goes on behind its last block.
+
+    N texts    M chunks    n documents of a source    P documents its contexts are drawn from    D width
+    S sequences    L landmarks of the longest    Q queries    C context documents
 """
 
 from __future__ import annotations

@@ -1,50 +1,36 @@
-"""Positive-aware hard negatives: what a surrogate ranks highest below a threshold under the positive's score.
+"""What is computed once of training pairs: vectors, hard negatives, what teachers say; kept with the run.
+
+Vectors cluster the pairs, tell false negatives, and mine hard ones. Surrogate ``static`` is the one that
+clusters a corpus at ingest, at the cost of tokenising; ``encoder`` is the base model itself, pooled over the
+opening of a text, which ranks far better and costs a forward pass over the data once.
+
+Positive-aware hard negatives are what it ranks highest below a threshold under the positive's score:
 
     by percentage   score < share x positive           TopK-PercPos, 95 % by default
     by margin       score < positive - margin          TopK-MarginPos, none by default
 
-What scores nearly as high as the positive is likely to answer the query too, so it is no negative; with both
-thresholds the lower one holds. Candidates
-are the documents of the query's own source: those of another are seldom hard, and searching them all costs
-the square of the data.
+What scores nearly as high as the positive is likely to answer the query too; with both thresholds the lower
+one holds. Candidates are the documents of the query's own source: those of another are seldom hard, and
+searching them all costs the square of the data. Source: NV-Embed §4.1.1 (percentage), after Moreira et al.
+2024 (NV-Retriever), which compares both. Differs: the surrogate is the base model, not a 7B teacher.
 
-Source: NV-Embed §4.1.1 (percentage), after Moreira et al. 2024 (NV-Retriever), which compares both. Differs:
-the surrogate is the base model, not a 7B teacher.
-
-Cheap vectors of the training pairs: what clusters them, tells false negatives, and mines hard ones.
-
-``static`` is the surrogate that clusters a corpus at ingest, at the cost of tokenising; ``encoder`` is the
-base model itself, pooled over the opening of a text, which ranks far better and costs a forward pass over the
-data once. Vectors are kept in the run's folder.
-
-    N pairs    V surrogate dim
-
-A teacher of any family and width: its vectors of the training texts, laid into the base model's space.
+A teacher of any family and width is laid into the base model's space:
 
     teacher's vectors ─▶ as many principal axes as the base has dimensions ─▶ the nearest rotation
 
 A rotation changes no score between the teacher's vectors. It is found in closed form, so nothing is trained
-beside the model, and a run repeats bit for bit.
+beside the model, and a run repeats bit for bit. Source: vectors of texts as the only target, as in LEAF; the
+rotation is the orthogonal Procrustes solution (Schönemann 1966). Differs from LEAF: there a linear map behind
+the student is trained and kept.
 
-Source: vectors of texts as the only target, as in LEAF; the rotation is the orthogonal Procrustes solution
-(Schönemann 1966). Differs from LEAF: there a linear map behind the student is trained and kept.
-
-    N pairs    T texts    D width of the base    E width of the teacher
-
-A cross-encoder's scores of each query's candidates: its positive, then its own negatives.
-
-    pairs, own negatives ─▶ cross-encoder ─▶ logits, kept in the run's folder ─▶ the loss of every step
-
-Source: LMK §5 and appendix, training with hard negatives and distillation scores of a reranker. The paper
-takes published scores; here a local cross-encoder makes them once, before the first step.
-
-    N pairs    K candidates of a pair
+    N pairs    T texts    V surrogate dim    D width of the base    E width of the teacher    K candidates
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -55,7 +41,7 @@ from cairn.pipeline.cluster.sampling import hash_order
 from cairn.pipeline.config import Surrogate
 from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ConfigError, IntegrityError, ModelError
+from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.train.pairs import Candidates, PairRow, TrainingPairs, text_numbers
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
@@ -67,7 +53,9 @@ from cairn.pipeline.token_vectors.codes import unit
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32, Int64
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
+
+logger = logging.getLogger(__name__)
 
 NONE_FOUND: Final = -1
 BLOCK_QUERIES: Final = 256
@@ -184,34 +172,38 @@ def embed_texts(
     return np.concatenate(blocks)[[number[text] for text in texts]]
 
 
-def kept_vectors(path: Path, key: str, num_pairs: int, embed: Callable[[], PairVectors]) -> PairVectors:
-    """Read the vectors that a run has stored under this ``key``, or make and store them."""
-    if path.is_file():
-        stored = _read_vectors(path)
-        if stored.fingerprint == key and len(stored.query_NV) == num_pairs:
-            return stored
-    found = embed()
-    stored = PairVectors(document_NV=found.document_NV, query_NV=found.query_NV, fingerprint=key)
-    with durable.storage_errors("writing vectors of the pairs"), durable.replacing(path) as temporary:
-        save_file(
-            {"document": stored.document_NV, "query": stored.query_NV}, temporary, metadata={"key": key}
-        )
-    return stored
+def kept_arrays(
+    path: Path | None, key: str, make: Callable[[], Mapping[str, np.ndarray]]
+) -> Mapping[str, np.ndarray]:
+    """Read the arrays that are stored at ``path`` under this ``key``, or make and store them.
+
+    A damaged file is made again. Without a path nothing is stored.
+    """
+    if path is not None and path.is_file():
+        try:
+            with safe_open(path, "numpy") as stored:
+                if (stored.metadata() or {}).get("key") == key:
+                    return {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError):
+            logger.warning("%s is damaged, and made again", path.name)
+    arrays = make()
+    if path is not None:
+        with durable.storage_errors(f"writing {path.name}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with durable.replacing(path) as temporary:
+                save_file(dict(arrays), temporary, metadata={"key": key})
+    return arrays
 
 
-def _read_vectors(path: Path) -> PairVectors:
-    from safetensors import safe_open
+def kept_vectors(path: Path, key: str, embed: Callable[[], PairVectors]) -> PairVectors:
+    """Do the same with vectors of pairs."""
 
-    try:
-        with safe_open(path, "numpy") as stored:
-            key = (stored.metadata() or {}).get("key", "")
-        arrays = load_file(path)
-        return PairVectors(document_NV=arrays["document"], query_NV=arrays["query"], fingerprint=key)
-    except (SafetensorError, KeyError, OSError) as error:
-        raise IntegrityError(
-            f"{path.name} of the run must be a whole safetensors file, got a damaged one; delete it and "
-            "run again"
-        ) from error
+    def make() -> Mapping[str, np.ndarray]:
+        found = embed()
+        return {"document": found.document_NV, "query": found.query_NV}
+
+    arrays = kept_arrays(path, key, make)
+    return PairVectors(document_NV=arrays["document"], query_NV=arrays["query"], fingerprint=key)
 
 
 def vectors_key(surrogate: Surrogate, model_fingerprint: str, pairs: TrainingPairs) -> str:
@@ -299,9 +291,6 @@ def laid_onto(taught: PairVectors, base: PairVectors) -> PairVectors:
     )
 
 
-_LOGITS = "logits"
-
-
 def candidate_scores(
     path: Path,
     teacher: CrossEncoderReranker,
@@ -313,38 +302,24 @@ def candidate_scores(
 ) -> Float32[np.ndarray, "N K"]:
     """Return the logits of each query with ``texts`` of its own place and of ``own_Nk``; K is k + 1.
 
-    NaN where there is no candidate, and for pairs ``left_out``. What a run has stored at ``path`` for the
-    same candidates is read; a damaged file raises :class:`IntegrityError`.
+    NaN where there is no candidate, and for pairs ``left_out``; they are kept at ``path``. Source: LMK §5 and
+    appendix, training with hard negatives and distillation scores of a reranker. The paper takes published
+    scores; here a local cross-encoder makes them once, before the first step.
     """
     places_NK = np.concatenate([np.arange(len(queries))[:, None], own_Nk], axis=1)
     places_NK[left_out] = NONE_FOUND
+
+    def score() -> Mapping[str, np.ndarray]:
+        scores_NK = np.full(places_NK.shape, np.nan, np.float32)
+        for number, query in enumerate(queries):
+            is_there = places_NK[number] != NONE_FOUND
+            if is_there.any():
+                own: list[str] = [texts[int(place)] for place in places_NK[number, is_there]]
+                scores_NK[number, is_there] = teacher.logits(query, own)
+            progress("teacher", number + 1, len(queries), "queries")
+        return {"logits": scores_NK}
+
     key = fingerprint(
         teacher=teacher.fingerprint, places=places_NK.tolist(), queries=list(queries), texts=list(texts)
     )
-    stored_NK = _read_scores(path, key)
-    if stored_NK is not None:
-        return stored_NK
-    scores_NK = np.full(places_NK.shape, np.nan, np.float32)
-    for number, query in enumerate(queries):
-        is_there = places_NK[number] != NONE_FOUND
-        if is_there.any():
-            own: list[str] = [texts[int(place)] for place in places_NK[number, is_there]]
-            scores_NK[number, is_there] = teacher.logits(query, own)
-        progress("teacher", number + 1, len(queries), "queries")
-    with durable.storage_errors("writing the teacher's scores"), durable.replacing(path) as temporary:
-        save_file({_LOGITS: scores_NK}, temporary, metadata={"key": key})
-    return scores_NK
-
-
-def _read_scores(path: Path, key: str) -> Float32[np.ndarray, "N K"] | None:
-    if not path.is_file():
-        return None
-    try:
-        with safe_open(path, "numpy") as stored:
-            is_same = (stored.metadata() or {}).get("key") == key
-            return stored.get_tensor(_LOGITS) if is_same else None
-    except (SafetensorError, OSError) as error:
-        raise IntegrityError(
-            f"{path.name} of the run must be a whole safetensors file, got a damaged one; delete it and "
-            "run again"
-        ) from error
+    return kept_arrays(path, key, score)["logits"]

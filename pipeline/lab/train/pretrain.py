@@ -1,6 +1,16 @@
-"""A model of new weights: a configuration as published files have it, and the tokenizer of another model.
+"""`cairn pretrain`: an encoder on text alone, by masked words (m³BERT) and by RetroMAE's decoder.
 
-RetroMAE's enhanced decoder: one layer that rebuilds every token of a text from the text's one vector.
+    texts ─▶ tokens ─▶ rows, some held out ─▶ masked ─▶ steps of the one trainer ─▶ model/ and best/
+
+    mlm        Σ over layers and widths of the masked words' cross entropy (m³BERT §2.1, L_total)
+    retromae   the same, and that of every word as rebuilt from the text's vector (LMK §6.3)
+
+Of the chosen tokens 80 % become [MASK], 10 % another word, and 10 % stay as they are; [CLS] and landmarks are
+never chosen. Each term is already divided by the batch's number of scored tokens, so terms of micro-batches
+add up. The output table is the input table (tied), behind it a bias that begins at the words' frequency.
+
+RetroMAE's enhanced decoder is one layer that rebuilds every token of a text from the text's one vector h, the
+mean of the landmarks' states, or [CLS]'s where a row has no landmarks:
 
     queries        h + p_i                     for every token i
     keys, values   h, e_1 + p_1 … e_n + p_n    e the input embeddings of the unmasked text
@@ -8,48 +18,22 @@ RetroMAE's enhanced decoder: one layer that rebuilds every token of a text from 
 
     x = norm(queries + attention);  states = norm(x + feed-forward(x))
 
-h is the mean of the landmarks' states, or [CLS]'s where a row has no landmarks. What the decoder cannot see
-it must take from h: that is what trains h. The decoder is left out of the saved model.
+What the decoder cannot see it must take from h: that is what trains h. It is left out of the saved model.
 
-Source: Xiao et al. 2022 (RetroMAE), §3.2 and eq. 4-8; LMK §6.3 puts the landmarks' mean in the place of
-[CLS]. Differs: embeddings are normed after their positions are added, as in that paper's code; positions are
-the decoder's own, begun as the encoder's where that has any. [CLS] and landmarks are not rebuilt.
+Source: Devlin et al. 2019 (BERT), §3.1; m³BERT §2.3 takes its 15 %, RetroMAE 30 % for its encoder. Xiao et
+al. 2022 (RetroMAE), §3.2 and eq. 4-8; LMK §6.3 puts the landmarks' mean in the place of [CLS]. Differs:
+embeddings are normed after their positions are added, as in that paper's code; positions are the decoder's
+own, begun as the encoder's where that has any. [CLS] and landmarks are not rebuilt.
 
-    P texts    N their tokens    D model dim    H heads
-
-Masked rows: what the encoder reads and which of its tokens are scored.
-
-Of the chosen tokens 80 % become [MASK], 10 % another word, and 10 % stay as they are. [CLS] and landmarks are
-never chosen.
-
-Source: Devlin et al. 2019 (BERT), §3.1; m³BERT §2.3 takes its 15 %, RetroMAE 30 % for its encoder.
-
-What pretraining can learn, one entry an objective: from masked rows to the terms of the loss.
-
-    mlm        Σ over layers and widths of the masked words' cross entropy (m³BERT §2.1, L_total)
-    retromae   the same, and that of every word as rebuilt from the text's vector (LMK §6.3)
-
-Each term is already divided by the batch's number of scored tokens, so terms of micro-batches add up. The
-output table is the input table (tied), behind it a bias that begins at the words' frequency.
-
-What ``cairn pretrain`` makes of a step: masked rows, the terms of their loss, held-out rows.
-
-`cairn pretrain` from end to end: texts, tokens, rows, steps, log, checkpoints.
-
-    texts ─▶ tokens ─▶ rows, some held out ─▶ steps of the one trainer ─▶ model/ and best/
-
-A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
-if nothing had happened. A folder belongs to one run: other settings, texts or base are refused.
+    P texts    N their tokens    K scored tokens    D model dim    H heads
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,24 +42,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
-from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, LandmarkEncoder
+from cairn.pipeline.lab.train.grad_cache import summed_backward
+from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import SelfDistillation, vocabulary_loss
-from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
+from cairn.pipeline.lab.train.processes import ALONE, Processes
 from cairn.pipeline.lab.train.settings import PretrainConfig, PretrainObjective, require_within
 from cairn.pipeline.lab.train.token_stream import StreamRows, TokenStream
-from cairn.pipeline.lab.train.trainer import (
-    Report,
-    RunFolder,
-    RunState,
-    Steps,
-    Trainer,
-    TrainingLog,
-    claim_folder,
-    held_folder,
-)
-from cairn.pipeline.lab.train.training_files import Texts, read_texts
+from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
+from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.engine.precision import resolve_precision
 from cairn.pipeline.model.engine.weights import INITIAL_STD, NewTensors
 from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
@@ -376,94 +351,78 @@ HELD_OUT_STEP: Final = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainStep(Report):
-    """What a step made of its rows; ``terms`` are those of the loss by name."""
+class MaskedText:
+    """Implements :class:`cairn.pipeline.lab.train.trainer.Objective` for rows of text."""
 
-    num_tokens: int
-    num_scored: int
-    terms: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainTask:
-    """Implements :class:`cairn.pipeline.lab.train.trainer.Task` for rows of text."""
-
-    files: RunFolder
     model: LandmarkEncoder
     heads: PretrainHeads
     stream: TokenStream
     vocabulary: Vocabulary
     config: PretrainConfig
-    processes: Processes
+    folder: EncoderFolder
+    processes: Processes = ALONE
 
-    def step(self, step: int) -> PretrainStep:
-        """See :class:`Task`."""
+    def batch(self, step: int) -> Batch:
+        """See :class:`Objective`; ``terms`` of the report are those of the loss by name."""
         plain = self.stream.batch(step)
         parts = self._parts(plain, step, np.random.default_rng([self.config.seed, _MASKS, step]))
         terms = Counter(dict.fromkeys(self._names(), 0.0))
-        for number in self.processes.share(len(parts)):
-            found = self._terms(parts[number])
-            loss = torch.stack([term for name, term in found.items() if "/" not in name]).sum()
-            loss.backward()
+
+        def loss_of(part: MaskedPart) -> torch.Tensor:
+            found = self._terms(part)
             terms.update({name: term.item() for name, term in found.items()})
-        self.processes.add_up_gradients(self.model.parameters())
-        whole = self._of_all(terms)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_gradient_norm)
-        return PretrainStep(
-            loss=_loss(whole),
-            gradient_norm=float(norm),
-            num_tokens=len(plain.rows.ids_N),
-            num_scored=parts[0].num_scored,
-            terms=whole,
+            return torch.stack([term for name, term in found.items() if "/" not in name]).sum()
+
+        return Batch(
+            backward=partial(summed_backward, [partial(loss_of, part) for part in parts]),
+            report=lambda: {
+                "num_tokens": len(plain.rows.ids_N),
+                "num_scored": parts[0].num_scored,
+                "terms": self._of_all(terms),
+            },
         )
 
-    def observed(self) -> Mapping[str, float]:
-        """See :class:`Task`: nothing beside the terms."""
-        return {}
-
     @torch.no_grad()
-    def evaluate(self, state: RunState, log: TrainingLog) -> RunState:
-        """See :class:`Task`: the loss of the held-out rows, the lowest of which is the best."""
-        is_due = state.step % self.config.evaluate_every == 0 or state.step == self.config.steps
-        if not is_due or not self.stream.heldout:
-            return state
+    def score(self) -> Score | None:
+        """See :class:`Objective`: the loss of the held-out rows, the lowest of which is the best."""
+        if not self.stream.heldout:
+            return None
         generator = np.random.default_rng([self.config.seed, _HELD_OUT])
         plain = self.stream.lay_out(self.stream.heldout, generator)
         terms: Counter[str] = Counter()
         for part in self._parts(plain, HELD_OUT_STEP, generator):
             terms.update({name: term.item() for name, term in self._terms(part).items()})
-        log.append({"step": state.step, "heldout_loss": _loss(terms), "heldout_terms": dict(terms)})
-        score = -_loss(terms)
-        if state.step and score <= state.best_score:
-            return state
-        self.files.save_model("best", self.model)
-        return replace(state, best_score=score, best_step=state.step)
+        loss = sum(value for name, value in terms.items() if "/" not in name)
+        return Score(measures={"heldout_loss": loss, "heldout_terms": dict(terms)}, value=-loss)
+
+    def save(self, folder: Path) -> None:
+        """See :class:`Objective`."""
+        self.folder.save(folder, self.model)
 
     def _parts(self, plain: StreamRows, step: int, generator: np.random.Generator) -> Sequence[MaskedPart]:
+        """Mask the rows and cut them into micro-batches."""
         hidden, scored = masked(plain, self.config.masked, self.vocabulary, generator)
-        return list(self._cut(plain, hidden, scored, step))
-
-    def _cut(
-        self, plain: StreamRows, hidden: StreamRows, scored: np.ndarray, step: int
-    ) -> Iterator[MaskedPart]:
         most = min(self.config.micro_batch_tokens, -(-len(plain.rows.ids_N) // self.processes.size))
+        parts: list[MaskedPart] = []
         first, start = 0, 0
         for whole, masked_part in zip(plain.split(most), hidden.split(most), strict=True):
             end = start + len(whole.rows.ids_N)
-            yield MaskedPart(
-                plain=whole,
-                hidden=masked_part,
-                scored_K=scored[(scored >= start) & (scored < end)] - start,
-                first=first,
-                step=step + 1,
-                num_scored=len(scored),
-                num_words=int(plain.is_text_N.sum()),
+            parts.append(
+                MaskedPart(
+                    plain=whole,
+                    hidden=masked_part,
+                    scored_K=scored[(scored >= start) & (scored < end)] - start,
+                    first=first,
+                    step=step + 1,
+                    num_scored=len(scored),
+                    num_words=int(plain.is_text_N.sum()),
+                )
             )
             first, start = first + len(whole.rows), end
+        return parts
 
     def _terms(self, part: MaskedPart) -> Mapping[str, torch.Tensor]:
-        is_half = self.config.precision == "bf16"
-        with torch.autocast(self.model.device.type, torch.bfloat16, enabled=is_half):
+        with autocast(self.model, self.config):
             return OBJECTIVES[self.config.objective](self.model, self.heads, part, self.config)
 
     def _names(self) -> list[str]:
@@ -480,10 +439,6 @@ class PretrainTask:
         values = torch.tensor(list(terms.values()), device=self.processes.device)
         self.processes.add_up(values)
         return dict(zip(terms, values.tolist(), strict=True))
-
-
-def _loss(terms: Mapping[str, float]) -> float:
-    return sum(value for name, value in terms.items() if "/" not in name)
 
 
 SERVED_INTERVAL = 64
@@ -530,13 +485,10 @@ def pretrain(
     That is a config.json; new weights have the base's tokenizer. After ``stop_after_seconds`` a checkpoint is
     written and :class:`TryAgainError` raised: the same call goes on.
     """
-    device, started = processes.device, time.monotonic()
+    deadline = deadline_in(stop_after_seconds)
     if not sources:
         raise SourceError("pretraining must have texts, got none; name Parquet or JSON-lines files")
-    # Resolved before it is written down: a run must not go on in another arithmetic.
-    config = replace(
-        config, precision="bf16" if resolve_precision(config.precision, device) == torch.bfloat16 else "fp32"
-    )
+    config = resolved(config, processes)
     checkpoint = _base(base, from_config, config)
     model = LandmarkEncoder(checkpoint)
     for name in OWN_NAMES:
@@ -547,45 +499,37 @@ def pretrain(
     stream = TokenStream(texts, checkpoint, config, progress)
     model.objective = heads = _heads(model, stream, config)
     made_of = {"base": checkpoint.fingerprint, "texts": texts.fingerprint}
-    with contextlib.nullcontext() if processes.rank else held_folder(folder):
-        with first_before_others(processes):
-            claim_folder(folder, config, made_of, texts.skipped)
-        files = RunFolder(folder, checkpoint, _served_settings(config))
-        task = PretrainTask(
-            files=files,
-            model=model.to(device),
-            heads=heads,
-            stream=stream,
-            vocabulary=vocabulary,
+    objective = MaskedText(
+        model=model.to(processes.device),
+        heads=heads,
+        stream=stream,
+        vocabulary=vocabulary,
+        config=config,
+        folder=EncoderFolder(base=checkpoint, settings=_served_settings(config)),
+        processes=processes,
+    )
+    with claimed_folder(folder, config, made_of, texts.skipped, processes):
+        steps = Trainer(
+            objective=objective,
             config=config,
-            processes=processes,
-        )
-        trainer = Trainer(
-            files=files,
-            model=model,
-            task=task,
-            config=config,
-            stops_at_seconds=math.inf if stop_after_seconds is None else started + stop_after_seconds,
+            folder=folder,
+            deadline=deadline,
             processes=processes,
             progress=progress,
-            saves_changes=False,
-        )
-        return _report(task, texts, trainer.run())
-
-
-def _report(task: PretrainTask, texts: Texts, steps: Steps) -> PretrainReport:
+        ).run()
+    best = steps.state.best_score
     return PretrainReport(
-        folder=str(task.files.folder),
+        folder=str(folder),
         texts=len(texts.texts),
         skipped=texts.skipped,
-        tokens=task.stream.num_tokens,
-        rows=task.stream.num_rows,
-        parameters=sum(tensor.numel() for tensor in task.model.published_tensors().values()),
-        steps=task.config.steps,
+        tokens=stream.num_tokens,
+        rows=stream.num_rows,
+        parameters=sum(tensor.numel() for tensor in model.published_tensors().values()),
+        steps=config.steps,
         resumed_at=steps.resumed_at,
         first_loss=steps.first_loss,
         last_loss=steps.last_loss,
-        best_loss=-steps.state.best_score if task.stream.heldout else None,
+        best_loss=None if best is None else -best,
         best_step=steps.state.best_step,
         seconds=steps.seconds,
         tokens_per_second=steps.counts["num_tokens"] / steps.seconds,

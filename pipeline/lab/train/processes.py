@@ -4,19 +4,11 @@
                     its micro-batches' gradients ─▶ added up ─▶ the same optimiser step
 
 So loss and gradient are those of one process on the same batch, rounding aside, and weights stay equal
-without being sent. Only the first process writes.
+without being sent. Only the first process writes. Several talk over torch.distributed: NCCL between GPUs, one
+a process, else gloo. What is exchanged are sums, which come out the same bits in every process.
 
 Source: Gao et al. 2021 (GradCache), §3.3, several devices. Differs: every process computes the loss of the
 whole batch, in tiles.
-
-Several processes over torch.distributed: NCCL between GPUs, one a process, else gloo between processors.
-
-What is exchanged are sums: a gathered batch is a sum of tensors that are zero where another process fills
-them in. Sums come out the same bits in every process, so weights do not drift apart.
-
-The processes that ``torchrun`` started; its variables say which of them this one is.
-
-Without these variables torch.distributed is not loaded.
 """
 
 from __future__ import annotations

@@ -1,31 +1,22 @@
-"""What the loop of steps reads of a run's settings, whatever is trained.
+"""Settings of every training; with data and base they determine every weight, bit for bit, on one thread.
 
-Settings of a training run; with data and base they determine every weight, bit for bit, on one thread.
+    RunConfig            what the one loop reads of any run
+    EncoderRunConfig     runs that change a transformer     TrainConfig, PretrainConfig, DistillConfig
+    VectorRunConfig      runs beside a frozen base          MixerConfig, LateConfig
 
-Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1 (negatives below 95
-% of the positive); sizes are those of a CPU.
-
-Settings of a pretraining run; with texts and base they determine every weight, bit for bit, on one thread.
-
-Defaults follow m³BERT §2.3 (masking, peak rate, decay, cosine schedule) and, for RetroMAE's masks, Xiao et
-al. 2022, which LMK §6.3 follows; sizes are those of a CPU.
-
-Settings of a distillation; with texts, teacher and student they determine every weight on one thread.
-
-Settings of a mixer's training; with data and base they determine every weight, on one thread.
-
-A mixer has some hundred thousand weights and learns from vectors that are embedded once, so that its sizes
-and rates are far from those of :mod:`settings`, which trains a transformer.
-
-Settings of a token projection's training; with data and base they determine every weight.
+Defaults of ``cairn train`` follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1
+(negatives below 95 % of the positive), those of ``cairn pretrain`` m³BERT §2.3 (masking, peak rate, decay,
+cosine schedule) and Xiao et al. 2022 for RetroMAE's masks; sizes are those of a CPU. A mixer and a token
+projection have some hundred thousand weights and learn from vectors that are embedded once, so that their
+sizes and rates are far from those of a transformer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Final, Literal
 
 from cairn.pipeline.config import ContextConfig, Surrogate, Tour
 from cairn.pipeline.errors import ConfigError
@@ -33,33 +24,9 @@ from cairn.pipeline.model.folders.own_tensors import GATE_NAMES
 from cairn.pipeline.options import MAX_SEED, About, check_options, metadata_of, option
 from cairn.pipeline.poolings import POOLING_RULES, POOLINGS
 from cairn.pipeline.token_vectors.codes import require_packable
+from typing_extensions import override
 
 Schedule = Literal["linear", "cosine"]
-
-
-@runtime_checkable
-class RunSettings(Protocol):
-    """Settings of any run.
-
-    ``own_lrs`` are peak rates of parameters, by name, that have one of their own and no decay.
-    """
-
-    @property
-    def steps(self) -> int: ...  # noqa: D102 - the settings say what each of them is
-    @property
-    def checkpoint_every(self) -> int: ...  # noqa: D102
-    @property
-    def peak_lr(self) -> float: ...  # noqa: D102
-    @property
-    def own_lrs(self) -> Mapping[str, float]: ...  # noqa: D102
-    @property
-    def schedule(self) -> Schedule: ...  # noqa: D102
-    @property
-    def warmup_share(self) -> float: ...  # noqa: D102
-    @property
-    def weight_decay(self) -> float: ...  # noqa: D102
-
-
 TrainedPooling = Literal["mean", "lmk", "cls", "latent"]
 TrainedAttention = Literal["chunk", "landmark", "full"]
 LoraMatrices = Literal["attention", "all"]
@@ -70,9 +37,87 @@ TrainedPrecision = Literal["auto", "fp32", "bf16"]
 MIN_INTERVAL: Final = 8
 """Fewest tokens between landmarks: those of an ingest."""
 
+LOWEST_LR: Final = 0.05
+"""Share of the peak rate that the last steps beside a frozen base are made with."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
+class RunConfig:
+    """What the loop of steps reads of a run's settings, whatever is trained."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+    """Of AdamW."""
+
+    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
+    peak_lr: float = option(1e-4, About("Learning rate after the warm-up.", above=0, high=1))
+    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
+    max_gradient_norm: float = option(
+        1.0, About("Longer gradients are cut to it.", above=0, is_infinity_allowed=True)
+    )
+    evaluate_every: int = option(50, About("Steps between held-out scores.", low=1))
+    checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
+    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for item in fields(self):
+            if isinstance(value := getattr(self, item.name), list):  # as read from JSON or cairn.toml
+                object.__setattr__(self, item.name, tuple(value))
+
+    @property
+    def own_lrs(self) -> Mapping[str, float]:
+        """Return the peak rates of parameters, by name, that have one of their own and no decay."""
+        return {}
+
+    def lr_factor(self, step: int) -> float:
+        """Return the share of the peak rate that step 0 … steps - 1 is made with."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderRunConfig(RunConfig):
+    """Settings of a run that changes a transformer.
+
+    ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser
+    are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    """
+
+    schedule: Schedule = option("linear", About("How the rate decays."))
+    warmup_share: float = option(
+        0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
+    )
+    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
+    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
+
+    @override
+    def lr_factor(self, step: int) -> float:
+        """Rise to 1 while warming up, then fall to almost 0, along a line or half a cosine."""
+        num_warming = round(self.warmup_share * self.steps)
+        if step < num_warming:
+            return (step + 1) / num_warming
+        left = (self.steps - step) / max(1, self.steps - num_warming)
+        return left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorRunConfig(RunConfig):
+    """Settings of a run on vectors of a base that stays as it is."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
+
+    warmup_steps: int = option(100, About("Steps of the warm-up.", low=0))
+    checkpoint_every: int = option(100, About(low=1))
+
+    @override
+    def lr_factor(self, step: int) -> float:
+        """Return a linear warm-up times a cosine to LOWEST_LR."""
+        made = step + 1
+        cosine = LOWEST_LR + (1 - LOWEST_LR) * 0.5 * (1 + math.cos(math.pi * made / self.steps))
+        return min(1.0, made / max(1, self.warmup_steps)) * cosine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig(EncoderRunConfig):
     """Settings of ``cairn train``.
 
     ``batch_pairs`` pairs make a batch, in sequences of up to ``sequence_documents`` neighbouring documents of
@@ -95,11 +140,9 @@ class TrainConfig:
     ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its vectors and scores,
     instead of chunks those of the base. With a ``score_teacher`` a query's positive and own negatives are
     ranked as by its scores, too. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev
-    sets are scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums
-    and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    sets are scored.
     """
 
-    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
     batch_pairs: int = option(64, About("Pairs of a batch.", low=2))
     sequence_documents: int = option(4, About("Neighbouring documents that make one sequence.", low=1))
     pooling: TrainedPooling = option("lmk", About("What a chunk's vector is pooled from."))
@@ -210,12 +253,6 @@ class TrainConfig:
     tour: Tour = option("greedy", About("How clusters are packed into batches."))
     peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0, high=1))
     gate_lr: float = option(1e-2, About("The same for gates.", low=0, high=1))
-    warmup_share: float = option(
-        0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
-    )
-    schedule: Schedule = option("linear", About("How the rate decays."))
-    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
-    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     initial_gate: float = option(
         -1.0, About("Where gates start that the base does not have.", low=-20, high=5)
     )
@@ -239,15 +276,10 @@ class TrainConfig:
         0.0, About("Share of the inputs that an update leaves out, drawn for each step.", low=0, high=0.9)
     )
     heldout_pairs: int = option(256, About("Pairs kept out to find the best step.", low=0))
-    evaluate_every: int = option(50, About("Steps between scores of the held-out pairs.", low=1))
     dev_every: int = option(500, About("Steps between scores of the dev sets.", low=1))
-    checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
-    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
-    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
-    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_options(self)
+        RunConfig.__post_init__(self)
         given = self.lora_alpha is not None or self.lora_matrices != "all" or self.lora_dropout > 0
         if not self.lora_rank and given:
             raise ConfigError(
@@ -270,12 +302,6 @@ class TrainConfig:
                 "late_weight must go with attention chunk or landmark, got full; leave one of them out"
             )
         require_packable(self.late_dims, self.late_bits)
-        # Lists when read from JSON.
-        for name in ("matryoshka_dims", "matryoshka_layers", "landmark_intervals"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._require_rows()
-
-    def _require_rows(self) -> None:
         if self.pooling not in POOLINGS[self.attention]:
             raise ConfigError(
                 f"pooling {self.pooling} must go with attention "
@@ -287,8 +313,8 @@ class TrainConfig:
             )
 
     @property
+    @override
     def own_lrs(self) -> Mapping[str, float]:
-        """Return the peak rates of parameters, by name, that have one of their own."""
         of_head = {"head.matrix": self.late_lr, "head.log_weight": self.late_term_lr}
         return dict.fromkeys(GATE_NAMES, self.gate_lr) | of_head
 
@@ -319,7 +345,7 @@ MASK_SHARES: Final[Mapping[PretrainObjective, float]] = {"mlm": 0.15, "retromae"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainConfig:
+class PretrainConfig(EncoderRunConfig):
     """Settings of ``cairn pretrain``.
 
     ``batch_rows`` rows of up to ``max_tokens`` make a batch; documents are cut where a row is full, and those
@@ -330,7 +356,6 @@ class PretrainConfig:
     are.
     """
 
-    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
     objective: PretrainObjective = option("mlm", About("What is learned."))
     batch_rows: int = option(32, About("Rows of a batch.", low=1))
     max_tokens: int = option(512, About("Tokens of a row.", low=8))
@@ -363,31 +388,16 @@ class PretrainConfig:
             default_text="rows as they come",
         ),
     )
-    peak_lr: float = option(1e-4, About("Learning rate after the warm-up.", above=0, high=1))
-    warmup_share: float = option(
-        0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
-    )
     schedule: Schedule = option("cosine", About("How the rate decays."))
-    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
-    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     heldout_rows: int = option(16, About("Rows kept out to find the best step.", low=0))
     evaluate_every: int = option(100, About("Steps between scores of the held-out rows.", low=1))
     checkpoint_every: int = option(100, About("Steps between checkpoints.", low=1))
-    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
-    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
-    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_options(self)
-        for name in ("matryoshka_dims", "matryoshka_layers", "landmark_intervals"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        RunConfig.__post_init__(self)
+        object.__setattr__(self, "matryoshka_dims", tuple(sorted(self.matryoshka_dims)))
         if self.landmark_intervals and min(self.landmark_intervals) < 1:
             raise ConfigError(f"landmark_intervals must be at least 1, got {list(self.landmark_intervals)}")
-
-    @property
-    def own_lrs(self) -> Mapping[str, float]:
-        """Return no parameters: all have the peak rate."""
-        return {}
 
     @property
     def masked(self) -> float:
@@ -399,14 +409,13 @@ StateLoss = Literal["mse", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DistillConfig:
+class DistillConfig(EncoderRunConfig):
     """Settings of ``cairn distill``.
 
     ``teacher_layers`` are the teacher's layers that the student's follow, one each; () spreads them evenly.
     ``state_weight`` = None is 1 for a teacher of the student's tokenizer, width, prefix and pooling, else 0.
     """
 
-    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
     batch_texts: int = option(32, About("Texts of a batch.", low=1, high=100_000))
     max_tokens: int = option(128, About("Tokens of a text that are read.", low=8, high=100_000))
     state_weight: float | None = option(
@@ -417,36 +426,20 @@ class DistillConfig:
     teacher_layers: tuple[int, ...] = option(
         (), About("Teacher's layers that the student's follow, as 2,4,6.", default_text="evenly spread")
     )
-    peak_lr: float = option(1e-4, About("Learning rate after the warm-up.", above=0, high=1))
-    schedule: Schedule = option("linear", About("How the rate decays."))
-    warmup_share: float = option(0.1, About("Share of the steps that warm up.", low=0, high=1))
-    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
-    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     heldout_texts: int = option(
         64, About("Texts kept out to find the best step, at most a tenth.", low=0, high=100_000)
     )
-    evaluate_every: int = option(50, About("Steps between their scores.", low=1))
-    checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
-    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
-    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
-    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_options(self)
-        object.__setattr__(self, "teacher_layers", tuple(self.teacher_layers))  # a list when read from JSON
+        RunConfig.__post_init__(self)
         if not self.vector_weight and self.state_weight == 0:
             raise ConfigError(
                 "state_weight or vector_weight must be above 0, got 0 for both; leave one of them out"
             )
 
-    @property
-    def own_lrs(self) -> Mapping[str, float]:
-        """Return rates of single parameters: there are none."""
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MixerConfig:
+class MixerConfig(VectorRunConfig):
     """Settings of ``cairn train-mixer``.
 
     At most ``max_pairs`` of a source are used, None: all; one with fewer than ``min_pairs`` is left out.
@@ -477,8 +470,6 @@ class MixerConfig:
     distillation_temperature: float = option(0.05, About("Temperature of that ranking.", above=0))
     peak_lr: float = option(2e-3, About("Learning rate after the warm-up.", above=0, high=1))
     weight_decay: float = option(0.05, About("Decay of matrices.", low=0, high=1))
-    warmup_steps: int = option(100, About("Steps of the warm-up.", low=0))
-    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     rotation_steps: int = option(
         300, About("Steps of the rotation, after the mixing; 0: principal directions.", low=0)
     )
@@ -493,12 +484,6 @@ class MixerConfig:
     min_pairs: int = option(48, About("Leave smaller sources out.", low=1))
     hold_out: float = option(0.02, About("Share of each source that finds the best step.", low=0, high=0.5))
     evaluate_every: int = option(200, About("Steps between held-out scores.", low=1))
-    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        # A list when read from cairn.toml.
-        object.__setattr__(self, "rotation_dims", tuple(self.rotation_dims))
 
     @property
     def context(self) -> ContextConfig | None:
@@ -507,6 +492,21 @@ class MixerConfig:
             return None
         return ContextConfig(
             context_documents=self.context_documents, max_document_tokens=self.max_context_tokens
+        )
+
+    @property
+    def of_rotation(self) -> EncoderRunConfig:
+        """Return the settings of the rotation's steps."""
+        return EncoderRunConfig(
+            steps=self.rotation_steps,
+            peak_lr=self.rotation_lr,
+            schedule="cosine",
+            warmup_share=0.0,
+            weight_decay=0.0,
+            max_gradient_norm=math.inf,
+            evaluate_every=self.rotation_steps,
+            checkpoint_every=self.checkpoint_every,
+            seed=self.seed,
         )
 
     def dims_of(self, width: int) -> tuple[int, ...]:
@@ -523,7 +523,7 @@ class MixerConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LateConfig:
+class LateConfig(VectorRunConfig):
     """Settings of ``cairn train-late``.
 
     ``max_batches`` batches of ``batch_queries`` neighbouring pairs of one source are embedded and passed
@@ -553,12 +553,42 @@ class LateConfig:
     temperature: float = option(0.02, About("Temperature of the contrast.", above=0))
     distillation_temperature: float = option(0.02, About("Temperature of the rankings compared.", above=0))
     peak_lr: float = option(1e-3, About("Learning rate of the projection.", above=0, high=1))
+    weight_decay: float = option(0.0, About(low=0))
+    max_gradient_norm: float = option(math.inf, About(above=0, is_infinity_allowed=True))
     term_lr: float = option(1e-2, About("Learning rate of the query tokens' weights.", above=0, high=1))
     warmup_steps: int = option(40, About("Steps of the warm-up.", low=0))
     hold_out: float = option(0.05, About("Share of the batches that finds the best step.", low=0, high=0.5))
     evaluate_every: int = option(100, About("Steps between held-out scores.", low=1))
-    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        require_packable(self.dims, self.bits)
+
+    @property
+    @override
+    def own_lrs(self) -> Mapping[str, float]:
+        return {"matrix": self.peak_lr, "log_weight": self.term_lr}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryWriterConfig:
+    """Who writes queries for ``--documents``; the key is read from ``CAIRN_QUERY_WRITER_KEY``."""
+
+    query_writer: str | None = option(
+        None,
+        About(
+            "Address of an OpenAI-compatible server whose model writes the queries of --documents.",
+            default_text="none: queries are cut from the documents",
+        ),
+    )
+    query_writer_model: str | None = option(None, About("Name of that model.", default_text="none"))
+    query_writer_timeout_seconds: float = option(
+        60.0, About("Wait so long for an answer.", above=0, high=3_600)
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        require_packable(self.dims, self.bits)
+        if (self.query_writer is None) != (self.query_writer_model is None):
+            raise ConfigError(
+                "query_writer and query_writer_model must be given together, got one alone; give both"
+            )

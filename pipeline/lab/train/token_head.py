@@ -1,34 +1,22 @@
-"""The principal directions of vectors: where a rotation and a token projection begin.
-
-N vectors    D width
-
-What is trained of late interaction: a matrix that projects token states, and a weight for each token id.
+"""Late interaction in training: a projection of token states, a weight for each token id, and their losses.
 
     document token    normalise(h W)              query token    normalise(h W), weighing exp(log_weight[id])
 
-``cairn train-late`` trains it on states of a frozen base, ``cairn train`` together with the transformer.
-
-    T tokens    S sampled tokens    D model dim    V vector dim    X vocabulary
-
-Losses of a token projection: a query finds its document by MaxSim, and ranks as whole token states do.
-
     loss = (1 - w) · InfoNCE(student) + w · KL(teacher ‖ student)
 
-The teacher is the untrained MaxSim over all dimensions of the base's token states, with query tokens weighted
-by their idf. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3; Santhanam et al. 2022 (ColBERTv2) for the
-distillation.
-
-    Q queries    N documents    q tokens of the longest query    t of the longest document    V vector dim
-
-Late interaction in a batch of ``cairn train``: token vectors learned with the transformer, of one pass.
+A query finds its document by MaxSim, and ranks as the untrained MaxSim over all dimensions of the base's
+token states does, with query tokens weighted by their idf. ``cairn train-late`` trains the head on states of
+a frozen base, ``cairn train`` together with the transformer:
 
     a micro-batch's states ─▶ own tokens ─▶ TokenHead ─▶ vectors and weights, a row a token of a text
     groups of neighbouring documents, and what was mined for their queries ─▶ MaxSim ─▶ late_loss
 
-The ranking that is followed is MaxSim over whole token states of the base, as ``cairn train-late`` has it. A
-query's negatives are the documents of its group but those that the surrogate scores above its own.
+There a query's negatives are the documents of its group but those that the surrogate scores above its own.
 
-    T tokens of texts    V vector dim, followed by a weight    D model dim    N documents    g of a group
+Source: Khattab & Zaharia 2020 (ColBERT), eq. 3; Santhanam et al. 2022 (ColBERTv2) for the distillation.
+
+    T tokens    V vector dim, V1 followed by a weight    D model dim    X vocabulary    Q queries, q tokens
+    N documents, t tokens    g documents of a group
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train import pair_task
+from cairn.pipeline.lab.train import contrastive
 from cairn.pipeline.lab.train.heldout import embed_texts, score_heldout
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.pairs import TrainingPairs
@@ -112,7 +112,7 @@ def test_held_out_pairs_are_scored_as_the_model_is_served(
         seen.append(landmarks)
         return score_heldout(*positional, landmarks=landmarks, **named)
 
-    monkeypatch.setattr(pair_task, "score_heldout", score)
+    monkeypatch.setattr(contrastive, "score_heldout", score)
     run(steps=2, attention=attention)
     assert set(seen) == {attention == "landmark"}
 

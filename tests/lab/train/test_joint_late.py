@@ -10,8 +10,8 @@ import pytest
 import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.contrastive import TrainingData, train_step
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.pair_data import TrainingData
 from cairn.pipeline.lab.train.pair_vectors import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs, text_numbers
 from cairn.pipeline.lab.train.processes import ALONE, Processes
@@ -22,6 +22,8 @@ from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
+
+from tests.lab.train.conftest import train_step
 
 LATE: dict[str, Any] = {"late_weight": 1.0, "late_dims": 8, "late_bits": 4}
 
@@ -103,9 +105,9 @@ def test_late_term_moves_the_transformer_and_without_it_no_head_is_there(
 def test_groups_hold_every_query_once_with_its_answer_and_its_mined_documents(
     tiny_model_folder: Path, pairs: TrainingPairs, monkeypatch: pytest.MonkeyPatch
 ):
-    from cairn.pipeline.lab.train import joint_late
+    from cairn.pipeline.lab.train import token_head
 
-    monkeypatch.setattr(joint_late, "GROUP_DOCUMENTS", 4)
+    monkeypatch.setattr(token_head, "GROUP_DOCUMENTS", 4)
     units = list(make_units(pairs, range(18), 3))
     batch = maker_of(tiny_model_folder, pairs).make(
         units, np.full(len(units), 32), np.zeros(len(units), bool), [20, 22]
@@ -143,26 +145,6 @@ def test_token_vectors_in_training_are_those_that_are_served(run: Any, pairs_fil
     codes = served.chunk_tokens.rows[:, :-1]
     np.testing.assert_array_equal(projection.codec.encode(trained), codes)
     assert codes.std(0).min() > 0
-
-
-def test_train_late_is_resumed_bit_for_bit_and_its_weights_are_saved(run: Any, tmp_path: Path):
-    run("whole", steps=4, **LATE)
-
-    def killed(stage: str, done: int, *_: Any) -> None:
-        if stage == "train" and done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run("parts", steps=4, progress=killed, **LATE)
-    assert run("parts", steps=4, **LATE).resumed_at == 2
-    for name in ("model.safetensors", "cairn_late.safetensors"):
-        both = [(tmp_path / folder / "model" / name).read_bytes() for folder in ("whole", "parts")]
-        assert both[0] == both[1]
-    losses = [
-        record["late_loss"] for record in read_log(tmp_path / "whole" / "log.jsonl") if "late_loss" in record
-    ]
-    assert len(losses) == 4
-    assert min(losses) > 0
 
 
 def test_train_late_learns_to_find_documents_by_tokens(run: Any, tmp_path: Path):

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.lab.train.adapters import add_low_rank
-from cairn.pipeline.lab.train.contrastive import TrainingData, draw_batch, train_step
+from cairn.pipeline.lab.train.contrastive import draw_batch
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.pair_data import TrainingData
 from cairn.pipeline.lab.train.pair_vectors import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs, text_numbers
 from cairn.pipeline.lab.train.processes import ALONE, Processes
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+
+from tests.lab.train.conftest import train_step
 
 
 @pytest.fixture

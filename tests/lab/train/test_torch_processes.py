@@ -40,35 +40,38 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from cairn.pipeline import durable
-from cairn.pipeline.lab.train import pair_task
+from cairn.pipeline.lab.train import trainer
 from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.processes import joined_processes
 from cairn.pipeline.lab.train.settings import TrainConfig
 
 base, pairs, settings = sys.argv[1:4]
 torch.set_num_threads(1)
-real_step = pair_task.train_step
+real_step = trainer.add_gradient
 
 def work(output, dies_after=-1):
-    def step_and_keep(model, *arguments):
-        report = real_step(model, *arguments)
-        if arguments[3] == 0:  # the first step's gradient, before the optimiser's
+    steps = []
+
+    def step_and_keep(batch, model, *arguments):
+        found = real_step(batch, model, *arguments)
+        steps.append(1)
+        if len(steps) == 1:  # the first step's gradient, before the optimiser's
             gradients = {
                 name: each.grad.contiguous().clone()
                 for name, each in model.named_parameters()
                 if each.grad is not None
             }
             save_file(gradients, f"{output}-gradients-{processes.rank}.safetensors")
-        return report
+        return found
 
     def die(name):
-        if name == "train.checkpoint" and Path(output, "checkpoints", f"{int(dies_after):08d}").exists():
+        newest = Path(output, "checkpoints", f"{int(dies_after):08d}.json")
+        if name == "train.checkpoint" and newest.exists():
             os._exit(9)
 
-    pair_task.train_step = step_and_keep
+    trainer.add_gradient = step_and_keep
     durable.observe_commit_points(die)
     with joined_processes() as processes:
-        assert ("cairn.pipeline.lab.train.processes" in sys.modules) == (processes.size > 1)
         config = TrainConfig(**json.loads(settings))
         report = train([Path(pairs)], Path(output), config, base=base, processes=processes)
     done = {"rank": processes.rank, "size": processes.size}

@@ -16,19 +16,17 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ConfigError, ModelError, SourceError, TryAgainError
+from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.compress.compression import compress
 from cairn.pipeline.lab.compress.settings import CompressConfig
 from cairn.pipeline.lab.train.distill import distill, num_left_out, packed_rows, text_row
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.losses import spread_layers, state_loss
 from cairn.pipeline.lab.train.settings import DistillConfig
 from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
 from safetensors.numpy import load_file as load_numpy
-from safetensors.torch import load_file
 
 from tests.encode.sentence_transformers_folders import write_dense
 from tests.lab.train.families import tiny_new
@@ -93,41 +91,12 @@ def test_pruned_student_comes_nearer_to_its_teacher(tiny_model_folder, student, 
     assert report.last_loss < 0.6 * report.first_loss
 
 
-def test_state_loss_equals_the_naive_mean():
-    generator = torch.Generator().manual_seed(0)
-    student, teacher = torch.randn(2, 2, 5, 8, generator=generator)
-    naive = [
-        ((own - taught) ** 2).sum() / (taught**2).sum() for own, taught in zip(student, teacher, strict=True)
-    ]
-    assert float(state_loss(list(student), list(teacher), "mse")) == pytest.approx(float(sum(naive)) / 2)
-    own, taught = student[0], teacher[0]
-    cosines = (own * taught).sum(1) / own.norm(dim=1) / taught.norm(dim=1)
-    assert float(state_loss([own], [taught], "cosine")) == pytest.approx(float(1 - cosines.mean()))
-
-
-def test_layers_are_spread_up_to_the_last():
-    assert spread_layers(3, 6) == (2, 4, 6)
-    assert spread_layers(4, 6) == (2, 3, 4, 6)
-    assert spread_layers(6, 6) == (1, 2, 3, 4, 5, 6)
-
-
 def test_micro_batches_move_only_rounding(tiny_model_folder, student, texts, tmp_path):
     for name, tokens in (("whole", 10_000), ("cut", 40)):
         config = DistillConfig(**(SMALL | {"steps": 2, "micro_batch_tokens": tokens, "state_loss": "cosine"}))
         distill(str(tiny_model_folder), student, [texts], tmp_path / name, config)
     whole, cut = (logged(tmp_path / name, "loss") for name in ("whole", "cut"))
     np.testing.assert_allclose(whole[0], cut[0], rtol=1e-5)
-
-
-def test_stopped_run_ends_with_the_same_bytes(tiny_model_folder, student, texts, tmp_path):
-    config = DistillConfig(**SMALL)
-    distill(str(tiny_model_folder), student, [texts], tmp_path / "whole", config)
-    with pytest.raises(TryAgainError, match="must make 6 steps"):
-        distill(str(tiny_model_folder), student, [texts], tmp_path / "cut", config, stop_after_seconds=1e-9)
-    report = distill(str(tiny_model_folder), student, [texts], tmp_path / "cut", config)
-    assert 0 < report.resumed_at < 6
-    whole, cut = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("whole", "cut"))
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
 
 
 def test_teacher_of_another_width_is_followed_by_its_vectors(

@@ -11,7 +11,7 @@ import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.late import data as late_data
+from cairn.pipeline.lab.train import late as late_data
 from cairn.pipeline.lab.train.late import draw_batches, embed_pairs, means_of
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.settings import LateConfig

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from cairn.pipeline.errors import ModelError
-from cairn.pipeline.lab.train.mixer import Compared, Judgements, RotationBatch, train_rotation
+from cairn.pipeline.lab.train.mixer import Compared, CutVectors, Judgements, Rotation, RotationBatch
+from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.lab.train.token_head import principal_rotation
+from cairn.pipeline.lab.train.trainer import FrozenBaseRun, read_log
+from cairn.pipeline.types import silent_progress
 from torch.nn import functional
 
 WIDTH, TELLING = 12, 3
@@ -69,42 +73,20 @@ def hits(rotation_DD: torch.Tensor, dim: int) -> float:
     return float(np.mean(found))
 
 
-def test_train_rotation_stays_orthogonal_and_puts_what_finds_answers_first():
+def test_rotation_stays_orthogonal_and_puts_what_finds_answers_first(tmp_path: Path):
     sample = np.concatenate([side.numpy() for step in range(50) for side in rotation_batch(step)[:2]])
     start_DD = torch.from_numpy(principal_rotation(sample))
-    losses: list[float] = []
-    rotation_DD = train_rotation(
-        start_DD,
-        rotation_batch,
-        steps=150,
-        dims=(4,),
-        lr=0.05,
-        temperature=0.1,
-        ranking_temperature=0.2,
-        on_step=lambda step, loss: losses.append(loss),
+    config = MixerConfig(rotation_steps=150, rotation_lr=0.05, temperature=0.1, distillation_temperature=0.2)
+    objective = CutVectors(
+        model=Rotation(start_DD), draw=rotation_batch, measure=lambda _: {}, dims=(4,), config=config
     )
+    torch.testing.assert_close(objective.model.exact(), start_DD, atol=1e-6, rtol=0)
+    FrozenBaseRun(tmp_path / "mixer").train(objective, config.of_rotation, silent_progress, stage="rotation")
+    losses = [record["loss"] for record in read_log(tmp_path / "mixer.jsonl")]
+    rotation_DD = objective.model.exact()
     assert rotation_DD.dtype == torch.float32
     torch.testing.assert_close(rotation_DD @ rotation_DD.T, torch.eye(WIDTH), atol=1e-5, rtol=0)
     assert len(losses) == 150
     assert np.mean(losses[-20:]) < np.mean(losses[:20])
     assert hits(rotation_DD, 4) > hits(start_DD, 4) + 0.1
     assert hits(rotation_DD, WIDTH) == pytest.approx(hits(start_DD, WIDTH))
-
-
-def test_train_rotation_of_no_steps_is_where_it_began():
-    start_DD = torch.from_numpy(principal_rotation(vectors(500, np.arange(1.0, WIDTH + 1))))
-    rotation_DD = train_rotation(
-        start_DD, rotation_batch, steps=0, dims=(4,), lr=0.1, temperature=0.1, ranking_temperature=0.1
-    )
-    torch.testing.assert_close(rotation_DD, start_DD, atol=1e-6, rtol=0)
-
-
-def test_train_rotation_loss_that_is_not_finite_is_refused():
-    def broken(step: int) -> RotationBatch:
-        query_QD, passage_MD, judged = rotation_batch(step)
-        return query_QD * float("nan"), passage_MD, judged
-
-    with pytest.raises(ModelError, match="the rotation's loss must be finite, got nan in step 1"):
-        train_rotation(
-            torch.eye(WIDTH), broken, steps=2, dims=(4,), lr=0.1, temperature=0.1, ranking_temperature=0.1
-        )

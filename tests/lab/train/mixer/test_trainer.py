@@ -14,8 +14,8 @@ import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
+from cairn.pipeline.lab.train import mixer as mixer_trainer
 from cairn.pipeline.lab.train.mixer import MixerReport, train_mixer
-from cairn.pipeline.lab.train.mixer import trainer as mixer_trainer
 from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.lab.train.trainer import read_log
 from safetensors.torch import load_file, save_file
@@ -151,7 +151,8 @@ def test_train_mixer_loss_that_is_not_finite_stops_and_writes_no_model(
 
     monkeypatch.setattr(mixer_trainer, "mixing_loss", broken)
     with pytest.raises(
-        ModelError, match="loss and gradient must be finite, got nan and nan in step 1; no model was written"
+        ModelError,
+        match="loss and gradient must be finite, got nan and nan in step 1, before anything",
     ):
         run(world)
     assert not (tmp_path / "mixer").exists()

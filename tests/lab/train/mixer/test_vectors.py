@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.lab.train.mixer import vectors as mixer_vectors
+from cairn.pipeline.lab.train import mixer_data as mixer_vectors
 from cairn.pipeline.lab.train.mixer_data import BaseVectors, unit
 from cairn.pipeline.model.context_encoder import ContextEncoder
 

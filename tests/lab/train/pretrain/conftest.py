@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -17,8 +15,6 @@ from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.types import silent_progress
 
-from tests.tiny_models import TINY_WORDS
-
 RUN_SETTINGS: Final[dict[str, Any]] = {
     "steps": 6,
     "batch_rows": 4,
@@ -31,23 +27,6 @@ RUN_SETTINGS: Final[dict[str, Any]] = {
     "micro_batch_tokens": 100,
     "precision": "fp32",
 }
-
-
-@pytest.fixture
-def texts_file(tmp_path: Path) -> Path:
-    """Return a hundred texts as JSON lines, a quarter of them in German."""
-    generator = random.Random(0)
-    words = [word for word in TINY_WORDS if not word.startswith("#")]
-    records = [
-        {
-            "text": " ".join(generator.choices(words, k=generator.randrange(3, 90))) + f" {number}",
-            "language": "de" if number % 4 == 0 else "en",
-        }
-        for number in range(100)
-    ]
-    path = tmp_path / "texts.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
 @pytest.fixture

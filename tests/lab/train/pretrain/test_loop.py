@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from cairn.pipeline.errors import (
     FingerprintMismatchError,
     ModelError,
     SourceError,
-    TryAgainError,
 )
 from cairn.pipeline.lab.train.pretrain import pretrain
-from cairn.pipeline.lab.train.pretrain import task as pretrain_task
 from cairn.pipeline.lab.train.settings import PretrainConfig
 from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.backbone_loader import load_backbone
@@ -25,18 +22,6 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file
 
 from tests.lab.train.families import FAMILIES, SIZES
-
-
-class KilledError(Exception):
-    pass
-
-
-def dying_after(step: int) -> Any:
-    def listen(stage: str, done: int, total: int | None, unit: str) -> None:
-        if stage == "train" and done == step:
-            raise KilledError
-
-    return listen
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -77,7 +62,6 @@ def test_pretrain_decoder_and_bias_stay_out_of_the_saved_model(
     run(objective="retromae", steps=2)
     assert set(weights(tmp_path / "run")) == set(load_file(tiny_model_folder / "model.safetensors"))
     assert not (tmp_path / "run" / "model" / "cairn_extra.safetensors").exists()
-    assert not (tmp_path / "run" / "model" / "objective.safetensors").exists()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,25 +80,6 @@ def test_pretrain_new_weights_of_any_family_are_read_by_the_engine(run: Any, tmp
     assert all(bool(torch.isfinite(x).all()) for x in vectors)
     assert not torch.allclose(*vectors)
     assert json.loads((folder / "config.json").read_text())["matryoshka_dims"] == [8, 32]
-
-
-@pytest.mark.parametrize("objective", ["mlm", "retromae"])
-def test_pretrain_stopped_and_resumed_ends_bit_for_bit_as_if_undisturbed(
-    run: Any, tmp_path: Path, objective: str
-):
-    run("straight", objective=objective, language_smoothing=0.7)
-    straight = weights(tmp_path / "straight")
-    for step in (1, 5):
-        with pytest.raises(KilledError):
-            run(f"killed {step}", dying_after(step), objective=objective, language_smoothing=0.7)
-        resumed = run(f"killed {step}", objective=objective, language_smoothing=0.7)
-        assert resumed.resumed_at == step - step % 2
-        again = weights(tmp_path / f"killed {step}")
-        assert all(torch.equal(tensor, again[name]) for name, tensor in straight.items())
-        assert terms(tmp_path / "straight") == terms(tmp_path / f"killed {step}")
-        assert terms(tmp_path / "straight", "heldout_terms") == terms(
-            tmp_path / f"killed {step}", "heldout_terms"
-        )
 
 
 @pytest.mark.parametrize("objective", ["mlm", "retromae"])
@@ -145,46 +110,6 @@ def test_pretrain_several_processes_make_the_step_of_one(
     in_threads(1, start)
     one, two = (terms(tmp_path / f"of {size}") for size in (1, 2))
     assert all(a == pytest.approx(b, rel=1e-4) for a, b in zip(one, two, strict=True))
-
-
-def test_pretrain_loss_that_is_not_finite_keeps_the_last_good_checkpoint(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    real = pretrain_task.PretrainTask.step
-
-    def spoiled(task: Any, step: int) -> Any:
-        if step == 3:
-            with torch.no_grad():
-                task.model.token_table.fill_(float("nan"))
-        return real(task, step)
-
-    monkeypatch.setattr(pretrain_task.PretrainTask, "step", spoiled)
-    with pytest.raises(
-        ModelError, match=r"must be finite, got nan .* in step 4; .*00000002 is the last good"
-    ):
-        run(heldout_rows=0)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000002"]
-
-
-def test_pretrain_damaged_checkpoint_is_passed_over(
-    run: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    with pytest.raises(KilledError):
-        run(progress=dying_after(5), objective="retromae")
-    damaged = tmp_path / "run" / "checkpoints" / "00000004" / "objective.safetensors"
-    damaged.write_bytes(damaged.read_bytes()[:-3])
-    with caplog.at_level(logging.WARNING):
-        assert run(objective="retromae").resumed_at == 2
-    assert "checkpoint 00000004 is damaged" in caplog.text
-
-
-def test_pretrain_out_of_time_stops_at_a_checkpoint(
-    texts_file: Path, tiny_model_folder: Path, tmp_path: Path
-):
-    config = PretrainConfig(steps=50, batch_rows=2, max_tokens=32, heldout_rows=0, precision="fp32")
-    with pytest.raises(TryAgainError, match="got to 1 in the time"):
-        pretrain([texts_file], tmp_path / "run", config, base=str(tiny_model_folder), stop_after_seconds=1e-6)
-    assert (tmp_path / "run" / "checkpoints" / "00000001").is_dir()
 
 
 def test_pretrain_folder_of_another_run_is_refused(run: Any, texts_file: Path):
