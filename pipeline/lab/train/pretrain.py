@@ -31,7 +31,7 @@ own, begun as the encoder's where that has any. [CLS] and landmarks are not rebu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ from cairn.pipeline.lab.train.grad_cache import summed_backward
 from cairn.pipeline.lab.train.landmark_encoder import OWN_NAMES, EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import SelfDistillation, vocabulary_loss
 from cairn.pipeline.lab.train.processes import ALONE, Processes
-from cairn.pipeline.lab.train.settings import PretrainConfig, PretrainObjective, require_within
+from cairn.pipeline.lab.train.settings import PretrainConfig, require_within
 from cairn.pipeline.lab.train.token_stream import StreamRows, TokenStream
 from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
 from cairn.pipeline.lab.train.training_files import read_texts
@@ -263,50 +263,11 @@ class MaskedPart:
 Terms = Mapping[str, Float32[torch.Tensor, ""]]
 """Terms of the loss by name; those with a slash are parts of another, for the log."""
 
-ObjectiveLoss = Callable[[LandmarkEncoder, PretrainHeads, MaskedPart, PretrainConfig], Terms]
 
-
-def masked_language_terms(
+def pretrain_terms(
     model: LandmarkEncoder, heads: PretrainHeads, part: MaskedPart, config: PretrainConfig
 ) -> Terms:
-    """Return the loss of the masked words over all layers and widths."""
-    terms, _ = _masked_language(model, heads, part, config)
-    return terms
-
-
-def retromae_terms(
-    model: LandmarkEncoder, heads: PretrainHeads, part: MaskedPart, config: PretrainConfig
-) -> Terms:
-    """Return the same, and the loss of the decoder over all words."""
-    assert heads.decoder is not None, "RetroMAE has a decoder"
-    terms, states_ND = _masked_language(model, heads, part, config)
-    rows, is_text_N = part.plain.rows, part.plain.is_text_N
-    ends = np.cumsum(rows.lengths_B)
-    has_text = np.split(is_text_N, ends[:-1])
-    lengths = [int(marks.sum()) for marks in has_text]
-    pooled = [torch.from_numpy(_pooled(marks, config)).to(model.device) for marks in has_text]
-    sentence_PD = bottleneck(states_ND, rows.lengths_B.tolist(), pooled)
-    words_N = torch.from_numpy(rows.ids_N[is_text_N].astype(np.int64)).to(model.device)
-    visible = [
-        sampled_visibility(
-            length, config.decoder_mask_share, _generator(config.seed, part.step, part.first + place)
-        ).to(model.device)
-        for place, length in enumerate(lengths)
-    ]
-    decoded_ND = heads.decoder(sentence_PD, model.token_table[words_N], lengths, visible)
-    total, _ = vocabulary_loss(decoded_ND[None], model.token_table, heads.bias, words_N, (model.model_dim,))
-    return {**terms, "decoder": total / part.num_words}
-
-
-OBJECTIVES: Final[Mapping[PretrainObjective, ObjectiveLoss]] = {
-    "mlm": masked_language_terms,
-    "retromae": retromae_terms,
-}
-
-
-def _masked_language(
-    model: LandmarkEncoder, heads: PretrainHeads, part: MaskedPart, config: PretrainConfig
-) -> tuple[Terms, torch.Tensor]:
+    """Return the loss of masked words over all layers and widths and, with a decoder, of all words."""
     layers = config.matryoshka_layers or (model.num_layers,)
     widths = config.matryoshka_dims or (model.model_dim,)
     states = model.states(part.hidden.rows, layers=layers, landmarks=False)
@@ -323,12 +284,43 @@ def _masked_language(
         widths,
         distillation=distillation if config.distillation_weight else None,
     )
-    exits = {
-        f"mlm/{layer}/{width}": sums_LW[row, column].detach() / part.num_scored
-        for row, layer in enumerate(layers)
-        for column, width in enumerate(widths)
-    }
-    return {"mlm": total / part.num_scored, **exits}, states[layers[-1]]
+    terms = {"mlm": total / part.num_scored}
+    for row, layer in enumerate(layers):
+        for column, width in enumerate(widths):
+            terms[f"mlm/{layer}/{width}"] = sums_LW[row, column].detach() / part.num_scored
+    if heads.decoder is not None:
+        terms["decoder"] = _decoded(model, heads.decoder, heads.bias, states[layers[-1]], part, config)
+    return terms
+
+
+def _decoded(
+    model: LandmarkEncoder,
+    decoder: EnhancedDecoder,
+    bias_V: torch.Tensor,
+    states_ND: torch.Tensor,
+    part: MaskedPart,
+    config: PretrainConfig,
+) -> Float32[torch.Tensor, ""]:
+    """Return the loss of every word as rebuilt from its text's vector."""
+    rows, is_text_N = part.plain.rows, part.plain.is_text_N
+    has_text = np.split(is_text_N, np.cumsum(rows.lengths_B)[:-1])
+    lengths = [int(marks.sum()) for marks in has_text]
+    pooled = [torch.from_numpy(_pooled(marks, config)).to(model.device) for marks in has_text]
+    sentence_PD = bottleneck(states_ND, rows.lengths_B.tolist(), pooled)
+    words_N = torch.from_numpy(rows.ids_N[is_text_N].astype(np.int64)).to(model.device)
+    visible: list[torch.Tensor] = []
+    for row, length in enumerate(lengths, start=part.first):
+        draws = decoder_draws(config.seed, part.step, row)
+        visible.append(sampled_visibility(length, config.decoder_mask_share, draws).to(model.device))
+    decoded_ND = decoder(sentence_PD, model.token_table[words_N], lengths, visible)
+    total, _ = vocabulary_loss(decoded_ND[None], model.token_table, bias_V, words_N, (model.model_dim,))
+    return total / part.num_words
+
+
+def decoder_draws(seed: int, step: int, row: int) -> torch.Generator:
+    """Return what a row's decoder sample is drawn with."""
+    drawn = int(np.random.default_rng([seed, _DECODED, step, row]).integers(2**62))
+    return torch.Generator().manual_seed(drawn)
 
 
 def _pooled(is_text: np.ndarray, config: PretrainConfig) -> Int64[np.ndarray, " _"]:
@@ -337,11 +329,6 @@ def _pooled(is_text: np.ndarray, config: PretrainConfig) -> Int64[np.ndarray, " 
         return np.zeros(1, np.int64)
     others = np.flatnonzero(~is_text)
     return others[others > 0]
-
-
-def _generator(seed: int, step: int, row: int) -> torch.Generator:
-    drawn = int(np.random.default_rng([seed, _DECODED, step, row]).integers(2**62))
-    return torch.Generator().manual_seed(drawn)
 
 
 _MASKS, _HELD_OUT = 15, 17
@@ -423,7 +410,7 @@ class MaskedText:
 
     def _terms(self, part: MaskedPart) -> Mapping[str, torch.Tensor]:
         with autocast(self.model, self.config):
-            return OBJECTIVES[self.config.objective](self.model, self.heads, part, self.config)
+            return pretrain_terms(self.model, self.heads, part, self.config)
 
     def _names(self) -> list[str]:
         """Return the terms that every process has, in order."""

@@ -130,7 +130,8 @@ class TorchProcesses(Processes):
         is_there = torch.tensor(
             [float(parameter.grad is not None) for parameter in trained], device=self.device
         )
-        flat = torch.cat([is_there, *(_gradient(parameter).flatten() for parameter in trained)])
+        own = [torch.zeros_like(each) if each.grad is None else each.grad for each in trained]
+        flat = torch.cat([is_there, *(gradient.flatten() for gradient in own)])
         self.add_up(flat)
         counts, *gradients = flat.split([len(trained), *(parameter.numel() for parameter in trained)])
         for parameter, count, gradient in zip(trained, counts.tolist(), gradients, strict=True):
@@ -151,13 +152,17 @@ class TorchProcesses(Processes):
         dist.barrier()
 
 
-def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
 @contextlib.contextmanager
-def torch_processes() -> Generator[TorchProcesses]:
-    """Join the process group that the environment describes, and leave it at the end."""
+def joined_processes() -> Generator[Processes]:
+    """Join those that ``torchrun`` started with this one, and leave them at the end; without it, be alone."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    if "RANK" not in os.environ or size == "1":
+        yield ALONE
+        return
+    if not size.isdecimal():
+        raise ConfigError(
+            f"WORLD_SIZE must be the number of processes, got {size!r}; start them with torchrun"
+        )
     device = torch.device("cpu")
     if torch.cuda.is_available():
         number, num_devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -181,20 +186,3 @@ def torch_processes() -> Generator[TorchProcesses]:
     # After an error the others may be waiting in the middle of a sum: this process must end, and torchrun
     # will end them.
     dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def joined_processes() -> Generator[Processes]:
-    """Join those that ``torchrun`` started with this one; without it, be alone."""
-    size = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" not in os.environ or size == "1":
-        yield ALONE
-        return
-    if not size.isdecimal():
-        raise ConfigError(
-            f"WORLD_SIZE must be the number of processes, got {size!r}; start them with torchrun"
-        )
-    from cairn.pipeline.lab.train.processes import torch_processes
-
-    with torch_processes() as joined:
-        yield joined

@@ -135,7 +135,7 @@ def start(
 def written(folder: Path) -> dict[str, bytes]:
     """Return the files of the model that a run has left."""
     model = folder / "model" if (folder / "model").is_dir() else folder
-    return {path.name: path.read_bytes() for path in sorted(model.iterdir())}
+    return {path.name: path.read_bytes() for path in sorted(model.rglob("*")) if path.is_file()}
 
 
 def logged(folder: Path) -> list[dict[str, Any]]:

@@ -48,6 +48,8 @@ WORDS = [
     "stone",
     "path",
 ]
+
+
 SMALL: dict[str, Any] = {
     "steps": 6,
     "batch_texts": 8,

@@ -1,3 +1,5 @@
+"""Claims of token stream."""
+
 from __future__ import annotations
 
 import json
