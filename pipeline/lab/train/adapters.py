@@ -105,16 +105,6 @@ def dropped_inputs(model: nn.Module, share: float, seed: int) -> Generator[None]
             update.kept_I = None
 
 
-def low_rank_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the two matrices of every update, by name; empty for a model without."""
-    return {
-        f"{path}.{name}": parameter
-        for path, module in model.named_modules()
-        if isinstance(module, LowRankUpdate)
-        for name, parameter in module.named_parameters()
-    }
-
-
 NUM_LATENTS: Final = 512
 """Of a new block, as in NV-Embed."""
 

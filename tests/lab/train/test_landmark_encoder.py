@@ -20,10 +20,10 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, FingerprintMismatchError, ModelError
 from cairn.pipeline.lab.train import landmark_encoder
 from cairn.pipeline.lab.train.adapters import (
+    LowRankUpdate,
     add_latent_block,
     add_low_rank,
     dropped_inputs,
-    low_rank_parameters,
     new_block,
 )
 from cairn.pipeline.lab.train.contrastive import train
@@ -53,6 +53,17 @@ from safetensors.torch import load_file, save_file
 
 from tests.lab.train.conftest import LOOP_SETTINGS, KilledError, dying_after
 from tests.lab.train.families import FAMILIES, tiny_new
+
+
+def low_rank_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the two matrices of every update, by name; empty for a model without."""
+    return {
+        f"{path}.{name}": parameter
+        for path, module in model.named_modules()
+        if isinstance(module, LowRankUpdate)
+        for name, parameter in module.named_parameters()
+    }
+
 
 CPU = torch.device("cpu")
 

@@ -179,6 +179,15 @@ def test_train_step_chunk_attention_leaves_gates_alone(tiny_model_folder: Path, 
     )
 
 
+def test_train_step_loss_of_widths_and_layers_is_their_mean(tiny_model_folder: Path, data: Any):
+    def loss(dims: tuple[int, ...], layers: tuple[int, ...]) -> float:
+        config = config_of(matryoshka_dims=dims, matryoshka_layers=layers)
+        return gradients(tiny_model_folder, data, config, teacher=False)[0].loss
+
+    assert loss((8, 32), (2,)) == pytest.approx((loss((8,), (2,)) + loss((32,), (2,))) / 2, rel=1e-5)
+    assert loss((32,), (1, 2)) == pytest.approx((loss((32,), (1,)) + loss((32,), (2,))) / 2, rel=1e-5)
+
+
 def test_train_step_distillation_pulls_a_moved_model_back(tiny_model_folder: Path, data: Any):
     without, _ = gradients(tiny_model_folder, data, config_of(), teacher=False)
     weighed, _ = gradients(tiny_model_folder, data, config_of(distillation_weight=2.0))
