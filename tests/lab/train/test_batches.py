@@ -60,14 +60,6 @@ def test_draw_batches_hold_one_topic_of_one_source_far_more_often_than_chance():
     assert np.mean([len({position // 400 for position in batch.tolist()}) == 1 for batch in batches]) > 0.9
 
 
-def test_draw_batches_depend_on_seed_and_epoch_only():
-    domains, phi, psi, _ = clustered({"a": 200})
-    same = [draw_batches(domains, phi, psi, 16, seed=3, epoch=2).batches_BN for _ in range(2)]
-    assert np.array_equal(*same)
-    assert not np.array_equal(same[0], draw_batches(domains, phi, psi, 16, seed=3, epoch=3).batches_BN)
-    assert not np.array_equal(same[0], draw_batches(domains, phi, psi, 16, seed=4, epoch=2).batches_BN)
-
-
 def test_draw_batches_sources_smaller_than_a_batch_share_batches():
     domains, phi, psi, _ = clustered(dict.fromkeys("abcdefgh", 5))
     assert draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN.shape == (2, 16)

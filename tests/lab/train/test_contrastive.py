@@ -79,22 +79,6 @@ def test_train_held_out_pairs_are_scored_behind_a_context_of_the_others(
     assert (first[0] if first else 0) == context_documents
 
 
-def test_train_saved_models_are_read_by_the_engine(run: Any, tmp_path: Path):
-    report = run(steps=2)
-    for name in ("model", "best"):
-        assert (
-            load_backbone(EncoderConfig(model=str(tmp_path / "run" / name), precision="fp32")).model_dim == 32
-        )
-    assert (report.pairs, report.heldout_pairs, report.steps, report.resumed_at) == (60, 6, 2, 0)
-
-
-def test_train_hard_negatives_and_the_encoder_as_surrogate_change_what_is_learned(run: Any, tmp_path: Path):
-    run("plain", steps=2)
-    run("hard", steps=2, hard_negatives=2, surrogate="encoder")
-    record = read_log(tmp_path / "hard" / "log.jsonl")[1]
-    assert record["num_documents"] > record["num_queries"]
-
-
 def test_train_documents_make_sequences_of_one_page_with_like_headed_sections_as_negatives(
     tiny_model_folder: Path, pairs_file: Path, tmp_path: Path
 ):
@@ -127,12 +111,6 @@ def test_train_documents_make_sequences_of_one_page_with_like_headed_sections_as
 def test_train_neither_pairs_nor_documents_is_refused(tiny_model_folder: Path, tmp_path: Path):
     with pytest.raises(SourceError, match="must have pairs or documents, got neither"):
         train([], tmp_path / "run", TrainConfig(steps=1), base=str(tiny_model_folder))
-
-
-def test_train_one_source_only_is_trained_on(run: Any, pairs_file: Path):
-    records = [json.loads(line) | {"source": "only"} for line in pairs_file.read_text().splitlines()]
-    pairs_file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert run(steps=2).steps == 2
 
 
 def test_train_fewer_pairs_than_a_batch_are_refused_before_anything_is_written(run: Any, tmp_path: Path):
@@ -183,33 +161,6 @@ def test_train_widths_and_layers_the_base_does_not_have_are_refused(
 ):
     with pytest.raises(error, match=sentence):
         run(**settings)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"steps": 0},
-        {"batch_pairs": 1},
-        {"context_absence": 1.5},
-        {"temperature": 0.0},
-        {"margin": float("nan")},
-        {"seed": -1},
-    ],
-)
-def test_train_config_values_out_of_range_are_refused(settings: dict[str, Any]):
-    with pytest.raises(ConfigError, match=next(iter(settings))):
-        TrainConfig(**{"steps": 1, **settings})
-
-
-def test_train_damaged_surrogate_file_is_said_in_a_sentence(run: Any, tmp_path: Path):
-    run(steps=1)
-    path = tmp_path / "run" / "surrogate.safetensors"
-    path.write_bytes(b"\x07" * 20)
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(
-        Exception, match=r"surrogate\.safetensors of the run must be a whole safetensors file"
-    ):
-        run(steps=1)
 
 
 def test_train_changes_beside_the_base_are_the_trained_model(
@@ -451,11 +402,6 @@ def test_held_out_pairs_are_scored_as_the_model_is_served(
     assert set(seen) == {attention == "landmark"}
 
 
-def test_token_vectors_are_not_trained_along_with_full_attention():
-    with pytest.raises(ConfigError, match="late_weight must go with attention chunk or landmark, got full"):
-        TrainConfig(steps=1, attention="full", late_weight=1.0)
-
-
 CLS_TRAINING_PREFIX = "the old: "
 
 
@@ -529,12 +475,6 @@ def test_served_interval_is_that_of_an_ingest_or_the_nearest_trained(
     intervals: tuple[int, ...], longest: int, expected: int
 ):
     assert served_interval(intervals, longest) == expected
-
-
-@pytest.mark.parametrize("intervals", [(), (4, 64)])
-def test_train_refuses_intervals_that_no_ingest_takes(intervals: tuple[int, ...]):
-    with pytest.raises(ConfigError, match="landmark_intervals must be at least 8, got"):
-        TrainConfig(steps=1, landmark_intervals=intervals)
 
 
 ROWS_WITHOUT_CLS_PREFIX = "the old: "
@@ -650,11 +590,6 @@ def test_model_trained_with_64_context_vectors_is_nearly_the_same_behind_512(
     assert least_cosine(few, vectors(trained, [])) < 0.99  # the context counts
 
 
-def test_context_repeated_gives_the_same_vectors(trained: Path, documents: list[str]):
-    once, eight_times = (vectors(trained, documents[:64] * count) for count in (1, 8))
-    np.testing.assert_allclose(eight_times, once, atol=1e-5)
-
-
 def test_gates_that_do_not_say_their_context_weigh_by_its_size(trained: Path, documents: list[str]):
     said = least_cosine(*(vectors(trained, documents[:count]) for count in (8, 512)))
     extra = load_file(trained / EXTRA_NAME)
@@ -727,10 +662,6 @@ def test_context_of_a_folder_that_is_none_is_refused(trained: Path, content: Any
     path.write_text(json.dumps({**json.loads(path.read_text()), "context": content}))
     with pytest.raises(ModelError, match="must hold context_documents and max_document_tokens, got others"):
         context_config(str(trained), {})
-
-
-def test_folder_that_says_nothing_of_a_context_brings_the_default(tiny_model_folder: Path):
-    assert context_config(str(tiny_model_folder), {}) == ContextConfig()
 
 
 def test_base_whose_gates_do_not_say_their_context_goes_on_without(trained: Path, tmp_path: Path):

@@ -242,8 +242,3 @@ def test_too_few_texts_are_refused(tiny_model_folder, student, tmp_path):
     path.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
     with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
         distill(str(tiny_model_folder), student, [path], tmp_path / "run", DistillConfig(**SMALL))
-
-
-def test_no_loss_is_refused():
-    with pytest.raises(ConfigError, match="state_weight or vector_weight must be above 0"):
-        DistillConfig(steps=1, state_weight=0.0, vector_weight=0.0)

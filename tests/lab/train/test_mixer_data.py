@@ -140,26 +140,6 @@ def test_base_vectors_in_a_damaged_file_are_embedded_again(
     np.testing.assert_array_equal(after.vectors_MD, before.vectors_MD)
 
 
-def test_base_vectors_whose_counts_do_not_fit_are_embedded_again(settings: EncoderConfig, tmp_path: Path):
-    vectors = BaseVectors(settings, tmp_path)
-    vectors.keep("document", TEXTS, np.array([1, 1, 1, 5]), np.zeros((4, 32), np.float16))
-    heard = Heard()
-    assert vectors.embed("document", TEXTS, heard).means().any()
-    assert heard.embedded == [4]
-
-
-def test_base_vectors_of_no_texts_are_none(settings: EncoderConfig):
-    found = BaseVectors(settings, None).embed("title", [])
-    assert found.vectors_MD.shape == (0, 32)
-    assert found.means().shape == (0, 32)
-
-
-def test_unit_leaves_zeros_as_they_are():
-    np.testing.assert_allclose(
-        unit(np.array([[3.0, 4.0], [0.0, 0.0]], np.float16)), [[0.6, 0.8], [0.0, 0.0]], atol=1e-3
-    )
-
-
 TINY: dict[str, Any] = {"min_pairs": 2}
 
 
@@ -186,15 +166,6 @@ def test_draw_pairs_keeps_pages_whole_and_at_most_so_many_of_a_source():
     rows = list(zip(pairs.sources, pairs.queries, strict=True))
     places = [rows.index(row) for row in zip(drawn.sources, drawn.queries, strict=True)]
     assert places == sorted(places)
-
-
-def test_draw_pairs_is_a_matter_of_the_seed_alone():
-    pairs = pairs_of(*pages(20, 2))
-    first, again, other = (
-        draw_pairs(pairs, MixerConfig(max_pairs=10, seed=seed, **TINY)).titles for seed in (0, 0, 1)
-    )
-    assert first == again
-    assert set(first) != set(other)
 
 
 def test_draw_pairs_of_a_page_that_is_too_large_are_its_beginning():
@@ -346,14 +317,6 @@ def test_context_of_a_small_source_is_all_of_it_but_what_is_held_out(make_paged_
     assert sorted(cosine_CN.argmax(1).tolist()) == list(range(80))
 
 
-def test_training_batch_is_a_matter_of_seed_and_step_alone(data: MixerData):
-    one, same, other = (BatchMaker(data, replace(CONFIG, seed=seed)).training_batch(7) for seed in (0, 0, 1))
-    assert torch.equal(one.query_QD, same.query_QD)
-    assert torch.equal(one.document_SL, same.document_SL)
-    assert one.document_SL.tolist() != other.document_SL.tolist()
-    assert BatchMaker(data, CONFIG).training_batch(8).document_SL.tolist() != one.document_SL.tolist()
-
-
 def test_training_batch_of_neighbours_asks_about_documents_that_are_alike(data: MixerData):
     config = replace(CONFIG, batch_queries=4, grouped_share=0.0)
     cosines: list[float] = []
@@ -411,11 +374,6 @@ def test_heldout_batches_stand_for_a_source_as_often_as_it_is_trained_on(
     ]
     assert [source for source, _ in shares] == ["a", "a", "b", "b"]
     assert [share for _, share in shares] == pytest.approx([2 / 3, 2 / 3, 1 / 3, 1 / 3])
-
-
-def test_heldout_batches_of_nothing_held_out_are_none(make_paged_world: Callable[..., Any]):
-    config = replace(CONFIG, hold_out=0.0)
-    assert list(BatchMaker(make_paged_world().data(config), config).heldout_batches()) == []
 
 
 def test_sample_vectors_are_unit_vectors_of_chunks_and_queries(data: MixerData):

@@ -14,7 +14,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig, Surrogate
 from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ConfigError, FingerprintMismatchError, IntegrityError, SourceError
+from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.train.pair_vectors import (
     FITTED_PAIRS,
     NONE_FOUND,
@@ -122,10 +122,10 @@ def test_kept_vectors_are_made_once_for_a_key(
     def embed() -> PairVectors:
         return embed_pairs(make_pairs(20), backbone, "static", listen)
 
-    first, again = (kept_vectors(tmp_path / "v.safetensors", "key", 20, embed) for _ in range(2))
+    first, again = (kept_vectors(tmp_path / "v.safetensors", "key", embed) for _ in range(2))
     assert np.array_equal(first.document_NV, again.document_NV)
     assert len(calls) == 1
-    kept_vectors(tmp_path / "v.safetensors", "another key", 20, embed)
+    kept_vectors(tmp_path / "v.safetensors", "another key", embed)
     assert len(calls) == 2
 
 
@@ -220,18 +220,6 @@ def test_training_brings_texts_nearer_to_a_wider_teacher(run: Any, tmp_path: Pat
     assert agreement("taught") > agreement("alone") + 0.1
 
 
-def test_run_goes_on_with_its_own_teacher_alone(run: Any, tmp_path: Path) -> None:
-    make_tiny_model(tmp_path / "wide", size=WIDE)
-    run(steps=2, teacher=str(tmp_path / "wide"))
-    stored = tmp_path / "run" / "teacher.safetensors"
-    before = stored.stat().st_mtime_ns
-    assert run(steps=2, teacher=str(tmp_path / "wide")).resumed_at == 2
-    assert stored.stat().st_mtime_ns == before
-    make_tiny_model(tmp_path / "wide", seed=7, size=WIDE)
-    with pytest.raises(FingerprintMismatchError, match="another teacher"):
-        run(steps=2, teacher=str(tmp_path / "wide"))
-
-
 def test_teacher_that_is_not_there_is_refused_by_its_name(run: Any) -> None:
     with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
         run(steps=2, teacher="org/none")
@@ -286,8 +274,7 @@ def test_scores_are_made_once_for_the_same_candidates(
     scored(path, teacher, np.array([[3, 2], [2, -1], [-1, -1]]))
     assert asked == ["the cat", "old way"]
     path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(IntegrityError, match="must be a whole safetensors file"):
-        scored(path, teacher)
+    np.testing.assert_array_equal(scored(path, teacher), first)  # a damaged file is made again
 
 
 def test_run_follows_the_scores_of_a_cross_encoder(run: Any, tiny_cross_encoder: Path, tmp_path: Path):

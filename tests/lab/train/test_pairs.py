@@ -17,15 +17,14 @@ from cairn.pipeline.lab.train.documents import (
     read_document_pairs,
     split_sections,
 )
-from cairn.pipeline.lab.train.leakage import JudgedTexts, drop_judged, read_judged_texts, words
-from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, pairs_fingerprint
+from cairn.pipeline.lab.train.leakage import JudgedTexts, drop_judged, read_judged_texts
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND
 from cairn.pipeline.lab.train.pairs import (
     Candidates,
     PairRow,
     TrainingPairs,
     join_pairs,
     read_pairs,
-    text_numbers,
 )
 from cairn.pipeline.lab.train.training_files import read_texts
 
@@ -53,12 +52,6 @@ def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
             ("t", ""),
             ("s", "s"),
         )
-
-
-def test_read_pairs_without_source_takes_the_name_of_the_file(tmp_path: Path):
-    assert read_pairs([write_parquet(tmp_path / "manuals.parquet", query=["a"], document=["x"])]).sources == (
-        "manuals",
-    )
 
 
 def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
@@ -109,10 +102,6 @@ def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
     assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "Use")]
     assert both.skipped == {"empty query": 3, "repeated pair": 4}
     assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "Use")]
-
-
-def test_text_numbers_equal_texts_share_a_number():
-    assert np.array_equal(text_numbers(["x", "y", "x", "z", "y"]), [0, 1, 0, 2, 1])
 
 
 def test_read_pairs_missing_column_is_named(tmp_path: Path):
@@ -346,11 +335,6 @@ def test_split_sections_long_ones_are_cut_at_paragraphs_then_sentences_and_lose_
     assert [section.body for section in split_sections(text, 400)][1:] == paragraphs
 
 
-def test_split_sections_a_sentence_longer_than_a_section_stays_one():
-    sentence = "word " * 100 + "end."
-    assert [section.body for section in split_sections(sentence, 50)] == [sentence]
-
-
 def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cut_out(tmp_path: Path):
     names = [f"stone{number}" for number in range(20)]
     text = "\n\n".join(f"## Part {name}\n\n{prose(name)}" for name in names)
@@ -385,17 +369,6 @@ def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path:
     )
     assert pairs.queries[0] in prose("cat")
     assert pairs.sources == ("cats",)
-
-
-def test_read_document_pairs_are_the_same_however_often_they_are_read(tmp_path: Path):
-    path = write(
-        tmp_path / "m.parquet",
-        title=["Manual"],
-        text=["\n\n".join(f"# S{n}\n\n{prose(f'cat{n}')}" for n in range(9))],
-    )
-    one, again = (read_document_pairs([path], 256) for _ in range(2))
-    assert list(one.rows()) == list(again.rows())
-    assert pairs_fingerprint(one) == pairs_fingerprint(again)
 
 
 def test_read_document_pairs_counts_what_makes_no_pair(tmp_path: Path):
@@ -468,18 +441,6 @@ def test_read_texts_line_of_another_kind_is_refused(tmp_path: Path, line: str):
         read_texts([tmp_path / "a.jsonl"])
 
 
-def test_read_texts_line_that_is_no_json_is_refused(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text"\n')
-    with pytest.raises(SourceError, match=r"row 2 of a\.jsonl"):
-        read_texts([tmp_path / "a.jsonl"])
-
-
-def test_read_texts_line_that_is_nested_too_deep_is_refused(tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text("[" * 200_000)
-    with pytest.raises(SourceError, match=r"row 1 of a\.jsonl must be a JSON object, got an unreadable one"):
-        read_texts([tmp_path / "a.jsonl"])
-
-
 def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(
         '{"text": "a \\ud800"}\n{"text": "b"}\n{"text": "c", "language": "\\ud800"}\n'
@@ -513,10 +474,6 @@ def pairs_of(*pairs: tuple[str, str]) -> TrainingPairs:
     return TrainingPairs(
         queries=queries, documents=documents, titles=("",) * len(pairs), sources=("s",) * len(pairs)
     )
-
-
-def test_words_case_width_and_punctuation_do_not_matter():
-    assert words("\uff23\uff41\uff49\uff52\uff4e, the STONE-path!") == words("cairn the stone path")
 
 
 def test_judged_texts_know_queries_however_they_are_written():

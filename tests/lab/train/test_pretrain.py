@@ -19,9 +19,7 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import (
     ConfigError,
-    FingerprintMismatchError,
     ModelError,
-    SourceError,
 )
 from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
@@ -30,7 +28,6 @@ from cairn.pipeline.lab.train.pretrain import (
     MaskedPart,
     PretrainHeads,
     PretrainReport,
-    bottleneck,
     decoder_draws,
     masked,
     pretrain,
@@ -186,15 +183,6 @@ def test_pretrain_several_processes_make_the_step_of_one(
     assert all(a == pytest.approx(b, rel=1e-4) for a, b in zip(one, two, strict=True))
 
 
-def test_pretrain_folder_of_another_run_is_refused(run: Any, texts_file: Path):
-    run(steps=1)
-    with pytest.raises(FingerprintMismatchError, match="objective mlm"):
-        run(steps=1, objective="retromae")
-    texts_file.write_text(texts_file.read_text() + '{"text": "one more"}\n')
-    with pytest.raises(FingerprintMismatchError, match="another texts"):
-        run(steps=1)
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -231,11 +219,6 @@ def test_pretrain_configuration_that_no_model_has_is_refused(
 def test_pretrain_of_a_model_with_a_latent_attention_is_refused(run: Any, tiny_latent_folder: Path):
     with pytest.raises(ModelError, match="must start from a transformer without"):
         run(base=str(tiny_latent_folder))
-
-
-def test_pretrain_without_texts_is_refused(tiny_model_folder: Path, tmp_path: Path):
-    with pytest.raises(SourceError, match="must have texts, got none"):
-        pretrain([], tmp_path / "run", PretrainConfig(steps=1), base=str(tiny_model_folder))
 
 
 DIM, HEADS, LENGTHS = 8, 2, [5, 1, 3]
@@ -319,12 +302,6 @@ def test_sampled_visibility_shows_the_share_and_never_the_token_itself():
     assert len({tuple(row.tolist()) for row in seen}) == 300
 
 
-def test_bottleneck_is_the_mean_of_the_landmarks_of_each_text():
-    states = torch.arange(14.0).view(7, 2)
-    found = bottleneck(states, [4, 3], [torch.tensor([1, 3]), torch.tensor([0])])
-    assert found.tolist() == [[4.0, 5.0], [8.0, 9.0]]
-
-
 def test_masked_hides_the_share_as_bert_does_and_no_landmark(make_stream: Any, tiny_model_folder: Path):
     vocabulary = vocabulary_of(read_checkpoint(tiny_model_folder))
     stream = make_stream(batch_rows=40, max_tokens=90)
@@ -340,11 +317,6 @@ def test_masked_hides_the_share_as_bert_does_and_no_landmark(make_stream: Any, t
     assert shares == pytest.approx([0.8, 0.1], abs=0.04)
     unscored = np.setdiff1d(np.arange(len(plain.rows.ids_N)), scored)
     assert np.array_equal(plain.rows.ids_N[unscored], hidden.rows.ids_N[unscored])
-
-
-def test_masked_scores_at_least_one_token(make_stream: Any, tiny_model_folder: Path):
-    vocabulary = vocabulary_of(read_checkpoint(tiny_model_folder))
-    assert len(masked(make_stream().batch(0), 1e-9, vocabulary, np.random.default_rng(0))[1]) == 1
 
 
 def test_vocabulary_words_are_no_special_tokens(tiny_model_folder: Path):
