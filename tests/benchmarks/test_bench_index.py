@@ -15,10 +15,9 @@ import faiss
 import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig, IndexKind
-from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.exact_index import ExactIndex, VectorIndex
 from cairn.pipeline.index.faiss_build import build_faiss_index
 from cairn.pipeline.index.faiss_index import open_faiss_index
-from cairn.pipeline.index.protocol import VectorIndex
 
 pytestmark = pytest.mark.bench
 

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.index.exact_index import ExactIndex
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, StoredRows
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.passage_terms import write_passage_terms
 from cairn.pipeline.index.publish import (
@@ -38,7 +38,6 @@ from cairn.pipeline.index.publish import (
     prepare_writer,
     publish_generation,
 )
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.search.lexical import bm25_documents, match_any_word
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema

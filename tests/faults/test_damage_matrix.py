@@ -222,7 +222,6 @@ CELLS = [
     for kind in KINDS
     for damage in DAMAGES
     for verb in VERBS
-    if kind != "chunks: text index"
 ]
 
 

@@ -39,7 +39,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 lease.LEASE_SECONDS = 0.1
 def work(action, **settings):
     os.environ.update(settings)
-    layout = CollectionLayout(Path("{ROOT}"), "stones")
+    layout = CollectionLayout.at(Path("{ROOT}"), "stones")
     stones.publish_change(layout, "n") if action == "write" else open_generation(layout)
 """
 
@@ -62,7 +62,7 @@ def machine(
 
     def on(name: str) -> CollectionLayout:
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
-        return CollectionLayout(Path(ROOT), "stones")
+        return CollectionLayout.at(Path(ROOT), "stones")
 
     return on
 
