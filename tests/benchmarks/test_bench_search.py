@@ -38,9 +38,10 @@ from cairn.pipeline.index.publish import (
     prepare_writer,
     publish_generation,
 )
-from cairn.pipeline.search.lexical import bm25_documents, match_any_word
+from cairn.pipeline.search.lexical import bm25_documents, bounded_words
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema
+from lance.query import MatchQuery
 from lancedb.index import FTS, IvfRq
 
 pytestmark = pytest.mark.bench
@@ -346,7 +347,8 @@ def test_bench_bm25_of_passages_beside_that_of_documents(bench: Bench) -> None:
     chunks = lance.dataset(f"{bench.lance_folder}/texts.lance")
     query = partial(chunks.scanner, ["_score"], with_row_id=True, limit=50)
     p50, p99, _ = timed(
-        lambda i: query(full_text_query=match_any_word(bench.queries[i], ["text"])).to_table(), num_rounds=3
+        lambda i: query(full_text_query=MatchQuery(bounded_words(bench.queries[i]), "text")).to_table(),
+        num_rounds=3,
     )
     line(
         "peer: LanceDB, BM25 of single chunks",

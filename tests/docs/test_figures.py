@@ -13,7 +13,7 @@ from cairn.pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
 from cairn.pipeline.context import drift
 from cairn.pipeline.index.faiss_build import MAX_LISTS
 from cairn.pipeline.index.lease import LEASE_SECONDS
-from cairn.pipeline.model.landmark_gates import INITIAL_GATE
+from cairn.pipeline.model.landmark_reader import INITIAL_GATE
 from cairn.pipeline.serve.maps import corpus_map, map_cache, map_files
 from cairn.pipeline.serve.schemas import MAX_QUERIES
 from cairn.pipeline.serve.settings import MAX_BODY_BYTES

@@ -55,6 +55,7 @@ from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, Teacher
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
 from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
 from cairn.pipeline.lab.train.query_writer import QueryWriter
+from cairn.pipeline.lab.train.sequence_dropout import draw_dropped
 from cairn.pipeline.lab.train.sequences import SequenceBatch, split_rows
 from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig, require_within
 from cairn.pipeline.lab.train.token_head import (
@@ -71,7 +72,6 @@ from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import GATE_NAMES
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from cairn.pipeline.model.landmarks import draw_intervals
-from cairn.pipeline.model.sequence_dropout import draw_dropped
 from cairn.pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64

@@ -40,9 +40,9 @@ from cairn.pipeline.lab.train.settings import DistillConfig
 from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
 from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
+from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from cairn.pipeline.types import ProgressListener, silent_progress

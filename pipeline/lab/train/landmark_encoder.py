@@ -32,18 +32,18 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
+from cairn.pipeline.lab.train.sequence_dropout import with_null_token
 from cairn.pipeline.lab.train.settings import EncoderRunConfig
 from cairn.pipeline.lab.train.token_head import TokenHead
-from cairn.pipeline.model.engine.differentiable import Angles, Attend, DifferentiableOperations
+from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from cairn.pipeline.model.engine.layer import run_layer
 from cairn.pipeline.model.engine.transformer import Transformer
-from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
-from cairn.pipeline.model.folders.first_layers import layer_of
-from cairn.pipeline.model.folders.first_stage import split_stages
+from cairn.pipeline.model.folders.first_layers import layer_of, split_stages
 from cairn.pipeline.model.folders.own_tensors import (
     CONTEXT_GATES,
     CONTEXT_SIZE,
@@ -53,9 +53,8 @@ from cairn.pipeline.model.folders.own_tensors import (
     LATENT_ATTENTION,
     NULL_CONTEXT,
 )
-from cairn.pipeline.model.landmark_gates import context_size_of
+from cairn.pipeline.model.landmark_reader import context_size_of
 from cairn.pipeline.model.latent_attention import LatentAttention, read_latent_attention
-from cairn.pipeline.model.sequence_dropout import with_null_token
 from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Bool, Float
 from safetensors.torch import save_file
@@ -143,7 +142,7 @@ def run_rows(
         device=engine.device,
     )
     places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(engine.device)
-    angles = {is_local: table.at(places_N) for is_local, table in (engine.rotary or {}).items()}
+    angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
     x_ND = _embed(engine, rows, places_N)
     found: dict[int, torch.Tensor] = {}
     for index in range(max(layers)):

@@ -26,8 +26,8 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import Backend, EncoderConfig, Precision
 from cairn.pipeline.encode.encoder_fit import prefixes_of
 from cairn.pipeline.encode.prefixes import Prefix
-from cairn.pipeline.encode.token_states import TokenStates, embed_tokens
 from cairn.pipeline.errors import ConfigError, SourceError
+from cairn.pipeline.lab.token_states import TokenStates, embed_tokens
 from cairn.pipeline.lab.train.grad_cache import summed_backward
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.pair_vectors import kept_arrays, mine_hard_negatives, pairs_fingerprint
@@ -61,8 +61,8 @@ from cairn.pipeline.model.folders.model_defaults import (
     settings_of_a_folder,
 )
 from cairn.pipeline.model.folders.names import is_folder, model_folder
-from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.token_vectors.codes import pool_neighbours
+from cairn.pipeline.token_vectors.max_sim import token_idf
 from cairn.pipeline.token_vectors.projection import TokenProjection, save_token_projection
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64

@@ -69,7 +69,6 @@ from cairn.pipeline.lab.train.trainer import (
     read_log,
     save_weights,
 )
-from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import (
     CAIRN_SETTINGS_NAME,
@@ -78,6 +77,7 @@ from cairn.pipeline.model.folders.model_defaults import (
     encoder_config,
     settings_of_a_folder,
 )
+from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from cairn.pipeline.model.landmark_mixer import LandmarkMixer

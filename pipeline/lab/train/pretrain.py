@@ -51,8 +51,8 @@ from cairn.pipeline.lab.train.token_stream import StreamRows, TokenStream
 from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
 from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.weights import INITIAL_STD, NewTensors
-from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES

@@ -31,15 +31,15 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.cluster.sampling import hash_order
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.corpus.tokenization import tokenize
-from cairn.pipeline.encode.token_states import embed_tokens
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.lab.train.losses import FalseNegatives, left_out
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceBatch
 from cairn.pipeline.lab.train.settings import LateConfig, TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.max_sim import token_idf
 from cairn.pipeline.token_vectors.projection import TokenProjection, quantised_weights
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import nn

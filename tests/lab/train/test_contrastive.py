@@ -42,7 +42,7 @@ from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config
 from cairn.pipeline.model.folders.own_tensors import CONTEXT_GATES, CONTEXT_SIZE
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
-from cairn.pipeline.model.landmark_gates import INITIAL_GATE
+from cairn.pipeline.model.landmark_reader import INITIAL_GATE
 from cairn.pipeline.model.untrained_settings import settings_warnings
 from safetensors.torch import load_file, save_file
 

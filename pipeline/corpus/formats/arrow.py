@@ -1,0 +1,93 @@
+"""Arrow IPC: files (Feather) and streams, which Hugging Face datasets keep; told apart by their first bytes.
+
+A batch is believed when its buffers are as long as its offsets say. What is damaged ends the file. Columns
+that are not wanted are not decompressed; what a batch of the others comes to is known once it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import pyarrow as pa
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import Format, SourceFile, Undecoded, check_names
+from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
+from cairn.pipeline.corpus.source_record import Footer
+from typing_extensions import override
+
+_MAGIC: Final = b"ARROW1"
+
+
+class ArrowFormat(Format):
+    """Reads Arrow files and streams."""
+
+    suffixes = (".arrow", ".feather")
+
+    @override
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
+        """Read the schema, and count the rows; a stream is read for it, a file's footer is enough."""
+        with _opened(file) as reader:
+            check_names(reader.schema)
+            if isinstance(reader, pa.RecordBatchFileReader):
+                return Footer(schema=reader.schema, num_rows=reader.count_rows())
+            return Footer(schema=reader.schema, num_rows=sum(batch.num_rows for batch in reader))
+
+    @override
+    def read(
+        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
+    ) -> Iterator[pa.RecordBatch | Undecoded]:
+        with _opened(file) as reader:
+            indices = [reader.schema.get_field_index(name) for name in types]
+        with _opened(file, pa.ipc.IpcReadOptions(included_fields=indices)) as reader:
+            for batch in _batches(reader):
+                chosen = batch.select([*types])
+                refused = _refusal(chosen, config)
+                if refused is not None:
+                    yield Undecoded(num_rows=batch.num_rows, detail=refused)
+                    continue
+                for column in chosen.columns:
+                    _as_binary(column).validate(full=True)
+                for start in range(0, batch.num_rows, config.batch_rows):
+                    yield chosen.slice(start, config.batch_rows)
+
+
+@contextmanager
+def _opened(
+    file: SourceFile, options: pa.ipc.IpcReadOptions | None = None
+) -> Generator[pa.RecordBatchFileReader | pa.RecordBatchStreamReader]:
+    with file.open() as stream:
+        magic = stream.read(len(_MAGIC))
+        stream.seek(0)
+        opened = pa.ipc.open_file if magic == _MAGIC else pa.ipc.open_stream
+        with opened(stream, options=options) as reader:
+            yield reader
+
+
+def _batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.RecordBatchFileReader):
+        for index in range(reader.num_record_batches):
+            yield reader.get_batch(index)
+    else:
+        yield from reader
+
+
+def _refusal(batch: pa.RecordBatch, config: CorpusConfig) -> str | None:
+    """Say why a batch must not be handed on, by the bound that Parquet's row groups have."""
+    bound = max(GROUP_BUDGET_BATCHES * config.batch_bytes, batch.num_rows * config.max_document_bytes)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        held = column.get_total_buffer_size()
+        if held > bound:
+            return (
+                f"column {name!r} holds {held} bytes in {batch.num_rows} rows, more than max_document_bytes "
+                "a row"
+            )
+    return None
+
+
+def _as_binary(column: pa.Array) -> pa.Array:
+    """View texts as bytes: whether they are UTF-8 is judged row by row."""
+    if pa.types.is_string(column.type):
+        return column.view(pa.binary())
+    return column.view(pa.large_binary()) if pa.types.is_large_string(column.type) else column
