@@ -2,7 +2,7 @@
 
     main        the `cairn` group, its exit codes and its one-line errors
     options     options made from the fields of settings
-    frozen_base what the trainings beside a frozen base share
+    runs        what the trainings share
     settings    flag > CAIRN_* > cairn.toml > what the collection was built with > default
     terminal    progress bars and tables
 

@@ -14,11 +14,11 @@ from cairn.pipeline.types import ProgressListener
 
 def distill_encoder(job: Job, progress: ProgressListener) -> dict[str, Any]:
     """Run the distillation and return its report; the same job goes on from the newest checkpoint."""
-    from cairn.pipeline.lab.train.distill.settings import DistillConfig
+    from cairn.pipeline.lab.train.settings import DistillConfig
 
     names = {"teacher": str, "student": str, "texts": LIST, "output": str}
     own, config = job.config(DistillConfig, own=names, required=tuple(names))
-    from cairn.pipeline.lab.train.distill.loop import distill  # imports torch
+    from cairn.pipeline.lab.train.distill import distill  # imports torch
 
     texts, output = list(map(Path, own["texts"])), Path(own["output"])
     return asdict(distill(own["teacher"], own["student"], texts, output, config, progress=progress))

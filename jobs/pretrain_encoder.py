@@ -15,14 +15,14 @@ from cairn.pipeline.types import ProgressListener
 
 def pretrain_encoder(job: Job, progress: ProgressListener) -> dict[str, Any]:
     """Run the pretraining and return its report; the same job goes on from the newest checkpoint."""
-    from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+    from cairn.pipeline.lab.train.settings import PretrainConfig
 
     own, config = job.config(
         PretrainConfig,
         own={"sources": LIST, "output": str, "base": str, "from_config": str},
         required=("output", "sources"),
     )
-    from cairn.pipeline.lab.train.pretrain.loop import pretrain  # imports torch
+    from cairn.pipeline.lab.train.pretrain import pretrain  # imports torch
 
     report = pretrain(
         list(map(Path, own["sources"])),

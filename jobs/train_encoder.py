@@ -28,7 +28,7 @@ def train_encoder(
         own={"sources": LIST, "documents": LIST, "judged": LIST, "output": str, "base": str},
         required=("output",),
     )
-    from cairn.pipeline.lab.train.loop import train  # imports torch
+    from cairn.pipeline.lab.train.contrastive import train  # imports torch
 
     report = train(
         list(map(Path, own["sources"])),

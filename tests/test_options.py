@@ -23,9 +23,7 @@ from cairn.pipeline.config import (
     IngestConfig,
 )
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.late.settings import LateConfig
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.settings import LateConfig, MixerConfig, TrainConfig
 from cairn.pipeline.options import About, check_value, option, options_of
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.serve.schemas import Request, option_fields

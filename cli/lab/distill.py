@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from cairn.cli.lab.runs import minutes_option, output_option, run_limits, show, shown_options
 from cairn.cli.options import NamedPath, add_options, chosen
-from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, duration, table
-from cairn.pipeline.lab.train.distill.settings import DistillConfig
+from cairn.pipeline.lab.train.settings import DistillConfig
 
 
 @click.command(context_settings={"show_default": True})
@@ -24,18 +21,10 @@ from cairn.pipeline.lab.train.distill.settings import DistillConfig
     type=NamedPath(path_type=Path),
     help="Parquet or JSON lines with text; repeat.",
 )
-@click.option(
-    "--output", required=True, type=NamedPath(path_type=Path, file_okay=False), help="Folder of the run."
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop after so many, at a checkpoint; the same command goes on.  [default: no limit]",
-    show_default=False,
-)
+@output_option()
+@minutes_option
 @add_options(DistillConfig)
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-@json_option
+@shown_options
 @click.pass_context
 def distill(
     ctx: click.Context,
@@ -55,31 +44,11 @@ def distill(
     model gets back what `cairn compress` took. A killed run continues from its newest checkpoint when the
     same command runs again. Use FOLDER/best or FOLDER/model as --model.
     """
-    from cairn.pipeline.lab.train.distill.loop import distill as run
-    from cairn.pipeline.lab.train.joined_processes import joined_processes
+    from cairn.pipeline.lab.train.distill import distill as run
 
     config = DistillConfig(**chosen(ctx, DistillConfig))
-    with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:
-        report = run(
-            teacher,
-            student,
-            texts,
-            output,
-            config,
-            stop_after_seconds=None if minutes is None else 60 * minutes,
-            processes=processes,
-            progress=progress,
-        )
-    if processes.rank == 0:
-        found = asdict(report)
-        rows = [
-            (name.replace("_", " "), duration(value) if name == "seconds" else _words(value))
-            for name, value in found.items()
-            if value is not None
-        ]
-        click.echo(json.dumps(found) if as_json else table(rows))
+    with run_limits(minutes, quiet=quiet) as limits:
+        report = run(teacher, student, texts, output, config, **limits)
+    if limits["processes"].rank == 0:
+        show(report, as_json=as_json)
     return 0
-
-
-def _words(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

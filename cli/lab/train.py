@@ -5,23 +5,19 @@ Fine-tune an encoder for landmarks and context on pairs of queries and documents
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from cairn.cli.lab.judged_sets import dev_scorer
+from cairn.cli.lab.runs import minutes_option, output_option, run_limits, show, shown_options
 from cairn.cli.options import COUNT, NamedPath, add_options, chosen, given
-from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, duration, table, thousands
 from cairn.pipeline.config import BASE_MODEL
-from cairn.pipeline.lab.train.query_writer import QueryWriterConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from cairn.pipeline.types import ModelScorer
+    from cairn.pipeline.types import ModelScorer, ProgressListener
 
 
 @click.command(context_settings={"show_default": True})
@@ -32,9 +28,7 @@ if TYPE_CHECKING:
     type=NamedPath(path_type=Path),
     help="Parquet of long documents to make pairs of; repeat.",
 )
-@click.option(
-    "--output", required=True, type=NamedPath(path_type=Path, file_okay=False), help="Folder of the run."
-)
+@output_option()
 @click.option("--base", default=BASE_MODEL, help="Encoder to start from, by name or folder.")
 @click.option(
     "--judged",
@@ -60,15 +54,9 @@ if TYPE_CHECKING:
     default=2000,
     help="Draw at most so many documents, judged ones first.",
 )
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Stop after so many, at a checkpoint; the same command goes on.  [default: no limit]",
-    show_default=False,
-)
+@minutes_option
 @add_options(TrainConfig, QueryWriterConfig)
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-@json_option
+@shown_options
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -94,12 +82,11 @@ def train(
     FOLDER/best as --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
     Several processes: `torchrun --no-python cairn train …`.
     """
-    from cairn.pipeline.lab.train.joined_processes import joined_processes
-    from cairn.pipeline.lab.train.loop import train as run
+    from cairn.pipeline.lab.train.contrastive import train as run
 
     config = TrainConfig(**chosen(ctx, TrainConfig))
-    with joined_processes() as processes, ProgressBars(quiet=quiet or processes.rank > 0) as progress:
-        scorer = _scorer(dev, dev_queries, dev_documents, config, given(ctx), progress)
+    with run_limits(minutes, quiet=quiet) as limits:
+        scorer = _scorer(dev, dev_queries, dev_documents, config, given(ctx), limits["progress"])
         report = run(
             sources,
             output,
@@ -109,26 +96,22 @@ def train(
             query_writer=QueryWriterConfig(**chosen(ctx, QueryWriterConfig)),
             judged=(*judged, *dev),
             scorer=scorer,
-            stop_after_seconds=None if minutes is None else 60 * minutes,
-            processes=processes,
-            progress=progress,
+            **limits,
         )
-    if processes.rank == 0:
-        if report.best_score is None:
-            click.echo(
-                "no pairs were held out, so no step was scored and there is no FOLDER/best; use "
-                "FOLDER/model, give more pairs or name sets with --dev",
-                err=True,
-            )
-        elif not report.best_step:
-            click.echo(
-                "no step scored above the base, so FOLDER/best is the base; give more pairs, or lower "
-                "--peak-lr",
-                err=True,
-            )
+    if limits["processes"].rank:
+        return 0
+    if report.best_score is None:
         click.echo(
-            json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report)))
+            "no pairs were held out, so no step was scored and there is no FOLDER/best; use FOLDER/model, "
+            "give more pairs or name sets with --dev",
+            err=True,
         )
+    elif not report.best_step:
+        click.echo(
+            "no step scored above the base, so FOLDER/best is the base; give more pairs, or lower --peak-lr",
+            err=True,
+        )
+    show(report, as_json=as_json)
     return 0
 
 
@@ -138,7 +121,7 @@ def _scorer(
     max_documents: int,
     config: TrainConfig,
     set_options: Collection[str],
-    progress: ProgressBars,
+    progress: ProgressListener,
 ) -> ModelScorer | None:
     """Return what scores models on the dev sets, None without any."""
     from cairn.pipeline.errors import ConfigError
@@ -156,16 +139,3 @@ def _scorer(
         precision=config.precision,
         progress=progress,
     )
-
-
-def report_rows(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what a run did, a row a figure."""
-    rows: list[tuple[str, str]] = []
-    for name, value in report.items():
-        if name == "skipped":
-            rows += [(f"  skipped: {reason}", thousands(count)) for reason, count in sorted(value.items())]
-        elif name == "seconds":
-            rows.append(("time", duration(value)))
-        elif value is not None:
-            rows.append((name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value)))
-    return rows

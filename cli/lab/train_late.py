@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-from cairn.cli.lab.frozen_base import frozen_base, frozen_base_options, report_rows
+from cairn.cli.lab.runs import frozen_base, frozen_base_options, show, shown_options
 from cairn.cli.options import add_options, chosen
-from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, table
-from cairn.pipeline.lab.train.late.settings import LateConfig
+from cairn.cli.terminal import ProgressBars
+from cairn.pipeline.lab.train.settings import LateConfig
 
 
 @click.command(context_settings={"show_default": True})
 @frozen_base_options(trained="projection", output="projection", kept="token states")
 @add_options(LateConfig)
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-@json_option
+@shown_options
 @click.pass_context
 def train_late(
     ctx: click.Context,
@@ -35,7 +31,7 @@ def train_late(
     Every text is embedded once; with --cache another run begins with the training. FOLDER gets
     cairn_late.safetensors, and its log stands beside it as FOLDER.jsonl.
     """
-    from cairn.pipeline.lab.train.late.trainer import train_late as run
+    from cairn.pipeline.lab.train.late import train_late as run
 
     config = LateConfig(**chosen(ctx, LateConfig))
     with ProgressBars(quiet=quiet) as progress:
@@ -44,5 +40,5 @@ def train_late(
         click.echo("nothing was held out, so the last step was kept; raise --hold-out", err=True)
     elif not report.best_step:
         click.echo("no step scored above the start, which was kept; give more pairs", err=True)
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report))))
+    show(report, as_json=as_json)
     return 0

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
-from cairn.cli.lab.frozen_base import frozen_base, frozen_base_options, report_rows
+from cairn.cli.lab.runs import frozen_base, frozen_base_options, show, shown_options
 from cairn.cli.options import add_options, chosen
-from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, table
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
+from cairn.cli.terminal import ProgressBars
+from cairn.pipeline.lab.train.settings import MixerConfig
 from cairn.pipeline.options import MAX_NUMBER
 
 
@@ -25,8 +22,7 @@ from cairn.pipeline.options import MAX_NUMBER
     help="Texts of at most so many tokens the model will keep whole.",
 )
 @add_options(MixerConfig)
-@click.option("--quiet", is_flag=True, help="No progress on stderr.")
-@json_option
+@shown_options
 @click.pass_context
 def train_mixer(
     ctx: click.Context,
@@ -43,7 +39,7 @@ def train_mixer(
     Every text is embedded once; with --cache another run begins with the training. FOLDER is for --model, and
     its log stands beside it as FOLDER.jsonl.
     """
-    from cairn.pipeline.lab.train.mixer.trainer import train_mixer as run
+    from cairn.pipeline.lab.train.mixer import train_mixer as run
 
     config = MixerConfig(**chosen(ctx, MixerConfig))
     with ProgressBars(quiet=quiet) as progress:
@@ -67,5 +63,5 @@ def train_mixer(
             "--peak-lr",
             err=True,
         )
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(report_rows(asdict(report))))
+    show(report, as_json=as_json)
     return 0

@@ -23,15 +23,12 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from cairn.pipeline.lab.evaluate.significance import compare_paired
-from cairn.pipeline.lab.train.checkpoints import OBJECTIVE_NAME, RunFolder
-from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.pretrain.masking import vocabulary_of
-from cairn.pipeline.lab.train.pretrain.objectives import PretrainHeads
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.stream import TokenStream
-from cairn.pipeline.lab.train.pretrain.task import PretrainTask
-from cairn.pipeline.lab.train.pretrain.texts import Texts
-from cairn.pipeline.lab.train.processes import ALONE
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder
+from cairn.pipeline.lab.train.pretrain import MaskedText, PretrainHeads, vocabulary_of
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.token_stream import TokenStream
+from cairn.pipeline.lab.train.trainer import add_gradient, newest_checkpoint
+from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.types import silent_progress
@@ -72,20 +69,18 @@ def loss_on(folder: Path, texts: list[str]) -> float:
     read = PretrainConfig(steps=1, batch_rows=1, max_tokens=TOKENS, heldout_rows=0, precision="fp32")
     num_rows = TokenStream(held, checkpoint, read, silent_progress).num_rows
     read = replace(read, batch_rows=num_rows)
-    model, files = LandmarkEncoder(checkpoint), RunFolder(folder, checkpoint, EncoderConfig())
-    newest = files.newest()
+    model, newest = LandmarkEncoder(checkpoint), newest_checkpoint(folder)
     assert newest is not None
-    model.objective = heads = PretrainHeads(load_file(newest / OBJECTIVE_NAME)["bias"], None)
-    task = PretrainTask(
-        files=files,
+    model.objective = heads = PretrainHeads(load_file(newest)["weight/objective.bias"], None)
+    task = MaskedText(
         model=model,
         heads=heads,
         stream=TokenStream(held, checkpoint, read, silent_progress),
         vocabulary=vocabulary_of(checkpoint),
         config=read,
-        processes=ALONE,
+        folder=EncoderFolder(base=checkpoint, settings=EncoderConfig()),
     )
-    return task.step(0).loss
+    return add_gradient(task.batch(0), model, read)[0]
 
 
 def test_bench_languages_drawn_by_their_smoothed_share(

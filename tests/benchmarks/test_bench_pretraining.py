@@ -22,10 +22,9 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.corpus.sample import write_sample
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.lab.train.log import read_log
-from cairn.pipeline.lab.train.new_weights import new_checkpoint
-from cairn.pipeline.lab.train.pretrain.loop import pretrain
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
+from cairn.pipeline.lab.train.pretrain import new_checkpoint, pretrain
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config

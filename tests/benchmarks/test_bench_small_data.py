@@ -26,9 +26,8 @@ import torch
 from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.query_writer import QueryWriterConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.contrastive import train
+from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
 

@@ -27,11 +27,10 @@ from cairn.pipeline.lab.evaluate.measures import NDCG
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set, sample_set
 from cairn.pipeline.lab.evaluate.significance import compare_paired
 from cairn.pipeline.lab.evaluate.systems import configured_systems
-from cairn.pipeline.lab.train.log import read_log
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.pretrain.loop import pretrain
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.contrastive import train
+from cairn.pipeline.lab.train.pretrain import pretrain
+from cairn.pipeline.lab.train.settings import PretrainConfig, TrainConfig
+from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.first_layers import first_layers

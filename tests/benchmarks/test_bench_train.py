@@ -19,20 +19,16 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.lab.train.checkpoints import RunFolder
 from cairn.pipeline.lab.train.grad_cache import cached_backward, plain_backward
-from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.objectives.contrastive import contrastive_loss
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder
+from cairn.pipeline.lab.train.losses import contrastive_loss
 from cairn.pipeline.lab.train.pairs import TrainingPairs
-from cairn.pipeline.lab.train.pretrain.decoder import EnhancedDecoder
-from cairn.pipeline.lab.train.pretrain.masking import vocabulary_of
-from cairn.pipeline.lab.train.pretrain.objectives import PretrainHeads
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.pretrain.stream import TokenStream
-from cairn.pipeline.lab.train.pretrain.task import PretrainTask
-from cairn.pipeline.lab.train.pretrain.texts import Texts
-from cairn.pipeline.lab.train.processes import ALONE
+from cairn.pipeline.lab.train.pretrain import EnhancedDecoder, MaskedText, PretrainHeads, vocabulary_of
 from cairn.pipeline.lab.train.sequences import SequenceMaker, split_rows
+from cairn.pipeline.lab.train.settings import PretrainConfig
+from cairn.pipeline.lab.train.token_stream import TokenStream
+from cairn.pipeline.lab.train.trainer import add_gradient
+from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.types import silent_progress
@@ -52,7 +48,7 @@ MAX_GRAD_CACHE_RATIO = 1.5
 
 MEMORY_PROGRAM = """
 import resource, torch
-from cairn.pipeline.lab.train.objectives.contrastive import contrastive_loss, plain_contrastive_loss
+from cairn.pipeline.lab.train.losses import contrastive_loss, plain_contrastive_loss
 torch.set_num_threads(1)
 x = torch.nn.functional.normalize(torch.randn({batch}, {dim}), dim=1).requires_grad_()
 {loss}(x[:64], x[:64], torch.arange(64)).backward()
@@ -173,14 +169,13 @@ def test_bench_pretraining_against_a_plain_contrastive_step_of_as_many_tokens(
     heads = PretrainHeads(
         torch.zeros(len(model.token_table)), decoder if config.objective == "retromae" else None
     )
-    task = PretrainTask(
-        files=RunFolder(tmp_path, checkpoint, EncoderConfig()),
+    task = MaskedText(
+        folder=EncoderFolder(base=checkpoint, settings=EncoderConfig()),
         model=model,
         heads=heads,
         stream=stream,
         vocabulary=vocabulary_of(checkpoint),
         config=config,
-        processes=ALONE,
     )
     rows = stream.batch(0).rows
 
@@ -190,9 +185,10 @@ def test_bench_pretraining_against_a_plain_contrastive_step_of_as_many_tokens(
         contrastive_loss(texts[:half], texts[half:], torch.arange(half)).backward()
 
     contrast()
-    task.step(0)
+    add_gradient(task.batch(0), model, config)
     measured = [
-        (processor_seconds(lambda: task.step(0)), processor_seconds(contrast)) for _ in range(REPEATS)
+        (processor_seconds(lambda: add_gradient(task.batch(0), model, config)), processor_seconds(contrast))
+        for _ in range(REPEATS)
     ]
     ratio = statistics.median(ours / plain for ours, plain in measured)
     tokens = len(rows.ids_N) / min(ours for ours, _ in measured)

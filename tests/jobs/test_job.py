@@ -25,8 +25,7 @@ from cairn.jobs.pretrain_encoder import pretrain_encoder
 from cairn.jobs.train_encoder import train_encoder
 from cairn.jobs.write_index import write_index
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.settings import PretrainConfig, TrainConfig
 from cairn.pipeline.line.build_index import build_index
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"

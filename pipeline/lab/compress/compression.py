@@ -18,8 +18,8 @@ from cairn.pipeline.lab.compress.plain_pass import read_engine
 from cairn.pipeline.lab.compress.pruning import pruned
 from cairn.pipeline.lab.compress.quantization import quantized
 from cairn.pipeline.lab.compress.settings import CompressConfig
-from cairn.pipeline.lab.train.distill.rows import text_row
-from cairn.pipeline.lab.train.pretrain.texts import read_texts
+from cairn.pipeline.lab.train.distill import text_row
+from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context

@@ -31,9 +31,9 @@ import numpy as np
 from cairn.pipeline.encode.sentences import sentence_starts
 from cairn.pipeline.encode.structure import FENCES, heading_at
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.mining import NONE_FOUND
-from cairn.pipeline.lab.train.pair_files import read_columns, training_files
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
+from cairn.pipeline.lab.train.training_files import counted, read_columns, training_files
 from jaxtyping import Int64
 
 CHARACTERS_PER_TOKEN: Final = 4
@@ -75,7 +75,7 @@ def read_document_pairs(
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
     for file_number, file in enumerate(training_files(paths, (".parquet",))):
-        rows = read_columns(file, required=("text",), columns=("title", "text", "source"))
+        rows = read_columns(file, ("title", "text", "source"), ("text",))
         for number, (title, text, source) in enumerate(rows):
             if not text.strip():
                 skipped["empty document"] += 1
@@ -93,12 +93,9 @@ def read_document_pairs(
                     skipped["repeated pair"] += 1
                 kept[row] = None
     if not kept:
-        counted = (
-            ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
-        )
         raise SourceError(
             f"documents must have at least one section of {MIN_SECTION_CHARACTERS} characters, got "
-            f"{counted}; name others"
+            f"{counted(skipped)}; name others"
         )
     return TrainingPairs.of(kept, skipped)
 

@@ -1,4 +1,4 @@
-"""The gradient of a loss over a whole batch in the memory of a micro-batch, through both stages.
+"""The gradient of a step in the memory of a micro-batch: of losses that add up, and of a whole batch's.
 
     1  every micro-batch of M1, then of M2, without a graph           ─▶ context vectors, embeddings
     2  the loss of all embeddings                                      ─▶ a gradient for each embedding
@@ -32,6 +32,19 @@ SecondStage = Callable[[Float[torch.Tensor, "C D"] | None], Embedded]
 
 Loss = Callable[[Embedded], Float32[torch.Tensor, ""]]
 """Takes what all micro-batches were embedded to, in their order, each tensor in one."""
+
+
+def summed_backward(
+    parts: Sequence[Callable[[], Float32[torch.Tensor, ""]]], processes: Processes = ALONE
+) -> Float32[torch.Tensor, ""]:
+    """Add the gradient of this process's share of ``parts``, whose sum is the loss; return the whole loss."""
+    loss = torch.zeros((), device=processes.device)
+    for number in processes.share(len(parts)):
+        own = parts[number]()
+        own.backward()
+        loss += own.detach()
+    processes.add_up(loss)
+    return loss
 
 
 def cached_backward(

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.cluster.sampling import hash_order
-from cairn.pipeline.lab.train.finite import NotFiniteError
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, split_rows
+from cairn.pipeline.lab.train.trainer import NotFiniteError
 from jaxtyping import Float32, Int64
 
 MAX_SHARE = 0.1

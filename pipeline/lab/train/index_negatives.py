@@ -1,8 +1,8 @@
 """Hard negatives of a live collection: the passages it ranks highest below a threshold under the positive.
 
-The rule is that of :mod:`cairn.pipeline.lab.train.mining`. The collection's own model scores both sides: a
-candidate by its best chunk as it is stored, the positive by its best chunk as it would be. A passage of a
-document that holds a positive of the query is no negative. So negatives are what the collection really
+The rule is that of :mod:`cairn.pipeline.lab.train.pair_vectors`. The collection's own model scores both
+sides: a candidate by its best chunk as it is stored, the positive by its best chunk as it would be. A passage
+of a document that holds a positive of the query is no negative. So negatives are what the collection really
 confuses with the answer today, over all of its documents and not those of the pairs alone.
 
 Source: NV-Embed §4.1.1 (percentage), after Moreira et al. 2024 (NV-Retriever). Differs: the model that is to
@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.collection import Collection, load_query_encoder
 from cairn.pipeline.index.generation import open_latest_intact_generation
-from cairn.pipeline.lab.train.mining import score_limit
+from cairn.pipeline.lab.train.pair_vectors import score_limit
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
 from cairn.pipeline.search_options import MAX_TOP_K
 from cairn.pipeline.types import Hit, ProgressListener, silent_progress

@@ -20,21 +20,30 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final, cast
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final, cast
 
+import numpy as np
 import torch
-from cairn.pipeline.errors import ModelError
-from cairn.pipeline.lab.train.first_stage import first_stage_parameters
-from cairn.pipeline.lab.train.landmark_pass import remember, run_rows
-from cairn.pipeline.lab.train.late.head import TokenHead
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline import durable
+from cairn.pipeline.config import ContextConfig, EncoderConfig
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
-from cairn.pipeline.lab.train.recorded_tensors import RecordedTensors, shared_prefix
 from cairn.pipeline.lab.train.sequence_dropout import with_null_token
+from cairn.pipeline.lab.train.settings import EncoderRunConfig
+from cairn.pipeline.lab.train.token_head import TokenHead
 from cairn.pipeline.model.backbone_loader import reader_of
+from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
+from cairn.pipeline.model.engine.layer import run_layer
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.model.folders.first_layers import split_stages
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.first_layers import layer_of, split_stages
 from cairn.pipeline.model.folders.own_tensors import (
     CONTEXT_GATES,
     CONTEXT_SIZE,
@@ -46,9 +55,160 @@ from cairn.pipeline.model.folders.own_tensors import (
 )
 from cairn.pipeline.model.landmark_reader import context_size_of
 from cairn.pipeline.model.latent_attention import LatentAttention, read_latent_attention
+from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Bool, Float
+from safetensors.torch import save_file
 from torch import nn
 from typing_extensions import override
+
+
+class RecordedTensors(dict[str, torch.Tensor]):
+    """Tensors that note the names of those a reader asks for, in order."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(tensors)
+        self.names: list[str] = []
+
+    @override
+    def get(self, key: str, default: Any = None, /) -> Any:
+        self.names.append(key)
+        return super().get(key, default)
+
+
+def shared_prefix(names: Sequence[str]) -> str:
+    """Return the parts that all names begin with; layers and embeddings begin with words of their own."""
+    columns = zip(*(name.split(".") for name in names), strict=False)
+    return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
+
+
+def first_stage_parameters(
+    stored: Mapping[str, torch.Tensor],
+    second: Mapping[str, torch.Tensor],
+    *,
+    num_layers: int,
+    base_prefix: str,
+    base_layers: int,
+) -> dict[str, torch.Tensor]:
+    """Return new tensors by name, without ``base_prefix``; none for ``num_layers`` 0.
+
+    ``stored`` are a checkpoint's tensors; a first stage among them goes on. ``second`` are what is copied
+    where there is none. More layers than the base has, or others than its first stage has, raise
+    :class:`ConfigError`.
+    """
+    own = {
+        name.removeprefix(FIRST_STAGE).removeprefix(base_prefix): tensor
+        for name, tensor in stored.items()
+        if name.startswith(FIRST_STAGE)
+    }
+    own_layers = 1 + max(map(layer_of, own), default=-1)
+    if own and num_layers not in (0, own_layers):
+        raise ConfigError(
+            f"first_stage_layers must be the {own_layers} of the base's own first stage, got {num_layers}; "
+            "leave it out to go on with those"
+        )
+    if max(num_layers, own_layers) > base_layers:
+        raise ConfigError(
+            f"first_stage_layers must be at most the base model's {base_layers}, got "
+            f"{max(num_layers, own_layers)}"
+        )
+    copied = {name: tensor for name, tensor in second.items() if num_layers and layer_of(name) < num_layers}
+    return {FIRST_STAGE + name: tensor.detach().float().clone() for name, tensor in (own or copied).items()}
+
+
+SCORES_PER_STEP: Final = 1 << 22
+"""Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
+
+
+def run_rows(
+    engine: Transformer,
+    rows: PackedRows,
+    layers: Sequence[int],
+    *,
+    gates_LH: Float[torch.Tensor, "layers H"],
+    memory: Sequence[Memory] | None,
+    context_gates_LH: Float[torch.Tensor, "layers H"],
+    landmarks: bool,
+) -> dict[int, Float[torch.Tensor, "N D"]]:
+    """Return the states of all tokens after each of ``layers``, counted from 1.
+
+    Without ``landmarks`` a row sees no other row of its window.
+    """
+    blocks = cut_into_blocks(
+        rows.lengths_B,
+        rows.windows_B if landmarks else np.arange(len(rows)),
+        scores_per_step=SCORES_PER_STEP // engine.shape.num_heads,
+        num_context=0 if memory is None else memory[0].key_GCd.shape[1],
+        local_radius=engine.shape.local_radius,
+        device=engine.device,
+    )
+    places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(engine.device)
+    angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
+    x_ND = _embed(engine, rows, places_N)
+    found: dict[int, torch.Tensor] = {}
+    for index in range(max(layers)):
+        is_local = engine.layers[index].is_local
+        attend = partial(
+            landmark_attention,
+            blocks=blocks,
+            mix=_mix,
+            gates_H=gates_LH[index],
+            memory=None if memory is None else memory[index],
+            context_gates_H=context_gates_LH[index],
+            is_local=is_local,
+        )
+        x_ND = _run_layer(engine, index, x_ND, attend, angles.get(is_local))
+        if index + 1 in layers:
+            found[index + 1] = x_ND if engine.final_norm is None else engine.final_norm(x_ND)
+    return found
+
+
+def remember(
+    engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
+) -> tuple[Memory, ...]:
+    """Run context vectors through the first layers and return each layer's keys and values."""
+    memories: list[Memory] = []
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        is_local = engine.layers[len(memories)].is_local
+        query, key, value = (part.transpose(0, 1) for part in (query, key, value))
+        memories.append(Memory(key_GCd=key, value_GCd=value))
+        if is_local:
+            # Without a position a vector is in no other's window: its own value comes out.
+            return value.repeat_interleave(len(query) // len(value), dim=0).transpose(0, 1)
+        return _mix(query[None], key[None], value[None], None)[0]
+
+    x_CD = engine.norm_embeddings(engine.embed_context(context_CD))
+    for index in range(num_layers):
+        x_CD = _run_layer(engine, index, x_CD, attend)
+    return tuple(memories)
+
+
+def _embed(engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> torch.Tensor:
+    longest = int(rows.lengths_B.max())
+    if longest > engine.max_positions:
+        raise ModelError(
+            f"a row must have at most {engine.max_positions} tokens, got {longest}; choose a smaller interval"
+        )
+    ids_N = torch.from_numpy(rows.ids_N.astype(np.int64)).to(engine.device)
+    return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
+
+
+def _run_layer(
+    engine: Transformer, index: int, x_ND: torch.Tensor, attend: Attend, angles: Angles | None = None
+) -> torch.Tensor:
+    operations = DifferentiableOperations(engine.shape, attend, angles)
+    return run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
+
+
+def _mix(
+    query_BHQd: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    mask = None if bias is None else bias.to(query_BHQd.dtype)
+    shares_keys = key.shape[1] != query_BHQd.shape[1]
+    return F.scaled_dot_product_attention(
+        query_BHQd, key, value, attn_mask=mask, enable_gqa=shares_keys
+    ).transpose(1, 2)
+
 
 OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
 """Parameters that no published checkpoint has; they are new where a base does not hold them."""
@@ -358,3 +518,55 @@ def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.
             "does not fit its config.json"
         )
     return tensor.float()
+
+
+def autocast(model: LandmarkEncoder, config: EncoderRunConfig) -> torch.autocast:
+    """Return the arithmetic of a run's products."""
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class EncoderFolder:
+    """What a trained encoder is saved with: its base's other files, and the settings it is served with.
+
+    ``context`` is the one it was trained behind, None for none.
+    """
+
+    base: Checkpoint
+    settings: EncoderConfig
+    context: ContextConfig | None = None
+    late_bits: int = 2
+
+    def save(self, folder: Path, model: LandmarkEncoder) -> None:
+        """Write a model folder; a reader sees the one before or this one."""
+        head = model.head
+        save_encoder_folder(
+            folder,
+            replace(self.base, tensors={**self.base.tensors, **model.published_tensors()}),
+            self.settings,
+            replaces=True,
+            projection=None if head is None else head.projection("", bits=self.late_bits, pool_tokens=1),
+            context=self.context,
+        )
+
+    def save_changes(self, folder: Path, model: LandmarkEncoder) -> None:
+        """Write ``changes.safetensors``: what differs from the base, in bf16.
+
+        As ``cairn_extra.safetensors`` beside the base's weights it makes the trained model. Tensors have the
+        base's names; gates and null token stay in float32. A first stage of its own is stored whole.
+        """
+        changed: dict[str, torch.Tensor] = {}
+        for name, tensor in model.published_tensors().items():
+            if name in (*OWN_NAMES, CONTEXT_SIZE):
+                changed[name] = tensor
+            elif (
+                name.startswith(FIRST_STAGE)
+                or name not in self.base.tensors
+                or not torch.equal(tensor, self.base.tensors[name].float())
+            ):
+                changed[name] = tensor.to(torch.bfloat16)
+        with (
+            durable.storage_errors("writing what changed"),
+            durable.replacing(folder / "changes.safetensors") as temporary,
+        ):
+            save_file(changed, temporary)

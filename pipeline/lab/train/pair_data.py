@@ -8,29 +8,32 @@ Vectors and scores stay in the run's folder, so a run that goes on embeds nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.candidate_scores import candidate_scores
 from cairn.pipeline.lab.train.documents import like_headed
-from cairn.pipeline.lab.train.mining import NONE_FOUND, mine_hard_negatives
-from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs, text_numbers
-from cairn.pipeline.lab.train.sequences import SequenceMaker
-from cairn.pipeline.lab.train.settings import TrainConfig
-from cairn.pipeline.lab.train.step import TrainingData
-from cairn.pipeline.lab.train.surrogate import (
+from cairn.pipeline.lab.train.pair_vectors import (
+    NONE_FOUND,
     PairVectors,
+    Teacher,
+    candidate_scores,
     embed_pairs,
+    fitted_positions,
     kept_vectors,
+    laid_onto,
+    mine_hard_negatives,
     pairs_fingerprint,
     vectors_key,
 )
-from cairn.pipeline.lab.train.teacher import Teacher, fitted_positions, laid_onto
+from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs, text_numbers
+from cairn.pipeline.lab.train.sequences import SequenceMaker
+from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
@@ -39,6 +42,26 @@ from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32, Int64
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainingData:
+    """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
+
+    Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
+    of the model's; ``scores_NK`` are a cross-encoder's of each pair's document and hard negatives. ``idf_X``
+    weighs token ids in the teacher's late interaction, None without any.
+    ``pool_of_pair`` are the documents of each pair's source, where contexts are drawn from sources.
+    """
+
+    maker: SequenceMaker
+    vectors: PairVectors
+    document_number_N: Int64[np.ndarray, " NM"]
+    hard_negatives_Nk: Int64[np.ndarray, "N k"]
+    taught: PairVectors | None = None
+    scores_NK: Float32[np.ndarray, "N K"] | None = None
+    idf_X: Float32[torch.Tensor, " X"] | None = None
+    pool_of_pair: Sequence[Int64[np.ndarray, " _"]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,7 +107,6 @@ class PairData:
         vectors = kept_vectors(
             folder / "surrogate.safetensors",
             vectors_key(surrogate, self.checkpoint.fingerprint, self.pairs),
-            len(self.pairs),
             lambda: embed_pairs(self.pairs, backbone, surrogate, progress),
         )
         candidates = Candidates.of(self.pairs)
@@ -169,7 +191,7 @@ class PairData:
             base=backbone.weights_fingerprint,
             pairs=pairs_fingerprint(pairs),
         )
-        return kept_vectors(folder / "teacher.safetensors", key, len(pairs), embed)
+        return kept_vectors(folder / "teacher.safetensors", key, embed)
 
     def _scores(
         self,

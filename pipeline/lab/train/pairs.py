@@ -33,7 +33,13 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 from cairn.pipeline.encode.prefixes import instruction_prefix
 from cairn.pipeline.errors import SchemaError, SourceError
-from cairn.pipeline.lab.train.pair_files import SUFFIXES, PairRecord, is_unicode, read_records, training_files
+from cairn.pipeline.lab.train.training_files import (
+    SUFFIXES,
+    counted,
+    is_unicode,
+    read_columns,
+    training_files,
+)
 from jaxtyping import Int64
 
 Task = Literal["retrieval", "class", "similarity"]
@@ -45,6 +51,20 @@ CLASS_NEGATIVES: Final = 7
 
 MIN_SCORE: Final = 4.0
 """Of two texts that are a pair (NV-Embed §4.2, of 5)."""
+
+
+class PairRecord(NamedTuple):
+    """One row as it stands in a file; what is missing is empty, a missing score None."""
+
+    query: str
+    document: str
+    title: str
+    source: str
+    instruction: str
+    negatives: tuple[str, ...]
+    label: str
+    score: float | None
+    task: str
 
 
 class PairRow(NamedTuple):
@@ -163,7 +183,8 @@ def read_pairs(
     skipped: Counter[str] = Counter()
     for file in training_files(paths, SUFFIXES):
         examples: dict[tuple[str, str], dict[PairRecord, None]] = {}
-        for found in read_records(file):
+        for row in read_columns(file, PairRecord._fields, ("query", "document"), ("query", "label")):
+            found = PairRecord(*row)
             record = found._replace(source=found.source.strip() or file.stem)
             if reason := _refused(record, min_score):
                 skipped[reason] += 1
@@ -184,12 +205,10 @@ def read_pairs(
             kept |= dict.fromkeys(pairs)
     skipped = +skipped
     if not kept:
-        counted = (
-            ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
-        )
+        reasons = counted(skipped)
         raise SourceError(
-            f"training files must hold at least one pair with a query and a document, got {counted}; "
-            f"name others{', or lower min_score' if 'score below' in counted else ''}"
+            f"training files must hold at least one pair with a query and a document, got {reasons}; "
+            f"name others{', or lower min_score' if 'score below' in reasons else ''}"
         )
     return TrainingPairs.of(kept, skipped)
 

@@ -17,15 +17,14 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 from cairn.pipeline.client.clients import Connection, retry_after_seconds
 from cairn.pipeline.errors import ConfigError, TryAgainError
-from cairn.pipeline.lab.train.log import TrainingLog, read_log
-from cairn.pipeline.options import About, check_options, option
+from cairn.pipeline.lab.train.settings import QueryWriterConfig
+from cairn.pipeline.lab.train.trainer import TrainingLog, read_log
 
 KEY_VARIABLE: Final = "CAIRN_QUERY_WRITER_KEY"
 FILE_NAME: Final = "written_queries.jsonl"
@@ -51,30 +50,6 @@ _NOT_ALLOWED: Final = frozenset({401, 403, 404, 405})
 """Statuses that another section would get, too."""
 _TOO_MANY_REQUESTS: Final = 429
 _SERVER_FAULT: Final = 500
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueryWriterConfig:
-    """Who writes queries for ``--documents``; the key is read from ``CAIRN_QUERY_WRITER_KEY``."""
-
-    query_writer: str | None = option(
-        None,
-        About(
-            "Address of an OpenAI-compatible server whose model writes the queries of --documents.",
-            default_text="none: queries are cut from the documents",
-        ),
-    )
-    query_writer_model: str | None = option(None, About("Name of that model.", default_text="none"))
-    query_writer_timeout_seconds: float = option(
-        60.0, About("Wait so long for an answer.", above=0, high=3_600)
-    )
-
-    def __post_init__(self) -> None:
-        check_options(self)
-        if (self.query_writer is None) != (self.query_writer_model is None):
-            raise ConfigError(
-                "query_writer and query_writer_model must be given together, got one alone; give both"
-            )
 
 
 class QueryWriter:

@@ -1,24 +1,32 @@
-"""Settings of a training run; with data and base they determine every weight, bit for bit, on one thread.
+"""Settings of every training; with data and base they determine every weight, bit for bit, on one thread.
 
-Defaults follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1 (negatives below 95
-% of the positive); sizes are those of a CPU.
+    RunConfig            what the one loop reads of any run
+    EncoderRunConfig     runs that change a transformer     TrainConfig, PretrainConfig, DistillConfig
+    VectorRunConfig      runs beside a frozen base          MixerConfig, LateConfig
+
+Defaults of ``cairn train`` follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1
+(negatives below 95 % of the positive), those of ``cairn pretrain`` m³BERT §2.3 (masking, peak rate, decay,
+cosine schedule) and Xiao et al. 2022 for RetroMAE's masks; sizes are those of a CPU. A mixer and a token
+projection have some hundred thousand weights and learn from vectors that are embedded once, so that their
+sizes and rates are far from those of a transformer.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Final, Literal
 
-from cairn.pipeline.config import Surrogate, Tour
+from cairn.pipeline.config import ContextConfig, Surrogate, Tour
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.schedules import Schedule
 from cairn.pipeline.model.folders.own_tensors import GATE_NAMES
 from cairn.pipeline.options import MAX_SEED, About, check_options, metadata_of, option
 from cairn.pipeline.poolings import POOLING_RULES, POOLINGS
 from cairn.pipeline.token_vectors.codes import require_packable
+from typing_extensions import override
 
+Schedule = Literal["linear", "cosine"]
 TrainedPooling = Literal["mean", "lmk", "cls", "latent"]
 TrainedAttention = Literal["chunk", "landmark", "full"]
 LoraMatrices = Literal["attention", "all"]
@@ -29,9 +37,87 @@ TrainedPrecision = Literal["auto", "fp32", "bf16"]
 MIN_INTERVAL: Final = 8
 """Fewest tokens between landmarks: those of an ingest."""
 
+LOWEST_LR: Final = 0.05
+"""Share of the peak rate that the last steps beside a frozen base are made with."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainConfig:
+class RunConfig:
+    """What the loop of steps reads of a run's settings, whatever is trained."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+    """Of AdamW."""
+
+    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
+    peak_lr: float = option(1e-4, About("Learning rate after the warm-up.", above=0, high=1))
+    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
+    max_gradient_norm: float = option(
+        1.0, About("Longer gradients are cut to it.", above=0, is_infinity_allowed=True)
+    )
+    evaluate_every: int = option(50, About("Steps between held-out scores.", low=1))
+    checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
+    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for item in fields(self):
+            if isinstance(value := getattr(self, item.name), list):  # as read from JSON or cairn.toml
+                object.__setattr__(self, item.name, tuple(value))
+
+    @property
+    def own_lrs(self) -> Mapping[str, float]:
+        """Return the peak rates of parameters, by name, that have one of their own and no decay."""
+        return {}
+
+    def lr_factor(self, step: int) -> float:
+        """Return the share of the peak rate that step 0 … steps - 1 is made with."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderRunConfig(RunConfig):
+    """Settings of a run that changes a transformer.
+
+    ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums and the optimiser
+    are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    """
+
+    schedule: Schedule = option("linear", About("How the rate decays."))
+    warmup_share: float = option(
+        0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
+    )
+    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
+    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
+
+    @override
+    def lr_factor(self, step: int) -> float:
+        """Rise to 1 while warming up, then fall to almost 0, along a line or half a cosine."""
+        num_warming = round(self.warmup_share * self.steps)
+        if step < num_warming:
+            return (step + 1) / num_warming
+        left = (self.steps - step) / max(1, self.steps - num_warming)
+        return left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * left))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorRunConfig(RunConfig):
+    """Settings of a run on vectors of a base that stays as it is."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.98)
+
+    warmup_steps: int = option(100, About("Steps of the warm-up.", low=0))
+    checkpoint_every: int = option(100, About(low=1))
+
+    @override
+    def lr_factor(self, step: int) -> float:
+        """Return a linear warm-up times a cosine to LOWEST_LR."""
+        made = step + 1
+        cosine = LOWEST_LR + (1 - LOWEST_LR) * 0.5 * (1 + math.cos(math.pi * made / self.steps))
+        return min(1.0, made / max(1, self.warmup_steps)) * cosine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainConfig(EncoderRunConfig):
     """Settings of ``cairn train``.
 
     ``batch_pairs`` pairs make a batch, in sequences of up to ``sequence_documents`` neighbouring documents of
@@ -54,11 +140,9 @@ class TrainConfig:
     ``late_bits`` bits, with weights of query tokens. With a ``teacher`` texts follow its vectors and scores,
     instead of chunks those of the base. With a ``score_teacher`` a query's positive and own negatives are
     ranked as by its scores, too. ``evaluate_every`` and ``dev_every`` steps the held-out pairs and the dev
-    sets are scored. ``precision`` is that of the products, auto: bf16 where the device has it; weights, sums
-    and the optimiser are in float32. ``micro_batch_tokens`` bounds memory and moves nothing but rounding.
+    sets are scored.
     """
 
-    steps: int = field(metadata=metadata_of(About("Optimiser steps, one a batch.", low=1)))
     batch_pairs: int = option(64, About("Pairs of a batch.", low=2))
     sequence_documents: int = option(4, About("Neighbouring documents that make one sequence.", low=1))
     pooling: TrainedPooling = option("lmk", About("What a chunk's vector is pooled from."))
@@ -169,12 +253,6 @@ class TrainConfig:
     tour: Tour = option("greedy", About("How clusters are packed into batches."))
     peak_lr: float = option(2e-5, About("Learning rate after the warm-up.", above=0, high=1))
     gate_lr: float = option(1e-2, About("The same for gates.", low=0, high=1))
-    warmup_share: float = option(
-        0.1, About("Share of the steps that warm up; the rest decays to 0.", low=0, high=1)
-    )
-    schedule: Schedule = option("linear", About("How the rate decays."))
-    weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
-    max_gradient_norm: float = option(1.0, About("Longer gradients are cut to it.", above=0))
     initial_gate: float = option(
         -1.0, About("Where gates start that the base does not have.", low=-20, high=5)
     )
@@ -198,15 +276,10 @@ class TrainConfig:
         0.0, About("Share of the inputs that an update leaves out, drawn for each step.", low=0, high=0.9)
     )
     heldout_pairs: int = option(256, About("Pairs kept out to find the best step.", low=0))
-    evaluate_every: int = option(50, About("Steps between scores of the held-out pairs.", low=1))
     dev_every: int = option(500, About("Steps between scores of the dev sets.", low=1))
-    checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
-    micro_batch_tokens: int = option(16_384, About("Tokens computed at a time: bounds memory.", low=1))
-    precision: TrainedPrecision = option("auto", About("Arithmetic of products."))
-    seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
 
     def __post_init__(self) -> None:
-        check_options(self)
+        RunConfig.__post_init__(self)
         given = self.lora_alpha is not None or self.lora_matrices != "all" or self.lora_dropout > 0
         if not self.lora_rank and given:
             raise ConfigError(
@@ -229,12 +302,6 @@ class TrainConfig:
                 "late_weight must go with attention chunk or landmark, got full; leave one of them out"
             )
         require_packable(self.late_dims, self.late_bits)
-        # Lists when read from JSON.
-        for name in ("matryoshka_dims", "matryoshka_layers", "landmark_intervals"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        self._require_rows()
-
-    def _require_rows(self) -> None:
         if self.pooling not in POOLINGS[self.attention]:
             raise ConfigError(
                 f"pooling {self.pooling} must go with attention "
@@ -246,8 +313,8 @@ class TrainConfig:
             )
 
     @property
+    @override
     def own_lrs(self) -> Mapping[str, float]:
-        """Return the peak rates of parameters, by name, that have one of their own."""
         of_head = {"head.matrix": self.late_lr, "head.log_weight": self.late_term_lr}
         return dict.fromkeys(GATE_NAMES, self.gate_lr) | of_head
 
@@ -268,3 +335,260 @@ def require_within(name: str, values: Sequence[int], most: int) -> None:
         raise ConfigError(
             f"{name} must be different numbers between 1 and the base model's {most}, got {list(values)}"
         )
+
+
+PretrainObjective = Literal["mlm", "retromae"]
+DrawnFor = Literal["chunk", "row"]
+
+MASK_SHARES: Final[Mapping[PretrainObjective, float]] = {"mlm": 0.15, "retromae": 0.3}
+"""m³BERT §2.3; RetroMAE's encoder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PretrainConfig(EncoderRunConfig):
+    """Settings of ``cairn pretrain``.
+
+    ``batch_rows`` rows of up to ``max_tokens`` make a batch; documents are cut where a row is full, and those
+    of a row do not see one another. A landmark ends each chunk of ``landmark_intervals`` tokens, one drawn
+    for each chunk or for each document's part of a row; () leaves landmarks out but the last. ``mask_share``
+    = None is the objective's own. Layers and dims as in :class:`TrainConfig`: () is the last, and all. With
+    ``language_smoothing`` S a row's language is drawn with p ∝ n^S, n its tokens; None takes rows as they
+    are.
+    """
+
+    objective: PretrainObjective = option("mlm", About("What is learned."))
+    batch_rows: int = option(32, About("Rows of a batch.", low=1))
+    max_tokens: int = option(512, About("Tokens of a row.", low=8))
+    landmark_intervals: tuple[int, ...] = option(
+        (), About("Tokens between landmarks, as 32,64,128,256.", default_text="no landmarks")
+    )
+    intervals_for: DrawnFor = option("chunk", About("What one of them is drawn for."))
+    mask_share: float | None = option(
+        None, About("Share of tokens that are masked.", above=0, high=0.9, default_text="0.15; retromae: 0.3")
+    )
+    decoder_mask_share: float = option(
+        0.5, About("Share of tokens that RetroMAE's decoder does not see.", low=0, high=0.99)
+    )
+    matryoshka_dims: tuple[int, ...] = option(
+        (), About("Widths that must predict by themselves, as 32,64,128.", default_text="all dims")
+    )
+    matryoshka_layers: tuple[int, ...] = option(
+        (), About("Depths that must, ending with the last, as 4,8,12.", default_text="the last")
+    )
+    distillation_weight: float = option(
+        0.0, About("Pull of each depth and width towards the last and widest.", low=0)
+    )
+    distillation_temperature: float = option(1.0, About("Temperature of that.", above=0))
+    language_smoothing: float | None = option(
+        None,
+        About(
+            "Exponent of languages' shares: 1 leaves them, 0 makes them equal.",
+            low=0,
+            high=1,
+            default_text="rows as they come",
+        ),
+    )
+    schedule: Schedule = option("cosine", About("How the rate decays."))
+    heldout_rows: int = option(16, About("Rows kept out to find the best step.", low=0))
+    evaluate_every: int = option(100, About("Steps between scores of the held-out rows.", low=1))
+    checkpoint_every: int = option(100, About("Steps between checkpoints.", low=1))
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        object.__setattr__(self, "matryoshka_dims", tuple(sorted(self.matryoshka_dims)))
+        if self.landmark_intervals and min(self.landmark_intervals) < 1:
+            raise ConfigError(f"landmark_intervals must be at least 1, got {list(self.landmark_intervals)}")
+
+    @property
+    def masked(self) -> float:
+        """Return the share of tokens that the encoder's rows are masked with."""
+        return MASK_SHARES[self.objective] if self.mask_share is None else self.mask_share
+
+
+StateLoss = Literal["mse", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DistillConfig(EncoderRunConfig):
+    """Settings of ``cairn distill``.
+
+    ``teacher_layers`` are the teacher's layers that the student's follow, one each; () spreads them evenly.
+    ``state_weight`` = None is 1 for a teacher of the student's tokenizer, width, prefix and pooling, else 0.
+    """
+
+    batch_texts: int = option(32, About("Texts of a batch.", low=1, high=100_000))
+    max_tokens: int = option(128, About("Tokens of a text that are read.", low=8, high=100_000))
+    state_weight: float | None = option(
+        None, About("Weight of hidden states.", low=0, default_text="1, or 0 where they do not compare")
+    )
+    state_loss: StateLoss = option("mse", About("Distance of hidden states."))
+    vector_weight: float = option(1.0, About("Weight of the texts' vectors.", low=0))
+    teacher_layers: tuple[int, ...] = option(
+        (), About("Teacher's layers that the student's follow, as 2,4,6.", default_text="evenly spread")
+    )
+    heldout_texts: int = option(
+        64, About("Texts kept out to find the best step, at most a tenth.", low=0, high=100_000)
+    )
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if not self.vector_weight and self.state_weight == 0:
+            raise ConfigError(
+                "state_weight or vector_weight must be above 0, got 0 for both; leave one of them out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixerConfig(VectorRunConfig):
+    """Settings of ``cairn train-mixer``.
+
+    At most ``max_pairs`` of a source are used, None: all; one with fewer than ``min_pairs`` is left out.
+    ``hold_out`` is the share of each source that finds the best step. A batch has ``batch_queries`` queries
+    and a few more; ``grouped_share`` of the batches have long sequences of neighbouring documents, the others
+    each document by itself. ``title_absence`` of the sequences show no title, ``context_absence`` of the
+    batches no context; the others see ``context_documents`` of their source, all of a smaller one, 0: never
+    any. ``max_context_tokens`` of such a document are read, as in an ingest. ``rotation_steps``
+    train the rotation behind the mixing, so that the first ``rotation_dims`` dimensions rank like all; () is
+    a third and a sixth of the width.
+    """
+
+    steps: int = option(1_000, About("Steps of the mixing, one a batch.", low=1))
+    num_heads: int = option(2, About("Heads of each attention.", low=1, high=64))
+    head_dim: int = option(32, About("Dimensions of a head.", low=1, high=1_024))
+    batch_queries: int = option(96, About("Queries of a batch, about.", low=2))
+    grouped_share: float = option(
+        0.6, About("Share of batches with long sequences of neighbours.", low=0, high=1)
+    )
+    title_absence: float = option(0.3, About("Share of sequences that show no title.", low=0, high=1))
+    context_documents: int = option(
+        512, About("Documents of a source that are its context; 0: none.", low=0, high=65_536)
+    )
+    max_context_tokens: int = option(256, About("Tokens of a context document that are read.", low=3))
+    context_absence: float = option(0.25, About("Share of batches without a context.", low=0, high=1))
+    temperature: float = option(0.03, About("Temperature of the loss.", above=0))
+    distillation_weight: float = option(1.0, About("Pull towards the base model's own ranking.", low=0))
+    distillation_temperature: float = option(0.05, About("Temperature of that ranking.", above=0))
+    peak_lr: float = option(2e-3, About("Learning rate after the warm-up.", above=0, high=1))
+    weight_decay: float = option(0.05, About("Decay of matrices.", low=0, high=1))
+    rotation_steps: int = option(
+        300, About("Steps of the rotation, after the mixing; 0: principal directions.", low=0)
+    )
+    rotation_lr: float = option(1e-3, About("Learning rate of the rotation.", above=0, high=1))
+    rotation_dims: tuple[int, ...] = option(
+        (), About("First dimensions that must rank like all.", default_text="a third and a sixth")
+    )
+    max_pairs: int | None = option(
+        None,
+        About("Use at most so many pairs of a source, whole pages at a time.", low=1, default_text="all"),
+    )
+    min_pairs: int = option(48, About("Leave smaller sources out.", low=1))
+    hold_out: float = option(0.02, About("Share of each source that finds the best step.", low=0, high=0.5))
+    evaluate_every: int = option(200, About("Steps between held-out scores.", low=1))
+
+    @property
+    def context(self) -> ContextConfig | None:
+        """Return the context that a mixer is trained behind, as an ingest would draw it; None for none."""
+        if not self.context_documents:
+            return None
+        return ContextConfig(
+            context_documents=self.context_documents, max_document_tokens=self.max_context_tokens
+        )
+
+    @property
+    def of_rotation(self) -> EncoderRunConfig:
+        """Return the settings of the rotation's steps."""
+        return EncoderRunConfig(
+            steps=self.rotation_steps,
+            peak_lr=self.rotation_lr,
+            schedule="cosine",
+            warmup_share=0.0,
+            weight_decay=0.0,
+            max_gradient_norm=math.inf,
+            evaluate_every=self.rotation_steps,
+            checkpoint_every=self.checkpoint_every,
+            seed=self.seed,
+        )
+
+    def dims_of(self, width: int) -> tuple[int, ...]:
+        """Return the dimensions that are to rank like all ``width``, widest first.
+
+        Raise :class:`ConfigError` for some there are not.
+        """
+        dims = self.rotation_dims or tuple(dim for dim in (width // 3, width // 6) if dim)
+        if len(set(dims)) < len(dims) or not all(1 <= dim < width for dim in dims):
+            raise ConfigError(
+                f"rotation_dims must be different numbers below the base model's {width}, got {list(dims)}"
+            )
+        return tuple(sorted(dims, reverse=True))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateConfig(VectorRunConfig):
+    """Settings of ``cairn train-late``.
+
+    ``max_batches`` batches of ``batch_queries`` neighbouring pairs of one source are embedded and passed
+    through as often as the steps ask for; ``hold_out`` of them find the best step. Documents are read as they
+    are served: their first ``document_tokens`` in rows of ``row_tokens``, neighbours pooled by
+    ``pool_tokens``. Each query sees the documents of its batch and ``mined_negatives`` more of its source.
+    ``distillation_weight`` of the loss is the KL divergence to the MaxSim of whole token states.
+    """
+
+    steps: int = option(800, About("Steps, one a batch.", low=1))
+    dims: int = option(48, About("Dimensions of a token vector.", low=1, high=4_096))
+    pool_tokens: int = option(1, About("Neighbouring tokens that become one vector.", low=1))
+    bits: int = option(2, About("Bits of a dimension in a collection: 2, 4 or 8."))
+    batch_queries: int = option(24, About("Queries of a batch, neighbours in their source.", low=2))
+    max_batches: int = option(500, About("Use at most so many batches.", low=2))
+    mined_negatives: int = option(
+        1, About("Hard negatives of each query beside its batch.", low=0, high=1_000)
+    )
+    query_tokens: int = option(48, About("Read so many tokens of a query.", low=1))
+    document_tokens: int = option(128, About("Read so many tokens of a document.", low=1))
+    row_tokens: int = option(
+        64, About("Encode so many tokens together, as the landmark interval will.", low=1)
+    )
+    distillation_weight: float = option(
+        0.7, About("Share of the loss that follows whole token states.", low=0, high=1)
+    )
+    temperature: float = option(0.02, About("Temperature of the contrast.", above=0))
+    distillation_temperature: float = option(0.02, About("Temperature of the rankings compared.", above=0))
+    peak_lr: float = option(1e-3, About("Learning rate of the projection.", above=0, high=1))
+    weight_decay: float = option(0.0, About(low=0))
+    max_gradient_norm: float = option(math.inf, About(above=0, is_infinity_allowed=True))
+    term_lr: float = option(1e-2, About("Learning rate of the query tokens' weights.", above=0, high=1))
+    warmup_steps: int = option(40, About("Steps of the warm-up.", low=0))
+    hold_out: float = option(0.05, About("Share of the batches that finds the best step.", low=0, high=0.5))
+    evaluate_every: int = option(100, About("Steps between held-out scores.", low=1))
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        require_packable(self.dims, self.bits)
+
+    @property
+    @override
+    def own_lrs(self) -> Mapping[str, float]:
+        return {"matrix": self.peak_lr, "log_weight": self.term_lr}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryWriterConfig:
+    """Who writes queries for ``--documents``; the key is read from ``CAIRN_QUERY_WRITER_KEY``."""
+
+    query_writer: str | None = option(
+        None,
+        About(
+            "Address of an OpenAI-compatible server whose model writes the queries of --documents.",
+            default_text="none: queries are cut from the documents",
+        ),
+    )
+    query_writer_model: str | None = option(None, About("Name of that model.", default_text="none"))
+    query_writer_timeout_seconds: float = option(
+        60.0, About("Wait so long for an answer.", above=0, high=3_600)
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if (self.query_writer is None) != (self.query_writer_model is None):
+            raise ConfigError(
+                "query_writer and query_writer_model must be given together, got one alone; give both"
+            )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -41,11 +40,3 @@ def test_pretrain_command_ends_bad_input_with_one_sentence(
     words[1] = str(tmp_path / "none.jsonl")
     assert run(cairn, words, "cairn") == 2
     assert "does not exist" in capsys.readouterr().err
-
-
-def test_pretrain_command_has_an_option_for_every_setting():
-    from cairn.cli.lab.pretrain import pretrain
-    from cairn.pipeline.lab.train.pretrain.settings import PretrainConfig
-
-    options = {str(parameter.name) for parameter in pretrain.params}
-    assert {field.name for field in fields(PretrainConfig)} <= options

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,15 +36,6 @@ def test_train_command_trains_and_prints_what_it_did(
     printed = capsys.readouterr()
     assert "resumed at" in printed.out
     assert ("no step scored above the base" in printed.err) == (report["best_step"] == 0)
-
-
-def test_train_command_has_an_option_for_every_setting():
-    from cairn.cli.lab.train import train
-    from cairn.pipeline.lab.train.settings import TrainConfig
-
-    assert {field.name for field in fields(TrainConfig)} <= {
-        str(parameter.name) for parameter in train.params
-    }
 
 
 def test_train_command_mistakes_end_in_a_sentence(

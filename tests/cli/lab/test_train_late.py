@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,3 @@ def test_train_late_command_leaves_a_projection_and_reports(
 
     assert run(cairn, [*words, *sizes, "--quiet"], "cairn") == 2
     assert "must be new or empty" in capsys.readouterr().err
-
-
-def test_train_late_command_has_an_option_for_every_setting_with_its_default():
-    from cairn.cli.lab.train_late import train_late
-    from cairn.pipeline.lab.train.late.settings import LateConfig
-
-    helps = {str(parameter.name): str(getattr(parameter, "help", "")) for parameter in train_late.params}
-    for field in fields(LateConfig):
-        assert f"[default: {field.default:g}]" in helps[field.name]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,29 +79,6 @@ def test_train_mixer_command_prints_scores_for_people(
     assert "of the first 10 dimensions" in out
     assert "skipped: pair beyond max_pairs of its source" in out
     assert "time to train" in out
-
-
-def test_train_mixer_command_has_an_option_for_every_setting():
-    from cairn.cli.lab.train_mixer import train_mixer
-    from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-
-    assert {field.name for field in fields(MixerConfig)} <= {
-        str(parameter.name) for parameter in train_mixer.params
-    }
-
-
-def test_train_mixer_command_says_the_defaults_there_are():
-    from cairn.cli.lab.train_mixer import train_mixer
-    from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-
-    default = MixerConfig()
-    helps = {str(parameter.name): str(getattr(parameter, "help", "")) for parameter in train_mixer.params}
-    for field in fields(MixerConfig):
-        value = getattr(default, field.name)
-        said = {None: "all", (): "a third and a sixth"}.get(
-            value, f"{value:g}" if isinstance(value, float) else str(value)
-        )
-        assert f"[default: {said}]" in helps[field.name]
 
 
 def test_train_mixer_command_says_when_there_is_nothing_to_choose_a_step_by(

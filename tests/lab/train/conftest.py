@@ -9,29 +9,31 @@ import json
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.mixer.settings import MixerConfig
-from cairn.pipeline.lab.train.mixer.sources import MixerData, embed_sources
-from cairn.pipeline.lab.train.mixer.vectors import BaseVectors, Kind
-from cairn.pipeline.lab.train.pair_task import TrainReport
+from cairn.pipeline.lab.train.contrastive import TrainReport, pair_batch, train
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.mixer_data import BaseVectors, Kind, MixerData, embed_sources
+from cairn.pipeline.lab.train.pair_data import TrainingData
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
-from cairn.pipeline.lab.train.processes import Processes
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.processes import ALONE, Processes
+from cairn.pipeline.lab.train.settings import MixerConfig, TrainConfig
+from cairn.pipeline.lab.train.trainer import add_gradient
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.types import silent_progress
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from tests.lab.train.families import tiny_new
+from tests.tiny_models import TINY_WORDS
 
 TOPICS = (("stone", "path", "mark", "way"), ("river", "mountain", "walk", "old"), ("cat", "mat", "sat", "on"))
 
@@ -75,6 +77,52 @@ def make_pairs() -> Callable[..., TrainingPairs]:
         return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=sources)
 
     return make
+
+
+@pytest.fixture
+def texts_file(tmp_path: Path) -> Path:
+    """Return a hundred texts as JSON lines, a quarter of them in German."""
+    generator = random.Random(0)
+    words = [word for word in TINY_WORDS if not word.startswith("#")]
+    records = [
+        {
+            "text": " ".join(generator.choices(words, k=generator.randrange(3, 90))) + f" {number}",
+            "language": "de" if number % 4 == 0 else "en",
+        }
+        for number in range(100)
+    ]
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+class KilledError(Exception):
+    pass
+
+
+def dying_after(step: int, of_stage: str = "train") -> Callable[..., None]:
+    """Return a listener that ends a run after a step, before it has done anything else."""
+
+    def listen(stage: str, done: int, total: int | None, unit: str) -> None:
+        if stage == of_stage and done == step:
+            raise KilledError
+
+    return listen
+
+
+def train_step(
+    model: LandmarkEncoder,
+    teacher: LandmarkEncoder | None,
+    data: TrainingData,
+    units: Sequence[Sequence[int]],
+    step: int,
+    config: TrainConfig,
+    processes: Processes = ALONE,
+) -> SimpleNamespace:
+    """Add a step's gradient as the trainer does; return its loss, the gradient's norm and its report."""
+    batch = pair_batch(model, teacher, data, units, step, config, processes)
+    loss, norm = add_gradient(batch, model, config, processes)
+    return SimpleNamespace(loss=loss, gradient_norm=norm, **batch.report())
 
 
 class Threads(Processes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from cairn.pipeline.lab.train.new_weights import new_checkpoint
+from cairn.pipeline.lab.train.pretrain import new_checkpoint
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 
 SIZES: Final[dict[str, Any]] = {

@@ -1,6 +1,9 @@
+"""Claims of pairs."""
+
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +11,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.errors import SchemaError, SourceError
+from cairn.pipeline.lab.train.documents import (
+    MIN_SECTION_CHARACTERS,
+    like_headed,
+    read_document_pairs,
+    split_sections,
+)
+from cairn.pipeline.lab.train.leakage import JudgedTexts, drop_judged, read_judged_texts
+from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND
 from cairn.pipeline.lab.train.pairs import (
     Candidates,
     PairRow,
     TrainingPairs,
     join_pairs,
     read_pairs,
-    text_numbers,
 )
+from cairn.pipeline.lab.train.training_files import read_texts
 
 
 def write_parquet(path: Path, **columns: list[object]) -> Path:
@@ -41,12 +52,6 @@ def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
             ("t", ""),
             ("s", "s"),
         )
-
-
-def test_read_pairs_without_source_takes_the_name_of_the_file(tmp_path: Path):
-    assert read_pairs([write_parquet(tmp_path / "manuals.parquet", query=["a"], document=["x"])]).sources == (
-        "manuals",
-    )
 
 
 def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
@@ -76,7 +81,7 @@ def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path: Path)
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
     )
     pq.write_table(pa.table({"query": damaged, "document": ["x"]}), tmp_path / "p.parquet")
-    with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts in UTF-8"):
+    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file of whole texts in UTF-8"):
         read_pairs([tmp_path / "p.parquet"])
 
 
@@ -99,27 +104,23 @@ def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
     assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "Use")]
 
 
-def test_text_numbers_equal_texts_share_a_number():
-    assert np.array_equal(text_numbers(["x", "y", "x", "z", "y"]), [0, 1, 0, 2, 1])
-
-
 def test_read_pairs_missing_column_is_named(tmp_path: Path):
     with pytest.raises(
         SchemaError,
-        match=r"p\.parquet must have the columns query and document, or query and label, got question",
+        match=r"row 1 of p\.parquet must have query and document, or query and label, got document$",
     ):
         read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
     with pytest.raises(
         SchemaError,
-        match=r"line 2 of p\.jsonl must be a JSON object with .* or query and label, got one with query$",
+        match=r"row 2 of p\.jsonl must have query and document, or query and label, got query$",
     ):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
 
 
 def test_read_pairs_mistyped_column_is_named(tmp_path: Path):
-    with pytest.raises(SchemaError, match=r"column query of p\.parquet must be text, got int64"):
+    with pytest.raises(SchemaError, match=r"query in row 1 of p\.parquet must be text, got 1"):
         read_pairs([write_parquet(tmp_path / "p.parquet", query=[1], document=["x"])])
-    with pytest.raises(SchemaError, match=r"document in line 1 of p\.jsonl must be text, got 7"):
+    with pytest.raises(SchemaError, match=r"document in row 1 of p\.jsonl must be text, got 7"):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": 7})])
 
 
@@ -130,10 +131,10 @@ def test_read_pairs_damaged_files_are_named(tmp_path: Path):
     texts = [f"{number} and more" for number in range(9_000)]
     whole = write_parquet(tmp_path / "p.parquet", query=texts, document=texts).read_bytes()
     (tmp_path / "p.parquet").write_bytes(whole[:2_000] + b"\x00" * 2_000 + whole[4_000:])
-    with pytest.raises(SourceError, match=r"p\.parquet must hold whole texts"):
+    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file of whole texts"):
         read_pairs([tmp_path / "p.parquet"])
     (tmp_path / "p.jsonl").write_bytes(b'{"query": "a", \n')
-    with pytest.raises(SourceError, match=r"line 1 of p\.jsonl must be a JSON object"):
+    with pytest.raises(SourceError, match=r"row 1 of p\.jsonl must be a JSON object"):
         read_pairs([tmp_path / "p.jsonl"])
 
 
@@ -251,16 +252,16 @@ def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path: Path, record: 
         read_pairs([write_lines(tmp_path / "p.jsonl", record)])
 
 
-@pytest.mark.parametrize("score", ["1" + "0" * 400, "-1" + "0" * 400, "NaN", "1e999"])
+@pytest.mark.parametrize("score", ["1" + "0" * 400, "-1" + "0" * 400, "1e999"])
 def test_read_pairs_score_beyond_all_floats_is_named(tmp_path: Path, score: str):
     (tmp_path / "a.jsonl").write_text(f'{{"query": "a", "document": "b", "score": {score}}}\n')
-    with pytest.raises(SchemaError, match=r"score in line 1 of a\.jsonl must be a number"):
+    with pytest.raises(SchemaError, match=r"score in row 1 of a\.jsonl must be a number"):
         read_pairs([tmp_path / "a.jsonl"])
 
 
 def test_read_pairs_line_that_is_nested_too_deep_is_named(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text("[" * 200_000)
-    with pytest.raises(SourceError, match=r"line 1 of a\.jsonl must be a JSON object, got an unreadable one"):
+    with pytest.raises(SourceError, match=r"row 1 of a\.jsonl must be a JSON object, got an unreadable one"):
         read_pairs([tmp_path / "a.jsonl"])
 
 
@@ -274,3 +275,262 @@ def test_candidates_are_documents_then_given_negatives_each_once():
     assert candidates.texts == ("x", "y", "z", "n", "m", "m")
     assert candidates.given_Nk.tolist() == [[3, 4], [4, -1], [5, -1]]
     assert [bool(prefix) for prefix in candidates.prefixes] == [False, False, True, False, False, True]
+
+
+def prose(name: str, num_sentences: int = 6) -> str:
+    return " ".join(
+        f"The {name} of number {number} stands on the old path beside the river."
+        for number in range(num_sentences)
+    )
+
+
+def write(path: Path, **columns: list[object]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Opening.\n\n# First\n\none\n\n## Second ##\n\ntwo\n",
+        "Opening.\n\nFirst\n=====\n\none\n\nSecond\n------\ntwo",
+        "Opening.\n== First ==\none\n=== Second ===\ntwo",
+        "Opening.\n\n*****\nFirst\n*****\n\none\n\nSecond\n~~~~~~\n\ntwo",
+    ],
+    ids=["markdown", "underlined", "wiki", "overlined"],
+)
+def test_split_sections_finds_headings(text: str):
+    assert [(section.heading, section.body) for section in split_sections(text, 1_000)] == [
+        ("", "Opening."),
+        ("First", "one"),
+        ("Second", "two"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```\n# a comment\nx = 1\n```",
+        "a line of a paragraph\n---",
+        "words before\nnot after a gap\n---------------",
+        "#tag and 1 == 2 == 3",
+        "-----\n\n=====",
+    ],
+)
+def test_split_sections_takes_no_code_rule_or_paragraph_for_a_heading(text: str):
+    assert [section.heading for section in split_sections(text, 1_000)] == [""]
+
+
+def test_split_sections_long_ones_are_cut_at_paragraphs_then_sentences_and_lose_nothing():
+    paragraphs = [prose(name, 5) for name in ("stone", "cat", "mat")]
+    text = "# Use\n\n" + "\n\n".join(paragraphs)
+    for limit in (400, 150):
+        sections = split_sections(text, limit)
+        assert {section.heading for section in sections if section.body} == {"Use"}
+        parts = [section for section in sections if section.body]
+        assert all(len(part.body) <= limit and not part.is_whole for part in parts)
+        assert " ".join(" ".join(part.body for part in parts).split()) == " ".join(
+            " ".join(paragraphs).split()
+        )
+    assert [section.body for section in split_sections(text, 400)][1:] == paragraphs
+
+
+def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cut_out(tmp_path: Path):
+    names = [f"stone{number}" for number in range(20)]
+    text = "\n\n".join(f"## Part {name}\n\n{prose(name)}" for name in names)
+    pairs = read_document_pairs([write(tmp_path / "manual.parquet", title=["Manual"], text=[text])], 256)
+    assert len(pairs) == 20
+    kinds = {"heading": 0, "sentence": 0}
+    for name, query, document in zip(names, pairs.queries, pairs.documents, strict=True):
+        asked = query.removeprefix("Manual: ")
+        assert asked != query
+        assert "Manual" not in document
+        assert "Part" not in document
+        kinds["heading" if asked == f"Part {name}" else "sentence"] += 1
+        if asked != f"Part {name}":
+            assert asked in prose(name)
+            assert asked not in document
+            assert sorted((asked + " " + document).split()) == sorted(prose(name).split())
+    assert min(kinds.values()) > 2
+    assert (set(pairs.titles), set(pairs.sources), set(pairs.pages)) == ({"Manual"}, {"manual"}, {"0:0"})
+    assert pairs.headings == tuple(f"Part {name}" for name in names)
+
+
+def test_read_document_pairs_heading_of_a_section_in_parts_asks_for_none_of_them(tmp_path: Path):
+    text = "# Use\n\n" + "\n\n".join(prose(f"stone{number}", 10) for number in range(12))
+    pairs = read_document_pairs([write(tmp_path / "m.parquet", title=["Manual"], text=[text])], 256)
+    assert len(pairs) > 6
+    assert not any(query == "Manual: Use" for query in pairs.queries)
+
+
+def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path: Path):
+    pairs = read_document_pairs(
+        [write(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256
+    )
+    assert pairs.queries[0] in prose("cat")
+    assert pairs.sources == ("cats",)
+
+
+def test_read_document_pairs_counts_what_makes_no_pair(tmp_path: Path):
+    listing = "\n".join(f"* item{number}" for number in range(60))
+    texts = [None, "# A\n\nshort", f"# B\n\n{prose('cat')}", f"# B\n\n{prose('cat')}", listing]
+    pairs = read_document_pairs([write(tmp_path / "m.parquet", title=["T"] * 5, text=texts)], 256)
+    assert len(listing) > MIN_SECTION_CHARACTERS
+    assert len(pairs) == 2  # equal sections of two pages
+    assert pairs.skipped["empty document"] == 1
+    assert pairs.skipped["section without a sentence to ask with"] == 1
+
+
+def test_read_document_pairs_files_that_cannot_be_used_are_named(tmp_path: Path):
+    with pytest.raises(SchemaError, match=r"m\.parquet must have text, got body"):
+        read_document_pairs([write(tmp_path / "m.parquet", body=["x"])], 256)
+    with pytest.raises(
+        SourceError, match=r"at least one section of 200 characters, got 1 with short section"
+    ):
+        read_document_pairs([write(tmp_path / "m.parquet", text=["x"])], 256)
+    (tmp_path / "m.jsonl").write_text("{}")
+    with pytest.raises(SourceError, match=r"must end in \.parquet, got 'm\.jsonl'"):
+        read_document_pairs([tmp_path / "m.jsonl"], 256)
+
+
+def test_like_headed_is_a_section_of_the_next_page_with_that_heading():
+    headings = ("Use", "Use", "Other", "use", "Use", "Alone", "")
+    pages = ("0:0", "0:0", "0:0", "0:1", "0:2", "0:2", "")
+    pairs = TrainingPairs.of(
+        [
+            PairRow("q", f"d{n}", "", "s", page, head)
+            for n, (page, head) in enumerate(zip(pages, headings, strict=True))
+        ],
+        {},
+    )
+    assert like_headed(pairs, np.zeros(0, np.int64))[:, 0].tolist() == [
+        3,
+        3,
+        NONE_FOUND,
+        4,
+        0,
+        NONE_FOUND,
+        NONE_FOUND,
+    ]
+    assert like_headed(pairs, np.array([3]))[:, 0].tolist() == [
+        4,
+        4,
+        NONE_FOUND,
+        NONE_FOUND,
+        0,
+        NONE_FOUND,
+        NONE_FOUND,
+    ]
+
+
+def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path: Path):
+    pq.write_table(
+        pa.table({"text": ["b", "c", " "], "language": ["de", None, "de"]}), tmp_path / "b.parquet"
+    )
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b", "language": "en"}\n{"text": "a"}\n')
+    found = read_texts([tmp_path / "a.jsonl", tmp_path / "b.parquet"])
+    assert found.texts == ("a", "b", "c")
+    assert found.languages == ("", "en", "")
+    assert found.skipped == {"repeated text": 2, "empty text": 1}
+
+
+@pytest.mark.parametrize("line", ['{"txt": "a"}', '{"text": 3}', '["a"]', '{"text": "a", "language": 1}'])
+def test_read_texts_line_of_another_kind_is_refused(tmp_path: Path, line: str):
+    (tmp_path / "a.jsonl").write_text(f"{line}\n")
+    with pytest.raises(SchemaError, match=r"row 1 of a\.jsonl must"):
+        read_texts([tmp_path / "a.jsonl"])
+
+
+def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "a \\ud800"}\n{"text": "b"}\n{"text": "c", "language": "\\ud800"}\n'
+    )
+    found = read_texts([tmp_path / "a.jsonl"])
+    assert found.texts == ("b",)
+    assert found.skipped == {"text that is not valid Unicode": 2}
+
+
+def test_read_texts_parquet_without_text_is_refused(tmp_path: Path):
+    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(SchemaError, match="must have text, got body"):
+        read_texts([tmp_path])
+
+
+def test_read_texts_that_are_not_there_or_empty_are_refused(tmp_path: Path):
+    with pytest.raises(SourceError, match="does not exist"):
+        read_texts([tmp_path / "none.jsonl"])
+    (tmp_path / "a.jsonl").write_text('{"text": "  "}\n')
+    with pytest.raises(SourceError, match="must hold at least one, got 1 with empty text; name others"):
+        read_texts([tmp_path])
+
+
+def text_of(num_words: int, seed: int) -> str:
+    generator = random.Random(seed)
+    return " ".join(f"word{generator.randrange(5_000)}" for _ in range(num_words))
+
+
+def pairs_of(*pairs: tuple[str, str]) -> TrainingPairs:
+    queries, documents = zip(*pairs, strict=True)
+    return TrainingPairs(
+        queries=queries, documents=documents, titles=("",) * len(pairs), sources=("s",) * len(pairs)
+    )
+
+
+def test_judged_texts_know_queries_however_they_are_written():
+    judged = JudgedTexts(["What is a cairn?"], [])
+    assert judged.has_query("what is a CAIRN")
+    assert not judged.has_query("what is a stone")
+
+
+def test_judged_texts_know_a_paragraph_of_a_judged_article():
+    article = text_of(400, 0)
+    judged = JudgedTexts([], [article])
+    paragraph = " ".join(article.split()[100:160])
+    assert judged.has_document(paragraph.upper())
+    assert judged.has_document(paragraph + " " + text_of(20, 1))
+    assert not judged.has_document(text_of(60, 2))
+
+
+def test_judged_texts_a_shared_quotation_does_not_make_a_document_judged():
+    article = text_of(400, 0)
+    quoting = text_of(80, 3) + " " + " ".join(article.split()[:30]) + " " + text_of(80, 4)
+    assert not JudgedTexts([], [article]).has_document(quoting)
+
+
+def test_judged_texts_short_documents_count_only_whole():
+    judged = JudgedTexts([], ["the old path", text_of(50, 0)])
+    assert judged.has_document("The old path.")
+    assert not judged.has_document("the old")
+
+
+def test_drop_judged_counts_pairs_by_the_side_that_was_judged():
+    article = text_of(100, 0)
+    pairs = pairs_of(("asked", "fine"), ("other", article), ("third", "fine"), ("fourth", "also fine"))
+    kept = drop_judged(pairs, JudgedTexts(["asked"], [article]))
+    assert kept.queries == ("third", "fourth")
+    assert kept.skipped == {"query of an evaluation set": 1, "document of an evaluation set": 1}
+
+
+def test_drop_judged_nothing_left_is_an_error():
+    with pytest.raises(SourceError, match="got no other"):
+        drop_judged(pairs_of(("asked", "x")), JudgedTexts(["asked"], []))
+
+
+def test_read_judged_texts_reads_both_files_of_every_set(tmp_path: Path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        pq.write_table(
+            pa.table({"id": ["1"], "text": [f"document {name}"]}), tmp_path / name / "corpus.parquet"
+        )
+        pq.write_table(
+            pa.table({"id": ["1", "2"], "text": [f"query {name}", None]}), tmp_path / name / "queries.parquet"
+        )
+    judged = read_judged_texts([tmp_path / "one", tmp_path / "two"])
+    assert judged.has_query("query one")
+    assert judged.has_document("document two")
+    assert not judged.has_query("document two")
+
+
+def test_read_judged_texts_folder_without_a_corpus_is_refused(tmp_path: Path):
+    with pytest.raises(SourceError, match=r"must hold corpus\.parquet, \.arrow"):
+        read_judged_texts([tmp_path])

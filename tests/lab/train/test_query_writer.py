@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.errors import ConfigError, TryAgainError
 from cairn.pipeline.lab.train import query_writer
+from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.documents import read_document_pairs
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.query_writer import KEY_VARIABLE, QueryWriter, QueryWriterConfig
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.query_writer import KEY_VARIABLE, QueryWriter
+from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig
 
 from tests.lab.train.conftest import LOOP_SETTINGS
 

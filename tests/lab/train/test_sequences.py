@@ -12,7 +12,6 @@ from cairn.pipeline.lab.train.sequences import (
     SequenceMaker,
     make_units,
     split_rows,
-    units_of_a_batch,
 )
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
@@ -70,12 +69,6 @@ def test_make_units_count_documents_and_keep_their_queries_together():
     assert make_units(pairs, range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
-def test_units_of_a_batch_hold_about_as_many_pairs_as_asked_for():
-    assert units_of_a_batch([(0, 1, 2, 3)] * 10, 32) == 8
-    assert units_of_a_batch([(0,), (1, 2, 3)], 4) == 2
-    assert units_of_a_batch([(0, 1, 2, 3)], 1) == 1
-
-
 def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder: Path):
     batch = maker(tiny_model_folder).make([(0, 1, 2)], np.array([5]), np.array([True]))
     assert rows_as_text(tiny_model_folder, batch.rows) == [
@@ -102,12 +95,6 @@ def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_
     means = maker(tiny_model_folder, pooling="mean").make(units, intervals, titles).rows
     assert (means.pooled_start_B == 0).all()
     assert (means.pooled_end_B == means.lengths_B).all()
-
-
-def test_make_units_have_an_interval_each(tiny_model_folder: Path):
-    batch = maker(tiny_model_folder).make([(0,), (1,)], np.array([8, 3]), np.array([False, False]))
-    assert (batch.text_B == 2).sum() == 1
-    assert (batch.text_B == 3).sum() == 3
 
 
 def test_make_texts_are_cut_after_their_limits(tiny_model_folder: Path):

@@ -1,32 +1,397 @@
+"""The one loop, whatever is trained: kills, time limits, checkpoints, scores, NaN, folders of other runs."""
+
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cairn.pipeline.errors import FingerprintMismatchError
-from cairn.pipeline.lab.train.log import read_log
-from cairn.pipeline.lab.train.loop import train
-from cairn.pipeline.lab.train.pair_task import TrainReport
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.errors import (
+    ConfigError,
+    DiskFullError,
+    FingerprintMismatchError,
+    IntegrityError,
+    ModelError,
+    TryAgainError,
+)
+from cairn.pipeline.lab.train import trainer
+from cairn.pipeline.lab.train.contrastive import PairObjective
+from cairn.pipeline.lab.train.contrastive import train as train_pairs
+from cairn.pipeline.lab.train.distill import FollowedTexts, distill
+from cairn.pipeline.lab.train.late import train_late
+from cairn.pipeline.lab.train.mixer import train_mixer
+from cairn.pipeline.lab.train.pretrain import MaskedText, pretrain
+from cairn.pipeline.lab.train.settings import (
+    DistillConfig,
+    LateConfig,
+    MixerConfig,
+    PretrainConfig,
+    TrainConfig,
+)
+from cairn.pipeline.lab.train.trainer import (
+    FrozenBaseRun,
+    RunState,
+    TrainingLog,
+    claimed_folder,
+    make_optimizer,
+    newest_checkpoint,
+    read_log,
+    restore,
+    save,
+)
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.own_tensors import LANDMARK_GATES
 from cairn.pipeline.types import ModelScores
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-SETTINGS: dict[str, Any] = {
-    "steps": 6,
-    "batch_pairs": 12,
-    "max_document_tokens": 32,
-    "context_documents": 3,
-    "max_context_tokens": 12,
-    "evaluate_every": 3,
-    "dev_every": 2,
-    "checkpoint_every": 1,
-    "peak_lr": 1e-3,
+from tests.lab.train.conftest import LOOP_SETTINGS, KilledError, dying_after
+from tests.tiny_models import make_tiny_model
+
+DISK_BYTES = 1 << 20
+RARELY: dict[str, Any] = {"steps": 6, "evaluate_every": 3, "checkpoint_every": 2}
+PRETRAIN: dict[str, Any] = {
+    **RARELY,
+    "batch_rows": 4,
+    "max_tokens": 48,
+    "landmark_intervals": (4, 8),
+    "heldout_rows": 4,
+    "peak_lr": 3e-3,
+    "micro_batch_tokens": 100,
     "precision": "fp32",
 }
+DISTILL: dict[str, Any] = {
+    **RARELY,
+    "batch_texts": 8,
+    "max_tokens": 24,
+    "heldout_texts": 4,
+    "peak_lr": 3e-3,
+    "precision": "fp32",
+}
+LATE: dict[str, Any] = {**RARELY, "dims": 8, "batch_queries": 6, "max_batches": 8, "hold_out": 0.2}
+MIXER: dict[str, Any] = {
+    **RARELY,
+    "head_dim": 8,
+    "batch_queries": 16,
+    "context_documents": 4,
+    "rotation_steps": 4,
+    "hold_out": 0.25,
+    "min_pairs": 4,
+}
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+def start(
+    one_thread: None, tmp_path: Path, tiny_model_folder: Path, pairs_file: Path, texts_file: Path
+) -> Start:
+    """Return what starts a training of any kind in ``name``."""
+    tiny = str(tiny_model_folder)
+
+    def call(
+        verb: str,
+        name: str = "run",
+        progress: Any = lambda *_: None,
+        *,
+        base: str = tiny,
+        teacher: str = tiny,
+        stop_after_seconds: float | None = None,
+        scorer: Any = None,
+        followed: str | None = None,
+        **settings: Any,
+    ) -> Any:
+        folder = tmp_path / name
+        limit = {"progress": progress, "stop_after_seconds": stop_after_seconds}
+        if verb == "train":
+            config = TrainConfig(**{**LOOP_SETTINGS, "teacher": followed, **settings})
+            return train_pairs([pairs_file], folder, config, base=base, scorer=scorer, **limit)
+        if verb == "pretrain":
+            return pretrain(
+                [texts_file], folder, PretrainConfig(**{**PRETRAIN, **settings}), base=base, **limit
+            )
+        if verb == "distill":
+            return distill(
+                teacher, base, [texts_file], folder, DistillConfig(**{**DISTILL, **settings}), **limit
+            )
+        beside: dict[str, Any] = {"base": base, "precision": "fp32", "progress": progress}
+        if verb == "train_late":
+            return train_late([pairs_file], folder, LateConfig(**{**LATE, **settings}), **beside)
+        return train_mixer([pairs_file], folder, MixerConfig(**{**MIXER, **settings}), **beside)
+
+    return call
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Return the files of the model that a run has left."""
+    model = folder / "model" if (folder / "model").is_dir() else folder
+    return {path.name: path.read_bytes() for path in sorted(model.rglob("*")) if path.is_file()}
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "log.jsonl" if (folder / "log.jsonl").is_file() else folder.with_suffix(".jsonl")
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in read_log(path)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings"),
+    [
+        ("train", {}),
+        pytest.param("train", {"precision": "bf16"}, marks=pytest.mark.slow),
+        pytest.param("train", {"lora_rank": 4}, marks=pytest.mark.slow),
+        pytest.param("train", {"first_stage_layers": 1}, marks=pytest.mark.slow),
+        pytest.param("train", {"pooling": "latent", "latents": 4}, marks=pytest.mark.slow),
+        ("train", {"late_weight": 1.0, "late_dims": 8, "late_bits": 4}),
+        pytest.param("pretrain", {"language_smoothing": 0.7}, marks=pytest.mark.slow),
+        ("pretrain", {"objective": "retromae", "language_smoothing": 0.7}),
+        ("distill", {}),
+        ("train_late", {}),
+        ("train_mixer", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value)) or "plain",
+)
+def test_run_killed_and_started_again_ends_bit_for_bit_as_if_undisturbed(
+    start: Start, tmp_path: Path, verb: str, settings: dict[str, Any]
+):
+    start(verb, "straight", **settings)
+    for step in (1, 2, 5):  # before the first checkpoint, at one, between an evaluation and the next
+        with pytest.raises(KilledError):
+            start(verb, f"killed{step}", dying_after(step), **settings)
+        again = start(verb, f"killed{step}", **settings)
+        assert getattr(again, "resumed_at", step - step % 2) == step - step % 2
+        assert written(tmp_path / f"killed{step}") == written(tmp_path / "straight")
+        assert logged(tmp_path / f"killed{step}") == logged(tmp_path / "straight")
+
+
+def test_run_of_a_mixer_killed_in_its_rotation_goes_on_there(start: Start, tmp_path: Path):
+    start("train_mixer", "straight")
+    with pytest.raises(KilledError):
+        start("train_mixer", "killed", dying_after(3, "rotation"))
+    steps: list[str] = []
+    start("train_mixer", "killed", lambda stage, *_: steps.append(stage))
+    assert (steps.count("train"), steps.count("rotation")) == (0, 2)
+    assert written(tmp_path / "killed") == written(tmp_path / "straight")
+    assert logged(tmp_path / "killed") == logged(tmp_path / "straight")
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".run")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nth", [1, 2])
+def test_run_killed_at_a_commit_point_ends_bit_for_bit_as_if_undisturbed(
+    start: Start, tmp_path: Path, tiny_model_folder: Path, pairs_file: Path, nth: int
+):
+    start("train", "straight")
+    program = f"""
+import os
+from pathlib import Path
+import torch
+from cairn.pipeline import durable
+from cairn.pipeline.lab.train.contrastive import train
+from cairn.pipeline.lab.train.settings import TrainConfig
+torch.set_num_threads(1)
+seen = []
+def observe(name):
+    seen.append(name)
+    if seen.count("train.checkpoint") == {nth}:
+        os._exit(9)
+durable.observe_commit_points(observe)
+train([Path({str(pairs_file)!r})], Path({str(tmp_path / "killed")!r}), TrainConfig(**{LOOP_SETTINGS!r}),
+    base={str(tiny_model_folder)!r})
+"""
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode == 9
+    assert start("train", "killed").resumed_at == 2 * nth
+    assert written(tmp_path / "killed") == written(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain", "distill"])
+def test_run_out_of_time_stops_at_a_checkpoint_and_goes_on(start: Start, verb: str):
+    with pytest.raises(TryAgainError, match="got to 1 in the time it was given; run the same command"):
+        start(verb, stop_after_seconds=1e-6)
+    again = start(verb)
+    assert again.resumed_at == 1
+    assert start(verb).first_loss is None
+
+
+def test_run_passes_over_a_damaged_checkpoint_and_keeps_the_two_newest(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    start("train")
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert sorted(path.stem for path in checkpoints.glob("*.safetensors")) == ["00000006", "00000008"]
+    newest = checkpoints / "00000008.safetensors"
+    content = newest.read_bytes()
+    for name, damaged in ((newest, content[:-7]), (newest.with_suffix(".json"), b"{")):
+        whole = name.read_bytes()
+        name.write_bytes(damaged)
+        with caplog.at_level(logging.WARNING):
+            assert newest_checkpoint(tmp_path / "run") == checkpoints / "00000006.safetensors"
+        assert "checkpoint 00000008 is damaged" in caplog.text
+        name.write_bytes(whole)
+    newest.write_bytes(content[:-7])
+    assert start("train").resumed_at == 6
+
+
+def test_run_goes_on_only_with_what_it_was_started_with(start: Start, tmp_path: Path, pairs_file: Path):
+    start("train", steps=2)
+    for settings, said in (({"peak_lr": 1e-4}, r"peak_lr 0\.001"), ({"precision": "bf16"}, "precision fp32")):
+        with pytest.raises(FingerprintMismatchError, match=rf"got a folder of a run with {said}; give the"):
+            start("train", steps=2, **settings)
+    pairs_file.write_text(pairs_file.read_text() + json.dumps({"query": "one", "document": "more"}) + "\n")
+    with pytest.raises(FingerprintMismatchError, match="another pairs"):
+        start("train", steps=2)
+    (tmp_path / "run" / "run.json").write_text("{")
+    with pytest.raises(IntegrityError, match=r"run\.json of the run must be JSON"):
+        start("train", steps=2)
+
+
+def test_run_keeps_a_second_training_out_and_clears_what_a_killed_one_left(tmp_path: Path):
+    folder, config = tmp_path / "run", TrainConfig(steps=1)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / ".00000004.safetensors.17.tmp").touch()
+    (folder / ".best.17.tmp").mkdir()
+    with claimed_folder(folder, config, {}, {}):
+        assert sorted(path.name for path in folder.rglob("*")) == [".lock", "checkpoints", "run.json"]
+        with (
+            pytest.raises(TryAgainError, match=r"one training at a time, got another at work \(process"),
+            claimed_folder(folder, config, {}, {}),
+        ):
+            pass
+    with claimed_folder(folder, config, {}, {}):
+        pass
+
+
+def test_frozen_base_run_replaces_nothing(tmp_path: Path):
+    (tmp_path / "file").touch()
+    for taken in (tmp_path, tmp_path / "file"):
+        with pytest.raises(ConfigError, match="must be new or empty"):
+            FrozenBaseRun(taken).require_new()
+    with pytest.raises(ConfigError, match="below a file"):
+        FrozenBaseRun(tmp_path / "file" / "mixer").require_new()
+    FrozenBaseRun(tmp_path / "mixer").require_new()
+    (tmp_path / "mixer.jsonl").write_text("pairs")
+    with pytest.raises(ConfigError, match="must not replace a file"):
+        FrozenBaseRun(tmp_path / "mixer").require_new()
+
+
+# Disks
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk with room for a few checkpoints."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs; the next test makes the claim without")
+    yield mounted
+    subprocess.run(["umount", "--lazy", str(mounted)], check=True)
+
+
+def test_checkpoint_on_a_disk_that_is_full_is_said_in_a_sentence_and_leaves_those_before(disk: Path):
+    model = nn.Linear(100, 100)
+    optimizer = make_optimizer(model, TrainConfig(steps=1))
+    first = save(disk / "run", RunState(step=1), model, optimizer)
+    used = sum(path.stat().st_blocks * 512 for path in disk.rglob("*"))
+    (disk / "filler").write_bytes(b"0" * (DISK_BYTES - 4096 - used))
+    with pytest.raises(DiskFullError, match="no space left while writing checkpoints/00000002"):
+        save(disk / "run", RunState(step=2), model, optimizer)
+    assert newest_checkpoint(disk / "run") == first
+    assert sorted(path.name for path in first.parent.iterdir()) == ["00000001.json", first.name]
+
+
+def test_run_on_a_full_disk_leaves_the_checkpoint_before(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[int] = []
+    real = trainer.save_file
+
+    def full(*arguments: Any, **named: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "save_file", full)
+        with pytest.raises(DiskFullError, match="no space left while writing checkpoints/00000004"):
+            start("train")
+    assert newest_checkpoint(tmp_path / "run") == tmp_path / "run" / "checkpoints" / "00000002.safetensors"
+    assert start("train").resumed_at == 2
+
+
+# NaN
+
+
+@pytest.fixture
+def overflowing(tmp_path: Path) -> str:
+    """Return a model whose weights are finite, and whose states are not."""
+    folder = make_tiny_model(tmp_path / "overflowing")
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".layer." in name and name.endswith("weight"):
+            tensor.mul_(3e37)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+OBJECTIVES = {"train": PairObjective, "pretrain": MaskedText, "distill": FollowedTexts}
+
+
+@pytest.mark.parametrize("verb", OBJECTIVES)
+@pytest.mark.parametrize(("method", "when"), [("score", "after step 3"), ("batch", "in step 4")])
+def test_run_that_comes_upon_nan_keeps_what_was_good(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, method: str, when: str
+) -> None:
+    objective: Any = OBJECTIVES[verb]
+    real, calls = getattr(objective, method), list[int]()
+
+    def spoiled(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 4:
+            with torch.no_grad():
+                self.model.token_table.fill_(float("nan"))
+        return real(self, *arguments)
+
+    monkeypatch.setattr(objective, method, spoiled)
+    with pytest.raises(
+        ModelError, match=rf"must be finite, got .* {when}; .*00000002\S* is the last good checkpoint"
+    ):
+        start(verb, evaluate_every=1, checkpoint_every=2)
+    assert [path.stem for path in (tmp_path / "run" / "checkpoints").glob("*.json")] == ["00000002"]
+    best = load_file(tmp_path / "run" / "best" / "model.safetensors")
+    assert all(bool(tensor.isfinite().all()) for tensor in best.values())
+
+
+@pytest.mark.parametrize("verb", OBJECTIVES)
+def test_base_whose_states_are_not_finite_is_refused_before_training(
+    start: Start, overflowing: str, tmp_path: Path, verb: str
+) -> None:
+    with pytest.raises(ModelError, match="before anything was trained; fetch the models again"):
+        start(verb, base=overflowing)
+    assert not (tmp_path / "run" / "best").exists()
+
+
+def test_teacher_whose_states_are_not_finite_is_refused(
+    start: Start, overflowing: str, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match="heldout_cosine must be finite, got nan after step 0, before"):
+        start("distill", teacher=overflowing)
+    assert not (tmp_path / "run" / "best").exists()
+    with pytest.raises(ModelError, match="vectors of the surrogate must be finite, got NaN or infinity"):
+        start("train", "other", base=overflowing, followed=str(tiny_model_folder))
+
+
+# Scores on dev sets
 
 
 class Judge:
@@ -47,73 +412,112 @@ def query_weight(folder: Path) -> torch.Tensor:
     return read_checkpoint(folder).tensors["encoder.layer.0.attention.self.query.weight"]
 
 
-@pytest.fixture
-def run(tiny_model_folder: Path, pairs_file: Path, tmp_path: Path) -> Callable[..., TrainReport]:
-    def start(judge: Judge, progress: Any = None, **settings: Any) -> TrainReport:
-        listener = {} if progress is None else {"progress": progress}
-        config = TrainConfig(**{**SETTINGS, **settings})
-        return train(
-            [pairs_file], tmp_path / "run", config, base=str(tiny_model_folder), scorer=judge, **listener
-        )
-
-    return start
+DEV: dict[str, Any] = {"steps": 6, "evaluate_every": 3, "dev_every": 2, "checkpoint_every": 1}
 
 
-def test_trainer_keeps_the_model_of_the_best_dev_score(run: Any, tmp_path: Path):
+def test_trainer_keeps_the_model_of_the_best_dev_score(start: Start, tmp_path: Path):
     judge = Judge([0.1, 0.4, 0.2, 0.3])
-    report = run(judge)
+    report = start("train", scorer=judge, **DEV)
     assert (report.judged_by, report.best_score, report.best_step) == ("dev sets", 0.4, 2)
     assert torch.equal(query_weight(tmp_path / "run" / "best"), judge.seen[1])
     assert not torch.equal(judge.seen[1], judge.seen[2])
     assert not (tmp_path / "run" / "candidate").exists()
-
-
-def test_trainer_logs_dev_scores_beside_the_held_out_ones(run: Any, tmp_path: Path):
-    run(Judge([0.1, 0.4, 0.2, 0.3]))
     records = read_log(tmp_path / "run" / "log.jsonl")
-    assert [
+    dev = [
         (each["step"], each["dev_score"], each["dev/a/nDCG@10"]) for each in records if "dev_score" in each
-    ] == [
-        (0, 0.1, 0.1),
-        (2, 0.4, 0.4),
-        (4, 0.2, 0.2),
-        (6, 0.3, 0.3),
     ]
+    assert dev == [(0, 0.1, 0.1), (2, 0.4, 0.4), (4, 0.2, 0.2), (6, 0.3, 0.3)]
     assert [each["step"] for each in records if "heldout_ndcg_at_10" in each] == [0, 3, 6]
-    assert {"loss", "lr", "dev/b/nDCG@10"} <= {name for each in records for name in each}
+    with pytest.raises(FingerprintMismatchError, match="another dev sets"):
+        start("train", scorer=Judge([], "other sets"), **DEV)
 
 
-def test_trainer_resumed_remembers_the_best_dev_score(run: Any, tmp_path: Path):
-    def dying(stage: str, done: int, total: int | None, unit: str) -> None:
-        if stage == "train" and done == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(Judge([0.1, 0.4]), dying)
+def test_trainer_resumed_remembers_the_best_dev_score(start: Start, tmp_path: Path):
+    with pytest.raises(KilledError):
+        start("train", progress=dying_after(3), scorer=Judge([0.1, 0.4]), **DEV)
     kept = query_weight(tmp_path / "run" / "best")
-    report = run(Judge([0.2, 0.3]))
+    report = start("train", scorer=Judge([0.2, 0.3]), **DEV)
     assert (report.resumed_at, report.best_score, report.best_step) == (3, 0.4, 2)
     assert torch.equal(query_weight(tmp_path / "run" / "best"), kept)
-    assert [
-        each["dev_score"] for each in read_log(tmp_path / "run" / "log.jsonl") if "dev_score" in each
-    ] == [0.1, 0.4, 0.2, 0.3]
+    records = read_log(tmp_path / "run" / "log.jsonl")
+    assert [each["dev_score"] for each in records if "dev_score" in each] == [0.1, 0.4, 0.2, 0.3]
 
 
-def test_trainer_whose_best_was_replaced_before_its_checkpoint_scores_the_step_again(
-    run: Any, tmp_path: Path
-):
-    def dying(stage: str, done: int, total: int | None, unit: str) -> None:
-        if stage == "train" and done == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(Judge([0.1, 0.2, 0.5]), dying, checkpoint_every=3)
-    report = run(Judge([0.5, 0.3]), checkpoint_every=3)
+def test_trainer_whose_best_was_replaced_before_its_checkpoint_scores_the_step_again(start: Start):
+    rarely = {**DEV, "checkpoint_every": 3}
+    with pytest.raises(KilledError):
+        start("train", progress=dying_after(5), scorer=Judge([0.1, 0.2, 0.5]), **rarely)
+    report = start("train", scorer=Judge([0.5, 0.3]), **rarely)
     assert (report.resumed_at, report.best_score, report.best_step) == (3, 0.5, 4)
 
 
-def test_trainer_goes_on_only_with_the_dev_sets_it_began_with(run: Any, tmp_path: Path):
-    run(Judge([0.1, 0.2]), steps=1)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["dev sets"] == "sets"
-    with pytest.raises(FingerprintMismatchError, match="another dev sets"):
-        run(Judge([0.1, 0.2], "other sets"), steps=1)
+# Optimiser, rates, log
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 2)
+        self.landmark_attention = nn.ParameterDict({"gates": torch.zeros(2, 2)})
+
+
+def stepped(model: Model, optimizer: torch.optim.Optimizer, times: int) -> None:
+    for _ in range(times):
+        optimizer.zero_grad()
+        gates = model.get_parameter(LANDMARK_GATES)
+        (model.linear(torch.ones(3)).sum() + (gates**2 + gates).sum()).backward()
+        optimizer.step()
+
+
+def test_lr_factor_rises_to_one_and_falls_to_almost_nothing():
+    config = TrainConfig(steps=100, warmup_share=0.1)
+    factors = [config.lr_factor(step) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert max(factors) == factors[9] == factors[10] == 1.0
+    assert factors[-1] == pytest.approx(1 / 90)
+    assert all(before >= after for before, after in pairwise(factors[10:]))
+    assert TrainConfig(steps=1, warmup_share=0.0).lr_factor(0) == 1.0
+
+
+def test_lr_factor_cosine_is_half_way_down_in_the_middle_of_what_is_left():
+    config = TrainConfig(steps=110, warmup_share=10 / 110, schedule="cosine")
+    factors = [config.lr_factor(step) for step in range(110)]
+    assert factors[:10] == [pytest.approx((step + 1) / 10) for step in range(10)]
+    assert factors[60] == pytest.approx(0.5)
+    assert factors[35] == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+    assert factors[10] == 1.0
+    assert 0.0 < factors[-1] < 1e-3
+
+
+def test_make_optimizer_gates_have_a_rate_of_their_own_and_only_matrices_decay():
+    config = TrainConfig(steps=1, peak_lr=1e-4, gate_lr=0.3, weight_decay=0.2)
+    matrices, vectors, gates = make_optimizer(Model(), config).param_groups
+    assert [len(group["params"]) for group in (matrices, vectors, gates)] == [1, 1, 1]
+    assert (matrices["weight_decay"], vectors["weight_decay"], gates["weight_decay"]) == (0.2, 0.0, 0.0)
+    assert (matrices["peak"], gates["peak"]) == (1e-4, 0.3)
+
+
+def test_restored_optimizer_goes_on_bit_for_bit(tmp_path: Path):
+    config = TrainConfig(steps=9, peak_lr=0.1)
+    straight, first, second = Model(), Model(), Model()
+    stepped(straight, make_optimizer(straight, config), 5)
+    optimizer, resumed = make_optimizer(first, config), make_optimizer(second, config)
+    stepped(first, optimizer, 3)
+    state = RunState(step=3, log_bytes=7, best_score=0.5, best_step=2)
+    assert restore(save(tmp_path, state, first, optimizer), second, resumed) == state
+    stepped(second, resumed, 2)
+    both = zip(straight.parameters(), second.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in both)
+
+
+def test_training_log_resumed_tells_no_step_twice_and_leaves_out_half_a_line(tmp_path: Path):
+    path = tmp_path / "log.jsonl"
+    log = TrainingLog(path)
+    log.append({"step": 1, "loss": 2.0})
+    kept = log.size
+    log.append({"step": 2, "loss": 1.5})
+    TrainingLog(path, kept).append({"step": 2, "loss": 1.25})
+    path.write_bytes(path.read_bytes() + b'{"st')
+    assert read_log(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.25}]
+    assert read_log(tmp_path / "none.jsonl") == []

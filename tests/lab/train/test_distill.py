@@ -1,0 +1,244 @@
+"""A student follows its teacher: losses, layers, what is drawn, kills, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError, ModelError, SourceError
+from cairn.pipeline.lab.compress.compression import compress
+from cairn.pipeline.lab.compress.settings import CompressConfig
+from cairn.pipeline.lab.train.distill import distill, num_left_out, packed_rows, text_row
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.settings import DistillConfig
+from cairn.pipeline.lab.train.training_files import read_texts
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
+from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
+from safetensors.numpy import load_file as load_numpy
+
+from tests.encode.sentence_transformers_folders import write_dense
+from tests.lab.train.families import tiny_new
+
+WORDS = [
+    "the",
+    "old",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "by",
+    "the",
+    "river",
+    "and",
+    "walks",
+    "a",
+    "stone",
+    "path",
+]
+
+
+SMALL: dict[str, Any] = {
+    "steps": 6,
+    "batch_texts": 8,
+    "max_tokens": 24,
+    "heldout_texts": 4,
+    "evaluate_every": 3,
+    "checkpoint_every": 2,
+    "peak_lr": 3e-3,
+    "precision": "fp32",
+}
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    generator = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("texts") / "texts.parquet"
+    rows = [" ".join(generator.choice(WORDS, int(generator.integers(4, 16)))) for _ in range(40)]
+    pq.write_table(pa.table({"text": rows}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def student(tiny_model_folder: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("student") / "small"
+    compress(str(tiny_model_folder), [texts], folder, CompressConfig(layers=1, feed_forward=16))
+    return str(folder)
+
+
+def logged(folder: Path, name: str) -> list[float]:
+    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    return [line[name] for line in lines if name in line]
+
+
+@pytest.mark.parametrize("kind", ["mse", "cosine"])
+def test_pruned_student_comes_nearer_to_its_teacher(tiny_model_folder, student, texts, tmp_path, kind):
+    config = DistillConfig(**(SMALL | {"steps": 30, "evaluate_every": 30, "state_loss": kind}))
+    report = distill(str(tiny_model_folder), student, [texts], tmp_path / "run", config)
+    before, after = logged(tmp_path / "run", "heldout_cosine")
+    assert report.follows == "both"
+    assert 1 - after < 0.6 * (1 - before)
+    assert report.last_loss < 0.6 * report.first_loss
+
+
+def test_micro_batches_move_only_rounding(tiny_model_folder, student, texts, tmp_path):
+    for name, tokens in (("whole", 10_000), ("cut", 40)):
+        config = DistillConfig(**(SMALL | {"steps": 2, "micro_batch_tokens": tokens, "state_loss": "cosine"}))
+        distill(str(tiny_model_folder), student, [texts], tmp_path / name, config)
+    whole, cut = (logged(tmp_path / name, "loss") for name in ("whole", "cut"))
+    np.testing.assert_allclose(whole[0], cut[0], rtol=1e-5)
+
+
+def test_teacher_of_another_width_is_followed_by_its_vectors(
+    make_bert: Callable[..., Path], model_size: Any, student, texts, tmp_path
+):
+    teacher = str(make_bert(model_size(width=48)))
+    config = DistillConfig(**(SMALL | {"steps": 20, "evaluate_every": 20}))
+    report = distill(teacher, student, [texts], tmp_path / "run", config)
+    assert report.follows == "vectors"
+    assert report.last_loss < 0.9 * report.first_loss
+    with pytest.raises(ConfigError, match="state_weight must be 0 with a teacher of another tokenizer"):
+        distill(
+            teacher, student, [texts], tmp_path / "other", DistillConfig(**(SMALL | {"state_weight": 1.0}))
+        )
+
+
+def served_as(folder: Path | str, copy: Path, **settings: Any) -> str:
+    shutil.copytree(folder, copy)
+    described = settings_of_a_folder(EncoderConfig(model=str(folder), **settings))
+    (copy / "cairn_config.json").write_text(json.dumps(described))
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pooling": "cls"}, {"pooling": "lmk"}, {"document_prefix": "river: "}],
+    ids=["cls", "landmark", "prefix"],
+)
+def test_teacher_read_or_pooled_otherwise_is_followed_by_the_vectors_it_serves(
+    tiny_model_folder, student, texts, tmp_path, settings
+):
+    teacher = served_as(tiny_model_folder, tmp_path / "teacher", **settings)
+    report = distill(teacher, student, [texts], tmp_path / "run", DistillConfig(**SMALL))
+    assert report.follows == "vectors"
+    found = load_numpy(tmp_path / "run" / "teacher.safetensors")["document"]
+    served = DocumentEncoder(encoder_config({"model": teacher})).encode(read_texts([texts]).texts)
+    # A rotation into the student's space keeps what vectors say of one another.
+    served_NV = served.document_vectors_NV
+    np.testing.assert_allclose(found @ found.T, served_NV @ served_NV.T, atol=1e-4)
+
+
+def test_causal_teacher_is_followed_by_its_vectors(tiny_model_folder, texts, tmp_path):
+    decoder = tmp_path / "decoder"
+    save_encoder_folder(decoder, tiny_new("qwen3", tiny_model_folder), EncoderConfig())
+    teacher = served_as(decoder, tmp_path / "teacher", causal=True)
+    config = DistillConfig(**(SMALL | {"steps": 1}))
+    assert distill(teacher, str(decoder), [texts], tmp_path / "run", config).follows == "vectors"
+    assert distill(str(decoder), str(decoder), [texts], tmp_path / "both", config).follows == "both"
+
+
+@pytest.mark.parametrize(("has_dense", "follows"), [(True, "vectors"), (False, "both")])
+def test_teacher_with_dense_layers_is_followed_by_its_vectors(
+    make_folder: Callable[..., Path], student, texts, tmp_path, has_dense, follows
+):
+    teacher = make_folder(modules=[("2_Dense", "Dense")] if has_dense else [])
+    if has_dense:
+        write_dense(teacher / "2_Dense", 24, 32)
+    report = distill(str(teacher), student, [texts], tmp_path / "run", DistillConfig(**SMALL))
+    assert report.follows == follows
+
+
+def test_cde_teacher_is_followed_by_its_vectors(make_cde: Callable[..., Path], student, texts, tmp_path):
+    report = distill(str(make_cde(1)), student, [texts], tmp_path / "run", DistillConfig(**SMALL))
+    assert report.follows == "vectors"
+
+
+def test_student_with_fewer_dims_follows_vectors_in_them(tiny_model_folder, student, texts, tmp_path):
+    teacher = served_as(tiny_model_folder, tmp_path / "teacher", pooling="cls")
+    smaller = served_as(student, tmp_path / "student", dims=8)
+    config = DistillConfig(**(SMALL | {"steps": 20}))
+    report = distill(teacher, smaller, [texts], tmp_path / "run", config)
+    assert report.last_loss < 0.9 * report.first_loss
+
+
+@pytest.mark.parametrize("pool_prefix", [False, True])
+def test_student_is_trained_on_the_vector_it_serves(tiny_model_folder, texts, tmp_path, pool_prefix):
+    folder = served_as(
+        tiny_model_folder, tmp_path / "model", document_prefix="river: ", pool_prefix=pool_prefix
+    )
+    checkpoint, settings = read_checkpoint(Path(folder)), encoder_config({"model": folder})
+    some = read_texts([texts]).texts[:5]
+    rows = [text_row(text, checkpoint, max_tokens=64, prefix=settings.document_prefix) for text in some]
+    packed = packed_rows(rows, num_left_out(checkpoint, settings))
+    with torch.no_grad():
+        trained = torch.nn.functional.normalize(LandmarkEncoder(checkpoint)(packed, landmarks=False)).numpy()
+    served = DocumentEncoder(replace(settings, precision="fp32")).encode(some).document_vectors_NV
+    np.testing.assert_allclose(trained, served, atol=1e-5)
+
+
+def test_prefix_shared_with_the_teacher_is_read_and_kept(tiny_model_folder, student, texts, tmp_path):
+    same = {"document_prefix": "river: "}
+    teacher = served_as(tiny_model_folder, tmp_path / "teacher", **same)
+    small = served_as(student, tmp_path / "student", **same)
+    report = distill(teacher, small, [texts], tmp_path / "run", DistillConfig(**SMALL))
+    assert report.follows == "both"
+    assert encoder_config({"model": str(tmp_path / "run" / "model")}).document_prefix == "river: "
+    plain = distill(str(tiny_model_folder), student, [texts], tmp_path / "plain", DistillConfig(**SMALL))
+    assert report.first_loss != pytest.approx(plain.first_loss, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "sentence"),
+    [
+        ({"pooling": "lmk"}, ModelError, "must pool the mean of all tokens .* got pooling lmk"),
+        ({"document_prefix": "river " * 22}, ConfigError, "max_tokens must be at least 25 .* got 24"),
+    ],
+    ids=["landmark", "prefix"],
+)
+def test_student_that_is_served_otherwise_is_refused(
+    tiny_model_folder, student, texts, tmp_path, settings, error, sentence
+):
+    other = served_as(student, tmp_path / "student", **settings)
+    with pytest.raises(error, match=sentence):
+        distill(str(tiny_model_folder), other, [texts], tmp_path / "run", DistillConfig(**SMALL))
+
+
+def test_cde_student_is_refused(make_cde: Callable[..., Path], tiny_model_folder, texts, tmp_path):
+    with pytest.raises(ModelError, match="a student must be a transformer of one stage"):
+        distill(str(tiny_model_folder), str(make_cde(1)), [texts], tmp_path / "run", DistillConfig(**SMALL))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "sentence"),
+    [
+        ({"teacher_layers": (1, 2)}, ConfigError, "teacher_layers must be one of the teacher's 2 layers"),
+        ({"teacher_layers": (1,), "state_weight": 0.0}, ConfigError, "teacher_layers must go with hidden"),
+        ({"max_tokens": 500}, ConfigError, "max_tokens must be at most the models' 96 positions, got 500"),
+    ],
+)
+def test_what_cannot_be_distilled_is_refused(
+    tiny_model_folder, student, texts, tmp_path, changes, error, sentence
+):
+    with pytest.raises(error, match=sentence):
+        distill(
+            str(tiny_model_folder), student, [texts], tmp_path / "run", DistillConfig(**(SMALL | changes))
+        )
+
+
+def test_too_few_texts_are_refused(tiny_model_folder, student, tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps({"text": f"cat {number}"}) + "\n" for number in range(9)))
+    with pytest.raises(SourceError, match="at least 10 different texts, got 9"):
+        distill(str(tiny_model_folder), student, [path], tmp_path / "run", DistillConfig(**SMALL))
