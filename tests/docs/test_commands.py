@@ -209,13 +209,14 @@ class Workshop:
         """Check that what is installed is a folder of ours, an extra of ours, or a requirement of one."""
         extras = PROJECT["optional-dependencies"]
         required = [line for lines in (PROJECT["dependencies"], *extras.values()) for line in lines]
+        names = {re.split("[<>=[]", line)[0] for line in required}
         for word in words[1:]:
             folder, _, asked = word.removesuffix("]").partition("[")
             if folder.startswith("."):
                 assert (ROOT / folder / "pyproject.toml").is_file(), word
                 assert set(filter(None, asked.split(","))) <= set(extras), word
             else:
-                assert folder in {re.split("[<>=[]", line)[0] for line in required}, word
+                assert word in required or word in names, word
 
     @staticmethod
     def make(words: list[str]) -> None:
