@@ -11,27 +11,10 @@ from typing import Any
 
 import pytest
 
-TINY_WORDS = tuple(
-    [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "mat",
-        "stone",
-        "path",
-        "way",
-        "mark",
-        "##s",
-        "##ing",
-        "a",
-        "river",
-        "mountain",
-        "walk",
-        "##er",
-        "old",
-    ]
-)
+TINY_WORDS = (
+    "the", "cat", "sat", "on", "mat", "stone", "path", "way", "mark", "##s", "##ing", "a", "river", "mountain",
+    "walk", "##er", "old",
+)  # fmt: skip
 TINY_LAYERS = 2
 
 
