@@ -49,7 +49,8 @@ KEYS = (
 
 HEADERS = (
     "Content-Length: 5", "Content-Length: -1", "Transfer-Encoding: chunked",
-    "Transfer-Encoding: gzip, chunked", "Host: evil.example", "Origin: https://evil.example", "Authorization: Bearer " + "k" * 5_000,
+    "Transfer-Encoding: gzip, chunked", "Host: evil.example", "Origin: https://evil.example",
+    "Authorization: Bearer " + "k" * 5_000,
     "Expect: 100-continue", "Upgrade: websocket", "Connection: Upgrade", "X: " + "y" * 70_000,
     "Range: bytes=0-", ": empty", "no colon",
 )  # fmt: skip
