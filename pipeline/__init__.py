@@ -3,5 +3,5 @@
     corpus ─▶ cluster ─▶ context ─▶ encode ─▶ index ─▶ search
 
 Import from the packages and modules below; the public names are those of the package ``cairn``
-(``pipeline/alias``).
+(``pipeline/face``).
 """

@@ -1,9 +1,9 @@
 """Inner products with a query whose bits depend on the row and the query alone, not on the rows beside it.
 
 A search that is cut into shards therefore has the scores of one that is not, and copies of a text tie. A
-product of a matrix sums a row in another order for each place among the others: BLAS takes rows by 12 where it
-can, and the rest by 4, and gives a large product to all threads, which wait for each other, spinning. So all
-products here have one shape, eight rows, in which every row is summed alike.
+product of a matrix sums a row in another order for each place among the others: BLAS takes rows by 12 where
+it can, and the rest by 4, and gives a large product to all threads, which wait for each other, spinning. So
+all products here have one shape, eight rows, in which every row is summed alike.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ WITHOUT_FAISS = "import sys; sys.modules['faiss'] = None; "
 
 
 def run_python(program: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'pipeline/alias')!r}]; "
+    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / 'pipeline/face')!r}]; "
     command = [sys.executable, "-c", path + program, *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 

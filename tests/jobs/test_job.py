@@ -1,4 +1,4 @@
-"""Jobs as processes run them, `python -m jobs.<name> --config FILE`, alone and one after another."""
+"""Jobs as processes run them, `python -m cairn.jobs.NAME --config FILE`, alone and one after another."""
 
 from __future__ import annotations
 
