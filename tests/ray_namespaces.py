@@ -36,18 +36,18 @@ def add_machine(number: int) -> list[str]:
     inside = ["nsenter", "--target", str(process.pid), "--net"]
     call(*f"ip link add port{number} type veth peer name eth0 netns {process.pid}".split())
     call(*f"ip link set port{number} master switch up".split())
-    call(*inside, *["ip", "link", "set", "lo", "up"])
+    call(*inside, "ip", "link", "set", "lo", "up")
     call(*inside, *f"ip address add 10.77.0.{number}/24 dev eth0".split())
-    call(*inside, *["ip", "link", "set", "eth0", "up"])
+    call(*inside, "ip", "link", "set", "eth0", "up")
     return inside
 
 
 def start(temporary: str) -> None:
-    call(*["ip", "link", "set", "lo", "up"])
-    call(*["ip", "link", "add", "switch", "type", "bridge"])
+    call("ip", "link", "set", "lo", "up")
+    call("ip", "link", "add", "switch", "type", "bridge")
     call(*f"ip address add {HEAD}/24 dev switch".split())
-    call(*["ip", "link", "set", "switch", "up"])
-    ray = [sys.executable, *["-m", "ray.scripts.scripts", "start", "--num-gpus=0"]]
+    call("ip", "link", "set", "switch", "up")
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-gpus=0"]
     ray.append(f"--object-store-memory={OBJECT_STORE_BYTES}")
     head = f"--head --node-ip-address={HEAD} --port={PORT} --num-cpus=0 --include-dashboard=false"
     call(*ray, *head.split(), "--disable-usage-stats", f"--temp-dir={temporary}")
