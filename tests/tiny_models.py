@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 TINY_WORDS = (
-    "the", "cat", "sat", "on", "mat", "stone", "path", "way", "mark", "##s", "##ing", "a", "river", "mountain",
-    "walk", "##er", "old",
+    "the", "cat", "sat", "on", "mat", "stone", "path", "way", "mark", "##s", "##ing", "a", "river",
+    "mountain", "walk", "##er", "old",
 )  # fmt: skip
 TINY_LAYERS = 2
 
