@@ -28,7 +28,7 @@ def compact(ctx: click.Context, *, collection: str, root: str, **_: Any) -> int:
     from cairn.pipeline.index.layout import CollectionLayout
     from cairn.pipeline.index.maintenance import compact_collection
 
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     engine = open_engine(resolve_engine(given(ctx)), IngestConfig())
     with closing(engine) if engine else nullcontext(), ProgressBars() as bars:
         manifest = compact_collection(layout, bars, engine.run_tasks if engine else None)

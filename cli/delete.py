@@ -33,7 +33,7 @@ def delete(
             f"delete must have ids or --filter, got {'both' if filters else 'neither'}; "
             f"{'leave one of them out' if filters else 'name documents, or say which'}"
         )
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     layout.require_exists()
     wanted, found = list(dict.fromkeys(doc_ids)), Collection(layout)
     if filters:

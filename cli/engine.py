@@ -7,30 +7,11 @@ from typing import Any, TypeVar, get_args
 
 import click
 from cairn.cli.options import HeadedOption, add_options
-from cairn.jobs.engine_settings import EngineConfig, EngineName
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.options import options_of, shown
-from typing_extensions import override
+from cairn.jobs.engine_settings import EngineConfig, EngineName, engine_of, worker_range
+from cairn.pipeline.options import options_of
 
 _HEADING = "Ray"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-class WorkerRange(click.ParamType):
-    """``8``, or ``2:8``: at least and at most so many."""
-
-    name = "n|min:max"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """Return both numbers; a single one is both."""
-        least, _, most = str(value).partition(":")
-        try:
-            return int(least), int(most or least)
-        except ValueError:
-            raise ConfigError(f"workers must be a number, or two as in 2:8, got {shown(value)}") from None
 
 
 def job_server_option(function: _Function) -> _Function:
@@ -51,7 +32,8 @@ def engine_options(function: _Function, but: Collection[str] = ()) -> _Function:
             "--workers",
             cls=HeadedOption,
             heading=_HEADING,
-            type=WorkerRange(),
+            metavar="N|MIN:MAX",
+            callback=lambda _ctx, _param, value: value and worker_range(value) and value,
             help="Workers on it, N or MIN:MAX.  [default: as many as it has room for]",
         ),
         click.option(
@@ -71,12 +53,8 @@ def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
 
     ``chosen`` holds the options that were set.
     """
-    name = chosen.get("engine") or ("ray" if chosen.get("address") else "local")
-    fields = {option: chosen[option] for option in options_of(EngineConfig) if option in chosen}
-    if "workers" in chosen:
-        fields["min_workers"], fields["max_workers"] = chosen["workers"]
-    engine = EngineConfig(name=name, **fields)
-    if name == "local" and set(fields) - {"address"}:
+    engine = engine_of(chosen)
+    if engine.name == "local" and {"workers", *options_of(EngineConfig)} & set(chosen) - {"address"}:
         click.echo(
             "warning: engine local works in this process and has no workers; flags about them move nothing",
             err=True,

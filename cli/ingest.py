@@ -121,7 +121,7 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return thousands(value)
     if isinstance(value, dict):
-        from cairn.pipeline.line.ingest import describe_reasons
+        from cairn.pipeline.line.build_index import describe_reasons
 
         return describe_reasons(cast("dict[str, int]", value)) or "none"
     return "; ".join(cast("list[str]", value)) or "none"

@@ -149,7 +149,7 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
     from cairn.pipeline.search.filters import parse_filter
 
     schemas = [
-        open_latest_intact_generation(CollectionLayout(root, name), checks=SIZES).document_schema
+        open_latest_intact_generation(CollectionLayout.at(root, name), checks=SIZES).document_schema
         for name in collections
     ]
     parsed = [parse_filter(filters, schema) for schema in schemas]

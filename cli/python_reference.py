@@ -49,7 +49,7 @@ def _described(name: str, found: Any) -> Iterator[str]:
             yield f"| `{field.name}` | `{_type(field.type)}` |"
         yield ""
     else:
-        if "__init__" in vars(found) and not issubclass(found, Exception):
+        if found.__init__ is not object.__init__ and not issubclass(found, Exception):
             yield from _signature(name, found)
         yield f"{_text(found)}\n"
     for member, value in _members(found):

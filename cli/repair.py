@@ -15,11 +15,11 @@ from cairn.pipeline.errors import CairnError
 def repair(*, collection: str, root: str) -> int:
     """Rebuild damaged files of collection NAME from its tables, or return to its last intact generation."""
     from cairn.pipeline.index.layout import CollectionLayout
-    from cairn.pipeline.index.losses import losses_path
     from cairn.pipeline.index.maintenance import repair_collection
     from cairn.pipeline.index.stored_files import read_manifest
+    from cairn.pipeline.index.verify import losses_path
 
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     try:
         with ProgressBars() as progress:
             outcome = repair_collection(layout, progress)

@@ -80,7 +80,7 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
     Unknown flags, a name that is none, sources or a job file that are not there.
     """
     from cairn.cli.main import cairn
-    from cairn.jobs.job_file import IngestJob, read_job
+    from cairn.jobs.job_file import VERBS, ingest_of, read_job
     from cairn.pipeline.corpus.sources import resolve_sources
     from cairn.pipeline.index.layout import CollectionLayout
 
@@ -89,10 +89,11 @@ def _check_command(ctx: click.Context, added: Schedule) -> None:
     parameters = verb.make_context(added.run[0], list(added.run[1:]), parent=ctx.find_root()).params
     if added.run[0] == "submit":
         job = read_job(parameters["config"])
-        if isinstance(job, IngestJob):  # its sources need be there for the cluster alone
-            CollectionLayout(Path(job.root), job.collection)
+        if VERBS[job.name] == "ingest":  # its sources need be there for the cluster alone
+            asked = ingest_of(job)
+            CollectionLayout.at(Path(asked.root), asked.collection)
         return
-    CollectionLayout(Path(parameters["root"]), parameters["collection"])
+    CollectionLayout.at(Path(parameters["root"]), parameters["collection"])
     if "sources" in parameters:
         resolve_sources(parameters["sources"])
 

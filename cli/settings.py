@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -25,10 +24,10 @@ from cairn.cli.options import FieldOption, NamedPath, Numbers
 from cairn.pipeline.config import DEFAULT_ROOT
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
+from cairn.pipeline.settings_file import SHARED, check_setting, read_settings_file
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_SHARED = ("root", "collection")
 _KINDS: Final[Mapping[type, type]] = {
     click.types.StringParamType: str,
     NamedPath: str,
@@ -69,25 +68,8 @@ def load_default_map() -> dict[str, Any]:
         if os.environ.get("CAIRN_CONFIG"):
             raise ConfigError(f"CAIRN_CONFIG must name a file, got {str(path)!r}")
         return {}
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path} must be valid TOML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} must be nested less deeply; remove the deep table or list") from error
-    shared = {_parameter_name(key): value for key, value in content.items() if not isinstance(value, dict)}
-    unknown = sorted(set(shared) - set(_SHARED))
-    if unknown:
-        raise ConfigError(
-            f"{path} has no setting {unknown[0]!r} before the first table; there are {', '.join(_SHARED)}"
-        )
-    for name, value in shared.items():
-        _check(f"{path}: {name}", click.Option([f"--{name}"]), value)
-    verbs = {key: value for key, value in content.items() if isinstance(value, dict)}
-    return {
-        verb: {**shared, **{_parameter_name(key): value for key, value in verbs.get(verb, {}).items()}}
-        for verb in {*_EVERYWHERE, *verbs}
-    }
+    found = read_settings_file(path)
+    return {verb: {**found.shared, **found.tables.get(verb, {})} for verb in {*_EVERYWHERE, *found.tables}}
 
 
 def _parameter_name(option: str) -> str:
@@ -101,14 +83,22 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
     setting must not be ignored or changed in silence.
     """
     options = {_key_of(each): each for each in _options(command)}
+    arguments = {
+        str(each.name): tuple[str, ...] if each.nargs == -1 else str
+        for each in command.params
+        if isinstance(each, click.Argument)
+    }
     found: dict[str, Any] = {}
     for key, value in settings.items():
         option, shown_key = options.get(key), key.replace("_", "-")
-        if option is not None:
+        if key in arguments:
+            check_setting(f"{settings_file()}: [{command.name}] {shown_key}", arguments[key], value)
+            found[key] = value
+        elif option is not None:
             value = [value] if option.multiple and isinstance(value, str) else value
             _check(f"{settings_file()}: [{command.name}] {shown_key}", option, value)
             found[str(option.name)] = value
-        elif key in _SHARED:
+        elif key in SHARED:
             found[key] = value  # for the verbs of a group, such as `cairn keys create`
         else:
             turned_off = {

@@ -13,7 +13,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError
 
 _INTERRUPTED = 130
-_CONFIGS = files("jobs") / "configs"
+_CONFIGS = files("cairn.jobs") / "configs"
 _EXAMPLES = sorted(
     each.name.removesuffix(".toml") for each in _CONFIGS.iterdir() if each.name.endswith(".toml")
 )

@@ -37,7 +37,7 @@ def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: 
     if (to is None) != back:
         raise click.UsageError("switch must have either TO or --back")
     alias = aliases.switch(root, name, to)
-    had_one = alias.before != name or CollectionLayout(Path(root), name).exists()
+    had_one = alias.before != name or CollectionLayout.at(Path(root), name).exists()
     say = f"{name} answers from {alias.to}; before from {alias.before if had_one else 'none'}"
     click.echo(json.dumps({"name": name, **asdict(alias)}) if as_json else say)
     return 0

@@ -11,7 +11,7 @@ import click
 from cairn.cli.settings import collection_argument, json_option
 
 if TYPE_CHECKING:
-    from cairn.pipeline.index.maintenance import Problem
+    from cairn.pipeline.index.maintenance import Fault
 
 
 @click.command(context_settings={"show_default": True})
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 @json_option
 def verify(*, collection: str, root: str, as_json: bool) -> int:
     """Check every stored file of collection NAME against its hashes; exit 1 when something is wrong."""
-    from cairn.pipeline.index.copies import lost_for_good
     from cairn.pipeline.index.layout import CollectionLayout
     from cairn.pipeline.index.maintenance import verify_collection
 
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     problems = verify_collection(layout)
     if as_json:
         click.echo(
@@ -36,12 +35,10 @@ def verify(*, collection: str, root: str, as_json: bool) -> int:
             "\n".join(_line(problem) for problem in problems) or f"{collection}: every file matches its hash"
         )
     if problems and not as_json:
-        lost = (lost_for_good(layout, problem.file) for problem in problems if problem.part == "side")
-        advice = next(filter(None, lost), f"run `{layout.command('repair')}`")
-        click.echo(f"{len(problems)} problem(s); {advice}", err=True)
+        click.echo(f"{len(problems)} problem(s); run `{layout.command('repair')}`", err=True)
     return 1 if problems else 0
 
 
-def _line(problem: Problem) -> str:
+def _line(problem: Fault) -> str:
     where = "" if problem.generation is None else f"generation {problem.generation}, "
     return f"{where}{problem.file}: {problem.sentence}"

@@ -7,7 +7,7 @@ print(chain.invoke("how do I reset a password"))
 from __future__ import annotations
 
 import cairn
-from cairn.pipeline.frameworks.langchain_retriever import CairnRetriever
+from cairn.langchain import CairnRetriever
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.output_parsers import StrOutputParser

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cairn.jobs.job_file import CompressJob
-from cairn.pipeline.errors import ConfigError
+from cairn.jobs.job import main
+from cairn.jobs.job_file import LIST, Job
+from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.types import ProgressListener
 
 
-def compress_model(job: CompressJob, progress: ProgressListener) -> dict[str, Any]:
+def compress_model(job: Job, progress: ProgressListener) -> dict[str, Any]:
     """Run the compression and return its report, with scores where judged sets are named.
 
     A killed one leaves no model, and starts again.
     """
     from cairn.pipeline.lab.compress.settings import CompressConfig
 
-    known = [item.name for item in fields(CompressConfig)]
-    for name in job.settings:
-        if name not in known:
-            raise ConfigError(f"[compress] must not have {name!r}; there are {', '.join(known)}")
-    try:
-        config = CompressConfig(**job.settings)
-    except ConfigError as error:
-        raise ConfigError(f"[compress] {error}") from error
+    own, config = job.config(
+        CompressConfig,
+        own={"texts": LIST, "judged": LIST, "output": str, "model": str},
+        required=("output", "texts"),
+    )
     from cairn.pipeline.lab.compress.compression import compress  # imports torch
     from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
     from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
 
-    judged = [read_retrieval_set(Path(folder)) for folder in job.judged]
+    judged = [read_retrieval_set(Path(folder)) for folder in own["judged"]]
     report = compress(
-        job.model,
-        list(map(Path, job.texts)),
-        Path(job.output),
+        own["model"] or BASE_MODEL,
+        list(map(Path, own["texts"])),
+        Path(own["output"]),
         config,
         scorer=DevScorer(judged, progress=progress) if judged else None,
         progress=progress,
@@ -44,6 +42,4 @@ def compress_model(job: CompressJob, progress: ProgressListener) -> dict[str, An
 
 
 if __name__ == "__main__":
-    from cairn.jobs.job import main
-
     sys.exit(main("compress_model", compress_model))

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cairn.jobs.job_file import DistillJob
-from cairn.pipeline.errors import ConfigError
+from cairn.jobs.job import main
+from cairn.jobs.job_file import LIST, Job
 from cairn.pipeline.types import ProgressListener
 
 
-def distill_encoder(job: DistillJob, progress: ProgressListener) -> dict[str, Any]:
+def distill_encoder(job: Job, progress: ProgressListener) -> dict[str, Any]:
     """Run the distillation and return its report; the same job goes on from the newest checkpoint."""
     from cairn.pipeline.lab.train.distill.settings import DistillConfig
 
-    known = [item.name for item in fields(DistillConfig)]
-    for name in job.settings:
-        if name not in known:
-            raise ConfigError(f"[distill] must not have {name!r}; there are {', '.join(known)}")
-    if "steps" not in job.settings:
-        raise ConfigError("[distill] steps must be given")
-    try:
-        config = DistillConfig(**job.settings)
-    except ConfigError as error:
-        raise ConfigError(f"[distill] {error}") from error
+    names = {"teacher": str, "student": str, "texts": LIST, "output": str}
+    own, config = job.config(DistillConfig, own=names, required=tuple(names))
     from cairn.pipeline.lab.train.distill.loop import distill  # imports torch
 
-    texts = list(map(Path, job.texts))
-    return asdict(distill(job.teacher, job.student, texts, Path(job.output), config, progress=progress))
+    texts, output = list(map(Path, own["texts"])), Path(own["output"])
+    return asdict(distill(own["teacher"], own["student"], texts, output, config, progress=progress))
 
 
 if __name__ == "__main__":
-    from cairn.jobs.job import main
-
     sys.exit(main("distill_encoder", distill_encoder))

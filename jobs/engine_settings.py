@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.options import About, check_options, option
+from cairn.pipeline.options import About, check_options, option, options_of, shown
 
 EngineName = Literal["local", "ray"]
 _WORKERS: Final = About(low=1, high=10_000)
@@ -46,3 +48,23 @@ class EngineConfig:
                 f"min_workers must be at most max_workers, got {self.min_workers}:{self.max_workers}; give "
                 "the smaller first"
             )
+
+
+def engine_of(chosen: Mapping[str, Any]) -> EngineConfig:
+    """Return the engine that options by name ask for: Ray where it is said, or where a cluster is named."""
+    address = chosen.get("address") or os.environ.get("RAY_ADDRESS") or None
+    fields = {option: chosen[option] for option in options_of(EngineConfig) if option in chosen}
+    fields["name"] = chosen.get("engine") or ("ray" if address else "local")
+    fields["address"] = address if fields["name"] == "ray" else None
+    if "workers" in chosen:
+        fields["min_workers"], fields["max_workers"] = worker_range(chosen["workers"])
+    return EngineConfig(**fields)
+
+
+def worker_range(workers: Any) -> tuple[int, int]:
+    """Read ``8``, or ``2:8``: at least and at most so many."""
+    least, _, most = str(workers).partition(":")
+    try:
+        return int(least), int(most or least)
+    except ValueError:
+        raise ConfigError(f"workers must be a number, or two as in 2:8, got {shown(workers)}") from None

@@ -1,4 +1,4 @@
-"""A job run as a process: `python -m cairn.jobs.NAME --config FILE`.
+"""A job run as a process, ``python -m cairn.jobs.NAME --config FILE``: a verb with its settings in a file.
 
 Progress and the one sentence of an error go to stderr, the report as one JSON object to stdout; exit codes
 are those of `cairn`.
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from cairn.jobs.engine import open_engine
-from cairn.jobs.job_file import IngestJob, JobName, read_job
+from cairn.jobs.job_file import Job, ingest_of, read_job
 from cairn.pipeline import unforeseen
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.errors import CairnError, ConfigError
+from cairn.pipeline.errors import CairnError
 from cairn.pipeline.line.compatibility import stored_settings
 from cairn.pipeline.line.engine import Engine
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
@@ -31,29 +31,26 @@ _FAILED: Final = 1
 _QUARANTINED: Final = 3
 _INTERRUPTED: Final = 130
 
-
-RunJob = Callable[[Any, ProgressListener], Mapping[str, Any]]
+RunJob = Callable[[Job, ProgressListener], Mapping[str, Any]]
 """Runs a job that was read from its file; returns its report."""
-
 IngestLine = Callable[[Sequence[str], str, str, IngestConfig, ProgressListener, Engine | None], IngestReport]
 
 
 def ingest_job(line: IngestLine) -> RunJob:
     """Return what runs a job of an ingest, such as ``build_index``, with the settings of its file."""
 
-    def run(job: IngestJob, progress: ProgressListener) -> Mapping[str, Any]:
-        stored = stored_settings(job.root, job.collection)
-        config = resolve_ingest_config({**job.stages, "sync": job.sync, "reread": job.reread}, stored)
-        report = line(
-            job.sources, job.root, job.collection, config, progress, open_engine(job.engine, config)
-        )
+    def run(job: Job, progress: ProgressListener) -> Mapping[str, Any]:
+        asked = ingest_of(job)
+        config = resolve_ingest_config(asked.chosen, stored_settings(asked.root, asked.collection))
+        engine = open_engine(asked.engine, config)
+        report = line(asked.sources, asked.root, asked.collection, config, progress, engine)
         return {**asdict(report), "warnings": list(report.warnings)}
 
     return run
 
 
-def main(name: JobName, run: RunJob, arguments: Sequence[str] | None = None) -> int:
-    """Run the job of ``--config``, which must be ``name``; return the exit code."""
+def main(name: str, run: RunJob, arguments: Sequence[str] | None = None) -> int:
+    """Run the job ``name`` with the settings of ``--config``; return the exit code."""
     parser = argparse.ArgumentParser(prog=f"python -m cairn.jobs.{name}", description=f"Run a {name} job.")
     parser.add_argument("--config", type=Path, required=True, help="TOML file of the job, see jobs/configs")
     parser.add_argument(
@@ -81,22 +78,13 @@ def main(name: JobName, run: RunJob, arguments: Sequence[str] | None = None) -> 
     return _QUARANTINED if report.get("quarantined") else 0
 
 
-def _run(name: JobName, run: RunJob, options: argparse.Namespace) -> Mapping[str, Any]:
-    job = read_job(options.config)
-    if job.job != name:
-        raise ConfigError(
-            f"{options.config}: job must be {name!r} to be run by cairn.jobs.{name}, got {job.job!r}; run "
-            f"python -m cairn.jobs.{job.job}"
-        )
-    if (
-        options.cluster
-        and isinstance(job, IngestJob)
-        and job.engine.address
-        and job.engine.address == os.environ.get("RAY_ADDRESS")
-    ):
+def _run(name: str, run: RunJob, options: argparse.Namespace) -> Mapping[str, Any]:
+    job = read_job(options.config, name)
+    address = os.environ.get("RAY_ADDRESS")
+    if options.cluster and address:
         from cairn.jobs.ray_cluster.runtime import require_cluster
 
-        require_cluster(job.engine.address, options.cluster)
+        require_cluster(address, options.cluster)
     if options.folder and options.folder.is_dir():
         os.chdir(options.folder)
     log = ProgressLog(lambda line: sys.stderr.write(f"{line}\n"))

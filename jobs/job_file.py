@@ -1,256 +1,132 @@
-"""A job in a TOML file: what to run, on which sources, with which settings.
+"""A job in a file of settings: which verb it runs, and what the verb's table says.
 
-    job = "encode_corpus"                   one of JOBS
-    sources = ["articles/"]
-    collection = "handbook"
-    root = "cairn-data"
-
-    [engine]                                fields of EngineConfig
-    max_workers = 4
-
-    [encoder]                               settings of a stage: corpus, cluster, context, encoder or index
-    landmark_interval = 64
-
-``train_encoder`` has sources or documents, output, base and judged instead, and its settings under
-``[train]``; ``pretrain_encoder`` has sources, output, base and from_config, and ``[pretrain]``;
-``compress_model`` has texts, output, model and judged, and ``[compress]``; ``distill_encoder`` has teacher,
-student, texts and output, and ``[distill]``. Relative paths start from the working folder. ``jobs/configs``
-has files of every job.
+The file is one that :mod:`cairn.pipeline.settings_file` reads; :data:`VERBS` says which table a job takes.
+Relative paths start from the working folder. ``jobs/configs`` has files of every job.
 """
 
 from __future__ import annotations
 
-import os
-import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, TypeVar
 
-from cairn.jobs.engine_settings import EngineConfig
-from cairn.pipeline.config import BASE_MODEL, DEFAULT_ROOT
+from cairn.jobs.engine_settings import EngineConfig, engine_of
+from cairn.pipeline.config import DEFAULT_ROOT, IngestConfig
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.line.ingest import IngestJobName
 from cairn.pipeline.line.ingest_settings import STAGES
+from cairn.pipeline.options import did_you_mean, options_of
+from cairn.pipeline.settings_file import SHARED, check_setting, read_settings_file
 
-JobName = Literal[
-    "cluster_corpus",
-    "encode_corpus",
-    "write_index",
-    "build_index",
-    "train_encoder",
-    "pretrain_encoder",
-    "compress_model",
-    "distill_encoder",
-]
-JOBS: Final[tuple[str, ...]] = get_args(JobName)
+VERBS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("cluster_corpus", "encode_corpus", "write_index", "build_index"), "ingest"),
+    "train_encoder": "train",
+    "pretrain_encoder": "pretrain",
+    "compress_model": "compress",
+    "distill_encoder": "distill",
+}
+"""The verb of each job."""
 
-_RESOURCES: Final = {"cpus": (int, float), "gpus": (int, float)}
+_Config = TypeVar("_Config")
+LIST: Final = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A job of a file; ``settings`` are those of its verb, by option name with underscores."""
+
+    path: Path
+    name: str
+    settings: Mapping[str, Any]
+
+    @property
+    def subject(self) -> str:
+        """What the job works on, for its name: a collection, or the folder of a run."""
+        return Path(str(self.settings.get("collection" if VERBS[self.name] == "ingest" else "output"))).name
+
+    def options(
+        self, *kinds: type, own: Mapping[str, Any], required: Sequence[str] = ()
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the job's own settings, and the fields of each dataclass that are set.
+
+        ``own`` has their types: a list is () and another None where it is not set. Raises
+        :class:`ConfigError` for what is neither, of another type, or missing.
+        """
+        rest = dict(self.settings)
+        fields = [_taken(rest, kind) for kind in kinds]
+        for key, value in rest.items():
+            if key not in own and key not in SHARED:
+                known = [*own, *(name for kind in kinds for name in options_of(kind))]
+                raise ConfigError(f"{self._where} has no setting {key!r}{did_you_mean(key, known)}")
+            if own.get(key, object) is not object:
+                check_setting(f"{self._where} {key}", own[key], value)
+        for key in required:
+            if key not in rest:
+                raise ConfigError(f"{self._where} {key} must be given")
+        return {key: rest.get(key, () if kind is LIST else None) for key, kind in own.items()}, fields
+
+    def config(
+        self, kind: type[_Config], own: Mapping[str, Any], required: Sequence[str]
+    ) -> tuple[dict[str, Any], _Config]:
+        """Return the job's own settings and those of a run, checked before anything is loaded."""
+        found, [fields] = self.options(kind, own=own, required=required)
+        for name, each in options_of(kind).items():
+            if each.is_required and name not in fields:
+                raise ConfigError(f"{self._where} {name} must be given")
+        try:
+            return found, kind(**fields)
+        except ConfigError as error:
+            raise ConfigError(f"{self._where} {error}") from error
+
+    @property
+    def _where(self) -> str:
+        return f"{self.path}: [{VERBS[self.name]}]"
+
+
+def _taken(settings: dict[str, Any], kind: type) -> dict[str, Any]:
+    """Take the options of a dataclass out of a verb's settings, by field."""
+    keys = {each.flag[2:].replace("-", "_"): each for each in options_of(kind).values() if each.about.help}
+    found = {key: settings.pop(key) for key in list(settings) if key in keys}
+    return {keys[key].name: tuple(each) if isinstance(each, list) else each for key, each in found.items()}
+
+
+def read_job(path: Path, name: str | None = None) -> Job:
+    """Read the job of a file, or the one that is named; raise :class:`ConfigError` where there is none."""
+    found = read_settings_file(path)
+    name = name or found.job
+    if name not in VERBS:
+        raise ConfigError(f"{path}: job must be one of {', '.join(VERBS)}, got {name!r}")
+    return Job(path=path, name=name, settings={**found.shared, **found.tables.get(VERBS[name], {})})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestJob:
-    """One of the jobs of an ingest.
+    """What a job of an ingest works on, with which settings by stage, and where it encodes."""
 
-    ``stages`` are settings by stage and field, ``engine`` those of :class:`EngineConfig`.
-    """
-
-    job: IngestJobName
     sources: tuple[str, ...]
+    root: str
     collection: str
-    root: str = DEFAULT_ROOT
-    sync: bool = False
-    reread: bool = False
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    stages: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    cpus: float = 0
-    gpus: float = 0
-
-    @property
-    def subject(self) -> str:
-        """What the job works on, for its name."""
-        return self.collection
+    chosen: Mapping[str, Any]
+    engine: EngineConfig
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainJob:
-    """A training run; ``settings`` are those of :class:`cairn.pipeline.lab.train.settings.TrainConfig`."""
-
-    job: Literal["train_encoder"]
-    output: str
-    sources: tuple[str, ...] = ()
-    documents: tuple[str, ...] = ()
-    base: str = BASE_MODEL
-    judged: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    cpus: float = 0
-    gpus: float = 0
-
-    @property
-    def subject(self) -> str:
-        """What the job works on, for its name."""
-        return Path(self.output).name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PretrainJob:
-    """A pretraining; ``settings`` are those of :class:`PretrainConfig`."""
-
-    job: Literal["pretrain_encoder"]
-    output: str
-    sources: tuple[str, ...]
-    base: str = BASE_MODEL
-    from_config: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    cpus: float = 0
-    gpus: float = 0
-
-    @property
-    def subject(self) -> str:
-        """What the job works on, for its name."""
-        return Path(self.output).name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CompressJob:
-    """A compression; ``settings`` are those of :class:`CompressConfig`."""
-
-    job: Literal["compress_model"]
-    output: str
-    texts: tuple[str, ...]
-    model: str = BASE_MODEL
-    judged: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    cpus: float = 0
-    gpus: float = 0
-
-    @property
-    def subject(self) -> str:
-        """What the job works on, for its name."""
-        return Path(self.output).name
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DistillJob:
-    """A distillation; ``settings`` are those of :class:`DistillConfig`."""
-
-    job: Literal["distill_encoder"]
-    teacher: str
-    student: str
-    texts: tuple[str, ...]
-    output: str
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    cpus: float = 0
-    gpus: float = 0
-
-    @property
-    def subject(self) -> str:
-        """What the job works on, for its name."""
-        return Path(self.output).name
-
-
-def read_job(path: Path) -> IngestJob | TrainJob | PretrainJob | CompressJob | DistillJob:
-    """Read a job; raise :class:`ConfigError` for a file that is no job and for an unknown key or value."""
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"a job must be a TOML file, got {str(path)!r}: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{path} must be nested less deeply; remove the deep table or list") from error
-    name = content.get("job")
-    if name not in JOBS:
-        raise ConfigError(f"{path}: job must be one of {', '.join(JOBS)}, got {name!r}")
-    # What the process that reads the file needs of its machine; only a submission asks for it.
-    resources = _table(path, content, "resources", _RESOURCES)
-    if name == "train_encoder":
-        settings = _settings(path, content, "train")
-        known = {"output": str, "sources": list, "documents": list, "base": str, "judged": list}
-        values = _checked(path, content, known, required=("output",))
-        return TrainJob(job="train_encoder", settings=settings, **values, **resources)
-    if name == "pretrain_encoder":
-        settings = _settings(path, content, "pretrain")
-        known = {"output": str, "sources": list, "base": str, "from_config": str}
-        values = _checked(path, content, known, required=("output", "sources"))
-        return PretrainJob(job="pretrain_encoder", settings=settings, **values, **resources)
-    if name == "compress_model":
-        settings = _settings(path, content, "compress")
-        known = {"output": str, "texts": list, "model": str, "judged": list}
-        values = _checked(path, content, known, required=("output", "texts"))
-        return CompressJob(job="compress_model", settings=settings, **values, **resources)
-    if name == "distill_encoder":
-        settings = _settings(path, content, "distill")
-        known = {"teacher": str, "student": str, "texts": list, "output": str}
-        values = _checked(path, content, known, required=tuple(known))
-        return DistillJob(job="distill_encoder", settings=settings, **values, **resources)
-    kinds: Mapping[str, Any] = {item.name: object for item in fields(EngineConfig)}
-    engine = _table(path, content, "engine", kinds)
-    stages = {
-        stage: _table(path, content, stage, {item.name: object for item in fields(kind)})
-        for stage, kind in STAGES.items()
-    }
-    values = _checked(
-        path,
-        content,
-        {"sources": list, "collection": str, "root": str, "sync": bool, "reread": bool},
+def ingest_of(job: Job) -> IngestJob:
+    """Read a job of an ingest."""
+    own, [of_run, of_engine, *stages] = job.options(
+        IngestConfig,
+        EngineConfig,
+        *STAGES.values(),
+        own={"sources": LIST, **dict.fromkeys((*SHARED, "engine"), str), "workers": object},
         required=("sources", "collection"),
     )
-    return IngestJob(job=name, engine=_engine(path, engine), stages=stages, **values, **resources)
-
-
-def _settings(path: Path, content: dict[str, Any], name: str) -> Mapping[str, Any]:
-    """Take the table of a run's settings out; what stands in it is checked where the run begins."""
-    settings: Any = content.pop(name, {})
-    if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: {name} must be a table, got {settings!r}")
-    return _tuples(cast("Mapping[str, Any]", settings))
-
-
-def _engine(path: Path, values: dict[str, Any]) -> EngineConfig:
-    """Return the engine; on a cluster, which says where it is, that is Ray unless the file says otherwise."""
-    address = values.pop("address", None) or os.environ.get("RAY_ADDRESS")
-    name = values.pop("name", None) or ("ray" if address else "local")
     try:
-        return EngineConfig(name=name, address=address if name == "ray" else None, **values)
+        engine = engine_of({**of_engine, **{key: own[key] for key in ("engine", "workers") if own[key]}})
     except ConfigError as error:
-        raise ConfigError(f"{path}: [engine] {error}") from error
-
-
-def _table(path: Path, content: dict[str, Any], name: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    table = content.pop(name, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {name} must be a table, got {table!r}")
-    return _checked(path, cast("dict[str, Any]", table), known, where=f"[{name}] ")
-
-
-def _checked(
-    path: Path,
-    content: Mapping[str, Any],
-    known: Mapping[str, Any],
-    *,
-    required: tuple[str, ...] = (),
-    where: str = "",
-) -> dict[str, Any]:
-    values = {key: value for key, value in content.items() if key != "job"}
-    for key, value in values.items():
-        if key not in known:
-            raise ConfigError(f"{path}: {where}must not have {key!r}; there are {', '.join(known)}")
-        if not isinstance(value, known[key]):
-            raise ConfigError(f"{path}: {where}{key} must be {_words(known[key])}, got {value!r}")
-    for key in required:
-        if key not in values:
-            raise ConfigError(f"{path}: {where}{key} must be given")
-    for key, value in values.items():
-        if known[key] is list and not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{path}: {where}{key} must be a list of texts, got {value!r}")
-    return _tuples(values)
-
-
-def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: tuple(cast("list[Any]", value)) if isinstance(value, list) else value
-        for key, value in values.items()
-    }
-
-
-def _words(kind: Any) -> str:
-    return {list: "a list of texts", str: "a text", bool: "true or false"}.get(kind, "a number")
+        raise ConfigError(f"{job.path}: [ingest] {error}") from error
+    return IngestJob(
+        sources=tuple(own["sources"]),
+        root=own["root"] or DEFAULT_ROOT,
+        collection=own["collection"],
+        chosen={**dict(zip(STAGES, stages, strict=True)), **of_run},
+        engine=engine,
+    )

@@ -18,11 +18,11 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cairn.jobs.job_file import TrainJob, read_job
+from cairn.jobs.job_file import Job, read_job
 from cairn.jobs.train_encoder import train_encoder
 from cairn.pipeline import durable
 from cairn.pipeline.errors import CairnError, ConfigError
@@ -57,26 +57,18 @@ def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progres
     return len(kept)
 
 
-def job_of(config: Path, work: Path, base: str | None, changes: Sequence[str]) -> TrainJob:
+def job_of(config: Path, work: Path, base: str | None, changes: Sequence[str]) -> Job:
     """Return the training of a file with sources, output and changed settings in place."""
-    job = read_job(config)
-    if not isinstance(job, TrainJob):
-        raise ConfigError(f"{config} must be a train_encoder job, got {job.job}; name another")
-    settings = dict(job.settings)
+    settings = {"base": base} if base else {}
     for change in changes:
         name, _, value = change.partition("=")
         try:
-            parsed: Any = tomllib.loads(f"value = {value}")["value"]
+            settings[name.replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"--set must be NAME=VALUE with a value as in TOML, got {change!r}") from error
-        settings[name] = tuple(parsed) if isinstance(parsed, list) else parsed
-    return replace(
-        job,
-        sources=(str(work / "pairs.parquet"),),
-        output=str(work / "run"),
-        base=base or job.base,
-        settings=settings,
-    )
+    settings |= {"sources": [str(work / "pairs.parquet")], "output": str(work / "run")}
+    job = read_job(config, "train_encoder")
+    return replace(job, settings={**job.settings, **settings})
 
 
 def deliver(run: Path, target: Path) -> None:

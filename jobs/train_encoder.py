@@ -1,27 +1,20 @@
-"""Train an encoder as a job.
-
-`cairn train` with its settings in a file, on one machine, GPUs as PyTorch finds them.
-"""
+"""Train an encoder as a job: `cairn train` with its settings in a file, GPUs as PyTorch finds them."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
-from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from cairn.jobs.job_file import TrainJob
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.schedules import RunSettings
+from cairn.jobs.job import main
+from cairn.jobs.job_file import LIST, Job
+from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.types import ProgressListener
-
-_Settings = TypeVar("_Settings", bound=RunSettings)
 
 
 def train_encoder(
-    job: TrainJob, progress: ProgressListener, stop_after_seconds: float | None = None
+    job: Job, progress: ProgressListener, stop_after_seconds: float | None = None
 ) -> dict[str, Any]:
     """Run the training and return its report.
 
@@ -30,40 +23,25 @@ def train_encoder(
     """
     from cairn.pipeline.lab.train.settings import TrainConfig
 
-    config = run_settings("train", TrainConfig, job.settings)
+    own, config = job.config(
+        TrainConfig,
+        own={"sources": LIST, "documents": LIST, "judged": LIST, "output": str, "base": str},
+        required=("output",),
+    )
     from cairn.pipeline.lab.train.loop import train  # imports torch
 
-    sources, documents, judged = (
-        list(map(Path, paths)) for paths in (job.sources, job.documents, job.judged)
-    )
     report = train(
-        sources,
-        Path(job.output),
+        list(map(Path, own["sources"])),
+        Path(own["output"]),
         config,
-        base=job.base,
-        documents=documents,
-        judged=judged,
+        base=own["base"] or BASE_MODEL,
+        documents=list(map(Path, own["documents"])),
+        judged=list(map(Path, own["judged"])),
         stop_after_seconds=stop_after_seconds,
         progress=progress,
     )
     return asdict(report)
 
 
-def run_settings(table: str, kind: type[_Settings], settings: Mapping[str, Any]) -> _Settings:
-    """Return a run's settings; an unknown, missing or wrong one raises :class:`ConfigError`."""
-    known = list(signature(kind).parameters)
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"[{table}] must not have {name!r}; there are {', '.join(known)}")
-    if "steps" not in settings:
-        raise ConfigError(f"[{table}] steps must be given")
-    try:
-        return kind(**settings)
-    except ConfigError as error:
-        raise ConfigError(f"[{table}] {error}") from error
-
-
 if __name__ == "__main__":
-    from cairn.jobs.job import main
-
     sys.exit(main("train_encoder", train_encoder))

@@ -36,9 +36,9 @@ from cairn.pipeline.errors import (
     UsageError,
 )
 from cairn.pipeline.index.aliases import target_of
-from cairn.pipeline.index.copied_names import CONTEXT_ARROW
 from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout, list_states
+from cairn.pipeline.index.names import CONTEXT_ARROW
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.stored_files import SIZES, Checks, read_manifest
 from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
@@ -102,7 +102,7 @@ def open_collection(
 def switched_layout(name: str, root: str | Path | None) -> CollectionLayout:
     """Return the collection that a name answers from; see :mod:`cairn.pipeline.index.aliases`."""
     place = collections_root(root)
-    layout = CollectionLayout(place, target_of(place, name))
+    layout = CollectionLayout.at(place, target_of(place, name))
     layout.require_exists()
     return layout
 
@@ -155,7 +155,7 @@ class Collection:
         """
         from cairn.pipeline.line.ingest_settings import STAGES, resolve_ingest_config
 
-        layout = CollectionLayout(collections_root(root), name)
+        layout = CollectionLayout.at(collections_root(root), name)
         if layout.exists():
             raise ConfigError(
                 f"a new collection must have a new name, got {name!r}, which is there; use open_collection"
@@ -500,7 +500,7 @@ def list_statuses(root: str | Path | None = None) -> list[dict[str, Any]]:
         status = begun or "ready"
         if begun is None:
             try:
-                found = collection_status(CollectionLayout(collections_root(root), name))
+                found = collection_status(CollectionLayout.at(collections_root(root), name))
             except CollectionNotFoundError:
                 continue
             except (IntegrityError, StorageError):

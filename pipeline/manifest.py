@@ -18,32 +18,8 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import DamageError, IntegrityError
 
-FORMAT_VERSION = 4
-"""What is written. From version 4 on every generation has second copies of its small files.
-
-Versions 1 and 2 know no segments: their generation is read as one.
-
-Version 1 also differs in the names of four settings (``RENAMED_SETTINGS``).
-"""
-
-SEGMENTS_VERSION: Final = 3
-COPIES_VERSION: Final = 4
-READ_VERSIONS: Final = (1, 2, SEGMENTS_VERSION, FORMAT_VERSION)
-
-RENAMED_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
-    "context": {"num_documents": "context_documents"},
-    "encoder": {"max_window_tokens": "window_tokens", "num_layers": "layers", "truncate_dim": "dims"},
-    "index": {"kind": "index_kind"},
-}
-"""Names of settings in files written before, by stage, and the names they have now."""
-
-
-def rename_settings(stage: str, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored settings of a stage under the names they have now."""
-    renamed = RENAMED_SETTINGS.get(stage, {})
-    return {renamed.get(name, name): value for name, value in stored.items()}
-
-
+FORMAT_VERSION: Final = 4
+"""What is written and read."""
 MANIFEST_NAME = "MANIFEST.json"
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -167,12 +143,11 @@ class Manifest:
             raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
         except (OSError, ValueError) as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
-        if not isinstance(raw, dict) or raw.get("format_version") not in READ_VERSIONS:
+        if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
             raise IntegrityError(
-                f"{MANIFEST_NAME} of generation {folder.name} must have format_version "
-                f"{', '.join(map(str, READ_VERSIONS))}; it was written by another release"
+                f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; "
+                "it was written by another release, so ingest the sources again into a new collection"
             )
-        _add_segments(raw)
         names = {item.name for item in fields(cls)}
         if set(raw) != names:
             raise DamageError(
@@ -180,24 +155,14 @@ class Manifest:
                 f"{', '.join(sorted(set(raw) ^ names))}"
             )
         try:
+            if any(Path(name).name != name for name in raw["files"]):
+                raise DamageError(
+                    f"{MANIFEST_NAME} of generation {folder.name} must name files of its folder"
+                )
             raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
             raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
             raw["sources"] = tuple(raw["sources"])
             raw["segments"] = tuple(SegmentRecord(**record) for record in raw["segments"])
-            raw["settings"] = {
-                stage: rename_settings(stage, stored) if isinstance(stored, dict) else stored
-                for stage, stored in raw["settings"].items()
-            }
         except (TypeError, AttributeError) as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} is malformed") from error
         return cls(**raw)
-
-
-def _add_segments(raw: dict[str, Any]) -> None:
-    """Describe a generation of a version without segments as one segment, whose files have no prefix."""
-    if raw["format_version"] < SEGMENTS_VERSION and "segments" not in raw:
-        indexes = raw.pop("indexes", {})
-        counts = {name: raw.get(name, 0) for name in ("documents", "chunks")}
-        raw["segments"] = [
-            {"name": "", **counts, "deleted_documents": 0, "deleted_chunks": 0, "indexes": indexes}
-        ]

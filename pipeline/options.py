@@ -6,7 +6,7 @@
 
 From such a field are made its flag, its ``CAIRN_*`` variable, its key in ``cairn.toml`` and its lines in
 the reference (``cli/options.py``), its field of the HTTP schema (``pipeline/serve/schemas.py``), and the
-check of its value (:func:`check_options`). An option without ``help`` is for Python and job files only.
+check of its value (:func:`check_options`). An option without ``help`` is for Python only.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
     from cairn.pipeline.index.lance_index import LanceTables
     from cairn.pipeline.index.layout import CollectionLayout
 
-    layout = CollectionLayout(root, collection)
+    layout = CollectionLayout.at(root, collection)
     generation = open_generation(layout)
     tables = LanceTables.open(layout)
     documents = pa.Table.from_batches(

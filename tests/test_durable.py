@@ -84,13 +84,6 @@ def test_replacing_folder_puts_the_new_one_in_the_place_of_all_that_stood_there(
     assert names(folder.parent) == ["taken"]
 
 
-def test_replacing_folder_exchanges_both_names_in_one_step(folder: Path, tmp_path: Path):
-    (tmp_path / "other").mkdir()
-    if not durable._exchange(tmp_path / "other", folder):
-        pytest.skip("this file system cannot exchange names")
-    assert (names(folder), names(tmp_path / "other")) == ([], ["old.txt"])
-
-
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EACCES])
 def test_replacing_folder_falls_back_only_where_the_exchange_is_unknown(
     folder: Path, number: int, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from cairn.cli.options import add_options, chosen
 from cairn.cli.reference import command_reference
 from cairn.cli.settings import name_variables, settings_of_verb
 from cairn.jobs.engine_settings import EngineConfig
-from cairn.pipeline.client import calls
+from cairn.pipeline.client.calls import CollectionCalls
 from cairn.pipeline.config import (
     ClusterConfig,
     ContextConfig,
@@ -115,7 +115,7 @@ def test_added_search_option_is_a_field_of_the_request_and_its_description() -> 
 
 def test_added_search_option_is_sent_by_the_client() -> None:
     parameters: Any = {"roll_metres": 4}
-    body = calls.search_call("stones", "which rolls", parameters).body
+    body = next(CollectionCalls("stones").search("which rolls", **parameters)).body
     assert json.loads(body or b"") == {"query": "which rolls", "roll_metres": 4}
 
 

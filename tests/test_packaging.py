@@ -187,7 +187,7 @@ def test_console_scripts_of_the_wheel_index_and_search(installed: Path):
 def test_client_loads_no_requirement_of_indexing(installed: Path):
     program = (
         "import json, sys\n"
-        "import cairn.pipeline.client.async_client, cairn.pipeline.client.sync_client\n"
+        "import cairn.pipeline.client.clients\n"
         "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
     )
     loaded = set(json.loads(run(installed, "python", "-c", program)))

@@ -61,7 +61,7 @@ def compare(
     from cairn.pipeline.lab.evaluate.shadow import compare_collections
 
     def opened(name: str) -> Collection:
-        layout = CollectionLayout(Path(root), name)
+        layout = CollectionLayout.at(Path(root), name)
         layout.require_exists()
         return Collection(layout)  # itself, whatever the name answers from
 

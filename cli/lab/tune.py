@@ -83,7 +83,7 @@ def tune(
         raise ConfigError("--dims must come without --temperature, got both; run `cairn tune` twice")
     if of_temperature:
         require_measures()
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     layout.require_exists()
     generation = open_latest_intact_generation(layout)
     drawn = draw_sample(

@@ -4,7 +4,7 @@
       │  ▲    deadlines, and what follows when a worker dies
       │ tasks ─▶ task workers              the commit's work, by workers without a model
       ▼
-    runtime ─▶ a running cluster, or local: a Ray started here
+    runtime ─▶ a running cluster, or a Ray started here
     submission ─▶ the cluster's Jobs API   `cairn submit` and `cairn jobs`
 
 Import from the modules: ``engine`` (``RayEngine``), ``submission`` (``JobServer``). Ray itself is imported

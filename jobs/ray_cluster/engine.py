@@ -1,4 +1,4 @@
-"""The Ray engine: the local engine's worker, many times, on the machines of a cluster.
+"""The Ray engine: the worker of a local run, many times, on the machines of a cluster.
 
 The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, and alone
 commits what comes back: bytes, or files where the worker sees the driver's folder, or names of files in the
@@ -24,11 +24,10 @@ from cairn.jobs.ray_cluster.tasks import TaskPool
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import RunTasks, Task
-from cairn.pipeline.line.corpus_view import CorpusView
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line.encoder_worker import EncoderWorker
-from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
+from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 from jaxtyping import Int32
 
 
@@ -73,7 +72,7 @@ class RayEngine:
             self._at_work().step("share", *_shared_folder(shards[0].parent))
             self._at_work().step("share_store", area)
         for number, encoded in self._at_work().map(
-            "encode", lambda number: (shards[number].read_bytes(),), sizes
+            "encode_shard", lambda number: (shards[number].read_bytes(),), sizes
         ):
             on_tokens(encoded.num_tokens)
             yield number, encoded

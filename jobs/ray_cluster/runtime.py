@@ -28,6 +28,9 @@ Ray itself tries for minutes and then ends the process.
 STOP_SECONDS: Final = 30.0
 """How long a Ray of our own may take to stop."""
 
+OBJECT_STORE_BYTES: Final = 512 << 20
+"""Shards are a few MB and two a worker are under way; a sample of documents is some 70 MB."""
+
 _QUESTION: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 _CLIENT_QUESTION: Final = "/ray.rpc.RayletDriver/ClusterInfo"
 """What a cluster, and its port for `ray://`, answers at once, if only that it will not."""
@@ -102,7 +105,7 @@ def start_ray() -> tuple[subprocess.Popen[str], str]:
         with tempfile.TemporaryFile("w+") as errors:
             # A session of its own: an interrupt from the terminal is the ingest's to handle.
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "cairn.jobs.ray_cluster.local"],
+                [sys.executable, "-m", "cairn.jobs.ray_cluster.runtime"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -121,15 +124,6 @@ def start_ray() -> tuple[subprocess.Popen[str], str]:
     )
 
 
-def require_accepted(address: str) -> None:
-    """Raise :class:`ClusterError` where a cluster answers that our token is not its own.
-
-    ``ray.init`` asks again for 20 seconds, complains on stderr every time, and then says that there was no
-    answer.
-    """
-    _ask(address)
-
-
 def require_cluster(address: str, cluster_id: str) -> None:
     """Raise :class:`ClusterError` where another cluster answers.
 
@@ -138,7 +132,7 @@ def require_cluster(address: str, cluster_id: str) -> None:
     from ray.core.generated import gcs_service_pb2
 
     messages: Any = gcs_service_pb2  # they are made when it is imported
-    answer = _ask(address)
+    answer = require_accepted(address)
     if answer is not None and messages.GetClusterIdReply.FromString(answer).cluster_id.hex() != cluster_id:
         raise ClusterError(
             f"a job must run on the cluster it was submitted to, got another one's address {address!r} "
@@ -147,8 +141,12 @@ def require_cluster(address: str, cluster_id: str) -> None:
         )
 
 
-def _ask(address: str) -> bytes | None:
-    """Return a cluster's answer to who it is, None without one; raise :class:`ClusterError` if it refuses."""
+def require_accepted(address: str) -> bytes | None:
+    """Return a cluster's answer to who it is, None without one.
+
+    Raises :class:`ClusterError` where it answers that our token is not its own. ``ray.init`` asks again for
+    20 seconds, complains on stderr every time, and then says that there was no answer.
+    """
     import grpc
     from ray._private.grpc_utils import init_grpc_channel
     from ray._private.services import canonicalize_bootstrap_address
@@ -207,3 +205,29 @@ def require_listener(
         raise ClusterUnreachableError(
             f"a Ray cluster must answer at {address!r}, got {reason}; {advice}"
         ) from error
+
+
+def keep_ray() -> None:
+    """Start a Ray, print its address on stdout, and stop it when stdin ends.
+
+    A process of its own for two reasons. Starting Ray forks, which a process with an open LanceDB table must
+    not do. And stdin ends when the parent does, even by a kill, so that no Ray is left behind.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about an ingest leaves this machine
+    import ray
+
+    ray.init(
+        address="local",
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=ERROR,
+    )
+    sys.stdout.write(f"{ray.get_runtime_context().gcs_address}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    keep_ray()

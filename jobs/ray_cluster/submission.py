@@ -117,7 +117,7 @@ class JobServer:
         digest = hashlib.sha256(b"\0".join((content, os.fsencode(folder), (key or "").encode()))).hexdigest()[
             :12
         ]
-        name = f"cairn-{job.job}-{re.sub('[^A-Za-z0-9_-]', '-', job.subject)}-{digest}"
+        name = f"cairn-{job.name}-{re.sub('[^A-Za-z0-9_-]', '-', job.subject)}-{digest}"
         before = [
             listed for listed in self.list() if re.fullmatch(rf"{re.escape(name)}-\d+", listed.submission_id)
         ]
@@ -129,11 +129,9 @@ class JobServer:
             (Path(packed) / _CONFIG_NAME).write_bytes(content)
             options = ["--config", _CONFIG_NAME, "--folder", str(folder), "--cluster", self._cluster_id()]
             return self._submit(
-                entrypoint=shlex.join(["python", "-m", f"cairn.jobs.{job.job}", *options]),
+                entrypoint=shlex.join(["python", "-m", f"cairn.jobs.{job.name}", *options]),
                 submission_id=submission_id,
                 runtime_env={"working_dir": packed},
-                entrypoint_num_cpus=job.cpus or None,
-                entrypoint_num_gpus=job.gpus or None,
             )
 
     def _cluster_id(self) -> str:
@@ -179,7 +177,7 @@ class JobServer:
                 break
             time.sleep(_POLL_SECONDS)
         if details.status == "SUCCEEDED" or details.driver_exit_code:
-            if re.search(r"No module named '?jobs\b", log):
+            if re.search(r"No module named '?cairn\b", log):
                 raise ClusterError(
                     "every machine of the cluster must have Cairn installed, got one without it; install "
                     "the same version"

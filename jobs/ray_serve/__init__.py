@@ -5,8 +5,8 @@
                                                vectors, words, token vectors
     client ─▶ Serve's proxy ─▶ ingresses of Ray Serve ─▶ the same, for --replicas 2 and more
 
-An ingress is the application of ``cairn.pipeline.serve`` with a reader that asks shards. ``shard_actor`` is
-what runs in a shard's process. ``shard_calls`` asks such processes and replaces them, those on the same
-machine over a ``direct_line``. ``ingress`` is the deployment of Ray Serve, and ``run`` starts and stops
+An ingress is the application of ``cairn.pipeline.serve`` with a reader that asks shards. ``shard_calls`` has
+what runs in a shard's process, asks such processes and replaces them, those on the same machine over a
+``direct_line``. ``ingress`` is the deployment of Ray Serve, and ``run`` starts and stops
 everything. Ray is imported when it is connected, and nowhere before.
 """

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,18 +23,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from cairn.jobs.ray_serve.direct_line import DirectLine
+from cairn.jobs.ray_serve.direct_line import DirectLine, Listener, Listening
 from cairn.jobs.ray_serve.settings import ClusterSettings
-from cairn.jobs.ray_serve.shard_actor import ShardActor
 from cairn.pipeline.errors import CairnError, StorageError, TryAgainError
+from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.search.reader import IndexReader, LocalReader
 from cairn.pipeline.search.shards.fan_out import FanOut
-from cairn.pipeline.search.shards.messages import Question
+from cairn.pipeline.search.shards.held_parts import HeldParts
+from cairn.pipeline.search.shards.messages import PartKey, Question
 from cairn.pipeline.search.shards.placement import Sharding
 from cairn.pipeline.search.shards.sharded_reader import ShardedReader
 from cairn.pipeline.serve.settings import ServeSettings
+from threadpoolctl import threadpool_limits
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,31 @@ Place = tuple[int, int]
 """A shard and one of its replicas."""
 Answer = Callable[[], Any]
 """Waits for the answer to a question that was sent."""
+
+
+class ShardActor:
+    """One process of shards: it holds the parts it is asked for, and answers several questions at once."""
+
+    def __init__(self, root: str, *, verify: bool = False) -> None:
+        import ray  # not before it is connected: Ray reads its token when it is imported
+
+        # One question is one processor's work, as a search is in a server without shards.
+        threadpool_limits(limits=1)
+        self._held = HeldParts(Path(root), verify=verify)
+        self._listener = Listener(self.answer, ray.get_runtime_context().get_node_id())
+
+    def listening(self) -> Listening:
+        """Return where the process listens for questions of its machine."""
+        return self._listener.listening
+
+    def answer(self, key: PartKey, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer a question about a part."""
+        faiss.omp_set_num_threads(1)
+        return self._held.answer(key, method, arguments)
+
+    def held(self) -> tuple[int, list[PartKey]]:
+        """Return the process and the parts it holds."""
+        return os.getpid(), self._held.held()
 
 
 class ShardCalls:

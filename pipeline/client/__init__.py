@@ -13,21 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cairn.pipeline.client.async_client import AsyncCairnClient, AsyncRemoteCollection
-    from cairn.pipeline.client.sync_client import CairnClient, RemoteCollection
-
-__all__ = ["AsyncCairnClient", "AsyncRemoteCollection", "CairnClient", "RemoteCollection"]
-
-_HOMES = {
-    "AsyncCairnClient": "cairn.pipeline.client.async_client",
-    "AsyncRemoteCollection": "cairn.pipeline.client.async_client",
-    "CairnClient": "cairn.pipeline.client.sync_client",
-    "RemoteCollection": "cairn.pipeline.client.sync_client",
-}
+    from cairn.pipeline.client.clients import AsyncCairnClient as AsyncCairnClient
+    from cairn.pipeline.client.clients import AsyncRemoteCollection as AsyncRemoteCollection
+    from cairn.pipeline.client.clients import CairnClient as CairnClient
+    from cairn.pipeline.client.clients import RemoteCollection as RemoteCollection
 
 
 def __getattr__(name: str) -> Any:
     # httpx2 is an extra: the errors and records are there without it.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in ("AsyncCairnClient", "AsyncRemoteCollection", "CairnClient", "RemoteCollection"):
+        return getattr(import_module("cairn.pipeline.client.clients"), name)
     raise AttributeError(f"module 'cairn.pipeline.client' has no attribute {name!r}")

@@ -1,24 +1,25 @@
-"""Requests of the search API as data, and its answers as records.
+"""The methods of a collection over HTTP, which the client with ``await`` and the one without share.
 
-What the client with ``await`` and the one without share.
+Each is a generator: it yields a :class:`Call`, is sent the JSON of its answer, and returns a record. What
+cannot be sent raises :class:`UsageError` first. What an answer says beyond its record is passed over.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import datetime as dt
 import json
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal, cast
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from typing import Any, Final, Literal, TypeVar, Unpack, cast, get_args, get_type_hints
 from urllib.parse import quote
 
 import numpy as np
-from cairn.pipeline.client.errors import BLANK_TYPE, NotFoundError, ServerFailedError
-from cairn.pipeline.client.records import CollectionDescription, CollectionSummary, SearchParameters
 from cairn.pipeline.errors import UsageError
-from cairn.pipeline.types import Document, Highlight, Hit, Lineage, LineageRun, Passage, SearchResult
+from cairn.pipeline.options import shown
+from cairn.pipeline.search_options import PublicSearchKeywords
+from cairn.pipeline.types import Document, Hit, Lineage, SearchResult
 from jaxtyping import Float32
 
 MAX_QUERIES: Final = 32
@@ -30,275 +31,226 @@ STRETCH_CHARACTERS: Final = 1_000_000
 """Of a document's text, what one request may give."""
 FIRST_CURSOR: Final = "*"
 
-InputType = Literal["query", "document"]
+
+class SearchParameters(PublicSearchKeywords, total=False):
+    """The keywords of a search over HTTP; ``rerank`` asks the server's cross-encoder, where it has one."""
+
+    rerank: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionSummary:
+    """A collection in a line; counts are None where there are none, or the key sees a part only."""
+
+    name: str
+    status: Literal["ready", "building", "unfinished", "damaged"]
+    generation: int | None
+    documents: int | None
+    chunks: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionDescription:
+    """What a collection holds and how it can be searched.
+
+    ``filter_columns`` maps each column that filters can name to its type. ``documents`` counts those the key
+    sees; ``chunks`` and ``context_documents`` are None where it sees a part of them only.
+    """
+
+    name: str
+    generation: int
+    created_at: str
+    documents: int
+    chunks: int | None
+    vector_dim: int
+    landmark_interval: int
+    context_documents: int | None
+    uses_context: bool
+    is_outdated: bool
+    filter_columns: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
-    """One request: ``body`` is JSON, None for a GET."""
+    """One request: ``body`` is JSON, None for a GET.
+
+    ``is_of_document`` makes the answer None where there is no such document.
+    """
 
     path: str
     body: bytes | None = None
-    parameters: Mapping[str, int] = field(default_factory=dict[str, int])
+    parameters: Mapping[str, int] | None = None
+    is_of_document: bool = False
+
+    def request(self) -> dict[str, Any]:
+        """Return the keywords of httpx2's ``request``."""
+        if self.body is None:
+            return {"method": "GET", "url": self.path, "params": self.parameters}
+        headers = {"Content-Type": "application/json"}
+        return {"method": "POST", "url": self.path, "content": self.body, "headers": headers}
+
+
+_Answer = TypeVar("_Answer")
+Method = Generator[Call, Any, _Answer]
+
+
+def collections() -> Method[list[CollectionSummary]]:
+    """List the collections this key may ask, by name."""
+    answer = yield Call("/v1/collections")
+    return [_read(CollectionSummary, found) for found in answer["collections"]]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionCalls:
+    """What can be asked of the collection of this name."""
+
+    name: str
+
+    def describe(self) -> Method[CollectionDescription]:
+        """Say what it holds and how it may be asked."""
+        answer = yield Call(self._path)
+        columns = {column["name"]: column["type"] for column in answer["filter_columns"]}
+        return _read(CollectionDescription, {**answer, "filter_columns": columns})
+
+    def search(self, query: str, **parameters: Unpack[SearchParameters]) -> Method[SearchResult]:
+        """Rank documents for a query, each with its best passages."""
+        return _read(SearchResult, (yield self._search(query, parameters)))
+
+    def search_batch(
+        self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
+    ) -> Method[list[SearchResult]]:
+        """Answer several queries; each 32 of them are one request, answered from one generation."""
+        results: list[SearchResult] = []
+        queries = _texts(queries, "queries")
+        for start in range(0, len(queries), MAX_QUERIES):
+            answer = yield self._search(queries[start : start + MAX_QUERIES], parameters)
+            results += [_read(SearchResult, one) for one in answer["answers"]]
+        return results
+
+    def page(
+        self, query: str, parameters: SearchParameters, cursor: str
+    ) -> Method[tuple[SearchResult, str | None]]:
+        """Give one page of a ranking, and the cursor of the next."""
+        answer = yield self._search(query, parameters, cursor=cursor)
+        return _read(SearchResult, answer), answer["next_cursor"]
+
+    def read_document(self, doc_id: str) -> Method[Document | None]:
+        """Return a document with its whole text, None where there is none."""
+        path = f"{self._path}/documents/{_quoted(doc_id, 'doc_id')}"
+        stretches: list[Any] = []
+        while not stretches or stretches[-1]["end_char"] < stretches[-1]["num_characters"]:
+            start = stretches[-1]["end_char"] if stretches else 0
+            parameters = {"start_char": start, "max_characters": STRETCH_CHARACTERS}
+            stretch = yield Call(path, parameters=parameters, is_of_document=True)
+            if stretch is None:
+                return None
+            # Where the collection changed in between, the text may have: it is read again.
+            is_same = not stretches or stretch["generation"] == stretches[0]["generation"]
+            stretches = [*stretches, stretch] if is_same else []
+        text = "".join(stretch["text"] for stretch in stretches)
+        return _read(Document, {**stretches[0], "text": text})
+
+    def lineage(self, doc_id: str) -> Method[Lineage | None]:
+        """Say where a document came from, None where there is none."""
+        answer = yield Call(f"{self._path}/lineage/{_quoted(doc_id, 'doc_id')}", is_of_document=True)
+        return None if answer is None else _read(Lineage, answer)
+
+    def click(self, query: str, doc_id: str, *, rank: int | None = None) -> Method[bool]:
+        """Tell the server's feedback log that a hit was opened; false where the server keeps none.
+
+        ``rank`` is its place in the answer, from 1.
+        """
+        body = {"query": query, "doc_id": doc_id, "rank": rank}
+        return bool((yield Call(f"{self._path}/clicks", _json(body)))["logged"])
+
+    def encode_queries(self, texts: Sequence[str]) -> Method[Float32[np.ndarray, "N V"]]:
+        """Embed texts as the collection's queries, L2-normalised; the key needs the scope embed."""
+        return self._encode(texts, "query")
+
+    def encode_documents(self, texts: Sequence[str]) -> Method[Float32[np.ndarray, "N V"]]:
+        """Embed texts as the collection's documents, L2-normalised; the key needs the scope embed."""
+        return self._encode(texts, "document")
+
+    def _encode(self, texts: Sequence[str], input_type: str) -> Method[Float32[np.ndarray, "N V"]]:
+        asked = {"model": self.name, "input_type": input_type}
+        vectors: list[np.ndarray] = []
+        for batch in _batches(_texts(texts, "texts")):
+            answer = yield Call(
+                "/v1/embeddings", _json({**asked, "input": batch, "encoding_format": "base64"})
+            )
+            rows = sorted(answer["data"], key=lambda row: row["index"])
+            vectors += [
+                np.frombuffer(base64.b64decode(row["embedding"], validate=True), "<f4") for row in rows
+            ]
+        if vectors:
+            return np.stack(vectors).astype(np.float32)
+        described = yield from self.describe()
+        return np.zeros((0, described.vector_dim), np.float32)
 
     @property
-    def method(self) -> str:
-        """Return GET, or POST where there is a body."""
-        return "GET" if self.body is None else "POST"
+    def _path(self) -> str:
+        return f"/v1/collections/{_quoted(self.name, 'the name of a collection')}"
+
+    def _search(self, query: str | Sequence[str], parameters: SearchParameters, **more: str) -> Call:
+        if isinstance(parameters.get("filters"), str):
+            raise UsageError(
+                "filters must be a mapping such as {'year': 2020} or {'type': 'gte', 'key': 'year', "
+                "'value': 2020}, got a text; expressions such as year>=2020 are for the command line"
+            )
+        return Call(f"{self._path}/search", _json({"query": query, **parameters, **more}))
 
 
-def list_call() -> Call:
-    """Ask for the collections."""
-    return Call(path="/v1/collections")
-
-
-def describe_call(name: str) -> Call:
-    """Ask what a collection holds."""
-    return Call(path=f"/v1/collections/{_quoted(name, 'the name of a collection')}")
-
-
-def document_call(name: str, doc_id: str, start_char: int) -> Call:
-    """Ask for a document's text from a character on."""
-    parameters = {"start_char": start_char, "max_characters": STRETCH_CHARACTERS}
-    return Call(
-        path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/documents/"
-        f"{_quoted(doc_id, 'doc_id')}",
-        parameters=parameters,
-    )
-
-
-def lineage_call(name: str, doc_id: str) -> Call:
-    """Ask where a document came from."""
-    path = f"{describe_call(name).path}/lineage/{_quoted(doc_id, 'doc_id')}"
-    return Call(path=path)
-
-
-def click_call(name: str, query: str, doc_id: str, rank: int | None) -> Call:
-    """Say that a hit was opened."""
-    body = {"query": _text(query, "query"), "doc_id": _text(doc_id, "doc_id"), "rank": rank}
-    return Call(path=f"{describe_call(name).path}/clicks", body=_json(body))
-
-
-def search_call(name: str, query: str, parameters: SearchParameters, cursor: str | None = None) -> Call:
-    """Ask for the documents that answer a query."""
-    body = {"query": _text(query, "query"), **parameters}
-    return _search_call(name, body if cursor is None else {**body, "cursor": cursor})
-
-
-def batch_call(name: str, queries: Sequence[str], parameters: SearchParameters) -> Call:
-    """Ask for the documents that answer each of several queries."""
-    return _search_call(name, {"query": list(queries), **parameters})
-
-
-def _search_call(name: str, body: Mapping[str, Any]) -> Call:
-    if isinstance(body.get("filters"), str):
-        raise UsageError(
-            "filters must be a mapping such as {'year': 2020} or {'type': 'gte', 'key': 'year', "
-            "'value': 2020}, got a text; expressions such as year>=2020 are for the command line"
-        )
-    return Call(path=f"/v1/collections/{_quoted(name, 'the name of a collection')}/search", body=_json(body))
-
-
-def embed_call(name: str, texts: Sequence[str], input_type: InputType) -> Call:
-    """Ask for the vectors of texts."""
-    body = {
-        "model": _text(name, "the name of a collection"),
-        "input": list(texts),
-        "input_type": input_type,
-        "encoding_format": "base64",
-    }
-    return Call(path="/v1/embeddings", body=_json(body))
-
-
-def query_batches(queries: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut a list of queries into what one request may hold."""
-    queries = _texts(queries, "queries")
-    for start in range(0, len(queries), MAX_QUERIES):
-        yield queries[start : start + MAX_QUERIES]
-
-
-def input_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Cut a list of texts into what one request may hold."""
-    batch: list[str] = []
-    num_bytes = 0
-    for text in _texts(texts, "texts"):
+    start = num_bytes = 0
+    for end, text in enumerate(texts):
         size = len(text.encode(errors="replace"))
-        if batch and (len(batch) == MAX_INPUTS or num_bytes + size > MAX_INPUT_BYTES):
-            yield batch
-            batch, num_bytes = [], 0
-        batch.append(text)
+        if end > start and (end - start == MAX_INPUTS or num_bytes + size > MAX_INPUT_BYTES):
+            yield texts[start:end]
+            start, num_bytes = end, 0
         num_bytes += size
-    if batch:
-        yield batch
+    if texts:
+        yield texts[start:]
 
 
-def summaries_of(answer: Any) -> list[CollectionSummary]:
-    """Read the list of collections."""
-    with _reading():
-        return [CollectionSummary(**_known(CollectionSummary, found)) for found in answer["collections"]]
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
-def description_of(answer: Any) -> CollectionDescription:
-    """Read what a collection holds."""
-    with _reading():
-        columns = {column["name"]: column["type"] for column in answer["filter_columns"]}
-        return CollectionDescription(**_known(CollectionDescription, answer, filter_columns=columns))
-
-
-def results_of(answer: Any) -> list[SearchResult]:
-    """Read the answers to a list of queries."""
-    with _reading():
-        return [result_of(one) for one in answer["answers"]]
-
-
-def result_of(answer: Any) -> SearchResult:
-    """Read the answer to a query."""
-    with _reading():
-        return SearchResult(
-            query=answer["query"],
-            generation=answer["generation"],
-            hits=[_hit(hit) for hit in answer["hits"]],
-            warnings=tuple(answer.get("warnings", ())),  # an older server has none
-        )
-
-
-def next_cursor_of(answer: Any) -> str | None:
-    """Read what asks for the next page."""
-    with _reading():
-        return answer["next_cursor"]
-
-
-def vectors_of(answer: Any) -> Float32[np.ndarray, "N V"]:
-    """Read vectors, in the order of their texts."""
-    with _reading():
-        rows = sorted(answer["data"], key=lambda row: row["index"])
-        return np.stack(
-            [np.frombuffer(base64.b64decode(row["embedding"], validate=True), dtype="<f4") for row in rows]
-        ).astype(np.float32)
-
-
-def lineage_of(answer: Any) -> Lineage:
-    """Read where a document came from."""
-    with _reading():
-        run = answer["run"] and LineageRun(**_known(LineageRun, answer["run"]))
-        return Lineage(**_known(Lineage, answer, run=run))
-
-
-def is_logged(answer: Any) -> bool:
-    """Read whether a click was logged."""
-    with _reading():
-        return bool(answer["logged"])
-
-
-class DocumentReading:
-    """A document's text, stretch after stretch.
-
-    Begun again where the collection changes in between, as the text may have.
-    """
-
-    def __init__(self, name: str, doc_id: str) -> None:
-        self._name, self._doc_id = name, doc_id
-        self._stretches: list[Any] = []
-
-    def next_call(self) -> Call | None:
-        """Ask for what is still missing, None where the document is complete."""
-        if not self._stretches:
-            return document_call(self._name, self._doc_id, 0)
-        with _reading():
-            last = self._stretches[-1]
-            return (
-                None
-                if last["end_char"] >= last["num_characters"]
-                else document_call(self._name, self._doc_id, last["end_char"])
-            )
-
-    def take(self, stretch: Any) -> None:
-        """Take the answer to the last call."""
-        with _reading():
-            is_new = not self._stretches or stretch["generation"] != self._stretches[0]["generation"]
-            self._stretches = (
-                ([stretch] if stretch["start_char"] == 0 else []) if is_new else [*self._stretches, stretch]
-            )
-
-    def document(self) -> Document:
-        """Put the stretches together."""
-        with _reading():
-            text = "".join(stretch["text"] for stretch in self._stretches)
-            return Document(**_known(Document, self._stretches[0], text=text))
-
-
-def is_unknown_document(error: NotFoundError) -> bool:
-    """Tell a document that is not there from a collection that is not there."""
-    return error.type.endswith(":unknown-document")
-
-
-def _hit(hit: Any) -> Hit:
-    return Hit(**_known(Hit, hit, passages=tuple(_passage(passage) for passage in hit["passages"])))
-
-
-def _passage(passage: Any) -> Passage:
-    found = {
-        name: tuple(
-            Highlight(**_known(Highlight, each, query_words=tuple(each["query_words"])))
-            for each in passage.get(name, [])  # an older server names none
-        )
-        for name in ("highlights", "title_highlights")
-    }
-    return Passage(**_known(Passage, {**passage, **found}))
-
-
-def _known(kind: type, answer: Any, **replaced: Any) -> dict[str, Any]:
-    """Take the fields a record has: a newer server may say more."""
-    return {each.name: answer[each.name] for each in fields(kind)} | replaced
-
-
-@contextlib.contextmanager
-def _reading() -> Generator[None]:
-    """Turn whatever a foreign answer does to its reader into one error."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _foreign_answer() from error
-
-
-def _foreign_answer() -> ServerFailedError:
-    title = "the answer is not one of Cairn's search API"
-    return ServerFailedError(
-        status=200, type=BLANK_TYPE, title=title, detail="check the base URL, and both versions"
-    )
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str):
-        raise UsageError(f"{what} must be a text, got a value of type {type(value).__name__}")
-    return value
+def _read(kind: Any, answer: Any) -> Any:
+    """Read an answer as a record, and the records within it."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        return kind(**{name: _read(hint, answer[name]) for name, hint in _hints(kind).items()})
+    if isinstance(answer, list):
+        made = [_read(get_args(kind)[0], each) for each in cast("list[Any]", answer)]
+        return made if get_args(kind)[0] is Hit else tuple(made)
+    inner = [each for each in get_args(kind) if is_dataclass(each)]
+    return _read(inner[0], answer) if inner and answer is not None else answer
 
 
 def _texts(values: Any, what: str) -> list[str]:
     """Return a list of texts; a bare text is refused, whose characters are texts as well."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise UsageError(f"{what} must be a list of texts, got a value of type {type(values).__name__}")
-    return [_text(value, f"{what}[{number}]") for number, value in enumerate(cast("Iterable[Any]", values))]
+    is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    texts = list(cast("Iterable[Any]", values)) if is_list else []
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        wrong = next((text for text in texts if not isinstance(text, str)), values)
+        raise UsageError(f"{what} must be a list of texts, got a value of type {type(wrong).__name__}")
+    return texts
 
 
 def _quoted(part: str, what: str) -> str:
-    if not _text(part, what):
-        raise UsageError(f"{what} must have at least one character, got none")
+    if not isinstance(part, str) or not part:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"{what} must be a text of at least one character, got {shown(part)}")
     # Dots, too: a client may take a segment of dots for a way up.
     return quote(part, safe="", errors="replace").replace(".", "%2E")
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return (
-        "{" + ", ".join(f"{json.dumps(name)}: {_member(name, value)}" for name, value in body.items()) + "}"
-    ).encode()
-
-
-def _member(name: str, value: Any) -> str:
     try:
-        return json.dumps(value, allow_nan=False, default=_plain)
+        return json.dumps(body, allow_nan=False, default=_plain).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{name} must be JSON without NaN, got {str(error)[:80]!r}") from None
+        raise UsageError(f"a request must be JSON without NaN, got {str(error)[:80]!r}") from None
 
 
 def _plain(value: Any) -> Any:

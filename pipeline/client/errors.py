@@ -17,11 +17,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from cairn.pipeline.errors import CairnError, TryAgainError, UsageError
+
+BLANK_TYPE: Final = "about:blank"
+"""The type of a problem without a name (RFC 9457 §4.2.1): who answered stands between here and the server."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +39,10 @@ class FieldProblem:
 
 
 class ApiError(CairnError):
-    """The server answered with a problem (RFC 9457)."""
+    """The server answered with a problem (RFC 9457).
+
+    ``retry_after_seconds`` is what the server asks to wait, None where it does not say.
+    """
 
     def __init__(
         self,
@@ -45,21 +51,17 @@ class ApiError(CairnError):
         type: str,  # noqa: A002 - the name RFC 9457 gives it
         title: str,
         detail: str,
-        errors: Sequence[FieldProblem] = (),
+        errors: tuple[FieldProblem, ...] = (),
+        retry_after_seconds: float | None = None,
     ) -> None:
-        super().__init__(
-            "; ".join(
-                [
-                    f"{title}: {detail}" if detail else title,
-                    *(f"{field.pointer} {field.detail}" for field in errors),
-                ]
-            )
-        )
+        what = f"{title}: {detail}" if detail else title
+        super().__init__("; ".join([what, *(f"{field.pointer} {field.detail}" for field in errors)]))
         self.status = status
         self.type = type
         self.title = title
         self.detail = detail
-        self.errors = tuple(errors)
+        self.errors = errors
+        self.retry_after_seconds = retry_after_seconds
 
 
 class InvalidRequestError(ApiError, UsageError):
@@ -97,27 +99,21 @@ _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
     410: CursorExpiredError,
     **dict.fromkeys((429, 502, 503, 504), UnavailableError),
 }
-BLANK_TYPE: Final = "about:blank"
-"""The type of a problem that has no name (RFC 9457 §4.2.1).
-
-An answer that something between here and the server gave.
-"""
 
 
-def api_error(status: int, problem: Any) -> ApiError:
+def api_error(status: int, problem: Any, retry_after_seconds: float | None = None) -> ApiError:
     """Return the error of a response; ``problem`` is its JSON body, or None where it is no problem+json."""
-    kind = _BY_STATUS.get(status, ServerFailedError)
     known = cast("dict[str, Any]", problem) if isinstance(problem, dict) else {}
     told = known.get("errors") if isinstance(known.get("errors"), list) else []
-    fields = [
-        FieldProblem(pointer=str(field.get("pointer", "")), detail=str(field.get("detail", "")))
-        for field in cast("list[Any]", told)
-        if isinstance(field, dict)
-    ]
-    return kind(
+    return _BY_STATUS.get(status, ServerFailedError)(
         status=status,
         type=str(known.get("type", BLANK_TYPE)),
         title=str(known.get("title", f"the server answered with status {status}")),
         detail=str(known.get("detail", "")),
-        errors=fields,
+        errors=tuple(
+            FieldProblem(pointer=str(field.get("pointer", "")), detail=str(field.get("detail", "")))
+            for field in cast("list[Any]", told)
+            if isinstance(field, dict)
+        ),
+        retry_after_seconds=retry_after_seconds,
     )

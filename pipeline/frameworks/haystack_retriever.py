@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import FilterError, extra_missing
-from cairn.pipeline.frameworks.source import FoundPassage, Searchable, find_passages, open_source
+from cairn.pipeline.frameworks.source import Searchable, find_passages, open_source
 
 try:
-    from haystack import Document, component, default_from_dict, default_to_dict
+    from haystack import Document, component
     from haystack.utils import Secret
 except ModuleNotFoundError as error:
     raise extra_missing(
@@ -43,8 +43,9 @@ _NULLS: Final = {"eq": "is_null", "ne": "is_not_null"}
 class CairnRetriever:
     """Retrieves passages of a collection: behind the API at ``url``, else under ``root`` on this machine.
 
-    ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}``. The key is written to
-    YAML by its variable's name only. The collection is opened at the first run, or by ``warm_up``.
+    ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}``. Haystack writes the
+    arguments to YAML, the key by its variable's name only. The collection is opened at the first run, or by
+    ``warm_up``.
     """
 
     def __init__(
@@ -88,35 +89,11 @@ class CairnRetriever:
         chosen = cairn_filter(filters if filters is not None else self.filters)
         parameters = cast(SearchParameters, {**self.parameters, "filters": chosen})
         found = find_passages(self._source, query, self.top_k if top_k is None else top_k, parameters)
-        return {"documents": [as_document(passage) for passage in found]}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what the component is made from."""
-        return default_to_dict(
-            self,
-            collection=self.collection,
-            url=self.url,
-            root=self.root,
-            api_key=self.api_key.to_dict(),
-            top_k=self.top_k,
-            filters=self.filters,
-            parameters=self.parameters,
-        )
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> CairnRetriever:
-        """Make a component again."""
-        given = dict(data.get("init_parameters", {}))
-        if isinstance(given.get("api_key"), dict):
-            given["api_key"] = Secret.from_dict(given["api_key"])
-        return default_from_dict(cls, {**data, "init_parameters": given})
-
-
-def as_document(passage: FoundPassage) -> Document:
-    """Return a passage as Haystack has documents."""
-    return Document(
-        id=passage.passage_id, content=passage.text, score=passage.score, meta=dict(passage.metadata)
-    )
+        documents = [
+            Document(id=each.passage_id, content=each.text, score=each.score, meta=dict(each.metadata))
+            for each in found
+        ]
+        return {"documents": documents}
 
 
 def cairn_filter(filters: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
-from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import extra_missing
 from cairn.pipeline.frameworks.source import FoundPassage, Searchable, find_passages
 from typing_extensions import override

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cairn.pipeline.client.records import SearchParameters
+from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.types import Document, Hit, Passage, SearchResult
 

@@ -4,7 +4,8 @@
                        the truth      FAISS and    CURRENT moves       opened,
                        (LanceDB)      Arrow files  last, atomically    immutable
 
-``layout`` knows the folders. ``protocol`` says what a vector index answers; ``exact_index`` is the oracle of
-``faiss_index``. ``segments`` holds the parts of a generation. ``verify``, ``repair``, ``status`` and
-``maintenance`` (compact, delete) look after a collection. ``replica`` keeps a copy of one in an object store.
+``layout`` knows the folders, ``names`` the files. ``exact_index`` says what a vector index answers, and is
+the oracle of ``faiss_index``. ``segments`` holds the parts of a generation. ``stored_files`` keeps its files
+whole; ``verify``, ``repair``, ``status`` and ``maintenance`` (compact, delete) look after a collection.
+``replica`` keeps a copy of one in an object store.
 """

@@ -76,7 +76,7 @@ def switch(root: Path | str, name: str, target: str | None) -> Alias:
             f"a switched name must be under a root that is a folder, got {str(root)!r}; in an object store "
             "let each server's clients name the collection itself"
         )
-    CollectionLayout(Path(root), name)  # checks the name
+    CollectionLayout.at(Path(root), name)  # checks the name
     path = aliases_path(root)
 
     def busy(by_whom: str) -> CollectionBusyError:
@@ -93,7 +93,7 @@ def switch(root: Path | str, name: str, target: str | None) -> Alias:
                 f"a name must be switched to a collection, got {chosen!r}, which answers from "
                 f"{aliases[chosen].to!r}; name that one"
             )
-        layout = CollectionLayout(Path(root), chosen)
+        layout = CollectionLayout.at(Path(root), chosen)
         if target is None and chosen == name and not layout.exists():
             raise ConfigError(
                 f"{name!r} must have answered from a collection before, got none; switch it to another one"

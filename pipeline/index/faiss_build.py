@@ -23,8 +23,7 @@ from typing import IO, Any
 import numpy as np
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, one_faiss_thread
-from cairn.pipeline.index.faiss_kinds import choose_kind, faiss_kind
+from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, choose_kind, faiss_kind, one_faiss_thread
 from jaxtyping import Float32, Int64
 
 VectorStream = Callable[[], Iterator[np.ndarray]]

@@ -4,6 +4,8 @@
 :func:`open_faiss_index` only after its SHA-256 matched the manifest.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# SWIG's module has no types.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 # SWIG's module has no types, and faiss adds keyword arguments to its classes at import time.
 
@@ -12,20 +14,82 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.exact_index import top_k_of
-from cairn.pipeline.index.faiss_kinds import faiss_kind
-from cairn.pipeline.index.protocol import NO_POSITION
+from cairn.pipeline.index.exact_index import NO_POSITION, top_k_of
 from jaxtyping import Float32, Int64, UInt8
 from numpy.lib.stride_tricks import sliding_window_view
+
+MIN_LISTED_VECTORS = 256
+"""Below this there is nothing to train lists on, and nothing to save."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FaissKind:
+    """How an index of one kind stores vectors.
+
+    ``make_lists`` makes an untrained inverted file from the vector dimension and the number of lists; None
+    keeps the vectors as they are, in one flat list. A refined kind re-scores its candidates with the codes of
+    a second file.
+    """
+
+    why: str
+    make_lists: Callable[[int, int], Any] | None = None
+    is_refined: bool = False
+
+
+def _scalar_lists(vector_dim: int, num_lists: int) -> Any:
+    quantizer, bits = faiss.IndexFlatIP(vector_dim), faiss.ScalarQuantizer.QT_8bit
+    return faiss.IndexIVFScalarQuantizer(
+        quantizer, vector_dim, num_lists, bits, faiss.METRIC_INNER_PRODUCT, True
+    )
+
+
+def _rabitq_lists(vector_dim: int, num_lists: int) -> Any:
+    quantizer = faiss.IndexFlatIP(vector_dim)
+    return faiss.IndexIVFRaBitQ(quantizer, vector_dim, num_lists, faiss.METRIC_INNER_PRODUCT)
+
+
+FAISS_KINDS: Final = {
+    "flat": FaissKind(why="exact search is fast enough"),
+    "ivf_sq8": FaissKind(why="inverted lists with one byte a dimension", make_lists=_scalar_lists),
+    "ivf_rabitq": FaissKind(
+        why="one bit a dimension, refined by one byte a dimension", make_lists=_rabitq_lists, is_refined=True
+    ),
+}
+"""Kind to its rule; ``why`` completes the sentence that says why ``auto`` chose it."""
+
+
+def faiss_kind(name: str) -> FaissKind:
+    """Return the rule of a kind that a generation's description names; another name is damage."""
+    if name not in FAISS_KINDS:
+        raise DamageError(f"the kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}, got {name!r}")
+    return FAISS_KINDS[name]
+
+
+def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[str, str]:
+    """Return the kind of index for a number of vectors, and a sentence that says why."""
+    if config.index_kind != "flat" and num_vectors < MIN_LISTED_VECTORS:
+        return "flat", f"{counted(num_vectors, 'vector')}: too few for inverted lists"
+    if config.index_kind != "auto":
+        return config.index_kind, f"asked for by the setting index_kind = {config.index_kind}"
+    if num_vectors <= config.flat_max_vectors:
+        kind, limit = "flat", f"at most {config.flat_max_vectors:,}"
+    elif num_vectors < config.rabitq_min_vectors:
+        kind, limit = "ivf_sq8", f"more than {config.flat_max_vectors:,}"
+    else:
+        kind, limit = "ivf_rabitq", f"at least {config.rabitq_min_vectors:,}"
+    return kind, f"{num_vectors:,} vectors are {limit}: {FAISS_KINDS[kind].why}"
+
 
 REFINE_SUFFIX = ".refine"
 """Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
@@ -101,7 +165,7 @@ class NearestLists:
 
 
 class FaissIndex:
-    """A :class:`~cairn.pipeline.index.protocol.VectorIndex` over one FAISS file.
+    """A :class:`~cairn.pipeline.index.exact_index.VectorIndex` over one FAISS file.
 
     Safe to search from several threads.
     """
@@ -330,8 +394,8 @@ class _ListedCodes:
 
 def _num_probed(description: Mapping[str, Any]) -> int:
     """Return how many inverted lists a search reads, given a file's description."""
-    num_vectors, nprobe = description["num_vectors"], int(description["nprobe"])
-    if description.get("trained_for", num_vectors) == num_vectors:  # format 2 had no codebook to borrow
+    nprobe = int(description["nprobe"])
+    if description["trained_for"] == description["num_vectors"]:
         return nprobe
     return min(math.ceil(BORROWED_PROBES * nprobe), int(description["nlist"]))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,35 +18,50 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
-from cairn.pipeline.index.copied_names import COPIED_FILES, COPIES
-from cairn.pipeline.index.copies import find_lance_files, find_manifest, link_table
-from cairn.pipeline.index.document_bm25 import DocumentBM25
+from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
+from cairn.pipeline.index.exact_index import VectorIndex
 from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
 from cairn.pipeline.index.held_files import HeldFiles, WatchedFiles
-from cairn.pipeline.index.lance_errors import lance_errors
 from cairn.pipeline.index.lance_files import damaged_rows
-from cairn.pipeline.index.layout import DELETED_BITS, DOCUMENTS_FAISS, CollectionLayout
-from cairn.pipeline.index.passage_bm25 import PassageBM25
-from cairn.pipeline.index.protocol import VectorIndex
-from cairn.pipeline.index.segments.deleted import DeletedRows
-from cairn.pipeline.index.segments.joined_codes import open_token_vectors
-from cairn.pipeline.index.segments.joined_columns import JoinedColumns, joined_column
-from cairn.pipeline.index.segments.joined_index import JoinedIndex
-from cairn.pipeline.index.segments.joined_words import JoinedWords
-from cairn.pipeline.index.segments.segment import Segment, SegmentRows, open_rows, open_segment
-from cairn.pipeline.index.stand_ins import damage_warning, deleted_by_table, require_copies, take_dispensable
-from cairn.pipeline.index.stored_files import HASHES, Checks, check_generation_files, read_manifest
-from cairn.pipeline.index.tables import DOCUMENTS, open_pinned_dataset, open_pinned_table
-from cairn.pipeline.index.token_file import TokenVectors
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import COPIES, DELETED_BITS, DOCUMENTS_FAISS, TOKENS_ARROW, is_copied
+from cairn.pipeline.index.segments.joined import (
+    JoinedColumns,
+    JoinedIndex,
+    JoinedWords,
+    joined_column,
+    open_token_vectors,
+)
+from cairn.pipeline.index.segments.segment import (
+    DeletedRows,
+    Segment,
+    SegmentRows,
+    open_rows,
+    open_segment,
+    read_deleted,
+)
+from cairn.pipeline.index.stored_files import (
+    HASHES,
+    Checks,
+    check_generation_files,
+    find_lance_files,
+    find_manifest,
+    link_table,
+    read_manifest,
+    require_copies,
+)
+from cairn.pipeline.index.tables import DOCUMENTS, lance_errors, open_pinned_dataset, open_pinned_table
+from cairn.pipeline.index.token_file import ChunkTokens, TokenCodes, TokenVectors
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, record_file
+from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from jaxtyping import Float32, Int64, UInt64
 
 if TYPE_CHECKING:
     import lance
     import lancedb
-    from lance.query import FullTextQuery
+
 
 SAMPLED_CHUNKS = 4_096
 """Chunks that stand for the corpus where an average will do."""
@@ -125,8 +140,8 @@ class Generation(JoinedColumns):
     def document_table(self) -> lancedb.table.Table:
         """The pinned documents table as LanceDB has it, for filters.
 
-        All else asks ``dataset``: a take or a full-text query there costs a third of one through the table,
-        which waits on a background thread. LanceDB opens the latest version first, which may be broken: then
+        All else asks ``dataset``: a take there costs a third of one through the table, which waits on a
+        background thread. LanceDB opens the latest version first, which may be broken: then
         the table is opened by links to this one.
         """
         version = self.manifest.lance_versions[DOCUMENTS]
@@ -143,36 +158,22 @@ class Generation(JoinedColumns):
         return np.concatenate([np.empty(0, np.uint64), *parts])
 
     @cached_property
-    def text_words(self) -> JoinedWords | None:
-        """The words of chunks; None where a generation of an earlier release has none."""
-        words = [
-            (segment.words, segment.rows.deleted_chunks)
-            for segment in self.segments
-            if segment.words is not None
-        ]
-        return JoinedWords(words) if len(words) == len(self.segments) else None
+    def text_words(self) -> JoinedWords:
+        """The words of chunks."""
+        return JoinedWords([(each.words, each.rows.deleted_chunks) for each in self.segments])
 
     @cached_property
-    def passage_bm25(self) -> PassageBM25 | None:
-        """BM25 of windows of chunks; None where passages had none yet when the generation was published."""
-        if self.text_words is None:
-            return None
+    def passage_bm25(self) -> PassageBM25:
+        """BM25 of windows of chunks."""
         return PassageBM25(self.text_words, self.chunk_offsets, self.chunk_starts, self.chunk_ends)
 
     @cached_property
-    def document_bm25(self) -> DocumentBM25 | None:
-        """BM25 of documents; None in generations of earlier releases, where LanceDB scores them."""
-        titles, lengths = [], []
-        for segment in self.segments:
-            if segment.titles is None or segment.lengths is None:
-                return None
-            titles.append((segment.titles, segment.rows.deleted_documents))
-            lengths.append((segment.lengths, segment.rows.deleted_documents))
-        if self.text_words is None:
-            return None
+    def document_bm25(self) -> DocumentBM25:
+        """BM25 of documents."""
+        lengths = [(each.lengths, each.rows.deleted_documents) for each in self.segments]
         return DocumentBM25(
             self.text_words,
-            JoinedWords(titles),
+            JoinedWords([(each.titles, each.rows.deleted_documents) for each in self.segments]),
             self.chunk_documents,
             joined_column(lengths, "text_words"),
             joined_column(lengths, "title_words"),
@@ -238,16 +239,6 @@ class Generation(JoinedColumns):
             )
         return rows.take(pa.array(inverse)).select(list(columns))
 
-    def match_documents(self, query: FullTextQuery, limit: int) -> pa.Table:
-        """Return ``_rowid`` and ``_score`` of the best documents for a full-text query, best first."""
-        scanner = self.dataset.scanner(
-            columns=["_score"],
-            with_row_id=True,
-            full_text_query=query,
-            limit=limit,
-        )
-        return scanner.to_table()
-
 
 def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
     """Return which of ``count`` chunks stand for all: at most :data:`SAMPLED_CHUNKS`, evenly spread."""
@@ -301,7 +292,7 @@ def open_latest_intact_generation(layout: CollectionLayout, checks: Checks = HAS
             if number != served:
                 instead = f"generation {number} is served instead of the current one: {damage}"
                 found = replace(found, warning=instead)
-            if all(name.endswith(DELETED_BITS) for name in found.lacking):
+            if not found.lacking:
                 return found
             last_resort = last_resort or found
     if last_resort is None:
@@ -319,9 +310,13 @@ def _open(
 def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, without_tokens: bool) -> Generation:
     manifest = read_manifest(layout, number)
     folder = layout.generation_folder(number)
-    with VerifiedFiles.of_this_machine(is_believed=not checks.verify) as verified:
-        damaged = dict(check_generation_files(layout, manifest, checks.hashes, verified=verified))
-    lacking = take_dispensable(manifest, damaged, without_tokens=without_tokens)
+    verified = VerifiedFiles.of_this_machine(is_believed=not checks.verify)
+    damaged = dict(check_generation_files(layout, manifest, checks.hashes, verified=verified))
+    lacking = {
+        name: damaged.pop(name)
+        for record in manifest.segments
+        if without_tokens and (name := record.name + TOKENS_ARROW) in damaged
+    }
     copied = require_copies(layout, number, manifest.files, damaged.items())
     rows = {
         name: record
@@ -335,7 +330,7 @@ def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, withou
         files[MANIFEST_NAME] = record_file(manifest_path)
     else:
         copied[MANIFEST_NAME] = "does not match its SHA-256"
-    held = HeldFiles(folder, files, (*COPIED_FILES, MANIFEST_NAME))
+    held = HeldFiles(folder, files, [name for name in files if is_copied(name)])
     records = {**manifest.files, MANIFEST_NAME: record_file(manifest_path)}
     copied |= require_copies(layout, number, records, held.refused.items())
     suspects = rows if checks.verify else checks.suspects
@@ -344,9 +339,9 @@ def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, withou
     watched = WatchedFiles(database, rows)
     dataset = open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS])
     deleted = {
-        record.name: deleted_by_table(layout, manifest, record, dataset)
+        record.name: read_deleted(folder / COPIES / bits, record.documents, record.deleted_documents)
         for record in manifest.segments
-        if record.name + DELETED_BITS in lacking
+        if (bits := record.name + DELETED_BITS) in copied
     }
     segments = [
         open_segment(folder, record, used, open_rows(folder, record, deleted.get(record.name)))
@@ -361,15 +356,26 @@ def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, withou
         segments=segments,
         documents=joined_index([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
         chunks=joined_index([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
-        token_vectors=open_token_vectors(folder, used, segments, late_folder),
+        token_vectors=open_token_vectors(used, segments, late_folder),
         database=database,
         dataset=dataset,
         held_files=held,
         lance_files=watched,
         copied=tuple(copied),
         lacking=tuple(lacking),
-        warning=damage_warning(layout, number, copied, lacking),
+        warning=_damage_warning(layout, number, copied, lacking),
     )
+
+
+def _damage_warning(
+    layout: CollectionLayout, number: int, copied: Mapping[str, str], lacking: Mapping[str, str]
+) -> str | None:
+    """Return a sentence for the user about the first damaged file, None where all are whole."""
+    name, problem = next(iter({**lacking, **copied}.items()), (None, None))
+    if name is None:
+        return None
+    instead = "searches go without token vectors" if name in lacking else "its second copy is read"
+    return str(layout.damaged(f"{name} of generation {number} {problem}: {instead}"))
 
 
 def _require_counts(manifest: Manifest, rows: Sequence[SegmentRows]) -> None:
@@ -388,3 +394,67 @@ def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex
     """Return the one index as it is where there is just one, whole."""
     index, deleted = parts[0]
     return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index
+
+
+def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:
+    """Return some documents of a generation, which ascend, numbered from 0: what a shard holds.
+
+    Rows beyond the part count as deleted in the segment that holds them, so every file stays as it is and
+    only what is read of it is mapped into memory. Tables are left as they are: texts and filters are the
+    business of the whole generation, and a position of the part is no row of them.
+    """
+    first_P = generation.chunk_offsets[documents]
+    chunks = ranges(first_P, generation.chunk_offsets[documents + 1] - first_P)
+    segments = _segments(generation, documents)
+    manifest = replace(
+        generation.manifest,
+        documents=len(documents),
+        chunks=len(chunks),
+        segments=tuple(segment.record for segment in segments),
+    )
+    tokens = generation.token_vectors
+    return replace(
+        generation,
+        manifest=manifest,
+        segments=segments,
+        documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
+        chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
+        token_vectors=None
+        if tokens is None
+        else TokenVectors(
+            projection=tokens.projection,
+            chunks=_CodesOf(tokens.chunks, chunks),
+            titles=_CodesOf(tokens.titles, chunks),
+        ),
+    )
+
+
+def _segments(generation: Generation, documents: Int64[np.ndarray, " P"]) -> list[Segment]:
+    segments: list[Segment] = []
+    begin = 0
+    for segment in generation.segments:
+        num_live = segment.rows.deleted_documents.num_live
+        cuts = np.searchsorted(documents, (begin, begin + num_live)).tolist()
+        own = documents[slice(*cuts)] - begin
+        begin += num_live
+        if not len(own):
+            continue
+        if len(own) < num_live:
+            is_beyond = np.ones(num_live, np.bool_)
+            is_beyond[own] = False
+            rows = segment.rows.without(np.flatnonzero(is_beyond))
+            record = rows.described(segment.record)
+            segment = open_segment(generation.folder, record, generation.manifest.files, rows)
+        segments.append(segment)
+    return segments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CodesOf:
+    """The tokens of some chunks of a generation, by their number among them."""
+
+    codes: TokenCodes
+    chunks: Int64[np.ndarray, " M"]
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
+        return self.codes.read(self.chunks[chunk_C])

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from cairn.pipeline.durable import fsync_file, fsync_folder, json_bytes, storage_errors
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.copied_names import LANCE_FILES, SMALL_FOLDERS
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import LANCE_FILES, SMALL_FOLDERS
 from cairn.pipeline.manifest import FileRecord, record_file
 
-KEPT_TYPES = frozenset({"manifest", "data file", "deletion file", "index file"})
+KEPT_TYPES = frozenset({"manifest", "data file", "deletion file"})
 """Transaction files are only read while a commit races another; a writer of ours never does."""
 MANIFEST_SUFFIX = ".manifest"
 

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import DamageError, SchemaError
@@ -27,20 +30,27 @@ from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.lance_append import (
     Fragments,
     commit_fragments,
-    require_appended,
     require_grown,
-    stream_rows,
     write_fragments,
 )
 from cairn.pipeline.index.lance_delete import DeletedDocuments, FindDocuments, delete_documents
-from cairn.pipeline.index.lance_errors import LANCE_ERRORS, lance_errors
+from cairn.pipeline.index.lance_files import small_table_files
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.index.tables import (
+    CHUNKS,
+    DOCUMENTS,
+    LANCE_ERRORS,
+    TABLES,
+    lance_errors,
+    open_pinned_dataset,
+)
 from cairn.pipeline.index.tiers import first_to_merge
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
+from jaxtyping import Float32
 
 if TYPE_CHECKING:
     import lancedb.table
+
 
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
 
@@ -204,7 +214,7 @@ class LanceTables:
         ``deleted_ids`` comes in lists of at most 1,000; ``find_documents`` says where they stand in the
         latest version, so that a few are deleted without a look at all ids. ``replaces_all`` deletes every
         row instead. ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE
-        append, streamed or as fragments of :meth:`write_fragments`. Row counts are checked after each write;
+        append: as rows, or as fragments of :meth:`write_fragments`. Row counts are checked after each write;
         a difference raises :class:`IntegrityError` and leaves the roll-back to the next run.
         """
         with self._reading("deleting documents from the tables"):
@@ -223,7 +233,6 @@ class LanceTables:
             if rows is not None and expected:
                 self._append(name, rows, expected)
             commit_point(f"{name}-added")
-        self.drop_text_indexes()
         versions = self.versions()
         self.tag(generation, versions)
         commit_point("tagged")
@@ -353,14 +362,10 @@ class LanceTables:
         self._latest(name).delete(col("doc_id").isin(list(ids)))
 
     def _append(self, name: str, rows: pa.RecordBatchReader | Fragments, expected: int) -> None:
-        table = self._latest(name)
-        before = table.count_rows()
-        if isinstance(rows, list):
-            commit_fragments(self._dataset(name), name, rows)
-            require_grown(self._dataset(name), name, before, expected)
-        else:
-            stream_rows(table, name, self.schemas[name], rows)
-            require_appended(self._dataset(name), name, before, expected)
+        before = self._dataset(name)
+        fragments = rows if isinstance(rows, list) else self.write_fragments(name, rows, expected)
+        commit_fragments(before, name, fragments)
+        require_grown(name, expected, self._dataset(name).count_rows() - before.count_rows())
 
     def _compact(self, name: str, *, force: bool) -> None:
         """Merge the newest fragments in tiers, as segments are, or all of them.
@@ -375,7 +380,6 @@ class LanceTables:
             first = 0 if force else first_to_merge(live, stored)
             if first is None:
                 return
-            self._drop_indexes(name)
             self._dataset(name).optimize.compact_files(
                 excluded_fragment_ids=[fragment.fragment_id for fragment in fragments[:first]],
                 target_rows_per_fragment=sum(stored) + 1,  # none is large enough to be left out
@@ -384,16 +388,63 @@ class LanceTables:
                 materialize_deletions_threshold=0.0,
             )
 
-    def drop_text_indexes(self) -> None:
-        """Drop the full-text indexes that earlier releases made; BM25 reads the words of segments."""
-        with lance_errors("dropping the text indexes"):
-            self._drop_indexes(DOCUMENTS)
-
-    def _drop_indexes(self, name: str) -> None:
-        table = self._latest(name)
-        for index in table.list_indices():
-            table.drop_index(index.name)
-
 
 def _has_tokens(schema: pa.Schema) -> bool:
     return all(field.name in schema.names for field in TOKEN_FIELDS)
+
+
+TEXT_ROWS = 64
+"""A few texts at a time: one may be long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRows:
+    """The rows of ``fragments``, and of them those of ``spans``, of each table; None for all."""
+
+    tables: LanceTables
+    versions: Mapping[str, int]
+    fragments: Mapping[str, Sequence[int]] | None = None
+    spans: Mapping[str, slice] | None = None
+
+    def scan(
+        self, table: str, columns: Sequence[str], batch_rows: int = SCAN_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """Stream columns of a table."""
+        fragments = None if self.fragments is None else self.fragments[table]
+        span = None if self.spans is None else self.spans[table]
+        return self.tables.scan(table, columns, self.versions, batch_rows, fragments=fragments, span=span)
+
+    def vectors(self, table: str) -> Iterator[Float32[np.ndarray, "N V"]]:
+        """Stream the vectors of a table."""
+        for batch in self.scan(table, ["vector"]):
+            yield vectors_of(batch.column("vector"))
+
+    def files(self, tables: Collection[str] = TABLES) -> Iterator[Path]:
+        """Yield the files that scans of some tables read."""
+        for table in tables:
+            folder = self.tables.layout.lance_folder / f"{table}.lance"
+            yield from small_table_files(self.tables.layout, {table: self.versions[table]})
+            span = slice(0, sys.maxsize) if self.spans is None else self.spans[table]
+            dataset = open_pinned_dataset(self.tables.layout.lance_folder, table, self.versions[table])
+            end = 0
+            for fragment in dataset.get_fragments():
+                if self.fragments is not None and fragment.fragment_id not in self.fragments[table]:
+                    continue
+                begin, end = end, end + fragment.physical_rows - fragment.num_deletions
+                if begin < span.stop and span.start < end:
+                    yield from (folder / "data" / file.path for file in fragment.data_files())
+
+    def texts(self) -> Iterator[list[str]]:
+        """Stream the texts of the documents."""
+        for batch in self.scan(DOCUMENTS, ["text"], TEXT_ROWS):
+            yield batch.column("text").to_pylist()
+
+    def titles(self) -> Iterator[list[str]]:
+        """Stream the titles of the documents, empty ones of those that have none."""
+        for batch in self.scan(DOCUMENTS, ["title"]):
+            yield [title or "" for title in batch.column("title").to_pylist()]
+
+
+def vectors_of(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "N V"]:
+    """View a column of fixed-size lists as a matrix, without a copy."""
+    return column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), column.type.list_size)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from cairn.pipeline.config import DEFAULT_ROOT
-from cairn.pipeline.durable import exclusive_lock, is_locked, read_bytes, sha256_of_file, storage_errors
+from cairn.pipeline.durable import exclusive_lock, is_locked, read_bytes, storage_errors
 from cairn.pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
@@ -26,25 +26,12 @@ from cairn.pipeline.errors import (
     StorageError,
     TryAgainError,
 )
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.object_folder import ObjectFolder
-from cairn.pipeline.index.outages import note_outage
-from cairn.pipeline.index.replica import Replica
+from cairn.pipeline.index.replica import Replica, note_outage
 from cairn.pipeline.index.roots import resolve_root, store_uri
-from cairn.pipeline.manifest import COLLECTION_NAME, MANIFEST_NAME
-
-DOCUMENTS_FAISS = "documents.faiss"
-CHUNKS_FAISS = "chunks.faiss"
-DOCUMENTS_ARROW = "documents.arrow"
-CHUNKS_ARROW = "chunks.arrow"
-PASSAGES_ARROW = "passages.arrow"
-TITLES_ARROW = "titles.arrow"
-LENGTHS_ARROW = "lengths.arrow"
-DELETED_BITS = "deleted.bits"
-TOKENS_ARROW = "tokens.arrow"
-ALL_TOKENS_ARROW = "token_vectors.arrow"
-"""The token codes of all segments in one file, as earlier releases wrote them."""
+from cairn.pipeline.manifest import COLLECTION_NAME
 
 FirstIngest = Literal["building", "unfinished", "damaged"]
 FIRST_INGEST: dict[FirstIngest, str] = {
@@ -65,11 +52,11 @@ class CollectionLayout:
 
     root: Path
     name: str
-    replica: Replica | None = field(init=False, compare=False)
+    replica: Replica | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        uri = store_uri(self.root)
-        object.__setattr__(self, "root", resolve_root(self.root))
+        assert store_uri(self.root) is None, "CollectionLayout.at opens a root in an object store"
+        object.__setattr__(self, "root", self.root.resolve())
         if self.root.exists() and not self.root.is_dir():
             raise ConfigError(
                 f"the root must be a folder, got the file {self.root.name!r}; give the folder "
@@ -85,9 +72,15 @@ class CollectionLayout:
                 f"the folder of collection {self.name!r} must not be a symbolic link; move the folder "
                 "itself under the root"
             )
-        object.__setattr__(
-            self, "replica", None if uri is None else Replica(f"{uri}/{self.name}", self.folder)
-        )
+
+    @classmethod
+    def at(cls, root: Path | str, name: str) -> CollectionLayout:
+        """Return the paths of a collection under a root: a folder, or one in an object store."""
+        uri = store_uri(root)
+        layout = cls(resolve_root(root), name)
+        if uri is None:
+            return layout
+        return replace(layout, replica=Replica(f"{uri}/{name}", layout.folder))
 
     @property
     def folder(self) -> Path:
@@ -295,7 +288,7 @@ class CollectionLayout:
         return None if found is None else found.served
 
     def manifest_sha256(self, number: int) -> str | None:
-        """Return the hash that ``CURRENT`` records for a manifest; None where it has none, or is damaged."""
+        """Return the hash that ``CURRENT`` records for a manifest; None of others, or where it is damaged."""
         try:
             found = self.current()
         except DamageError:
@@ -303,9 +296,10 @@ class CollectionLayout:
         return None if found is None else found.manifests.get(number)
 
     def hash_of_manifest(self, number: int) -> str:
-        """Return the hash of a generation's manifest, taken from the file where ``CURRENT`` has none."""
+        """Return the hash of a generation's manifest, which ``CURRENT`` here or in the store names."""
         known = self.manifest_sha256(number) or (self.replica and self.replica.sha256_of(number))
-        return known or sha256_of_file(self.generation_folder(number) / MANIFEST_NAME)
+        assert known, f"generation {number} was published"
+        return known
 
     def command(self, verb: str, *words: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands.
@@ -391,4 +385,4 @@ def _layouts(root: Path | str) -> list[CollectionLayout]:
         names = (entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
     else:
         return []
-    return [CollectionLayout(Path(root), name) for name in sorted(names) if COLLECTION_NAME.fullmatch(name)]
+    return [CollectionLayout.at(root, name) for name in sorted(names) if COLLECTION_NAME.fullmatch(name)]

@@ -9,19 +9,20 @@ lock; neither encodes anything, so the context and the clusters are carried over
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.corpus.source_record import carry_over
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.copies import find_lance_files
-from cairn.pipeline.index.lance_delete import id_batches
+from cairn.pipeline.index.lance_delete import PlacedDocument, id_batches
 from cairn.pipeline.index.lance_files import damaged_lance_files
 from cairn.pipeline.index.lance_index import LanceTables
-from cairn.pipeline.index.layout import DOCUMENTS_ARROW, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,
@@ -30,17 +31,19 @@ from cairn.pipeline.index.publish import (
 )
 from cairn.pipeline.index.repair import RepairReport, index_config_of, repair_collection
 from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.served_documents import find_served
+from cairn.pipeline.index.segments.segment import SegmentRows, open_rows
 from cairn.pipeline.index.status import stored_columns
 from cairn.pipeline.index.store_tasks import store_tasks
-from cairn.pipeline.index.stored_files import check_generation_files
-from cairn.pipeline.index.verify import Problem, verify_collection
+from cairn.pipeline.index.stored_files import check_generation_files, find_lance_files
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.verified_files import VerifiedFiles
+from cairn.pipeline.index.verify import Fault, verify_collection
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
 
 __all__ = [
     "DeleteReport",
-    "Problem",
+    "Fault",
     "RepairReport",
     "compact_collection",
     "delete_documents",
@@ -142,3 +145,43 @@ def _republish(
         None if compact else since,
         run_tasks=store_tasks(layout, run_tasks),
     )
+
+
+def find_served(layout: CollectionLayout, served: Manifest, doc_ids: Sequence[str]) -> list[PlacedDocument]:
+    """Return those of the documents that the generation has; none where a file of its rows is damaged."""
+    suffixes = (DOCUMENTS_ARROW, CHUNKS_ARROW, DELETED_BITS)
+    names = [record.name + suffix for record in served.segments for suffix in suffixes]
+    verified = VerifiedFiles.of_this_machine()
+    if check_generation_files(layout, served, names=names, verified=verified):
+        return []
+    folder = layout.generation_folder(served.generation)
+    found: list[PlacedDocument] = []
+    begins = {DOCUMENTS: 0, CHUNKS: 0}
+    try:
+        for record in served.segments:
+            rows = open_rows(folder, record)
+            found += _placed(rows, begins, doc_ids)
+            begins[DOCUMENTS] += rows.deleted_documents.num_live
+            begins[CHUNKS] += rows.deleted_chunks.num_live
+    except DamageError:
+        return []
+    return found
+
+
+def _placed(rows: SegmentRows, begins: dict[str, int], doc_ids: Sequence[str]) -> Iterator[PlacedDocument]:
+    """Yield those documents of a segment that are not deleted; its rows begin at ``begins``."""
+    own = rows.documents.column("doc_id")
+    stored = np.flatnonzero(pc.is_in(own, value_set=pa.array(doc_ids, own.type)).to_numpy(False))
+    stored = np.setdiff1d(stored, rows.deleted_documents.rows, assume_unique=True)
+    first_chunks = rows.documents.column("chunk_offset").to_numpy()[stored]
+    sizes = rows.documents.column("num_chunks").to_numpy()[stored]
+    live = zip(
+        stored.tolist(),
+        (begins[DOCUMENTS] + rows.deleted_documents.live_of(stored)).tolist(),
+        (begins[CHUNKS] + rows.deleted_chunks.live_of(first_chunks)).tolist(),
+        sizes.tolist(),
+        strict=True,
+    )
+    for place, document, chunk, num_chunks in live:
+        places = {DOCUMENTS: slice(document, document + 1), CHUNKS: slice(chunk, chunk + num_chunks)}
+        yield PlacedDocument(doc_id=own[place].as_py(), rows=places)

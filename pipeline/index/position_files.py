@@ -38,11 +38,6 @@ The row's number is the document's position in ``documents.faiss``. ``content`` 
 of what the document holds.
 """
 
-EARLIER_POSITIONS_SCHEMA = DOCUMENT_POSITIONS_SCHEMA.remove(5).insert(
-    1, pa.field("row_id", pa.uint64(), nullable=False)
-)
-"""``documents.arrow`` in generations of earlier releases."""
-
 CHUNK_POSITIONS_SCHEMA = pa.schema(
     [
         pa.field("document_position", pa.int64(), nullable=False),
@@ -146,25 +141,15 @@ def mapped(stream: IO[bytes]) -> pa.Buffer:
     )
 
 
-def open_positions(path: Path, *schemas: pa.Schema) -> pa.RecordBatch:
-    """Map a position file; anything but one batch of one of the schemas raises :class:`DamageError`."""
+def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
+    """Map a position file; anything but one batch of the schema raises :class:`DamageError`."""
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
-        if reader.num_record_batches == 1 and any(map(reader.schema.equals, schemas)):
+        if reader.num_record_batches == 1 and reader.schema.equals(schema):
             return reader.get_batch(0)
     except (pa.ArrowInvalid, OSError) as error:
         raise DamageError(f"{path.name} cannot be read") from error
-    raise DamageError(f"{path.name} must hold one batch of {', '.join(schemas[0].names)}")
-
-
-def open_document_positions(path: Path) -> pa.RecordBatch:
-    """Map ``documents.arrow``, of an earlier release, too."""
-    return open_positions(path, DOCUMENT_POSITIONS_SCHEMA, EARLIER_POSITIONS_SCHEMA)
-
-
-def open_chunk_positions(path: Path) -> pa.RecordBatch:
-    """Map ``chunks.arrow``."""
-    return open_positions(path, CHUNK_POSITIONS_SCHEMA)
+    raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")
 
 
 def chunk_offsets_of(documents: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " N_plus_1"]:

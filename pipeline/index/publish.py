@@ -5,6 +5,10 @@
 A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer`
 clears; a crash after it leaves the new one served. Everything here runs under the collection's lock. Ingest,
 repair, compaction and deletion all publish through :func:`publish_generation`.
+
+Every writer first mends, and ``repair`` begins with it: files that are stored twice (``stored_files``), tags
+of Lance, which are written again as the manifests pin them, and broken versions that no generation pins,
+which are removed. No row and no published version is lost by that.
 """
 
 from __future__ import annotations
@@ -13,19 +17,18 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import lance
 from cairn.pipeline import durable
 from cairn.pipeline.config import IndexConfig
-from cairn.pipeline.durable import commit_point, storage_errors
-from cairn.pipeline.errors import DamageError, IntegrityError, StorageError
+from cairn.pipeline.durable import commit_point, make_folder, remove_entry, storage_errors
+from cairn.pipeline.errors import DamageError, IntegrityError, StorageError, is_panic
 from cairn.pipeline.index.allocator import returning_freed_memory
-from cairn.pipeline.index.copied_names import SIDE_FILES
-from cairn.pipeline.index.copies import find_lance_files, lost_for_good, mend_copied, write_copies
 from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
 from cairn.pipeline.index.lance_files import (
     damaged_lance_files,
@@ -33,17 +36,20 @@ from cairn.pipeline.index.lance_files import (
     small_files,
     write_lance_files,
 )
-from cairn.pipeline.index.lance_index import LanceTables
-from cairn.pipeline.index.layout import (
-    CollectionLayout,
-    generation_tag,
-)
-from cairn.pipeline.index.mend import mend_files, mend_lance
+from cairn.pipeline.index.lance_index import LanceTables, StoredRows
+from cairn.pipeline.index.layout import CollectionLayout, generation_tag
+from cairn.pipeline.index.names import SIDE_FILES
 from cairn.pipeline.index.segments.assembly import Assembly
 from cairn.pipeline.index.segments.parts import RunTasks
 from cairn.pipeline.index.segments.segment import open_rows
-from cairn.pipeline.index.stored_files import check_generation_files, read_manifest
-from cairn.pipeline.index.stored_rows import StoredRows
+from cairn.pipeline.index.stored_files import (
+    check_generation_files,
+    find_lance_files,
+    mend_files,
+    read_manifest,
+    write_copies,
+)
+from cairn.pipeline.index.tables import LANCE_ERRORS, TABLES, lance_errors
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -138,32 +144,22 @@ def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = Fals
         for number in layout.generation_numbers():
             if number > served:
                 durable.remove_folder(layout.generation_folder(number))
-        _mend(layout, manifest, {LATE_NAME} if gives_up_projection else set())
+        for number in layout.generation_numbers():
+            with contextlib.suppress(IntegrityError):
+                mend_files(layout, read_manifest(layout, number))
+        _require_carried_over(layout, manifest, without={LATE_NAME} if gives_up_projection else set())
+        mend_lance(layout)
         _mark_published(layout, served)
     return manifest
 
 
-def _mend(layout: CollectionLayout, manifest: Manifest, given_up: set[str]) -> None:
-    """Mend what costs no row; raise :class:`DamageError` for what a publication would carry over damaged."""
-    for number in layout.generation_numbers():
-        with contextlib.suppress(IntegrityError):
-            mend_copied(layout, read_manifest(layout, number))
-    for name, problem in _unmended(layout, manifest):
-        if name not in given_up:
-            fault = f"{name} of generation {manifest.generation} {problem}"
-            if advice := lost_for_good(layout, name):
-                raise IntegrityError(f"{fault}; {advice}")
-            raise layout.damaged(fault)
-    mend_lance(layout, layout.generation_numbers())
-
-
-def _unmended(layout: CollectionLayout, manifest: Manifest) -> list[tuple[str, str]]:
-    _, left = mend_files(layout, manifest, SIDE_FILES)
-    try:
-        records = find_lance_files(layout, manifest)
-    except DamageError:
-        return left  # without hashes to compare: what is missing is found when it is read
-    return left + list(damaged_lance_files(layout, small_files(records)))
+def _require_carried_over(layout: CollectionLayout, manifest: Manifest, without: set[str]) -> None:
+    """Raise :class:`DamageError` for what a publication would carry over damaged."""
+    damaged = check_generation_files(layout, manifest, names=set(SIDE_FILES) - without)
+    with contextlib.suppress(DamageError):  # no hashes to compare: what is missing is found when it is read
+        damaged += damaged_lance_files(layout, small_files(find_lance_files(layout, manifest)))
+    for name, problem in damaged:
+        raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
 
 
 @returning_freed_memory()
@@ -175,19 +171,17 @@ def publish_generation(
     config: IndexConfig,
     progress: ProgressListener = silent_progress,
     since: Mapping[str, int] | None = None,
-    damaged: Collection[str] | None = None,
     run_tasks: RunTasks | None = None,
     hashed: Mapping[str, FileRecord] | None = None,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
     ``since`` are the versions of the served generation's rows that the commit began with: what did not change
-    since then is shared with it. None makes every file again from the tables. A repair names the ``damaged``
-    files of the served generation, whose rows are these: only their segments are made again. ``run_tasks``
-    has processes that write large segments; without, this one does. ``hashed`` are files of the tables whose
-    hashes are known, by their paths below ``lance/``. The caller holds the lock, and has called
-    :func:`prepare_writer`. Tables whose order or spans do not fit raise :class:`IntegrityError`; ``CURRENT``
-    then still names the old one.
+    since then is shared with it. None makes every file again from the tables. ``run_tasks`` has processes
+    that write large segments; without, this one does. ``hashed`` are files of the tables whose hashes are
+    known, by their paths below ``lance/``. The caller holds the lock, and has called :func:`prepare_writer`.
+    Tables whose order or spans do not fit raise :class:`IntegrityError`; ``CURRENT`` then still names the old
+    one.
     """
     served = layout.current_generation_number()
     number = (served or 0) + 1
@@ -207,7 +201,6 @@ def publish_generation(
                 number,
                 folder,
                 since,
-                damaged,
                 run_tasks,
                 known,
             )
@@ -249,7 +242,7 @@ def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
     try:
         tables.keep_only(kept)
     except StorageError:  # a broken version of a generation that has just gone is in the way
-        mend_lance(layout, kept, drop_unpinned=True)
+        mend_lance(layout, drop_unpinned=True)
         tables.keep_only(kept)
 
 
@@ -297,7 +290,7 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
         before = None
     recorded = {} if before is None else before.manifests
     standing = [number for number in layout.generation_numbers() if number <= served]
-    manifests: dict[int, str | None] = {}
+    manifests: dict[int, str] = {}
     for number in reversed(standing[-KEPT_GENERATIONS:]):
         path = layout.generation_folder(number) / MANIFEST_NAME
         if path.is_file():
@@ -315,18 +308,14 @@ def _build(
     number: int,
     folder: Path,
     since: Mapping[str, int] | None,
-    damaged: Collection[str] | None,
     run_tasks: RunTasks | None,
     known: Mapping[str, FileRecord],
 ) -> Manifest:
-    is_whole = since is None and damaged is None
-    base = None if is_whole or number == 1 else read_manifest(layout, number - 1)
+    base = None if since is None or number == 1 else read_manifest(layout, number - 1)
     rows = StoredRows(tables=tables, versions=versions)
     has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
     assembly = Assembly(layout, base, number, folder, config, has_tokens=has_tokens, run_tasks=run_tasks)
-    segments = (
-        assembly.build(rows, since, progress) if damaged is None else assembly.repair(rows, damaged, progress)
-    )
+    segments = assembly.build(rows, since, progress)
     for name, source in facts.side_files.items():
         assert name in SIDE_FILES, name
         shutil.copyfile(source, folder / name)  # never linked: a second copy is what they are mended from
@@ -375,3 +364,78 @@ def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
         return find_lance_files(layout, read_manifest(layout, served))
     except IntegrityError:
         return {}
+
+
+NEWEST_VERSION = 2**64 - 1
+"""Lance names the manifest of version v by this minus v, in twenty digits: the newest is listed first."""
+
+
+def mend_lance(layout: CollectionLayout, *, drop_unpinned: bool = False) -> None:
+    """Mend versions and tags of the tables.
+
+    Generations that stand keep their versions and tags; one whose manifest is damaged keeps nothing. Of the
+    other versions those go that cannot be opened, or all: some open and still stop Lance's clean-up.
+    """
+    pinned: dict[int, Mapping[str, int]] = {}
+    for number in layout.generation_numbers():
+        with contextlib.suppress(IntegrityError):
+            pinned[number] = read_manifest(layout, number).lance_versions
+    for table in TABLES if pinned else ():
+        folder = layout.lance_folder / f"{table}.lance"
+        kept = {generation_tag(number): versions[table] for number, versions in pinned.items()}
+        _remove_strays(folder)
+        for version, path in _stored_versions(folder):
+            if version not in kept.values() and (drop_unpinned or not opens(folder, version)):
+                remove_entry(path)
+        _mend_tags(folder, kept)
+
+
+def opens(folder: Path, version: int) -> bool:
+    """Tell whether Lance opens a version of the table in ``folder``."""
+    try:
+        lance.dataset(str(folder), version=version)
+    except LANCE_ERRORS:
+        return False
+    except BaseException as error:
+        if is_panic(error):
+            return False
+        raise
+    return True
+
+
+def _remove_strays(folder: Path) -> None:
+    """Remove what is no file and no generation reads, but a commit would write to, or wait for."""
+    for path in (folder / "_versions" / "latest_version_hint.json", *folder.glob("_transactions/*")):
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            remove_entry(path)
+
+
+def _stored_versions(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in sorted((folder / "_versions").glob("*.manifest")):
+        if path.stem.isdigit():
+            number = int(path.stem)
+            yield (NEWEST_VERSION - number if len(path.stem) == len(str(NEWEST_VERSION)) else number), path
+
+
+def _mend_tags(folder: Path, kept: Mapping[str, int]) -> None:
+    """Write the tags that do not pin their version."""
+    opened = [version for version in kept.values() if opens(folder, version)]
+    if not opened:
+        return
+    stored_tags = folder / "_refs" / "tags"
+    make_folder(stored_tags)
+    for path in stored_tags.iterdir():
+        if not path.is_file():  # a link to nothing would be written through
+            remove_entry(path)
+    # Never through the latest version, which may be broken.
+    tags = lance.dataset(str(folder), version=opened[0]).tags
+    try:
+        stored = {tag: content["version"] for tag, content in tags.list().items()}
+    except LANCE_ERRORS:
+        stored = {}
+        for path in stored_tags.iterdir():
+            path.unlink()
+    with lance_errors(f"tagging table `{folder.stem}`"):
+        for tag, version in kept.items():
+            if version in opened and stored.get(tag) != version:
+                (tags.update if tag in stored else tags.create)(tag, version)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import secrets
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -31,11 +32,10 @@ from typing import Final
 from cairn.pipeline import durable
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
-from cairn.pipeline.index.copied_names import COPIES, LANCE_FILES, copied_name
-from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
+from cairn.pipeline.index.current import KEPT_GENERATIONS, Current, Pointer, RemoteGeneration
 from cairn.pipeline.index.lease import LEASE_KEY, Lease
+from cairn.pipeline.index.names import COPIES, LANCE_FILES, copied_name
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
-from cairn.pipeline.index.remote_pointer import Pointer, RemoteGeneration
 from cairn.pipeline.index.verified_files import VerifiedFiles
 from cairn.pipeline.index.worker_files import WorkerFiles, key_of
 from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
@@ -282,18 +282,18 @@ class Replica:
         temporary = target.with_name(f".{target.name}.tmp")
         durable.remove_entry(temporary)
         temporary.mkdir(parents=True)
-        trusted, previous = self._copied_records(), self._copied_number()
+        previous = self._copied_number()
         downloads: list[tuple[str, Path, FileRecord]] = []
-        with VerifiedFiles.of_this_machine() as verified:
-            for path, record in records.items():
-                local = self._folder / path
-                if local.parent == target:
-                    local = temporary / local.name
-                    is_there = self._link(local, record, (served.generation, previous), verified)
-                else:
-                    is_there = record.problem(local, check_hash=trusted.get(path) != record) is None
-                if not is_there:
-                    downloads.append((key_of(record), local, record))
+        verified = VerifiedFiles.of_this_machine()
+        for path, record in records.items():
+            local = self._folder / path
+            if local.parent == target:
+                local = temporary / local.name
+                is_there = self._link(local, record, (served.generation, previous), verified)
+            else:
+                is_there = _is_whole(local, record, verified)
+            if not is_there:
+                downloads.append((key_of(record), local, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.download(*each), downloads))
         for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
@@ -316,7 +316,7 @@ class Replica:
         """Take a file from the first of these generations in which it is whole."""
         for number in numbers:
             path = self._folder / f"generations/{number or 0:08d}" / local.name
-            if record.problem(path, check_hash=False) is None and verified.has_sha256(path, record.sha256):
+            if _is_whole(path, record, verified):
                 local.hardlink_to(path)
                 return True
         return False
@@ -348,22 +348,6 @@ class Replica:
             is_tag = path.parent.name == "tags" and path.name in tags
             if path.is_file() and not is_tag and name not in files:
                 path.unlink()
-
-    def _copied_records(self) -> Records:
-        """Return the Lance data of the generation this copy serves.
-
-        It was hashed when it came, and nothing writes to it.
-        """
-        number = self._copied_number()
-        if number is None:
-            return {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, CairnError):
-            return {
-                path: record
-                for path, record in self._records(self._generation(number)).items()
-                if path.endswith(".lance")
-            }
-        return {}
 
     def _copied_token(self) -> str | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -397,3 +381,24 @@ class Replica:
             for path in local:
                 if f"{name}/{path.name}" not in stored:
                     self._store.write(f"{name}/{path.name}", path)
+
+
+def _is_whole(path: Path, record: FileRecord, verified: VerifiedFiles) -> bool:
+    return record.problem(path, check_hash=False) is None and verified.has_sha256(path, record.sha256)
+
+
+log = logging.getLogger(__name__)
+
+_out: dict[str, type[CairnError]] = {}
+"""What is wrong with each store, by the address of its collection; all readers in a process share it."""
+
+
+def note_outage(address: str, error: CairnError | None) -> None:
+    """Note that reading a collection's store failed, or did not; another kind of error is news, too."""
+    before = _out.pop(address, None)
+    if error is not None:
+        _out[address] = type(error)
+        if before is not type(error):
+            log.warning("replica.not_refreshed store=%s error=%s", address, error)
+    elif before is not None:
+        log.warning("replica.refreshed_again store=%s", address)

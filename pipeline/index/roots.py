@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.index.machine_cache import cache_folder
 from cairn.pipeline.index.object_folder import STORE_URI
+
+
+def cache_folder() -> Path:
+    """Return the folder of what this machine can make or fetch again.
+
+    RuntimeError where nothing says where the home is.
+    """
+    cache = (
+        os.environ.get("CAIRN_CACHE")
+        or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cairn"
+    )
+    return Path(cache).resolve()
 
 
 def store_uri(root: Path | str) -> str | None:

@@ -9,8 +9,9 @@ import numpy as np
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.errors import CollectionNotFoundError, DamageError, ModelError
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.layout import ALL_TOKENS_ARROW, TOKENS_ARROW, CollectionLayout
-from cairn.pipeline.index.segments.joined_columns import StoredColumns
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import TOKENS_ARROW
+from cairn.pipeline.index.segments.joined import StoredColumns
 from cairn.pipeline.index.stored_files import read_manifest
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection
@@ -80,7 +81,7 @@ def _merge(manifest: Manifest) -> dict[str, int] | None:
 def _token_vectors(layout: CollectionLayout, manifest: Manifest) -> dict[str, int] | None:
     """Describe the token vectors, None for a collection without."""
     names = [segment.name + TOKENS_ARROW for segment in manifest.segments]
-    names = [name for name in [*names, ALL_TOKENS_ARROW] if name in manifest.files]
+    names = [name for name in names if name in manifest.files]
     if LATE_NAME not in manifest.files or not names:
         return None
     with layout.naming_damage():

@@ -25,10 +25,9 @@ from cairn.pipeline.durable import commit_point, storage_errors
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder
-from cairn.pipeline.index.pending_area import is_reached
 from cairn.pipeline.index.replica import Replica
 from cairn.pipeline.index.segments.parts import RunTasks, Task
-from cairn.pipeline.index.worker_files import Files, LostFilesError, fetch_files, key_of
+from cairn.pipeline.index.worker_files import Files, LostFilesError, fetch_files, is_reached, key_of
 from cairn.pipeline.manifest import FileRecord, record_file
 
 

@@ -37,7 +37,7 @@ TOKEN_FILE_COLUMNS = tuple(TOKEN_FILE_SCHEMA.names)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TokenRows:
+class ChunkTokens:
     """The tokens of some chunks, laid end to end.
 
     ``size_C`` are the tokens of each chunk. ``step_T`` are the characters from one token to the next, the
@@ -52,7 +52,7 @@ class TokenRows:
 class TokenCodes(Protocol):
     """Where the tokens of chunks, or of titles, are read."""
 
-    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
         """Return the tokens of some chunks, in the order asked."""
         ...
 
@@ -81,12 +81,12 @@ class CodeColumn:
         codes = np.frombuffer(content, np.uint8, num_bytes) if num_bytes else np.zeros(0, np.uint8)
         return cls(rows=codes.reshape(-1, row_bytes), offsets_M1=ends, unit=row_bytes)
 
-    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> TokenRows:
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
         """Return the tokens of some chunks, in the order asked."""
         start_C = self.offsets_M1[chunk_C] // self.unit
         size_C = self.offsets_M1[chunk_C + 1] // self.unit - start_C
         tokens = self.rows[ranges(start_C, size_C)]
-        return TokenRows(codes=tokens[:, :-1], step_T=tokens[:, -1], size_C=size_C)
+        return ChunkTokens(codes=tokens[:, :-1], step_T=tokens[:, -1], size_C=size_C)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

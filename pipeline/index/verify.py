@@ -10,24 +10,30 @@ writer prunes meanwhile may then be reported, and a second look settles it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from cairn.pipeline.durable import is_locked
+from cairn.pipeline.durable import is_locked, storage_errors, write_json
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW, COPIES
-from cairn.pipeline.index.copies import copied_files, find_lance_files
 from cairn.pipeline.index.current import Current
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
 from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
 from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.losses import LOSSES_NAME, read_losses
-from cairn.pipeline.index.stored_files import SIZES, check_generation_files, read_manifest
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
+from cairn.pipeline.index.stored_files import (
+    SIZES,
+    check_generation_files,
+    find_lance_files,
+    read_manifest,
+    twice_stored,
+)
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
 
@@ -43,7 +49,7 @@ documents that a repair gave up before it was stopped, and has named to no one.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
+class Fault:
     """One fault: where it is, and a sentence about it without advice.
 
     ``generation`` is None when ``CURRENT`` itself is at fault.
@@ -55,9 +61,7 @@ class Problem:
     sentence: str
 
 
-def verify_collection(
-    layout: CollectionLayout, progress: ProgressListener = silent_progress
-) -> list[Problem]:
+def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Fault]:
     """Return every fault of every generation that stands, the served one's first.
 
     An empty list means none was found.
@@ -74,14 +78,14 @@ def verify_collection(
     return problems + _lock_problems(layout) + store_problems(layout, served) + _loss_problems(layout)
 
 
-def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem]]:
+def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Fault]]:
     """Return the content of ``CURRENT`` and its problems.
 
     The content is None where the file is missing or damaged, or the generation it serves does not exist.
     """
 
-    def problem(sentence: str) -> Problem:
-        return Problem(generation=None, part="current", file="CURRENT", sentence=sentence)
+    def problem(sentence: str) -> Fault:
+        return Fault(generation=None, part="current", file="CURRENT", sentence=sentence)
 
     try:
         current = layout.current()
@@ -94,36 +98,31 @@ def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Problem
 
 
 def kept_generations(layout: CollectionLayout, current: Current | None) -> list[int]:
-    """Return the generations that count: those ``CURRENT`` names.
+    """Return the generations that count: those ``CURRENT`` names, all that stand where it is damaged.
 
-    Others were never served, or the next writer removes them. Where ``CURRENT`` is damaged or without hashes,
-    every generation counts that may have been served.
+    Others were never served, or the next writer removes them.
     """
     standing = layout.generation_numbers()
-    if current is None:
-        return standing
-    if current.is_recorded:
-        return [number for number in standing if number in current.manifests]
-    return [number for number in standing if number <= current.served]
+    return standing if current is None else [number for number in standing if number in current.manifests]
 
 
-def _lock_problems(layout: CollectionLayout) -> list[Problem]:
+def _lock_problems(layout: CollectionLayout) -> list[Fault]:
     try:
         is_locked(layout.lock_path)
     except StorageError as error:
-        return [Problem(generation=None, part="lock", file=layout.lock_path.name, sentence=str(error))]
+        return [Fault(generation=None, part="lock", file=layout.lock_path.name, sentence=str(error))]
     return []
 
 
-def _loss_problems(layout: CollectionLayout) -> list[Problem]:
+def _loss_problems(layout: CollectionLayout) -> list[Fault]:
     losses = read_losses(layout)
     if losses is None:
         return []
     sentence = f"a repair that did not end gave up {len(losses.doc_ids)} document(s){losses.caveat}"
-    return [Problem(generation=None, part="losses", file=LOSSES_NAME, sentence=sentence)]
+    return [Fault(generation=None, part="losses", file=LOSSES_NAME, sentence=sentence)]
 
 
-def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem]:
+def store_problems(layout: CollectionLayout, served: int | None) -> list[Fault]:
     """Return what is wrong in an object store with the generation it serves.
 
     Of a collection in a folder there is nothing to find.
@@ -133,98 +132,72 @@ def store_problems(layout: CollectionLayout, served: int | None) -> list[Problem
     try:
         found = layout.replica.problems()
     except IntegrityError as error:
-        return [Problem(generation=served, part="store", file="CURRENT", sentence=str(error))]
+        return [Fault(generation=served, part="store", file="CURRENT", sentence=str(error))]
     where = layout.replica.uri
     return [
-        Problem(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}")
+        Fault(generation=served, part="store", file=name, sentence=f"{name} {problem} in {where}")
         for name, problem in found.items()
     ]
 
 
-def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Problem]:
+def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Fault]:
     """Return the faults of one generation.
 
     Manifest, files, Lance files, tag and, if asked and nothing else is wrong, every row.
     """
+    problems: list[Fault] = []
+
+    def add(part: Part, found: Iterable[tuple[str, str]]) -> None:
+        try:
+            for file, sentence in found:
+                problems.append(Fault(generation=number, part=part, file=file, sentence=sentence))
+        except CairnError as error:
+            problems.append(Fault(generation=number, part=part, file="lance", sentence=error.fault))
+
     try:
         manifest = read_manifest(layout, number)
     except IntegrityError as error:
-        return [Problem(generation=number, part="manifest", file=MANIFEST_NAME, sentence=error.fault)]
-    problems = [
-        Problem(
-            generation=number,
-            part="side" if name in (CONTEXT_ARROW, CLUSTERS_ARROW) else "derived",
-            file=name,
-            sentence=f"{name} of generation {number} {problem}",
-        )
-        for name, problem in check_generation_files(layout, manifest)
-    ]
-    problems += _copy_problems(layout, manifest)
-    problems += _lance_problems(layout, manifest)
+        add("manifest", [(MANIFEST_NAME, error.fault)])
+        return problems
+    for name, problem in check_generation_files(layout, manifest):
+        is_side = name in (CONTEXT_ARROW, CLUSTERS_ARROW)
+        add("side" if is_side else "derived", [(name, f"{name} of generation {number} {problem}")])
+    add("copies", _copy_problems(layout, manifest))
+    add("lance", _lance_problems(layout, manifest))
     if check_rows and not problems:
-        try:
-            problems += [
-                Problem(generation=number, part="rows", file=table, sentence=sentence)
-                for table, sentence in _row_problems(layout, number)
-            ]
-        except CairnError as error:
-            problems.append(Problem(generation=number, part="rows", file="lance", sentence=error.fault))
+        add("rows", _row_problems(layout, number))
     return problems
 
 
-def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
+def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Look at second copies, and at the manifest, whose copy may have been read in its place."""
-    number = manifest.generation
-    for each in copied_files(layout, manifest):
-        files = {f"{COPIES}/{each.name}": each.copy}
-        if each.name == MANIFEST_NAME:
-            files[MANIFEST_NAME] = each.original
-        for name, path in files.items():
-            problem = each.record.problem(path)
-            if problem is not None:
-                sentence = f"{name} of generation {number} {problem}"
-                yield Problem(generation=number, part="copies", file=name, sentence=sentence)
+    for each in twice_stored(layout, manifest):
+        is_looked_at = each.label != each.name or each.name == MANIFEST_NAME
+        if is_looked_at and (problem := each.record.problem(each.path)) is not None:
+            yield each.label, f"{each.label} of generation {manifest.generation} {problem}"
 
 
-def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[Problem]:
+def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     number = manifest.generation
     try:
         damaged = list(damaged_lance_files(layout, find_lance_files(layout, manifest)))
     except DamageError:
         damaged = []  # what the list says is damaged, itself
     for name, problem in damaged:
-        yield Problem(
-            generation=number,
-            part="derived" if "/_indices/" in name else "lance",
-            file=name,
-            sentence=f"{name}, which generation {number} reads, {problem}",
-        )
+        yield name, f"{name}, which generation {number} reads, {problem}"
     if any(name.endswith(MANIFEST_SUFFIX) for name, _ in damaged):
         return  # Lance panics over some damaged versions
-    try:
-        tables = LanceTables.open(layout, manifest.lance_versions)
-        for name, version in manifest.lance_versions.items():
-            with lance_errors(f"opening version {version} of table `{name}`", damaged=True):
-                num_rows = tables.count_rows(name, manifest.lance_versions)
-            expected = manifest.documents if name == DOCUMENTS else manifest.chunks
-            if num_rows != expected:
-                yield Problem(
-                    generation=number,
-                    part="lance",
-                    file=name,
-                    sentence=f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}",
-                )
-            with lance_errors(f"reading the tags of table `{name}`", damaged=True):
-                tagged = tables.tags(name, version).get(generation_tag(number))
-            if tagged != version:
-                yield Problem(
-                    generation=number,
-                    part="lance",
-                    file=name,
-                    sentence=f"tag {generation_tag(number)} of table `{name}` must pin version {version}",
-                )
-    except CairnError as error:
-        yield Problem(generation=number, part="lance", file="lance", sentence=error.fault)
+    tables = LanceTables.open(layout, manifest.lance_versions)
+    for name, version in manifest.lance_versions.items():
+        with lance_errors(f"opening version {version} of table `{name}`", damaged=True):
+            num_rows = tables.count_rows(name, manifest.lance_versions)
+        expected = manifest.documents if name == DOCUMENTS else manifest.chunks
+        if num_rows != expected:
+            yield name, f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}"
+        with lance_errors(f"reading the tags of table `{name}`", damaged=True):
+            tagged = tables.tags(name, version).get(generation_tag(number))
+        if tagged != version:
+            yield name, f"tag {generation_tag(number)} of table `{name}` must pin version {version}"
 
 
 def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, str]]:
@@ -269,3 +242,69 @@ def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, 
         ):
             yield CHUNKS, f"chunks {position} to {last} must have the spans of the position file"
         position = last
+
+
+LOSSES_NAME = "LOST.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """Documents that are gone or older than in ``generation``, the newest there was.
+
+    ``manifest_sha256`` is what ``CURRENT`` says of that generation. ``is_complete`` is False where the
+    documents that it changed cannot be told.
+    """
+
+    generation: int
+    manifest_sha256: str | None
+    doc_ids: tuple[str, ...] = ()
+    is_complete: bool = True
+
+    @property
+    def caveat(self) -> str:
+        """Return what to add to a sentence about the repair, empty where every document is named."""
+        if self.is_complete:
+            return ""
+        return (
+            f"; which documents generation {self.generation} had changed cannot be told, so ingest what "
+            "changed last again with --reread"
+        )
+
+
+def losses_path(layout: CollectionLayout) -> Path:
+    """Return where a repair at work records what it gives up."""
+    return layout.folder / LOSSES_NAME
+
+
+def read_losses(layout: CollectionLayout) -> Losses | None:
+    """Return what a repair that did not end gave up; None where there was none."""
+    path = losses_path(layout)
+    with storage_errors(f"reading {LOSSES_NAME}"):
+        if not path.is_file():
+            return None
+        content = path.read_bytes()
+    try:
+        stored = json.loads(content)
+        return Losses(
+            generation=int(stored["generation"]),
+            manifest_sha256=stored["manifest_sha256"],
+            doc_ids=tuple(map(str, stored["doc_ids"])),
+            is_complete=bool(stored["is_complete"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        newest = max(layout.generation_numbers(), default=0)
+        return Losses(generation=newest, manifest_sha256=None, is_complete=False)
+
+
+def record_losses(layout: CollectionLayout, losses: Losses) -> None:
+    """Write down what is about to be given up, with what an earlier repair recorded; whole on disk after."""
+    earlier = read_losses(layout)
+    if earlier is not None:
+        losses = replace(
+            earlier,
+            doc_ids=tuple(sorted({*losses.doc_ids, *earlier.doc_ids})),
+            is_complete=losses.is_complete and earlier.is_complete,
+        )
+    if losses.doc_ids or not losses.is_complete:
+        with storage_errors(f"writing {LOSSES_NAME}"):
+            write_json(losses_path(layout), asdict(losses))

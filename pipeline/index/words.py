@@ -1,8 +1,7 @@
 """The words of a text as BM25 counts them, alike in documents and queries.
 
 A word is a run of letters, their marks and digits in any script: lower case, without accents, reduced to its
-English stem (Snowball's Porter2), and left out where it is an English stop word. That is what LanceDB's
-full-text index does with its defaults, which scores documents in generations of earlier releases.
+English stem (Snowball's Porter2), and left out where it is an English stop word.
 """
 
 from __future__ import annotations
@@ -13,48 +12,12 @@ from collections.abc import Sequence
 import regex
 import Stemmer
 
-STOP_WORDS = frozenset(
-    (
-        *(
-            "a",
-            "an",
-            "and",
-            "are",
-            "as",
-            "at",
-            "be",
-            "but",
-            "by",
-            "for",
-            "if",
-            "in",
-            "into",
-            "is",
-            "it",
-            "no",
-            "not",
-            "of",
-            "on",
-            "or",
-        ),
-        *(
-            "such",
-            "that",
-            "the",
-            "their",
-            "then",
-            "there",
-            "these",
-            "they",
-            "this",
-            "to",
-            "was",
-            "will",
-            "with",
-        ),
-    )
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
+    "they this to was will with"
 )
-"""Lucene's, which LanceDB leaves out, too."""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""Lucene's."""
 MAX_WORD_CHARACTERS = 40
 """Longer runs are keys, hashes or encoded bytes, not words that someone searches for."""
 NO_TERM = -1

@@ -11,8 +11,8 @@ from cairn.pipeline.config import EncoderConfig, IngestConfig
 from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.stored_files import read_manifest
-from cairn.pipeline.line.corpus_view import read_view
 from cairn.pipeline.line.engine import Engine
+from cairn.pipeline.line.view import read_view
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
 from cairn.pipeline.model.folders.names import describe_model, model_folder
@@ -36,7 +36,7 @@ def stored_manifest(layout: CollectionLayout) -> Manifest | None:
 
 def stored_settings(root: str | Path, collection: str) -> Mapping[str, Any] | None:
     """Return the settings a collection was built with, None for a new collection."""
-    manifest = stored_manifest(CollectionLayout(Path(root), collection))
+    manifest = stored_manifest(CollectionLayout.at(Path(root), collection))
     return manifest.settings if manifest else None
 
 
@@ -55,14 +55,12 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
     asked, defaults = config.to_dict(), IngestConfig().to_dict()
     del asked["encoder"]["model"]
     # A setting that is younger than the collection had its default value then.
-    stored = {
-        stage: {**defaults[stage], **published.settings[stage]} for stage in ("encoder", "cluster", "context")
-    }
     differences = [
-        f"{stage}.{name} is {_shown(settings[name])}, got {_shown(value)}"
-        for stage, settings in stored.items()
+        f"{stage}.{name} is {_shown(stored[name])}, got {_shown(value)}"
+        for stage in ("encoder", "cluster", "context")
+        for stored in ({**defaults[stage], **published.settings[stage]},)
         for name, value in asked[stage].items()
-        if name not in SPEED_ONLY and settings[name] != value and not _follows(name, settings, asked[stage])
+        if name not in SPEED_ONLY and stored[name] != value and not _follows(name, stored, asked[stage])
     ]
     if differences:
         raise FingerprintMismatchError(

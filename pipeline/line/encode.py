@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cairn.pipeline.encode.shards import count_rows, finished_shards, write_encoded_shard
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import num_parts
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line import pending
 from cairn.pipeline.line.compatibility import require_same_encoder
-from cairn.pipeline.line.corpus_view import CorpusView
+from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.line.run import Run
 from cairn.pipeline.types import ProgressListener
 

@@ -1,13 +1,13 @@
-"""What encodes staged shards: the local engine calls one worker, a Ray cluster runs many as actors.
+"""What encodes staged shards: by itself an engine in this process; a Ray cluster runs many as actors.
 
     load ─▶ embed_sample, draw_context    once for a collection, by one worker
-    load ─▶ begin ─▶ encode, encode, …    by every worker
+    load ─▶ begin ─▶ encode_shard, …      by every worker
 
-A worker loads the model once, is given Parquet bytes and returns Parquet bytes. So it needs no disk in common
-with the driver. Where it sees the driver's folder, it leaves the files there under names of its own, and
-returns those: what crosses the network is a tenth. Where it reaches the collection's object store, it may be
-told to leave them there. The driver alone gives them the names that count, so a worker that was believed dead
-cannot damage anything when it wakes.
+A worker loads torch and the model at its first call, is given Parquet bytes and returns Parquet bytes. So it
+needs no disk in common with the driver. Where it sees the driver's folder, it leaves the files there under
+names of its own, and returns those: what crosses the network is a tenth. Where it reaches the collection's
+object store, it may be told to leave them there. The driver alone gives them the names that count, so a
+worker that was believed dead cannot damage anything when it wakes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -31,22 +32,19 @@ from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.context_vectors import with_vectors
-from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.encoder_fit import require_context_fit, require_fit
-from cairn.pipeline.encode.shard_tables import shard_tables
 from cairn.pipeline.encode.shards import as_parquet, as_stored
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.index.pending_area import PendingArea
-from cairn.pipeline.line.corpus_view import CorpusView
-from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
-from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
-from cairn.pipeline.model.context_encoder import ContextEncoder
-from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.static_embeddings import StaticEmbedder, StaticFit
+from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.worker_files import PendingArea
+from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 from cairn.pipeline.token_vectors.projection import TokenProjection
 from cairn.pipeline.types import TextEmbedder
 from jaxtyping import Float32, Int32
+
+if TYPE_CHECKING:  # torch comes in with the first call
+    from cairn.pipeline.encode.documents import DocumentEncoder
+    from cairn.pipeline.model.context_encoder import ContextEncoder
+    from cairn.pipeline.model.engine.backbone import Backbone
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +60,10 @@ class Stages:
 
 def load_stages(config: IngestConfig) -> Stages:
     """Load the model; raise :class:`ConfigError` for dimensions, layers or lengths that do not fit it."""
+    from cairn.pipeline.encode.encoder_fit import require_context_fit, require_fit
+    from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
+    from cairn.pipeline.model.context_encoder import ContextEncoder
+
     backbone = load_backbone(config.encoder)
     require_fit(config.encoder, backbone)
     require_context_fit(config, backbone)
@@ -73,7 +75,7 @@ def load_stages(config: IngestConfig) -> Stages:
 
 
 class EncoderWorker:
-    """The model of one ingest and what it is asked.
+    """The model of one ingest and what it is asked: an :class:`cairn.pipeline.line.engine.Engine`.
 
     ``num_threads`` = None leaves threads as the process has them.
     """
@@ -89,14 +91,12 @@ class EncoderWorker:
         self._area: PendingArea | None = None
 
     def load(self) -> Loaded:
-        """Load the model and check that the settings fit it."""
-        if self._num_threads is not None:
-            _use_threads(self._num_threads)
-        self._stages = self._stages or load_stages(self._config)
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
+        stages = self._loaded()
         return Loaded(
             package_version=version("cairn-index"),
-            first_stage_fingerprint=self._stages.first_stage.fingerprint,
-            token_projection=self._stages.token_projection,
+            first_stage_fingerprint=stages.first_stage.fingerprint,
+            token_projection=stages.token_projection,
             host=socket.gethostname(),
         )
 
@@ -114,6 +114,8 @@ class EncoderWorker:
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
         """Draw the context from a clustered sample and embed it, for whitening with the second stage, too."""
+        from cairn.pipeline.encode.context_vectors import with_vectors
+
         stages, config = self._loaded(), self._config
         context = build_context(
             sample, assignments_N, config.context, stages.first_stage.embed, stages.first_stage.fingerprint
@@ -122,6 +124,8 @@ class EncoderWorker:
 
     def begin(self, view: CorpusView) -> Begun:
         """Take the clusters and the context that documents are encoded with."""
+        from cairn.pipeline.encode.documents import DocumentEncoder
+
         self._encoder = DocumentEncoder(
             self._config.encoder, view.context, self._loaded().backbone, view.token_projection
         )
@@ -140,8 +144,28 @@ class EncoderWorker:
         """Leave encoded shards in an object store from here on, if this process reaches it."""
         self._area = area if area is not None and area.is_reached() else None
 
-    def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
+    def encode(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
+    ) -> Iterator[tuple[int, EncodedShard]]:
+        """See :class:`Engine`; shards come in order, ``on_tokens`` is called for every batch."""
+        if shards:
+            self.share_store(area)
+        for number, shard in enumerate(shards):
+            yield number, self.encode_shard(shard.read_bytes(), on_tokens)
+
+    @property
+    def run_tasks(self) -> RunTasks | None:
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
+        return None
+
+    def close(self) -> None:
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
+        self._stages = self._encoder = self._view = self._assigner = None
+
+    def encode_shard(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` receives the number of tokens of each batch."""
+        from cairn.pipeline.encode.shard_tables import shard_tables
+
         assert self._encoder is not None, "begin comes first"
         rows = pq.read_table(pa.BufferReader(staged)).select(["doc_id", "title", "text", "query"])
         doc_ids, titles, texts, queries = (column.to_pylist() for column in rows.itercolumns())
@@ -209,10 +233,15 @@ class EncoderWorker:
         return assignments_N
 
     def _loaded(self) -> Stages:
-        assert self._stages is not None, "load comes first"
+        if self._stages is None:
+            if self._num_threads is not None:
+                _use_threads(self._num_threads)
+            self._stages = load_stages(self._config)
         return self._stages
 
     def _new_embedder(self, texts: Sequence[str]) -> tuple[TextEmbedder, dict[str, np.ndarray]]:
+        from cairn.pipeline.model.static_embeddings import StaticEmbedder
+
         stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
             return _NormalisedFirstStage(stages.first_stage), {}
@@ -222,6 +251,8 @@ class EncoderWorker:
         return embedder, fit.to_arrays()
 
     def _stored_embedder(self, clusters: Clusters) -> TextEmbedder:
+        from cairn.pipeline.model.static_embeddings import StaticEmbedder, StaticFit
+
         stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
             return _NormalisedFirstStage(stages.first_stage)

@@ -1,25 +1,81 @@
-"""What the line asks of a model: :class:`Engine`.
+"""What the line asks of a model, :class:`Engine`, and the records that travel between them.
 
-``local_engine`` answers in this process, ``cairn.jobs.ray_cluster`` by the workers of a Ray cluster. An
-engine loads and connects only when it is first called: a run without changes calls none, and loads neither
-torch nor Ray.
+``encoder_worker`` answers in this process, ``cairn.jobs.ray_cluster`` by many such workers on a Ray cluster.
+An engine loads and connects only when it is first called: a run without changes calls none, and loads neither
+torch nor Ray. Nor do the records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from cairn.pipeline.context.store import ContextSet
-    from cairn.pipeline.index.pending_area import PendingArea
-    from cairn.pipeline.index.segments.parts import RunTasks
-    from cairn.pipeline.line.corpus_view import CorpusView
-    from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
-    from jaxtyping import Int32
+import numpy as np
+import pyarrow as pa
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.context.store import ContextSet
+from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.worker_files import PendingArea
+from cairn.pipeline.token_vectors.projection import TokenProjection
+from jaxtyping import Float32, Int32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CorpusView:
+    """Clusters and context; ``known_clusters`` has the clusters of the sampled documents, by document id.
+
+    ``token_projection`` is None where the collection has no token vectors.
+    """
+
+    clusters: Clusters
+    context: ContextSet
+    token_projection: TokenProjection | None = None
+    known_clusters: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """What a worker says when its model is loaded; all workers of a run must say the same."""
+
+    package_version: str
+    first_stage_fingerprint: str
+    token_projection: TokenProjection | None = field(default=None, compare=False)
+    host: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """The space a worker's vectors lie in; all workers of a run must say the same."""
+
+    encoder_fingerprint: str
+    vector_dim: int
+    host: str = field(compare=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddedSample:
+    """Both sides of a sample's documents as vectors, with the surrogate's state, which is stored."""
+
+    phi_NV: Float32[np.ndarray, "N V"]
+    psi_NV: Float32[np.ndarray, "N V"]
+    surrogate_fingerprint: str
+    surrogate_state: Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedShard:
+    """One staged shard, encoded: its two Parquet files, as bytes or in the folder shared with the driver.
+
+    Where they are in an object store, ``chunks`` is None and ``documents`` the file that says so.
+    """
+
+    documents: pa.Buffer | Path
+    chunks: pa.Buffer | Path | None
+    num_documents: int
+    num_characters: int
+    num_tokens: int
 
 
 class Engine(Protocol):

@@ -39,8 +39,7 @@ from cairn.pipeline.encode.shards import (
 )
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.pending_area import PendingArea
-from cairn.pipeline.index.worker_files import WorkerFiles
+from cairn.pipeline.index.worker_files import PendingArea, WorkerFiles
 from cairn.pipeline.line.compatibility import SPEED_ONLY
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import TOKEN_FIELDS
@@ -96,10 +95,7 @@ def discard(layout: CollectionLayout) -> None:
 
 
 def pending_area(layout: CollectionLayout) -> PendingArea | None:
-    """Return where in an object store shards of the pending work may lie, None where there is no store.
-
-    Work of an earlier release has no such place.
-    """
+    """Return where in an object store shards of the pending work may lie, None where there is none."""
     name = _read(layout).get("area")
     if layout.replica is None or name is None:
         return None

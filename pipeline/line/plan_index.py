@@ -26,14 +26,14 @@ from cairn.pipeline.corpus.sources import Source
 from cairn.pipeline.corpus.staging import Staged, plan_changes
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.build_index import prepare_record, stored_fields
 from cairn.pipeline.line.compatibility import (
     may_have_another_model,
     require_same_model,
     require_same_settings,
     stored_manifest,
 )
-from cairn.pipeline.line.ingest import prepare_record, stored_fields
-from cairn.pipeline.line.local_engine import LocalEngine
+from cairn.pipeline.line.encoder_worker import EncoderWorker, load_stages
 from cairn.pipeline.line.view import SAMPLE_TEXT_CHARACTERS
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.untrained_settings import settings_warnings
@@ -55,13 +55,13 @@ def plan_index(
     progress: ProgressListener = silent_progress,
 ) -> dict[str, Any]:
     """Return the counts that ``build_index`` would report, and estimates of tokens and seconds."""
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     record = None if config.reread else layout.sources_path
     scan = scan_sources(sources, config.corpus, record, stored_fields(layout))
     published = stored_manifest(layout)
     require_same_settings(published, config)
     if published and may_have_another_model(published, config):
-        require_same_model(layout, published, config, LocalEngine(config))
+        require_same_model(layout, published, config, EncoderWorker(config))
     with (
         tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder,
         Ledger(
@@ -117,8 +117,7 @@ class _Estimate:
 
 
 def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Manifest | None) -> _Estimate:
-    from cairn.pipeline.encode.documents import DocumentEncoder
-    from cairn.pipeline.line.encoder_worker import load_stages  # imports torch
+    from cairn.pipeline.encode.documents import DocumentEncoder  # imports torch
 
     texts = _first_texts(scan, config, planned.passed_over)
     sample = _within(texts, SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1))

@@ -1,57 +1,61 @@
 """The last steps: encoded shards into the tables, as the one committer, and the generation published.
 
-Workers make Parquet shards, and of many chunks files that no one names yet: fragments of the tables, and
-parts of a segment. This is the one place that commits them.
+Workers make Parquet shards, and of many chunks files that no one names yet: fragments of the tables, written
+from those shards beside the tables' own, and parts of a segment. This is the one place that commits them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
+from typing import Final
 
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW, CONTEXT_ARROW
-from cairn.pipeline.index.lance_files import LanceFiles
-from cairn.pipeline.index.lance_index import LanceTables, Versions
+import pyarrow as pa
+from cairn.pipeline.durable import commit_point, fsync_file
+from cairn.pipeline.encode.shards import ENCODED_TABLES, EncodedTable
+from cairn.pipeline.errors import TryAgainError
+from cairn.pipeline.index.allocator import returning_freed_memory
+from cairn.pipeline.index.lance_append import Fragments, fragment_files
+from cairn.pipeline.index.lance_files import LanceFiles, small_table_files
+from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.maintenance import find_served
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
 from cairn.pipeline.index.publish import GenerationFacts, next_generation_number, publish_generation
-from cairn.pipeline.index.served_documents import find_served
+from cairn.pipeline.index.segments.parts import RunTasks, num_parts
 from cairn.pipeline.index.store_tasks import store_tasks
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.tiers import FACTOR
+from cairn.pipeline.index.worker_files import LostFilesError
 from cairn.pipeline.line import pending
-from cairn.pipeline.line.corpus_view import CorpusView, view_folder
 from cairn.pipeline.line.encode import EncodedCorpus
+from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.line.ingest_settings import remembered_settings
-from cairn.pipeline.line.row_tasks import rows_to_append
 from cairn.pipeline.line.run import Run
-from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.line.view import view_folder
+from cairn.pipeline.manifest import Manifest, record_file
 from cairn.pipeline.model.folders.names import hub_revision, model_folder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Committed:
-    """The tables and their versions that hold a run's result; no reader sees them yet.
-
-    ``since`` are those that hold the served generation's rows, None where nothing of them is left. ``files``
-    are new files of the tables whose hashes are known.
-    """
-
-    shards: pending.EncodedShards
-    tables: LanceTables
-    versions: Versions
-    since: Versions | None
-    files: LanceFiles
+MAX_FRAGMENTS: Final = FACTOR - 1
+"""Of a table in one commit: one more, and the next ingest would merge them."""
 
 
-def commit_shards(
+def publish(
     run: Run,
+    view: CorpusView,
     encoded: EncodedCorpus,
     *,
-    has_tokens: bool,
     delete_vanished: bool = False,
     replaces_all: bool = False,
-) -> Committed:
-    """Delete replaced rows, and vanished or all rows on request; append all encoded shards to both tables."""
+) -> Manifest:
+    """Commit what is encoded to the tables, build the files of the next generation, and serve it.
+
+    Replaced rows are deleted, and vanished or all rows on request. No reader sees anything before the end.
+    """
+    has_tokens = view.token_projection is not None
     tables = run.tables
     if tables is None:
         tables = LanceTables.open_or_create(
@@ -63,35 +67,46 @@ def commit_shards(
     shards = pending.EncodedShards.of(run.layout, run.ledger, encoded.first_shard)
     documents, chunks = shards.count()
     run.progress("commit", 0, documents, "documents")
-    since = None if replaces_all else tables.compact()
+    since = None if replaces_all else tables.compact()  # what holds the served generation's rows
     run_tasks = store_tasks(run.layout, run.engine.run_tasks)
-    new = rows_to_append(shards, tables, run_tasks, run.layout.pending_folder)
+    rows, hashed = _rows_to_append(shards, tables, run_tasks, run.layout.pending_folder)
     versions = tables.commit(
         generation=next_generation_number(run.layout),
         deleted_ids=chain(run.ledger.replaced_ids(), run.ledger.vanished_ids() if delete_vanished else ()),
         find_documents=None if run.base is None else partial(find_served, run.layout, run.base),
         replaces_all=replaces_all,
-        documents=new.rows[DOCUMENTS],
-        chunks=new.rows[CHUNKS],
+        documents=rows[DOCUMENTS],
+        chunks=rows[CHUNKS],
         expected_documents=documents,
         expected_chunks=chunks,
     )
     run.progress("commit", documents, documents, "documents")
-    return Committed(shards=shards, tables=tables, versions=versions, since=since, files=new.files)
+    return publish_generation(
+        run.layout,
+        tables,
+        versions,
+        _facts(run, view, encoded, shards),
+        run.config.index,
+        run.progress,
+        since,
+        run_tasks=run_tasks,
+        hashed=hashed,
+    )
 
 
-def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Committed) -> Manifest:
-    """Build the files of the next generation from the committed versions, and serve it."""
+def _facts(
+    run: Run, view: CorpusView, encoded: EncodedCorpus, shards: pending.EncodedShards
+) -> GenerationFacts:
     base = run.base
     if base:
         sizes, at_context = base.context_cluster_sizes, base.documents_at_context
     else:
-        sizes_K = committed.shards.cluster_sizes(view.clusters.num_clusters)
+        sizes_K = shards.cluster_sizes(view.clusters.num_clusters)
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
     measured = encoded.tokens / encoded.seconds if encoded.tokens else 0.0
     folder = view_folder(run.layout, base)
     revision = hub_revision(model_folder(run.config.encoder.model))
-    facts = GenerationFacts(
+    return GenerationFacts(
         run_id=run.run_id,
         side_files={
             name: folder / name
@@ -111,14 +126,79 @@ def publish(run: Run, view: CorpusView, encoded: EncodedCorpus, committed: Commi
         encode_tokens_per_second=measured or (base.encode_tokens_per_second if base else 0.0),
         sources=run.sources,
     )
-    return publish_generation(
-        run.layout,
-        committed.tables,
-        committed.versions,
-        facts,
-        run.config.index,
-        run.progress,
-        committed.since,
-        run_tasks=store_tasks(run.layout, run.engine.run_tasks),
-        hashed=committed.files,
-    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteFragments:
+    """Writes a run of shards as a fragment of one table."""
+
+    tables: LanceTables
+    table: EncodedTable
+    shards: pending.EncodedShards
+    num_rows: int
+
+    def reads(self) -> Iterable[Path]:
+        """See :class:`cairn.pipeline.index.segments.parts.Task`."""
+        yield from small_table_files(self.tables.layout, self.tables.versions())
+        yield from self.shards.files(self.table)
+
+    @returning_freed_memory()
+    def run(self) -> tuple[Fragments, LanceFiles]:
+        """Write, flush and hash it; what is not committed is cleared with the next publication."""
+        rows = self.shards.stream(self.table, self.tables.schemas[self.table])
+        fragments = self.tables.write_fragments(self.table, rows, self.num_rows)
+        files: LanceFiles = {}
+        for name in fragment_files(self.table, fragments):
+            path = self.tables.layout.lance_folder / name
+            fsync_file(path)
+            files[name] = record_file(path)
+        return fragments, files
+
+
+Rows = Mapping[str, pa.RecordBatchReader | Fragments]
+"""The rows of each table to append."""
+
+
+def _rows_to_append(
+    shards: pending.EncodedShards, tables: LanceTables, run_tasks: RunTasks | None, folder: Path
+) -> tuple[Rows, LanceFiles]:
+    """Return rows and the known hashes of their files: fragments that workers write, or streams of few rows.
+
+    ``folder`` is one that workers see if they see the root. Raises :class:`TryAgainError` where shards in an
+    object store are not what was uploaded; they count as not encoded then.
+    """
+    _, num_chunks = shards.count()
+    parts = min(num_parts(num_chunks), MAX_FRAGMENTS)
+    try:
+        if run_tasks is not None and parts > 1:
+            return _fragments(shards, tables, run_tasks, folder, parts)
+        if tables.layout.replica is not None:
+            shards.fetch(tables.layout.replica.worker_files)
+    except LostFilesError as error:
+        lost = shards.unfinish(error.files)
+        if not lost:
+            raise
+        raise TryAgainError(
+            f"encoded shards in the object store must be there as they were uploaded, got {lost} that are "
+            f"not ({error.fault}); run the same command again, it encodes them again"
+        ) from error
+    streams = {table: shards.stream(table, tables.schemas[table]) for table in ENCODED_TABLES}
+    return streams, {}
+
+
+def _fragments(
+    shards: pending.EncodedShards, tables: LanceTables, run_tasks: RunTasks, folder: Path, parts: int
+) -> tuple[Rows, LanceFiles]:
+    tasks = [
+        WriteFragments(tables=tables, table=table, shards=part, num_rows=num_rows)
+        for part in shards.cut(parts)
+        for table, num_rows in zip(ENCODED_TABLES, part.count(), strict=True)
+        if num_rows
+    ]
+    rows: dict[str, Fragments] = {table: [] for table in ENCODED_TABLES}
+    files: LanceFiles = {}
+    for task, (fragments, written) in zip(tasks, run_tasks(tasks, folder), strict=True):
+        rows[task.table] += fragments
+        files |= written
+    commit_point("fragments-written")
+    return rows, files

@@ -28,9 +28,9 @@ from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.line import pending
 from cairn.pipeline.line.compatibility import require_same_model
 from cairn.pipeline.line.encode import encode_shards
+from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.engine import Engine
-from cairn.pipeline.line.local_engine import LocalEngine
-from cairn.pipeline.line.publish import commit_shards, publish
+from cairn.pipeline.line.publish import publish
 from cairn.pipeline.line.run import Run, StageWatch, new_run_id
 from cairn.pipeline.line.view import view_corpus
 from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
@@ -89,7 +89,7 @@ class RecontextualisationReport:
 
 def plan_recontextualisation(root: str | Path, collection: str) -> RecontextualisationPlan:
     """Compare a collection with the corpus its context was drawn from; reads no text and loads no model."""
-    status = collection_status(CollectionLayout(Path(root), collection))
+    status = collection_status(CollectionLayout.at(Path(root), collection))
     before, now = status["context"]["cluster_sizes"], status["cluster_sizes"]
     drift = measure_drift(before, now, status["context"]["collection_documents"])
     reads_context = EncoderConfig(**status["encoder"]).needs_context
@@ -130,12 +130,9 @@ def recontextualise(
         shards, characters = _stage_stored(run)
         view = view_corpus(run, shards)
         encoded = encode_shards(run, view, shards, characters)
-        committed = commit_shards(
-            run, encoded, has_tokens=view.token_projection is not None, replaces_all=True
-        )
         before = run.layout.current_generation_number()
         before_sha256 = run.layout.hash_of_manifest(before) if before else ""
-        manifest = publish(run, view, encoded, committed)
+        manifest = publish(run, view, encoded, replaces_all=True)
         carry_over(run.layout.sources_path, before_sha256, run.layout.hash_of_manifest(manifest.generation))
         run.ledger.close()
         pending.discard(run.layout)
@@ -163,9 +160,9 @@ def _open(
 ) -> Generator[Run]:
     """Hold the writer lock of a collection whose model is the one it was built with."""
     watch = StageWatch(progress)
-    layout = CollectionLayout(Path(root), collection)
+    layout = CollectionLayout.at(Path(root), collection)
     layout.require_exists()
-    with closing(engine or LocalEngine(config)) as opened, layout.writer_lock():
+    with closing(engine or EncoderWorker(config)) as opened, layout.writer_lock():
         published = prepare_writer(layout)
         assert published is not None, "require_exists found a generation"
         require_same_model(layout, published, config, opened)

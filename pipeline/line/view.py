@@ -15,10 +15,15 @@ from cairn.pipeline import durable
 from cairn.pipeline.cluster.assignment import assign
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.cluster.sampling import sample_rows
+from cairn.pipeline.cluster.store import Clusters
+from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.errors import FingerprintMismatchError
-from cairn.pipeline.line.corpus_view import CorpusView, read_view
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
+from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.line.run import Run
-from cairn.pipeline.token_vectors.projection import save_token_projection
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection, save_token_projection
 
 SAMPLE_TEXT_CHARACTERS = 2_048
 """Start of a document that surrogate and first stage may read: some 500 tokens, twice what either uses."""
@@ -72,3 +77,20 @@ def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
     durable.commit_point("context-written")
     known = dict(zip(sample.column("doc_id").to_pylist(), assignments_N.tolist(), strict=True))
     return CorpusView(clusters=clusters, context=context, token_projection=projection, known_clusters=known)
+
+
+def view_folder(layout: CollectionLayout, base: Manifest | None) -> Path:
+    """Return the folder of clusters and context: a generation's, or ``pending/`` where they are drawn."""
+    return layout.generation_folder(base.generation) if base else layout.pending_folder
+
+
+def read_view(layout: CollectionLayout, base: Manifest | None) -> CorpusView:
+    """Read the clusters and the context of a generation, or those of ``pending/`` (None)."""
+    folder = view_folder(layout, base)
+    has_tokens = (folder / LATE_NAME).is_file() and (base is None or LATE_NAME in base.files)
+    with layout.naming_damage():
+        return CorpusView(
+            clusters=Clusters.read(folder / CLUSTERS_ARROW),
+            context=ContextSet.read(folder / CONTEXT_ARROW),
+            token_projection=load_token_projection(folder / LATE_NAME) if has_tokens else None,
+        )

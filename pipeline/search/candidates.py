@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.protocol import NO_POSITION
-from cairn.pipeline.index.segments.joined_columns import JoinedColumns
+from cairn.pipeline.index.segments.joined import JoinedColumns
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.late import best_places

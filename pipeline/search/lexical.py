@@ -1,8 +1,6 @@
 """BM25 of documents and passages from the words of segments, by position.
 
-In generations of earlier releases LanceDB's full-text index scores documents. Its query is a match-query
-object: quotes, operators and boolean words in a user's text are words or nothing, never syntax. Everything
-reads the table pinned by the generation. Lance's error messages contain paths: their text is not passed on.
+Lance's error messages contain paths: their text is not passed on.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from cairn.pipeline.errors import StorageError, TryAgainError, is_panic
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.tables import TEXT_INDEX_COLUMNS
 from jaxtyping import Bool, Float32, Int64
 
 MAX_WORDS = 128
@@ -91,8 +88,6 @@ def bm25_documents(
     Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
     corpus that the generation is a part of.
     """
-    if generation.document_bm25 is None:
-        return _full_text_documents(generation, query, allowed, limit)
     scores = generation.document_bm25.scores(bounded_words(query), totals)
     found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
     if len(found) > limit:
@@ -100,18 +95,6 @@ def bm25_documents(
         found = found[scores[found] >= least]
     found = found[np.lexsort((found, -scores[found]))][:limit]
     return found, scores[found]
-
-
-def _full_text_documents(
-    generation: Generation, query: str, allowed: Int64[np.ndarray, " A"] | None, limit: int
-) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
-    with lance_errors("the BM25 search", generation.layout):
-        found = generation.match_documents(
-            match_any_word(query, TEXT_INDEX_COLUMNS), limit if allowed is None else generation.num_documents
-        )
-    positions = generation.position_of_row_ids(found.column(ROW_ID).to_numpy())
-    is_kept = np.ones(len(positions), np.bool_) if allowed is None else np.isin(positions, allowed)
-    return positions[is_kept][:limit], found.column(SCORE).to_numpy()[is_kept][:limit]
 
 
 def bm25_passages(
@@ -122,11 +105,8 @@ def bm25_passages(
 ) -> Float32[np.ndarray, " M"] | None:
     """Return BM25 of the window of ``size`` chunks that begins with each chunk.
 
-    It is 0 outside of the ``allowed`` documents. None where the generation has no BM25 of passages or no
-    word of the query stands in any.
+    It is 0 outside of the ``allowed`` documents. None where no word of the query stands in any.
     """
-    if generation.passage_bm25 is None:
-        return None
     scores = generation.passage_bm25.scores(bounded_words(query), size)
     if allowed is not None:
         scores *= is_in_documents(generation, allowed)

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
 from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.outages import note_outage
-from cairn.pipeline.index.replica import REFRESH_SECONDS
+from cairn.pipeline.index.replica import REFRESH_SECONDS, note_outage
 from cairn.pipeline.index.stored_files import Checks
 from cairn.pipeline.search.reader import IndexReader, LocalReader
 from cairn.pipeline.types import QueryEncoder

@@ -199,14 +199,14 @@ class Collections:
 
     async def is_healed(self, name: str, suspects: Collection[str] = ()) -> bool:
         """Mend a damaged collection where that costs no row; tell whether another attempt may succeed."""
-        layout = CollectionLayout(self._settings.root, name)
+        layout = CollectionLayout.at(self._settings.root, name)
         return await self._healer.heal(layout, suspects, OPENING_SHARE * self._settings.deadline_seconds)
 
     def heal_outdated(self, served: ServedCollection) -> None:
         """Begin to mend the published generation where an older one, or only a part of it, answers."""
         searcher = served.searcher
         if searcher.is_outdated or searcher.is_lacking:
-            self._healer.start(CollectionLayout(self._settings.root, served.name), searcher.suspects)
+            self._healer.start(CollectionLayout.at(self._settings.root, served.name), searcher.suspects)
         else:
             self._healer.settle(served.name)
 
@@ -266,7 +266,7 @@ class Collections:
     def _standing(self) -> list[str]:
         """List the collections that were opened and have not been removed since, by name."""
         root = self._settings.root
-        return [name for name in sorted(self._opened) if CollectionLayout(root, name).exists()]
+        return [name for name in sorted(self._opened) if CollectionLayout.at(root, name).exists()]
 
     def summarise(self, name: str) -> CollectionSummary:
         """Describe what answers for a name in a line, as it is served where open, else as its files say."""
@@ -283,7 +283,7 @@ class Collections:
                 return CollectionSummary(name=name, status="damaged")
             except CairnError:  # another encoder's, or gone: as its files say
                 pass
-        layout = CollectionLayout(self._settings.root, name)
+        layout = CollectionLayout.at(self._settings.root, name)
         try:
             number = layout.current_generation_number()
             manifest = None if number is None else read_manifest(layout, number)
@@ -318,7 +318,7 @@ class Collections:
     def _require_published(self, name: str) -> None:
         """Refuse a name without a published generation, and do no work for unknown names."""
         try:
-            layout = CollectionLayout(self._settings.root, name)
+            layout = CollectionLayout.at(self._settings.root, name)
         except ConfigError:
             raise unknown_collection() from None
         if not layout.exists():
@@ -348,7 +348,7 @@ class Collections:
         return _Failure(problem, time.monotonic() + RETRY_SECONDS)
 
     def _open_now(self, name: str) -> ServedCollection:
-        layout = CollectionLayout(self._settings.root, name)
+        layout = CollectionLayout.at(self._settings.root, name)
         self._use_encoder(name, None)
         # The searcher checks every hash; here only the manifest and the context are read.
         generation = open_latest_intact_generation(layout, checks=SIZES)

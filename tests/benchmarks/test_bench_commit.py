@@ -32,12 +32,10 @@ from cairn.pipeline.encode.documents import EncodedDocuments
 from cairn.pipeline.encode.shard_tables import shard_tables
 from cairn.pipeline.encode.shards import as_parquet
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.pending_area import PendingArea
 from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.line import ingest as line
+from cairn.pipeline.index.worker_files import PendingArea
 from cairn.pipeline.line.build_index import build_index
-from cairn.pipeline.line.corpus_view import CorpusView
-from cairn.pipeline.line.engine_records import Begun, EmbeddedSample, EncodedShard, Loaded
+from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 
 pytestmark = pytest.mark.bench
 
@@ -144,7 +142,6 @@ def measure(source: str, root: str, workers: str) -> None:
         engine.run_tasks = lambda tasks, _: [
             each.result() for each in [processes.submit(task.run) for task in tasks]
         ]
-    line.open_engine = lambda *_: engine
     marks: list[tuple[str, float, float]] = []
     commit: list[tuple[float, int]] = []
 

@@ -33,7 +33,7 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.shards import write_encoded_shard
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.build_index import build_index
-from cairn.pipeline.line.corpus_view import CorpusView
+from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.types import staged_schema
 
 pytestmark = pytest.mark.bench

@@ -24,13 +24,13 @@ from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_delete import id_batches
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,
     prepare_writer,
     publish_generation,
 )
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
 from cairn.pipeline.search.lexical import bm25_documents, bm25_passages
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection

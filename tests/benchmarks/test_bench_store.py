@@ -42,7 +42,7 @@ class Encoder:
     fingerprint, vector_dim = "e" * 64, VECTOR_DIM
     def encode_queries(self, queries):
         raise AssertionError("queries are vectors here")
-served = ServedGeneration(CollectionLayout(Path(sys.argv[2]), "bench"), Encoder())
+served = ServedGeneration(CollectionLayout.at(Path(sys.argv[2]), "bench"), Encoder())
 rng, seen = np.random.default_rng(1), 0
 while True:
     generation = served.take().generation
@@ -76,7 +76,7 @@ def test_bench_reader_of_a_store_after_one_document(
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
     reading = dict(os.environ)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "writer"))
-    layout = CollectionLayout(Path(ROOT), "bench")
+    layout = CollectionLayout.at(Path(ROOT), "bench")
     first_seconds = publish(layout, 0, CHUNKS // CHUNKS_A_DOCUMENT)
     uploaded = object_store.traffic()["came"]
     command = [sys.executable, "-c", READER, str(Path(__file__).parent), ROOT]

@@ -62,7 +62,7 @@ def test_engine_is_ray_where_there_is_an_address():
 def test_engine_takes_its_workers_from_flags():
     chosen = {
         "engine": "ray",
-        "workers": (2, 8),
+        "workers": "2:8",
         "worker_cpus": 4,
         "worker_gpus": 0.5,
         "shard_deadline": 90.0,
@@ -79,7 +79,7 @@ def test_engine_takes_its_workers_from_flags():
 
 
 def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):
-    resolve_engine({"workers": (2, 2)})
+    resolve_engine({"workers": "2"})
     assert "flags about them move nothing" in capsys.readouterr().err
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.index.copied_names import COPIES
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import COPIES
 
 HUGE = f"1{'0' * 400}"
 LONG = "a" * 401

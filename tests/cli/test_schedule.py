@@ -110,7 +110,7 @@ def test_schedule_of_a_plan_is_added(call: Any) -> None:
     assert call("add", "weekly", "--cron", "0 4 * * 0", "--", "plan", "c", "--apply")[0] == 0
 
 
-JOB = 'job = "build_index"\nsources = ["s3://articles"]\ncollection = "{}"\nroot = "s3://indexes"\n'
+JOB = 'job = "build_index"\ncollection = "{}"\nroot = "s3://indexes"\n[ingest]\nsources = ["s3://articles"]\n'
 
 
 def test_schedule_of_a_job_for_a_cluster_is_added(call: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.jobs.job_file import read_job
+from cairn.jobs.job_file import ingest_of, read_job
 from cairn.jobs.ray_cluster.submission import Listed, Outcome, Submission
 from cairn.pipeline.errors import ClusterError
 
@@ -89,7 +89,7 @@ def test_example_is_written_once_and_is_a_job(call: Any, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     code, said, _ = call("submit", "--example", "build_index")
     assert (code, "cairn submit build_index.toml" in said) == (0, True)
-    assert read_job(tmp_path / "build_index.toml").collection == "python-docs"
+    assert ingest_of(read_job(tmp_path / "build_index.toml")).collection == "python-docs"
     code, _, error = call("submit", "--example", "build_index")
     assert (code, "build_index.toml must not be there yet" in error) == (2, True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cairn.pipeline import collection
 from cairn.pipeline.errors import DamageError, StorageError
-from cairn.pipeline.index.lance_errors import lance_errors
+from cairn.pipeline.index.tables import lance_errors
 from cairn.pipeline.search.lexical import lance_errors as searching
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})

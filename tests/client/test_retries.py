@@ -6,12 +6,13 @@ import asyncio
 import datetime as dt
 import json
 from collections.abc import Callable, Sequence
-from email.utils import format_datetime
 from typing import Any
 
 import httpx2
 import pytest
+import tenacity
 from cairn.pipeline.client import AsyncCairnClient, CairnClient
+from cairn.pipeline.client.clients import Connection
 from cairn.pipeline.client.errors import (
     AccessError,
     ApiError,
@@ -22,10 +23,8 @@ from cairn.pipeline.client.errors import (
     ServerUnreachableError,
     UnavailableError,
 )
-from cairn.pipeline.client.retries import RetryPolicy, retry_after_seconds
-from cairn.pipeline.errors import ConfigError, UsageError
 
-ANSWER = {"query": "q", "generation": 3, "hits": [], "next_cursor": None}
+ANSWER = {"query": "q", "generation": 3, "hits": [], "warnings": [], "next_cursor": None}
 Reply = tuple[int, Any, dict[str, str]] | Exception
 
 
@@ -65,8 +64,9 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def pause(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("cairn.pipeline.client.sync_client.sleep", waited.append)
-    monkeypatch.setattr("cairn.pipeline.client.async_client.sleep", pause)
+    patched = {tenacity.Retrying: waited.append, tenacity.AsyncRetrying: pause}
+    made = Connection.retrying
+    monkeypatch.setattr(Connection, "retrying", lambda own, kind: made(own, kind).copy(sleep=patched[kind]))
     return waited
 
 
@@ -113,12 +113,16 @@ def test_what_may_pass_is_tried_again(search: Search, pauses: list[float], first
 def test_server_says_how_long_to_wait(search: Search, pauses: list[float]) -> None:
     search(Script([problem(503, "overloaded", **{"Retry-After": "7"}), (200, ANSWER, {})]))
     assert 7.0 < pauses[0] < 7.5
+    soon = problem(503, "overloaded", **{"Retry-After": "3600"})
+    with pytest.raises(UnavailableError) as caught:
+        search(Script([soon]))
+    assert caught.value.retry_after_seconds == 3600.0
 
 
 @both
 def test_waits_grow_where_the_server_says_nothing(search: Search, pauses: list[float]) -> None:
     search(Script([httpx2.ConnectError("refused")] * 4 + [(200, ANSWER, {})]), max_retries=4)
-    assert [0.125 * 2**step <= pause <= 0.25 * 2**step for step, pause in enumerate(pauses)] == [True] * 4
+    assert all(0.125 * 2**step <= pause <= 0.125 * 2**step + 0.25 for step, pause in enumerate(pauses))
 
 
 @both
@@ -189,29 +193,6 @@ def test_key_is_sent_and_never_shown(
     assert sent == [None, "Bearer from-the-environment", "Bearer given"]
     with CairnClient(api_key="a-secret") as client:
         assert "a-secret" not in repr(client.connection)
-    for wrong in ("two\nlines", "schlüssel", "\x00"):
-        with pytest.raises(ConfigError) as caught:
-            CairnClient(api_key=wrong)
-        assert wrong not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"base_url": "localhost:8400"}, {"timeout_seconds": 0.0}, {"max_retries": -1}]
-)
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        CairnClient(**wrong)
-    with pytest.raises(ConfigError):
-        RetryPolicy(max_retries=101)
-
-
-def test_values_that_are_no_json_are_refused_before_anything_is_sent() -> None:
-    script = Script([])
-    with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script)) as client:
-        for wrong in (float("nan"), object()):
-            with pytest.raises(UsageError, match="must be JSON"):
-                client.collection("stones").search("q", filters={"type": "eq", "key": "year", "value": wrong})
-    assert script.requests == []
 
 
 def test_dates_are_sent_as_iso_8601() -> None:
@@ -221,13 +202,6 @@ def test_dates_are_sent_as_iso_8601() -> None:
             "q", filters={"type": "gte", "key": "found", "value": dt.date(2004, 1, 1)}
         )
     assert json.loads(script.requests[0].content)["filters"]["value"] == "2004-01-01"
-
-
-def test_retry_after_is_read_as_seconds_or_date() -> None:
-    assert retry_after_seconds("120") == 120.0
-    assert retry_after_seconds(format_datetime(dt.datetime(2001, 1, 1, tzinfo=dt.UTC), usegmt=True)) == 0.0
-    assert retry_after_seconds("soon") is None
-    assert retry_after_seconds(None) is None
 
 
 @both

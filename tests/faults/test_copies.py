@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.copied_names import COPIES
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.names import COPIES
 from cairn.pipeline.search import served
 from cairn.pipeline.search.searcher import Searcher
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.index.copied_names import COPIES
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.names import COPIES
 
 from tests.faults.test_damage_matrix import NEW
 

@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.publish import COMMIT_POINTS
-from cairn.pipeline.index.stored_rows import vectors_of
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.compatibility import stored_settings
 from cairn.pipeline.line.recontextualise import recontextualise

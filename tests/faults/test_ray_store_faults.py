@@ -27,9 +27,9 @@ from cairn.pipeline.index.segments.parts import Task
 from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.encoder_worker import EncoderWorker
-from cairn.pipeline.line.engine_records import EncodedShard
+from cairn.pipeline.line.engine import EncodedShard
 
-from tests.line.test_row_tasks import corpus
+from tests.line.test_store_tasks import corpus
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -90,7 +90,7 @@ def build(
         build_index([source], ROOT, "c", config, engine=EngineConfig(name="ray", max_workers=2))
         build_index([source], tmp_path / "local", "c", config)
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
-        layout, local = CollectionLayout(Path(ROOT), "c"), CollectionLayout(tmp_path / "local", "c")
+        layout, local = CollectionLayout.at(Path(ROOT), "c"), CollectionLayout(tmp_path / "local", "c")
         stored, built = (open_generation(each).manifest for each in (layout, local))
         assert stored.segments == built.segments
         differing = {name for name in stored.files if stored.files[name] != built.files[name]}
@@ -132,11 +132,11 @@ def test_worker_killed_when_its_shard_is_in_the_store_costs_no_row(
             os.kill(os.getpid(), signal.SIGKILL)
 
     class DyingEncoder(EncoderWorker):
-        def encode(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
+        def encode_shard(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
             if alive.exists():
                 alive.unlink()
                 durable.observe_commit_points(die)
-            return super().encode(staged, on_tokens)
+            return super().encode_shard(staged, on_tokens)
 
     monkeypatch.setattr(ray_engine, "EncoderWorker", DyingEncoder)
     build()

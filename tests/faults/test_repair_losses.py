@@ -12,8 +12,8 @@ import pytest
 from cairn.pipeline.durable import observe_commit_points
 from cairn.pipeline.index.generation import open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.losses import losses_path
 from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.verify import losses_path
 
 from tests.faults.test_damage_matrix import NEW, RIGHT, path_of, template, texts
 from tests.index import stones

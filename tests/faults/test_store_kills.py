@@ -34,11 +34,11 @@ Kill = Callable[[str, Callable[[], None]], None]
 
 def write() -> None:
     lease.LEASE_SECONDS = 0.1
-    stones.publish_change(CollectionLayout(Path(ROOT), "stones"), "n")
+    stones.publish_change(CollectionLayout.at(Path(ROOT), "stones"), "n")
 
 
 def read() -> None:
-    open_generation(CollectionLayout(Path(ROOT), "stones"))
+    open_generation(CollectionLayout.at(Path(ROOT), "stones"))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.Monke
 
     def on(name: str) -> CollectionLayout:
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
-        return CollectionLayout(Path(ROOT), "stones")
+        return CollectionLayout.at(Path(ROOT), "stones")
 
     return on
 

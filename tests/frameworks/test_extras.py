@@ -33,13 +33,10 @@ def test_cairn_imports_no_framework_by_itself() -> None:
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [
-        ("cairn.pipeline.client.sync_client", "httpx2", "client"),
-        ("cairn.pipeline.client.async_client", "httpx2", "client"),
-        ("cairn.pipeline.frameworks.langchain_retriever", "langchain-core", "langchain"),
-        ("cairn.pipeline.frameworks.langchain_embeddings", "langchain-core", "langchain"),
-        ("cairn.pipeline.frameworks.langchain_store", "langchain-core", "langchain"),
-        ("cairn.pipeline.frameworks.llama_retriever", "llama-index-core", "llama-index"),
-        ("cairn.pipeline.frameworks.haystack_retriever", "haystack-ai", "haystack"),
+        ("cairn.pipeline.client.clients", "httpx2", "client"),
+        ("cairn.langchain", "langchain-core", "langchain"),
+        ("cairn.llama_index", "llama-index-core", "llama-index"),
+        ("cairn.haystack", "haystack-ai", "haystack"),
         ("cairn.pipeline.frameworks.mcp_server", "mcp", "mcp"),
     ],
 )

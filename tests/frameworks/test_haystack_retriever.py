@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.haystack import CairnRetriever
 from cairn.pipeline.errors import FilterError
-from cairn.pipeline.frameworks.haystack_retriever import CairnRetriever, cairn_filter
+from cairn.pipeline.frameworks.haystack_retriever import cairn_filter
 from haystack import Document, Pipeline
 from haystack.components.builders import PromptBuilder
 from haystack.utils import Secret
@@ -49,14 +50,18 @@ def test_pipeline_runs_as_before_once_written_and_read_again(retriever: CairnRet
 
 
 def test_key_is_written_by_its_variable_only() -> None:
-    component = CairnRetriever(
-        "stones", url="http://127.0.0.1:1", api_key=Secret.from_env_var("MY_KEY", strict=False)
-    )
-    data = component.to_dict()
-    assert data["init_parameters"]["api_key"] == {"type": "env_var", "env_vars": ["MY_KEY"], "strict": False}
-    assert CairnRetriever.from_dict(data).to_dict() == data
+    pipeline = Pipeline()
+    key = Secret.from_env_var("MY_KEY", strict=False)
+    pipeline.add_component("retriever", CairnRetriever("stones", url="http://127.0.0.1:1", api_key=key))
+    written = pipeline.to_dict()
+    parameters = written["components"]["retriever"]["init_parameters"]
+    assert parameters["api_key"] == {"type": "env_var", "env_vars": ["MY_KEY"], "strict": False}
+    allowed = ["cairn.pipeline.frameworks.haystack_retriever"]
+    assert Pipeline.loads(pipeline.dumps(), allowed_modules=allowed).to_dict() == written
+    pipeline = Pipeline()
+    pipeline.add_component("retriever", CairnRetriever("stones", api_key=Secret.from_token("secret")))
     with pytest.raises(ValueError, match=r"[Tt]oken"):
-        CairnRetriever("stones", api_key=Secret.from_token("secret")).to_dict()
+        pipeline.dumps()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cairn.pipeline.frameworks.llama_retriever import CairnRetriever
+from cairn.llama_index import CairnRetriever
 from cairn.pipeline.frameworks.source import Searchable
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.llms import MockLLM

@@ -57,7 +57,7 @@ def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.Monke
 
     def on(name: str) -> CollectionLayout:
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
-        return CollectionLayout(Path(STORE_ROOT), "stones")
+        return CollectionLayout.at(Path(STORE_ROOT), "stones")
 
     return on
 

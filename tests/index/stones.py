@@ -13,7 +13,7 @@ from cairn.pipeline.errors import CollectionNotFoundError, IntegrityError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.index.maintenance import delete_documents, find_served
 from cairn.pipeline.index.publish import (
     GenerationFacts,
     next_generation_number,
@@ -21,7 +21,6 @@ from cairn.pipeline.index.publish import (
     publish_generation,
 )
 from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
 from cairn.pipeline.types import chunks_schema, documents_schema

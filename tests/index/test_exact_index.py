@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cairn.pipeline.index.exact_index import ExactIndex
-from cairn.pipeline.index.protocol import VectorIndex
 
 
 def naive_search(vectors: np.ndarray, query: np.ndarray, top_k: int, allowed: list[int]) -> list[int]:
@@ -30,16 +29,6 @@ def test_exact_search_equals_naive_search_with_ties(allowed: list[int] | None) -
     assert found.tolist() == expected
 
 
-def test_exact_search_pads_missing_answers() -> None:
-    scores, positions = ExactIndex(grid_vectors(2)).search(grid_vectors(1), 3)
-    assert positions[0, 2] == -1
-    assert scores[0, 2] == -np.inf
-
-
 def test_exact_reconstruct_returns_the_rows() -> None:
     vectors = grid_vectors(10)
     assert np.array_equal(ExactIndex(vectors).reconstruct(np.array([5, 3, 5])), vectors[[5, 3, 5]])
-
-
-def test_exact_index_is_a_vector_index() -> None:
-    assert isinstance(ExactIndex(grid_vectors(1)), VectorIndex)

@@ -11,9 +11,9 @@ from cairn.pipeline.index import tiers
 from cairn.pipeline.index.lance_delete import MAX_PLACED_DOCUMENTS, FindDocuments, PlacedDocument
 from cairn.pipeline.index.lance_index import LanceTables, Versions
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.publish import prepare_writer
 from cairn.pipeline.index.segments.change import rows_changed
-from cairn.pipeline.index.served_documents import find_served
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 
 

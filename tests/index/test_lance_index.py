@@ -2,16 +2,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
-import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.errors import IntegrityError, SchemaError
-from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, Versions
+from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, StoredRows, Versions
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_rows import StoredRows
-from lancedb.index import FTS
 
 
 @pytest.fixture
@@ -107,17 +104,6 @@ def test_commit_of_a_missing_column_is_refused(tables: LanceTables, stones: Modu
             documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]),
             expected_documents=2,
         )
-
-
-def test_commit_drops_the_text_indexes_of_earlier_releases(
-    tables: LanceTables, stones: ModuleType, layout: CollectionLayout
-) -> None:
-    commit(tables, stones, stones.document_ids(5))
-    table = lancedb.connect(str(layout.lance_folder)).open_table(DOCUMENTS)
-    table.create_index("text", config=FTS(with_position=False))
-    commit(tables, stones, stones.document_ids(5, "n"), generation=2)
-    table.checkout_latest()
-    assert list(table.list_indices()) == []
 
 
 def test_commit_announces_every_step_in_order(

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.index import passage_bm25
-from cairn.pipeline.index.passage_bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
+from cairn.pipeline.index import bm25 as bm25_module
+from cairn.pipeline.index.bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
 from cairn.pipeline.index.passage_terms import write_passage_terms
-from cairn.pipeline.index.segments.deleted import none_deleted
-from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.segments.joined import JoinedWords
+from cairn.pipeline.index.segments.segment import none_deleted
 from cairn.pipeline.index.words import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
@@ -82,10 +82,10 @@ def test_scores_equal_the_formula_for_every_window(
 def test_scores_do_not_depend_on_how_windows_are_counted(
     bm25: PassageBM25, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(passage_bm25, "MAX_STEPPED_SIZE", 1_000)
+    monkeypatch.setattr(bm25_module, "MAX_STEPPED_SIZE", 1_000)
     found: list[list[np.ndarray]] = []
     for share in (0.0, 1e9):
-        monkeypatch.setattr(passage_bm25, "MAX_STEPPED_SHARE", share)
+        monkeypatch.setattr(bm25_module, "MAX_STEPPED_SHARE", share)
         found.append([bm25.scores(query, size) for query in QUERIES])
     np.testing.assert_array_equal(*found)
     assert found[0][0].max() > 0.0

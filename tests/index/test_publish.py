@@ -135,17 +135,3 @@ def test_prepare_writer_never_guesses_among_several_generations(
     published.current_path.unlink()
     with pytest.raises(IntegrityError, match="no CURRENT"):
         prepare_writer(published)
-
-
-def test_package_import_reaches_no_model_library() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import cairn.pipeline.index.maintenance, sys; print(sorted({'torch', 'transformers', 'ray', "
-        "'cairn.pipeline.model'} & set(sys.modules)))"
-    )
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "[]\n"
-    )

@@ -1,4 +1,4 @@
-"""Damaged files of a generation that searches do without, or find out from the tables."""
+"""Damaged files of a generation that searches do without, or read the second copy of."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import repair_collection, verify_collection
+from cairn.pipeline.index.names import COPIES
 
 BITS, TOKENS = "deleted.bits", "tokens.arrow"
 
@@ -36,12 +37,6 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def swap(path: Path) -> None:
-    """Mark another document, and as many."""
-    content = path.read_bytes()
-    path.write_bytes(bytes([content[0] << 1 & 0xFF, *content[1:]]))
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -53,30 +48,34 @@ def damage_both(layout: CollectionLayout, name: str, damage: Callable[[Path], No
             return  # one file with two names
 
 
-@pytest.mark.parametrize("damage", [flip, swap, cut, Path.unlink])
-def test_deleted_documents_are_found_by_the_tables_where_their_bits_are_damaged(
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink])
+def test_deleted_documents_are_told_by_the_second_copy_of_damaged_bits(
     layout: CollectionLayout, damage: Callable[[Path], None]
 ) -> None:
     whole = open_generation(layout)
     damage_both(layout, BITS, damage)
     found = open_latest_intact_generation(layout)
-    assert (found.number, found.lacking) == (3, (BITS,))
-    assert "it is made again from the tables" in str(found.warning)
+    assert (found.number, found.copied) == (3, (BITS,))
+    assert "its second copy is read" in str(found.warning)
     assert found.doc_ids.equals(whole.doc_ids)
     assert found.chunk_offsets.tolist() == whole.chunk_offsets.tolist()
     assert {problem.file for problem in verify_collection(layout)} == {BITS}
     repair_collection(layout)
     assert layout.generation_numbers() == [2, 3], "mended where they lay"
-    assert (open_generation(layout).lacking, verify_collection(layout)) == ((), [])
+    assert (open_generation(layout).copied, verify_collection(layout)) == ((), [])
 
 
-def test_bits_that_positions_do_not_tell_are_not_guessed(layout: CollectionLayout) -> None:
+def test_bits_whose_second_copies_are_damaged_too_are_made_again_from_the_tables(
+    layout: CollectionLayout,
+) -> None:
+    whole = open_generation(layout)
     damage_both(layout, BITS, flip)
-    damage_both(layout, "documents.arrow", flip)
-    with pytest.raises(DamageError, match=r"documents\.arrow"):
+    for number in (2, 3):
+        flip(layout.generation_folder(number) / COPIES / BITS)
+    with pytest.raises(DamageError, match=r"deleted\.bits"):
         open_latest_intact_generation(layout)
-    repair_collection(layout)
-    assert open_generation(layout).doc_ids.to_pylist()[-1] == "new"
+    assert repair_collection(layout).lost == ()
+    assert open_generation(layout).doc_ids.equals(whole.doc_ids)
     assert verify_collection(layout) == []
 
 

@@ -44,8 +44,8 @@ def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
-    return tmp_path / "cache" / "verified.sqlite"
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "verified"
 
 
 def write(path: Path, content: bytes = CONTENT, written: float = OLD) -> Path:
@@ -54,92 +54,80 @@ def write(path: Path, content: bytes = CONTENT, written: float = OLD) -> Path:
     return path
 
 
-def is_right(path: Path, database: Path | None, wanted: str = HASH) -> bool:
-    with VerifiedFiles(database) as verified:
-        return verified.has_sha256(path, wanted)
+def is_right(path: Path, folder: Path | None, wanted: str = HASH) -> bool:
+    return VerifiedFiles(folder).has_sha256(path, wanted)
 
 
-def test_file_is_hashed_once(tmp_path: Path, database: Path, hashing: Hashing) -> None:
+def test_file_is_hashed_once(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, database)
-    assert is_right(path, database)
+    assert is_right(path, folder)
+    assert is_right(path, folder)
     os.link(path, tmp_path / "shared")
-    assert is_right(tmp_path / "shared", database)
+    assert is_right(tmp_path / "shared", folder)
     assert hashing.paths == ["vectors"]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_file_that_was_written_to_or_replaced_is_hashed_again(
-    tmp_path: Path, database: Path, hashing: Hashing, is_replaced: bool
+    tmp_path: Path, folder: Path, hashing: Hashing, is_replaced: bool
 ) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, database)
+    assert is_right(path, folder)
     flipped = bytearray(CONTENT)
     flipped[SMALLEST // 2] ^= 1
     if is_replaced:  # by another file of the same time
         write(tmp_path / "other", bytes(flipped)).replace(path)
     else:
         write(path, bytes(flipped), OLD + 1)
-    assert not is_right(path, database)
-    assert not is_right(path, database)
+    assert not is_right(path, folder)
+    assert not is_right(path, folder)
     assert hashing.count() == 3
 
 
-def test_file_of_another_length_is_hashed_again(tmp_path: Path, database: Path, hashing: Hashing) -> None:
-    path = write(tmp_path / "vectors", CONTENT + b"more")
-    assert is_right(path, database, sha256(CONTENT + b"more").hexdigest())
-    assert not is_right(write(path, CONTENT + b"mor"), database, sha256(CONTENT + b"more").hexdigest())
-    assert hashing.count() == 2
-
-
-def test_another_hash_is_not_taken_from_what_is_known(
-    tmp_path: Path, database: Path, hashing: Hashing
-) -> None:
+def test_another_hash_is_not_taken_from_what_is_known(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, database)
-    assert not is_right(path, database, "0" * 64)
-    assert is_right(path, database)
+    assert is_right(path, folder)
+    assert not is_right(path, folder, "0" * 64)
+    assert is_right(path, folder)
     assert hashing.count() == 2
 
 
 @pytest.mark.parametrize(("content", "age"), [(CONTENT, 0.0), (CONTENT[1:], 60.0)], ids=["young", "small"])
 def test_young_and_small_files_are_hashed_each_time(
-    tmp_path: Path, database: Path, hashing: Hashing, content: bytes, age: float
+    tmp_path: Path, folder: Path, hashing: Hashing, content: bytes, age: float
 ) -> None:
     path = write(tmp_path / "vectors", content, time.time() - age)
     for _ in range(2):
-        assert is_right(path, database, sha256(content).hexdigest())
+        assert is_right(path, folder, sha256(content).hexdigest())
     assert hashing.count() == 2
 
 
-def test_without_a_place_for_a_database_files_are_hashed(tmp_path: Path, hashing: Hashing) -> None:
+def test_without_a_place_for_notes_files_are_hashed(tmp_path: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
     (tmp_path / "no folder").write_bytes(b"")
-    for place in (None, tmp_path / "no folder" / "verified.sqlite"):
+    for place in (None, tmp_path / "no folder" / "verified"):
         assert is_right(path, place)
         assert not is_right(path, place, "0" * 64)
     assert hashing.count() == 4
 
 
-def test_damaged_database_is_made_anew(tmp_path: Path, database: Path, hashing: Hashing) -> None:
+def test_damaged_note_is_written_again(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
-    database.parent.mkdir()
-    database.write_bytes(b"no database" * 1_000)
-    for _ in range(3):
-        assert is_right(path, database)
-    assert hashing.count() == 2  # without a database, into the new one, and known
+    assert is_right(path, folder)
+    for note in folder.iterdir():
+        note.write_bytes(b"no note")
+    for _ in range(2):
+        assert is_right(path, folder)
+    assert hashing.count() == 2
 
 
-def test_old_entries_are_forgotten(
-    tmp_path: Path, database: Path, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
+def test_notes_are_bounded(
+    tmp_path: Path, folder: Path, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verified_files, "KEPT_FILES", 4)
-    paths = [write(tmp_path / f"vectors{number}") for number in range(5)]
-    for path in [*paths, *paths[3:]]:
-        assert is_right(path, database)
-    assert hashing.count("vectors3") == hashing.count("vectors4") == 1
-    assert is_right(paths[0], database)
-    assert hashing.count("vectors0") == 2
+    for number in range(9):
+        assert is_right(write(tmp_path / f"vectors{number}"), folder)
+        assert len(list(folder.iterdir())) <= 4
 
 
 def test_second_opening_of_a_collection_hashes_no_large_file_and_verify_hashes_all(

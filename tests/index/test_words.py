@@ -1,8 +1,4 @@
-import lancedb
-import pyarrow as pa
-import pytest
-from cairn.pipeline.index.words import NO_TERM, STOP_WORDS, TermNumbers, terms_of, words_of
-from lancedb.index import FTS
+from cairn.pipeline.index.words import NO_TERM, TermNumbers, terms_of, words_of
 
 
 def test_words_are_runs_of_letters_marks_and_digits() -> None:
@@ -35,35 +31,3 @@ def test_numbers_are_given_by_term_in_the_order_met() -> None:
     numbers = TermNumbers()
     assert numbers.of(["Stones", "the", "path", "stone", "PATH"]) == [0, NO_TERM, 1, 0, 1]
     assert numbers.terms == ["stone", "path"]
-
-
-WORDS = [
-    "Running",
-    "runner",
-    "runs",
-    "stones",
-    "café",
-    "naïve",
-    "utf",
-    "8",
-    "generalisation",
-    "policies",
-    "日本語",
-    *sorted(STOP_WORDS),
-]
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> lancedb.table.Table:
-    rows = pa.table({"text": pa.array(WORDS, pa.large_string())})
-    made = lancedb.connect(str(tmp_path_factory.mktemp("words"))).create_table("words", rows)
-    made.create_index("text", config=FTS(with_position=False))
-    return made
-
-
-@pytest.mark.parametrize(
-    "query", [*WORDS, "run", "STONE", "cafe", "naive", "generalisations", "policy", "stonework"]
-)
-def test_words_match_where_those_of_lancedb_do(table: lancedb.table.Table, query: str) -> None:
-    found = {row["text"] for row in table.search(query, query_type="fts").limit(100).to_list()}
-    assert {word for word in WORDS if terms_of(word) and terms_of(word) == terms_of(query)} == found

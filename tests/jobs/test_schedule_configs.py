@@ -9,7 +9,6 @@ import sys
 import tomllib
 import types
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -114,48 +113,6 @@ def test_kubernetes_cronjob_tries_75_again_and_gives_up_on_a_wrong_command_line(
     assert {action: rule["values"] for action, rule in rules.items()} == {"Ignore": [75], "FailJob": [2]}
     assert {rule["containerName"] for rule in rules.values()} == {"ingest"}
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # what a policy by exit code requires
-
-
-RAY_JOB_FIELDS = {
-    *(
-        "submissionMode",
-        "entrypoint",
-        "backoffLimit",
-        "activeDeadlineSeconds",
-        "shutdownAfterJobFinishes",
-        "ttlSecondsAfterFinished",
-    ),
-    "rayClusterSpec",
-}
-RAY_CLUSTER_FIELDS = {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
-RAY_GROUP_FIELDS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
-"""Of the fields of ray.io/v1 in KubeRay 1.7 those that are used here.
-
-One that is misspelt would be dropped in silence.
-"""
-
-
-def test_ray_job_has_the_fields_of_its_kind_and_a_token_on_every_process() -> None:
-    job = yaml.safe_load((FOLDER / "rayjob.yaml").read_text("utf-8"))
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    assert set(job["spec"]) == RAY_JOB_FIELDS
-    cluster = job["spec"]["rayClusterSpec"]
-    assert set(cluster) == RAY_CLUSTER_FIELDS
-    assert cluster["authOptions"] == {"mode": "token"}
-    assert set(cluster["headGroupSpec"]) == {"rayStartParams", "template"}
-    (workers,) = cluster["workerGroupSpecs"]
-    assert set(workers) == RAY_GROUP_FIELDS
-    assert cluster["rayVersion"] == version("ray")
-    for group in (cluster["headGroupSpec"], workers):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
-        pod = group["template"]["spec"]
-        (container,) = pod["containers"]
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert container["securityContext"]["readOnlyRootFilesystem"] is True
-        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} == {
-            volume["name"] for volume in pod["volumes"]
-        }
 
 
 def test_ray_job_runs_an_ingest_that_may_quarantine_rows_and_tries_75_again(tmp_path: Path) -> None:

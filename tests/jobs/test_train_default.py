@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.jobs.job_file import read_job
 from cairn.jobs.train_default import CONFIG, job_of, main
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError
@@ -65,8 +65,8 @@ def judged(tmp_path: Path) -> Path:
 
 
 def test_config_is_a_training_of_the_size_it_says():
-    settings = tomllib.loads(CONFIG.read_text())["train"]
-    config = TrainConfig(**{**settings, "matryoshka_dims": tuple(settings["matryoshka_dims"])})
+    own = {"sources": object, "output": object, "base": object}
+    _, config = read_job(CONFIG).config(TrainConfig, own, ())
     assert (config.context_from, config.context_documents) == ("source", 512)
     assert config.sequence_documents * config.max_document_tokens == 2_048
     assert config.late_weight > 0

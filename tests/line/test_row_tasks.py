@@ -16,18 +16,18 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index import lance_files
-from cairn.pipeline.index.copies import find_lance_files
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.segments import parts
 from cairn.pipeline.index.segments.parts import Task
+from cairn.pipeline.index.stored_files import find_lance_files
 from cairn.pipeline.index.tables import CHUNKS, TABLES
 from cairn.pipeline.line.build_index import build_index
-from cairn.pipeline.line.local_engine import LocalEngine
+from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.pending import EncodedShards
-from cairn.pipeline.line.row_tasks import MAX_FRAGMENTS
+from cairn.pipeline.line.publish import MAX_FRAGMENTS
 from cairn.pipeline.manifest import record_file
 
 from tests.index import stones
@@ -45,7 +45,7 @@ def corpus(path: Path, versions: dict[int, int]) -> str:
     return str(path)
 
 
-def run_pickled(_: LocalEngine, tasks: Sequence[Task], folder: Path) -> list[Any]:
+def run_pickled(_: EncoderWorker, tasks: Sequence[Task], folder: Path) -> list[Any]:
     assert folder.is_dir()
     return [pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(task)).run())) for task in tasks]
 
@@ -56,7 +56,7 @@ def with_tasks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     monkeypatch.setattr(parts, "PART_CHUNKS", 20)
 
     def give() -> None:
-        monkeypatch.setattr(LocalEngine, "run_tasks", property(lambda self: run_pickled.__get__(self)))
+        monkeypatch.setattr(EncoderWorker, "run_tasks", property(lambda self: run_pickled.__get__(self)))
 
     return give
 

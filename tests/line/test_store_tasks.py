@@ -13,8 +13,8 @@ import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import TryAgainError
-from cairn.pipeline.index import pending_area as pending_area_module
 from cairn.pipeline.index import replica as replica_module
+from cairn.pipeline.index import worker_files as pending_area_module
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection, verify_collection
@@ -24,8 +24,7 @@ from cairn.pipeline.index.segments.parts import Task
 from cairn.pipeline.index.store_tasks import StoredTask, folder_prefix, store_tasks
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.encoder_worker import EncoderWorker
-from cairn.pipeline.line.engine_records import EncodedShard
-from cairn.pipeline.line.local_engine import LocalEngine
+from cairn.pipeline.line.engine import EncodedShard
 
 from tests.line.test_row_tasks import corpus
 
@@ -68,11 +67,11 @@ def on(
     monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
     monkeypatch.setattr(parts, "PART_CHUNKS", 20)
     engine = property(lambda _: run_elsewhere)
-    monkeypatch.setattr(LocalEngine, "run_tasks", engine)
+    monkeypatch.setattr(EncoderWorker, "run_tasks", engine)
 
     def go(machine: str) -> CollectionLayout:
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / machine))
-        return CollectionLayout(Path(ROOT), "c")
+        return CollectionLayout.at(Path(ROOT), "c")
 
     return go
 
@@ -197,7 +196,7 @@ def test_shards_in_a_store_are_committed_by_an_engine_without_workers(
     stopped: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LocalEngine, "run_tasks", None)
+    monkeypatch.setattr(EncoderWorker, "run_tasks", None)
     report = build_index([stopped], ROOT, "c", config)
     assert 0 < report.encoded < 40
     require_whole(on("reader"), 40)
@@ -259,16 +258,16 @@ def test_shards_of_workers_that_cannot_upload_pass_the_driver(
 
     monkeypatch.setattr(pending_area_module, "ObjectFolder", opened_by_worker)
     handed_over = list[bool]()
-    encode = EncoderWorker.encode
+    encode = EncoderWorker.encode_shard
 
     def watched(worker: EncoderWorker, *arguments: Any) -> EncodedShard:
         shard = encode(worker, *arguments)
         handed_over.append(shard.chunks is not None)
         return shard
 
-    monkeypatch.setattr(EncoderWorker, "encode", watched)
+    monkeypatch.setattr(EncoderWorker, "encode_shard", watched)
     if path == "LEASE":
-        monkeypatch.setattr(LocalEngine, "run_tasks", property(lambda _: run_here))
+        monkeypatch.setattr(EncoderWorker, "run_tasks", property(lambda _: run_here))
     build_index([corpus(tmp_path / "a.parquet", dict.fromkeys(range(40), 0))], ROOT, "c", config)
     assert set(handed_over) == {fault == "forbid"}
     require_whole(on("reader"), 40)

@@ -12,15 +12,15 @@ import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.index.copied_names import COPIES
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.index.layout import TOKENS_ARROW, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import (
     compact_collection,
     delete_documents,
     repair_collection,
     verify_collection,
 )
+from cairn.pipeline.index.names import COPIES, TOKENS_ARROW
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection, save_token_projection

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import cairn.pipeline.line.ingest
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,6 +21,7 @@ from cairn.pipeline.corpus import file_identity, ledger
 from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection, delete_documents, repair_collection
+from cairn.pipeline.line import build_index as line
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.line.recontextualise import recontextualise
@@ -184,7 +184,7 @@ def test_ingest_succeeds_where_its_files_cannot_be_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     warned = list[str]()
-    monkeypatch.setattr(cairn.pipeline.line.ingest.log, "warning", lambda message, *_: warned.append(message))
+    monkeypatch.setattr(line.log, "warning", lambda message, *_: warned.append(message))
     monkeypatch.setattr(ledger, "BUSY_SECONDS", 0.1)
     write(corpus, "b", ["the old cat"])
     with closing(sqlite3.connect(layout.sources_path, isolation_level=None)) as reader:

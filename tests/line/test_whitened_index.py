@@ -15,9 +15,8 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_rows import vectors_of
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import plan_recontextualisation
 

@@ -19,12 +19,12 @@ from pathlib import Path
 
 from cairn.pipeline.index import lease, replica
 from cairn.pipeline.index.generation import open_latest_intact_generation
-from cairn.pipeline.index.lance_errors import lance_errors
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import repair_collection, verify_collection
 from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.publish import COMMIT_POINTS
 from cairn.pipeline.index.replica import REPLICA_POINTS
+from cairn.pipeline.index.tables import lance_errors
 
 from tests.index import stones
 from tests.nightly.campaign import Tally, require
@@ -145,7 +145,7 @@ def _layout(machine: Path) -> CollectionLayout:
     """Return the collection as a machine sees it."""
     os.environ["CAIRN_CACHE"] = str(machine)
     lease.LEASE_SECONDS, replica.REFRESH_SECONDS = LEASE_SECONDS, 0.0  # pyright: ignore
-    return CollectionLayout(ROOT, "stones")
+    return CollectionLayout.at(ROOT, "stones")
 
 
 def _write(machine: Path, ids: list[str], version: int) -> None:

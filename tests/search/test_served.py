@@ -16,8 +16,9 @@ from cairn.pipeline.errors import (
     IntegrityError,
 )
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import repair_collection
+from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.search import served
 from cairn.pipeline.search.searcher import Searcher, finish_search
 from cairn.pipeline.search_options import SearchOptions

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from cairn.pipeline.collection import list_statuses
-from cairn.pipeline.index.copied_names import COPIES
-from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection, repair_collection
+from cairn.pipeline.index.names import CHUNKS_FAISS, COPIES
 from cairn.pipeline.search import served
 from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.app import create_app

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.layout import CHUNKS_FAISS, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.serve import healing
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient

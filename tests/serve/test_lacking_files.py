@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.layout import DELETED_BITS, TOKENS_ARROW, CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.names import DELETED_BITS, TOKENS_ARROW
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 

@@ -178,7 +178,7 @@ def test_switch_verb_moves_lists_and_goes_back(own_root: Path, capsys: pytest.Ca
 def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
     own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any], caplog: Any
 ) -> None:
-    from cairn.pipeline.line.ingest import _switch_warnings
+    from cairn.pipeline.line.build_index import _switch_warnings
 
     layout = CollectionLayout(own_root, "stones")
     assert list(_switch_warnings(layout)) == []

@@ -3,7 +3,6 @@
     deleted rows ─▶ new bits beside the files of older segments
     new rows     ─▶ one segment
     when due     ─▶ the newest segments merged into one
-    damaged      ─▶ written again from its rows
 
 All rows become one segment where that is as quick, where a codebook has to be trained, and where a file of
 the generation before is damaged or not there to be shared. A merge would give damaged rows a right hash, and
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,18 +29,18 @@ from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.faiss_build import Codebook
-from cairn.pipeline.index.layout import (
+from cairn.pipeline.index.lance_index import StoredRows
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.names import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DELETED_BITS,
     DOCUMENTS_ARROW,
     DOCUMENTS_FAISS,
     TOKENS_ARROW,
-    CollectionLayout,
 )
 from cairn.pipeline.index.segments.change import RowChange, rows_changed
 from cairn.pipeline.index.segments.codes import largest, needs_training, read_codebook
-from cairn.pipeline.index.segments.deleted import bits_of
 from cairn.pipeline.index.segments.merge import merge_segments
 from cairn.pipeline.index.segments.parts import (
     RunTasks,
@@ -52,19 +51,17 @@ from cairn.pipeline.index.segments.parts import (
     write_in_parts,
 )
 from cairn.pipeline.index.segments.segment import (
-    SHARED_FILES,
     SegmentRows,
+    bits_of,
     needed_files,
     open_rows,
     row_files,
-    segment_files,
     segment_name,
 )
 from cairn.pipeline.index.segments.writer import SegmentWriter
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from cairn.pipeline.index.verified_files import VerifiedFiles
-from cairn.pipeline.manifest import SEGMENTS_VERSION, FileRecord, Manifest, SegmentRecord
+from cairn.pipeline.manifest import FileRecord, Manifest, SegmentRecord
 from cairn.pipeline.types import ProgressListener
 
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -124,43 +121,6 @@ class Assembly:
         commit_point("segments-assembled")
         return made
 
-    def repair(
-        self, rows: StoredRows, damaged: Collection[str], progress: ProgressListener
-    ) -> tuple[SegmentRecord, ...]:
-        """Link the segments of unchanged ``rows``, and write those again of which a file is ``damaged``.
-
-        Every segment is written again, as one, where that is as quick or one cannot be shared.
-        """
-        base = self._base
-        assert base is not None, "a repair has what it repairs"
-        broken = [record for record in base.segments if not segment_files(record).isdisjoint(damaged)]
-        whole = [record for record in base.segments if record not in broken]
-        stored = [self._shared_rows(base, record) for record in whole]
-        kept = {
-            record.name: _Kept(record=record, rows=own, is_changed=False)
-            for record, own in zip(whole, stored, strict=True)
-            if own is not None
-        }
-        if not kept or len(kept) < len(whole) or base.chunks <= tiers.WHOLE_CHUNKS:
-            return self.build(rows, None, progress)
-        codebooks = self._codebooks(base, whole)
-        records: list[SegmentRecord] = []
-        begins = dict.fromkeys(TABLES, 0)
-        for place, record in enumerate(base.segments):
-            counts = {DOCUMENTS: record.live_documents, CHUNKS: record.live_chunks}
-            spans = {table: slice(begins[table], begins[table] + counts[table]) for table in TABLES}
-            begins = {table: spans[table].stop for table in TABLES}
-            if record in broken:
-                name = segment_name(self._number, f"repaired-{place}")
-                records.append(self._write(name, replace(rows, spans=spans), counts, codebooks, progress))
-            else:
-                self._share_segment(base, kept[record.name])
-                records.append(record)
-        _require_all(records, rows)
-        commit_point("segments-merged")
-        commit_point("segments-assembled")
-        return tuple(records)
-
     def share(self, base: Manifest, name: str) -> None:
         """Give a file of the generation before a name in this one."""
         source, target = self._layout.generation_folder(base.generation) / name, self._folder / name
@@ -193,19 +153,18 @@ class Assembly:
     def _shared_rows(self, base: Manifest, record: SegmentRecord) -> SegmentRows | None:
         """Map the rows of a segment of the generation before; None where a file of it cannot be shared."""
         has_tokens = record.name + TOKENS_ARROW in base.files
-        if base.format_version < SEGMENTS_VERSION or has_tokens != self._has_tokens:
+        if has_tokens != self._has_tokens:
             return None
         folder = self._layout.generation_folder(base.generation)
-        shared = (record.name + name for name in SHARED_FILES)
-        names = {*shared, *needed_files(record), *row_files(record, base.files)}
-        with VerifiedFiles.of_this_machine() as verified:
-            if not all(
-                name in base.files
-                and base.files[name].problem(folder / name, check_hash=False) is None
-                and verified.has_sha256(folder / name, base.files[name].sha256)
-                for name in names
-            ):
-                return None
+        names = {*needed_files(record), *row_files(record, base.files)}
+        verified = VerifiedFiles.of_this_machine()
+        if not all(
+            name in base.files
+            and base.files[name].problem(folder / name, check_hash=False) is None
+            and verified.has_sha256(folder / name, base.files[name].sha256)
+            for name in names
+        ):
+            return None
         try:
             return open_rows(folder, record)
         except DamageError:
@@ -260,7 +219,7 @@ class Assembly:
     ) -> SegmentRecord:
         """Write a segment of so many rows, by tasks where there are some to run them and it is worth it."""
         writer = SegmentWriter(self._folder, self._config, codebooks, progress, self._has_tokens)
-        if self._run_tasks is None or rows.spans is not None or num_parts(counts[CHUNKS]) < 2:
+        if self._run_tasks is None or num_parts(counts[CHUNKS]) < 2:
             return writer.write(name, rows)
         return self._take(write_in_parts(writer, name, rows, counts, self._run_tasks))
 

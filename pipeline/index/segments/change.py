@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import lance
 import numpy as np
 from cairn.pipeline.index.lance_delete import DeletedDocuments
-from cairn.pipeline.index.lance_errors import lance_errors
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, open_pinned_dataset
+from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, lance_errors, open_pinned_dataset
 from jaxtyping import Int64, UInt64
 
 

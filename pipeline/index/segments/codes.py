@@ -28,9 +28,14 @@ from cairn.pipeline.index.faiss_build import (
     write_list_header,
     write_refine,
 )
-from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, read_faiss_file
-from cairn.pipeline.index.faiss_kinds import choose_kind, faiss_kind
-from cairn.pipeline.index.segments.deleted import DeletedRows
+from cairn.pipeline.index.faiss_index import (
+    REFINE_SUFFIX,
+    FaissIndex,
+    choose_kind,
+    faiss_kind,
+    read_faiss_file,
+)
+from cairn.pipeline.index.segments.segment import DeletedRows
 from cairn.pipeline.manifest import SegmentRecord
 from jaxtyping import Int64, UInt8
 
@@ -63,8 +68,7 @@ def needs_training(
         return bool(coded)
     if not coded:
         return True
-    trained_for = coded[0].get("trained_for", coded[0]["num_vectors"])
-    return coded[0]["kind"] != wanted or num_vectors >= RETRAINED_GROWTH * trained_for
+    return coded[0]["kind"] != wanted or num_vectors >= RETRAINED_GROWTH * coded[0]["trained_for"]
 
 
 def read_codebook(path: Path, description: Mapping[str, Any]) -> Codebook | None:
@@ -103,7 +107,7 @@ def write_index(
 
 def _are_few(num_vectors: int, codebook: Codebook) -> bool:
     """Tell whether vectors are kept as they are; all that a codebook was trained for are coded."""
-    return num_vectors <= EXACT_VECTORS and num_vectors != codebook.description.get("trained_for")
+    return num_vectors <= EXACT_VECTORS and num_vectors != codebook.description["trained_for"]
 
 
 def few_sentence(num_vectors: int) -> str:

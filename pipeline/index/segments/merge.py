@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index.faiss_build import Codebook
-from cairn.pipeline.index.layout import (
+from cairn.pipeline.index.names import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DOCUMENTS_ARROW,
@@ -41,8 +41,7 @@ from cairn.pipeline.index.position_files import (
     unnamed_file,
 )
 from cairn.pipeline.index.segments.codes import IndexPart, join_indexes
-from cairn.pipeline.index.segments.deleted import DeletedRows
-from cairn.pipeline.index.segments.segment import Segment, SegmentRows
+from cairn.pipeline.index.segments.segment import DeletedRows, Segment, SegmentRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.token_file import TOKEN_FILE_COLUMNS, TOKEN_FILE_SCHEMA
 from cairn.pipeline.manifest import SegmentRecord
@@ -61,10 +60,15 @@ def merge_segments(
     rows = [segment.rows for segment in segments]
     _join_documents(rows, folder / (name + DOCUMENTS_ARROW))
     _join_chunks(rows, folder / (name + CHUNKS_ARROW))
-    passages, titles, lengths = _words_of(segments)
-    _join_words(passages, folder / (name + PASSAGES_ARROW))
-    _join_words(titles, folder / (name + TITLES_ARROW))
-    _join_lengths(lengths, folder / (name + LENGTHS_ARROW))
+    deleted_chunks = [each.deleted_chunks for each in rows]
+    deleted_documents = [each.deleted_documents for each in rows]
+    for file, batches, deleted in (
+        (PASSAGES_ARROW, [each.words for each in segments], deleted_chunks),
+        (TITLES_ARROW, [each.titles for each in segments], deleted_documents),
+    ):
+        _join_words(list(zip(batches, deleted, strict=True)), folder / (name + file))
+    lengths = [each.lengths for each in segments]
+    _join_lengths(list(zip(lengths, deleted_documents, strict=True)), folder / (name + LENGTHS_ARROW))
     _join_codes(segments, folder / (name + TOKENS_ARROW))
     indexes: dict[str, Mapping[str, Any]] = {}
     for table, file, parts in (
@@ -82,22 +86,6 @@ def merge_segments(
         deleted_chunks=0,
         indexes=indexes,
     )
-
-
-_Parts = list[tuple[pa.RecordBatch, DeletedRows]]
-
-
-def _words_of(segments: Sequence[Segment]) -> tuple[_Parts, _Parts, _Parts]:
-    """Return words, titles and lengths with the rows that are deleted of each."""
-    passages, titles, lengths = _Parts(), _Parts(), _Parts()
-    for segment in segments:
-        assert segment.words is not None, "a segment without words is made again"
-        assert segment.titles is not None, "as is one without titles"
-        assert segment.lengths is not None, "and without lengths"
-        passages.append((segment.words, segment.rows.deleted_chunks))
-        titles.append((segment.titles, segment.rows.deleted_documents))
-        lengths.append((segment.lengths, segment.rows.deleted_documents))
-    return passages, titles, lengths
 
 
 def _join_documents(parts: Sequence[SegmentRows], path: Path) -> None:
@@ -125,7 +113,7 @@ def _join_chunks(parts: Sequence[SegmentRows], path: Path) -> None:
         spool.finish()
 
 
-def _join_lengths(parts: _Parts, path: Path) -> None:
+def _join_lengths(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], path: Path) -> None:
     with closing(ColumnSpool(LENGTHS_SCHEMA, path)) as spool:
         for lengths, deleted in parts:
             for stored in _live_blocks(deleted):
@@ -161,7 +149,8 @@ def _join_words(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], path: Path)
     terms = terms.take(pc.sort_indices(terms))
     begins = np.cumsum([0, *(deleted.num_live for _, deleted in parts)]).tolist()
     words = [
-        _Words(batch, deleted, begin, terms) for (batch, deleted), begin in zip(parts, begins, strict=False)
+        _RankedWords(batch, deleted, begin, terms)
+        for (batch, deleted), begin in zip(parts, begins, strict=False)
     ]
     num_chunks_T = np.sum([each.count(len(terms)) for each in words], axis=0, dtype=np.int64)
     is_left_T = num_chunks_T > 0
@@ -177,7 +166,7 @@ def _join_words(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], path: Path)
         write_postings(terms.filter(pa.array(is_left_T)), ends_T[is_left_T], chunks, counts, path)
 
 
-class _Words:
+class _RankedWords:
     """The postings of one segment by the rank of their term among those of all."""
 
     def __init__(self, batch: pa.RecordBatch, deleted: DeletedRows, begin: int, terms: pa.Array) -> None:

@@ -26,13 +26,12 @@ from cairn.pipeline.durable import commit_point, fsync_file, storage_errors
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.faiss_build import Codebook, train_codebook
-from cairn.pipeline.index.faiss_kinds import choose_kind
+from cairn.pipeline.index.faiss_index import choose_kind
+from cairn.pipeline.index.lance_index import StoredRows
 from cairn.pipeline.index.position_files import require_unique_ids
-from cairn.pipeline.index.segments.deleted import DeletedRows
 from cairn.pipeline.index.segments.merge import merge_segments
-from cairn.pipeline.index.segments.segment import Segment, open_rows, open_segment
+from cairn.pipeline.index.segments.segment import DeletedRows, Segment, open_rows, open_segment
 from cairn.pipeline.index.segments.writer import SegmentWriter
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS, TABLES
 from cairn.pipeline.manifest import FileRecord, SegmentRecord, record_file
 from cairn.pipeline.types import silent_progress

@@ -12,8 +12,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, open_faiss_index
-from cairn.pipeline.index.layout import (
+from cairn.pipeline.index.names import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DELETED_BITS,
@@ -26,30 +27,100 @@ from cairn.pipeline.index.layout import (
 )
 from cairn.pipeline.index.passage_terms import open_passage_terms
 from cairn.pipeline.index.position_files import (
+    CHUNK_POSITIONS_SCHEMA,
+    DOCUMENT_POSITIONS_SCHEMA,
     LENGTHS_SCHEMA,
-    open_chunk_positions,
-    open_document_positions,
     open_positions,
 )
-from cairn.pipeline.index.segments.deleted import DeletedRows, none_deleted, read_deleted
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.token_file import open_token_file
 from cairn.pipeline.manifest import SegmentRecord
-from jaxtyping import Int64
+from cairn.pipeline.ragged import ranges
+from jaxtyping import Int32, Int64
 
-NEEDED_FILES: Final = (DOCUMENTS_ARROW, CHUNKS_ARROW, DOCUMENTS_FAISS, CHUNKS_FAISS)
-ROW_FILES: Final = (
-    *NEEDED_FILES,
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeletedRows:
+    """Which of ``num_stored`` rows are deleted, ascending."""
+
+    num_stored: int
+    rows: Int64[np.ndarray, " D"]
+
+    @property
+    def num_live(self) -> int:
+        """Count the rows that are left."""
+        return self.num_stored - len(self.rows)
+
+    def live_of(self, stored: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
+        """Return the live numbers of stored rows that are not deleted."""
+        return stored - np.searchsorted(self.rows, stored) if len(self.rows) else stored
+
+    def stored_of(self, live: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
+        """Return the stored rows of live numbers."""
+        if not len(self.rows):
+            return live
+        num_live_before = self.rows - np.arange(len(self.rows))
+        return live + np.searchsorted(num_live_before, live, side="right")
+
+    def is_live(self) -> np.ndarray:
+        """Return a mask over the stored rows."""
+        mask = np.ones(self.num_stored, np.bool_)
+        mask[self.rows] = False
+        return mask
+
+    def with_live(self, live: Int64[np.ndarray, " A"]) -> DeletedRows:
+        """Return these and the rows of further live numbers."""
+        return DeletedRows(self.num_stored, np.sort(np.concatenate([self.rows, self.stored_of(live)])))
+
+    def of_chunks(
+        self, first_chunks: Int64[np.ndarray, " N"], num_chunks: Int32[np.ndarray, " N"], num_stored: int
+    ) -> DeletedRows:
+        """Return which of ``num_stored`` chunks are deleted, given the first and the number of each document.
+
+        Costs the deleted rows alone, however many documents there are.
+        """
+        sizes = num_chunks[self.rows].astype(np.int64)
+        return DeletedRows(num_stored, ranges(first_chunks[self.rows], sizes))
+
+
+def none_deleted(num_stored: int) -> DeletedRows:
+    """Return the deleted rows of a segment that has none."""
+    return DeletedRows(num_stored, np.empty(0, np.int64))
+
+
+def bits_of(deleted: DeletedRows) -> bytes:
+    """Return the content of the file."""
+    return np.packbits(~deleted.is_live(), bitorder="little").tobytes()
+
+
+def read_deleted(path: Path, num_stored: int, num_deleted: int) -> DeletedRows:
+    """Read the bits; a file that does not fit the segment raises :class:`DamageError`."""
+    try:
+        bits = np.frombuffer(path.read_bytes(), np.uint8)
+    except OSError as error:
+        raise DamageError(f"{path.name} cannot be read") from error
+    rows = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+    if len(bits) != -(-num_stored // 8) or len(rows) != num_deleted or np.any(rows >= num_stored):
+        raise DamageError(f"{path.name} must mark {num_deleted} of {num_stored} rows, got {len(rows)}")
+    return DeletedRows(num_stored, rows)
+
+
+NEEDED_FILES: Final = (
+    DOCUMENTS_ARROW,
+    CHUNKS_ARROW,
+    DOCUMENTS_FAISS,
+    CHUNKS_FAISS,
     PASSAGES_ARROW,
     TITLES_ARROW,
     LENGTHS_ARROW,
+)
+ROW_FILES: Final = (
+    *NEEDED_FILES,
     TOKENS_ARROW,
     DOCUMENTS_FAISS + REFINE_SUFFIX,
     CHUNKS_FAISS + REFINE_SUFFIX,
 )
 """Files of a segment that never change, as many of them as it has."""
-SHARED_FILES: Final = (*NEEDED_FILES, PASSAGES_ARROW, TITLES_ARROW, LENGTHS_ARROW)
-"""Files without which a segment, of an earlier release, is made again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -83,19 +154,15 @@ class SegmentRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segment:
-    """A segment opened.
-
-    ``words`` is None in a generation published before passages had a BM25, ``titles`` and ``lengths`` in one
-    whose documents LanceDB scores, ``tokens`` in a collection without token vectors.
-    """
+    """A segment opened; ``tokens`` is None in a collection without token vectors."""
 
     record: SegmentRecord
     rows: SegmentRows
     documents: FaissIndex
     chunks: FaissIndex
-    words: pa.RecordBatch | None
-    titles: pa.RecordBatch | None
-    lengths: pa.RecordBatch | None
+    words: pa.RecordBatch
+    titles: pa.RecordBatch
+    lengths: pa.RecordBatch
     tokens: pa.RecordBatch | None
 
 
@@ -122,8 +189,8 @@ def needed_files(record: SegmentRecord) -> list[str]:
 
 def open_rows(folder: Path, record: SegmentRecord, deleted: DeletedRows | None = None) -> SegmentRows:
     """Map the position files of a segment; ``deleted`` = None reads which rows are."""
-    documents = open_document_positions(folder / (record.name + DOCUMENTS_ARROW))
-    chunks = open_chunk_positions(folder / (record.name + CHUNKS_ARROW))
+    documents = open_positions(folder / (record.name + DOCUMENTS_ARROW), DOCUMENT_POSITIONS_SCHEMA)
+    chunks = open_positions(folder / (record.name + CHUNKS_ARROW), CHUNK_POSITIONS_SCHEMA)
     if deleted is None and record.deleted_documents:
         path = folder / (record.name + DELETED_BITS)
         deleted = read_deleted(path, documents.num_rows, record.deleted_documents)
@@ -150,11 +217,7 @@ def open_segment(
     """Map all files of a segment; ``rows`` are what is mapped already."""
     rows = rows or open_rows(folder, record)
 
-    def terms(file: str) -> pa.RecordBatch | None:
-        name = record.name + file
-        return open_passage_terms(folder / name) if name in files else None
-
-    lengths, tokens = record.name + LENGTHS_ARROW, record.name + TOKENS_ARROW
+    tokens = record.name + TOKENS_ARROW
     return Segment(
         record=record,
         rows=rows,
@@ -164,8 +227,8 @@ def open_segment(
         chunks=open_faiss_index(
             folder / (record.name + CHUNKS_FAISS), record.indexes[CHUNKS], rows.deleted_chunks.rows
         ),
-        words=terms(PASSAGES_ARROW),
-        titles=terms(TITLES_ARROW),
-        lengths=open_positions(folder / lengths, LENGTHS_SCHEMA) if lengths in files else None,
+        words=open_passage_terms(folder / (record.name + PASSAGES_ARROW)),
+        titles=open_passage_terms(folder / (record.name + TITLES_ARROW)),
+        lengths=open_positions(folder / (record.name + LENGTHS_ARROW), LENGTHS_SCHEMA),
         tokens=open_token_file(folder / tokens, record.chunks) if tokens in files else None,
     )

@@ -14,7 +14,8 @@ import pyarrow as pa
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.index.faiss_build import Codebook
-from cairn.pipeline.index.layout import (
+from cairn.pipeline.index.lance_index import StoredRows
+from cairn.pipeline.index.names import (
     CHUNKS_ARROW,
     CHUNKS_FAISS,
     DOCUMENTS_ARROW,
@@ -33,7 +34,6 @@ from cairn.pipeline.index.position_files import (
     write_document_positions,
 )
 from cairn.pipeline.index.segments.codes import write_index
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.token_file import TOKEN_FILE_COLUMNS, write_token_vectors
 from cairn.pipeline.manifest import SegmentRecord

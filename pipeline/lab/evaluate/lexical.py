@@ -12,12 +12,11 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
-from cairn.pipeline.index.document_bm25 import DocumentBM25
-from cairn.pipeline.index.layout import PASSAGES_ARROW, TITLES_ARROW
-from cairn.pipeline.index.passage_bm25 import PassageBM25
+from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
+from cairn.pipeline.index.names import PASSAGES_ARROW, TITLES_ARROW
 from cairn.pipeline.index.passage_terms import num_words, write_passage_terms
-from cairn.pipeline.index.segments.deleted import none_deleted
-from cairn.pipeline.index.segments.joined_words import JoinedWords
+from cairn.pipeline.index.segments.joined import JoinedWords
+from cairn.pipeline.index.segments.segment import none_deleted
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.search.lexical import SCORE, bounded_words, lance_errors, match_any_word
 from cairn.pipeline.types import ProgressListener

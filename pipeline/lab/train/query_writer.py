@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx2
-from cairn.pipeline.client.connection import Connection
-from cairn.pipeline.client.retries import retry_after_seconds
+from cairn.pipeline.client.clients import Connection, retry_after_seconds
 from cairn.pipeline.errors import ConfigError, TryAgainError
 from cairn.pipeline.lab.train.log import TrainingLog, read_log
 from cairn.pipeline.options import About, check_options, option

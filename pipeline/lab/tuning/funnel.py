@@ -23,9 +23,8 @@ from typing import Any, Final
 import faiss
 import numpy as np
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.index.exact_index import top_k_of
+from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex, top_k_of
 from cairn.pipeline.index.faiss_index import one_faiss_thread
-from cairn.pipeline.index.protocol import NO_POSITION, VectorIndex
 from cairn.pipeline.model.matryoshka import first_dims, require_dims
 from jaxtyping import Float32, Int64
 

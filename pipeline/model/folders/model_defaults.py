@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from cairn.pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.manifest import rename_settings
 from cairn.pipeline.model.folders.cde_settings import cde_settings, is_cde
 from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
 from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES
@@ -95,7 +94,7 @@ def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[s
 def _of_cairn(path: Path) -> dict[str, Any]:
     content = read_json(path)
     stored: Any = content.get("encoder")
-    settings = rename_settings("encoder", stored) if isinstance(stored, dict) else None
+    settings = stored if isinstance(stored, dict) else None
     known = {item.name for item in fields(EncoderConfig)} - MACHINE_SETTINGS
     if content.get("format") != CAIRN_FORMAT or settings is None or not known.issuperset(settings):
         raise ModelError(

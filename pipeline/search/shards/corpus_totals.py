@@ -20,13 +20,10 @@ KEPT_TERMS: Final = 50_000
 
 
 class CorpusTotals:
-    """Totals of one generation that has counts of its documents' words; safe to share between threads."""
+    """Totals of one generation; safe to share between threads."""
 
     def __init__(self, generation: Generation) -> None:
-        documents, passages = generation.document_bm25, generation.passage_bm25
-        assert documents is not None
-        assert passages is not None
-        self._documents, self._passages = documents, passages
+        self._documents, self._passages = generation.document_bm25, generation.passage_bm25
         self._held: dict[str, tuple[int, int, int]] = {}
 
     def of(self, query: str, sizes: Sequence[int]) -> WordTotals:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from cairn.pipeline.errors import StorageError
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.generation import open_generation, part_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.part import part_of
 from cairn.pipeline.index.stored_files import Checks
 from cairn.pipeline.search.shards.messages import PartKey, content_of
 from cairn.pipeline.search.shards.placement import place
@@ -65,7 +64,7 @@ class HeldParts:
             known = self._parts.get(key)
             if known is not None:
                 return known
-            layout = CollectionLayout(self._root, key.collection)
+            layout = CollectionLayout.at(self._root, key.collection)
             is_first = all(held.collection != key.collection for held in self._parts)
             checks = Checks(verify=self._verify and is_first)
             generation = open_generation(layout, key.generation, checks)

@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 from cairn.pipeline.cluster.packing import greedy_tour
 from cairn.pipeline.cluster.store import Clusters
-from cairn.pipeline.index.copied_names import CLUSTERS_ARROW
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.names import CLUSTERS_ARROW
 from cairn.pipeline.types import PlaceBy
 from jaxtyping import Int32, Int64
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.protocol import NO_POSITION, VectorIndex
 from cairn.pipeline.search.candidates import (
     best_of_documents,
     chunk_positions,
@@ -202,9 +202,8 @@ class ShardPart:
             if known is not None:
                 self._kept.move_to_end(key)
                 return known
-        bm25 = self.part.passage_bm25
-        assert bm25 is not None
-        scores_M = bm25.scores(bounded_words(words.query), size, words.totals.passages[size])
+        passages = words.totals.passages[size]
+        scores_M = self.part.passage_bm25.scores(bounded_words(words.query), size, passages)
         with self._lock:
             self._kept[key] = scores_M
             while len(self._kept) > KEPT_SCORES:

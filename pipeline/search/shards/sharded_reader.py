@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 from cairn.pipeline.errors import StorageError
+from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import Generation, sampled_chunks
-from cairn.pipeline.index.protocol import NO_POSITION
 from cairn.pipeline.search.candidates import documents_of_best_chunks
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.reader import (

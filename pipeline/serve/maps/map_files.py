@@ -24,7 +24,7 @@ import pyarrow as pa
 from cairn.pipeline.cluster.arrow_file import read_arrow_file, write_arrow_file
 from cairn.pipeline.errors import CairnError, DamageError
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.machine_cache import cache_folder
+from cairn.pipeline.index.roots import cache_folder
 from jaxtyping import Float32, Int64
 
 log = logging.getLogger(__name__)

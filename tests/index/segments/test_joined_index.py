@@ -11,8 +11,8 @@ import pytest
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index.faiss_build import train_codebook, write_coded, write_flat
 from cairn.pipeline.index.faiss_index import FaissIndex, open_faiss_index
-from cairn.pipeline.index.segments.deleted import DeletedRows
-from cairn.pipeline.index.segments.joined_index import JoinedIndex
+from cairn.pipeline.index.segments.joined import JoinedIndex
+from cairn.pipeline.index.segments.segment import DeletedRows
 
 SIZES = (900, 300, 40, 300)
 QUERIES = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.index.passage_terms import write_passage_terms
-from cairn.pipeline.index.segments.deleted import DeletedRows
-from cairn.pipeline.index.segments.joined_words import SAMPLED_TERMS, JoinedWords
+from cairn.pipeline.index.segments.joined import SAMPLED_TERMS, JoinedWords
+from cairn.pipeline.index.segments.segment import DeletedRows
 
 TERMS = [f"w{number}" for number in range(5 * SAMPLED_TERMS)] + ["straße", "中文"]
 COUNTS = (60, 1, 9)

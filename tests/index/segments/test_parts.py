@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +16,7 @@ from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, StoredRows
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.segments import codes, parts
@@ -29,7 +27,6 @@ from cairn.pipeline.index.segments.parts import (
     TrainCodebook,
     cut_between_documents,
 )
-from cairn.pipeline.index.stored_rows import StoredRows
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 from cairn.pipeline.search.candidates import nominate_by_document
 from hypothesis import HealthCheck, given, settings
@@ -165,27 +162,6 @@ def test_any_cut_into_parts_has_the_files_of_one_process(
     layouts = [CollectionLayout(root / name, "stones") for name in ("parts", "whole")]
     for layout, run_tasks in zip(layouts, (run_pickled, None), strict=True):
         stones.publish_documents(layout, ids, config=IndexConfig(index_kind=kind), run_tasks=run_tasks)
-    assert_same_generation(*layouts)
-
-
-@pytest.mark.slow
-def test_parts_written_by_processes_have_the_files_of_one(
-    stones: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Chunks get codes in the parts, documents when they are joined."""
-    monkeypatch.undo()  # other processes have what stands in the modules
-    monkeypatch.setattr(parts, "PART_CHUNKS", 2_100)
-    layouts = [CollectionLayout(tmp_path / name, "stones") for name in ("parts", "whole")]
-    config = IndexConfig(index_kind="ivf_rabitq")
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
-
-        def run(tasks: Sequence[Task], folder: Path) -> list[Any]:
-            return [future.result() for future in [processes.submit(task.run) for task in tasks]]
-
-        for layout, run_tasks in zip(layouts, (run, None), strict=True):
-            stones.publish_documents(
-                layout, stones.document_ids(2_200), config=config, with_tokens=True, run_tasks=run_tasks
-            )
     assert_same_generation(*layouts)
 
 

@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.index.exact_index import ExactIndex, VectorIndex
 from cairn.pipeline.index.faiss_build import build_faiss_index
 from cairn.pipeline.index.faiss_index import open_faiss_index
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.index.lance_index import LanceTables, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.protocol import VectorIndex
 from cairn.pipeline.index.segments import codes
-from cairn.pipeline.index.stored_rows import vectors_of
 from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
 
 QUERIES = 2_000

@@ -42,8 +42,8 @@ def config(tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPa
     )
     path = tmp_path / "build.toml"
     path.write_text(
-        f'job = "build_index"\nsources = ["corpus.parquet"]\ncollection = "c"\nroot = "root"\n'
-        f'[engine]\nmax_workers = 1\n[encoder]\nmodel = "{tiny_model_folder}"\nlandmark_interval = 16\n'
+        f'job = "build_index"\ncollection = "c"\nroot = "root"\n[ingest]\nsources = ["corpus.parquet"]\n'
+        f'workers = 1\nmodel = "{tiny_model_folder}"\nlandmark-interval = 16\n'
     )
     return path
 

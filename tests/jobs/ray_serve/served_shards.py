@@ -112,7 +112,7 @@ class Served:
 @contextmanager
 def serve_shards(folder: Path, root: Path, model: Path, *options: str) -> Iterator[Served]:
     """Run `cairn serve --engine ray`, and stop it as a user does."""
-    repository = str(Path(__file__).parents[3])
+    face = str(Path(__file__).parents[3] / "pipeline/face")
     command = [sys.executable, "-m", "cairn.cli.main", "serve", "--engine", "ray", "--root", str(root)]
     flags = ["--shards", str(SHARDS), "--shard-replicas", str(REPLICAS), "--port", "0"]
     said = folder / "log"
@@ -120,7 +120,7 @@ def serve_shards(folder: Path, root: Path, model: Path, *options: str) -> Iterat
         process = subprocess.Popen(
             [*command, *flags, "--deadline-seconds", "120", *options],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": repository, "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, "PYTHONPATH": face, "PYTHONWARNINGS": "ignore"},
             stderr=log,
         )
     try:

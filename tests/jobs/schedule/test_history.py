@@ -44,7 +44,3 @@ def test_history_passes_over_lines_that_are_no_record(tmp_path: Path) -> None:
     append_run(path, run())
     path.write_bytes(b'{"torn\n[]\n{"started_at": "2026-11-21T02:30:00"}\n\xff\n' + path.read_bytes())
     assert read_history(path) == (run(),)
-
-
-def test_history_that_is_missing_is_empty(tmp_path: Path) -> None:
-    assert read_history(tmp_path / "history.jsonl") == ()

@@ -108,10 +108,6 @@ def test_schedules_added_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
     assert sorted(file.read()) == names
 
 
-def test_schedule_file_that_is_missing_holds_none(tmp_path: Path) -> None:
-    assert ScheduleFile(tmp_path / "schedules.toml").read() == {}
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -121,9 +117,15 @@ def test_schedule_file_that_is_missing_holds_none(tmp_path: Path) -> None:
         ({"cron": "0 0 31 2 *"}, "that come to pass"),
         ({"time_zone": "Mars/Base"}, "'Mars/Base'"),
         ({"time_zone": "../etc/passwd"}, "IANA"),
-        ({"name": "../x"}, "name must match"),
+        *(
+            ({"name": name}, "name must match")
+            for name in ("../x", "", "-rf", "$(touch y)", "a\nb", "a" * 64)
+        ),
         ({"run": ()}, "got 'nothing'"),
-        ({"run": ("rm", "-rf", "/")}, "must run one of ingest, plan, submit"),
+        *(
+            ({"run": (verb, "articles/")}, "must run one of ingest, plan, submit")
+            for verb in ("rm", "--help", "ingest; touch y", "/bin/sh", "../ingest", " ingest", "serve")
+        ),
         ({"since": datetime(2026, 11, 21, 9)}, "must say its offset"),  # noqa: DTZ001 (what a hand may write)
     ],
 )
@@ -132,28 +134,6 @@ def test_schedule_that_cannot_run_is_refused_in_one_sentence(changes: dict[str, 
         nightly(**changes)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["", "-rf", "/etc", "a/b", "x; touch y", "$(touch y)", "a\nb", "a" * 64])
-def test_schedule_with_an_injected_name_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="name must match"):
-        nightly(name=name)
-
-
-@pytest.mark.parametrize(
-    "verb", ["--help", "ingest; touch y", "/bin/sh", "../ingest", "$(ingest)", " ingest", "INGEST", "serve"]
-)
-def test_schedule_with_an_injected_command_is_refused(verb: str) -> None:
-    with pytest.raises(ConfigError, match="must run one of ingest, plan, submit"):
-        nightly(run=(verb, "articles/", "--collection", "c"))
-
-
-@pytest.mark.parametrize("key", ["env", "shell", "root", "../folder", "__class__"])
-def test_schedule_file_with_an_injected_key_is_refused(tmp_path: Path, key: str) -> None:
-    path = tmp_path / "schedules.toml"
-    path.write_text(f'[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\n"{key}" = "x"\n')
-    with pytest.raises(ConfigError, match=r"must be a table of cron.*\(unknown: "):
-        ScheduleFile(path).read()
 
 
 @pytest.mark.parametrize(
@@ -166,6 +146,7 @@ def test_schedule_file_with_an_injected_key_is_refused(tmp_path: Path, key: str)
         '[nightly]\ncron = 5\nrun = ["ingest", "a"]',
         '[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\nsince = 2026-11-21',
         '[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\ncoalesce = true',
+        '[nightly]\ncron = "30 2 * * *"\nrun = ["ingest", "a"]\n"__class__" = "x"',
         '[nightly]\ncron = "never"\nrun = ["ingest", "a"]',
     ],
 )

@@ -14,9 +14,8 @@ from cairn.pipeline.collection import Collection, load_query_encoder, open_colle
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.errors import CairnError, StorageError
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.generation import open_generation, part_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.part import part_of
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.shards.fan_out import FanOut

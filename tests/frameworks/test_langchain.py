@@ -1,4 +1,4 @@
-"""LangChain's standard suite of vector stores over a local collection, and what it does not ask."""
+"""LangChain's standard suites over both sources, and what they do not ask."""
 
 from __future__ import annotations
 
@@ -6,15 +6,96 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from cairn.langchain import CairnEmbeddings, CairnRetriever, CairnVectorStore
+from cairn.pipeline.client import CairnClient
+from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, FilterError, UsageError
-from cairn.pipeline.frameworks.langchain_store import CairnVectorStore
+from cairn.pipeline.frameworks.source import Searchable
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.vectorstores import VectorStore
-from langchain_tests.integration_tests import VectorStoreIntegrationTests
+from langchain_tests.integration_tests import (
+    EmbeddingsIntegrationTests,
+    RetrieversIntegrationTests,
+    VectorStoreIntegrationTests,
+)
 
+QUERY = "granite and slate"
 MakeStore = Callable[..., CairnVectorStore]
+
+
+@pytest.mark.anyio
+class TestCairnEmbeddings(EmbeddingsIntegrationTests):
+    @pytest.fixture(autouse=True, params=["local", "remote"])
+    def give(
+        self, request: pytest.FixtureRequest, tiny_model_folder: Path, stones_client: CairnClient
+    ) -> None:
+        is_local = request.param == "local"
+        self.encoder = (
+            load_encoder(str(tiny_model_folder), landmark_interval=16)
+            if is_local
+            else stones_client.collection("stones")
+        )
+
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return CairnEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"encoder": self.encoder}
+
+
+def test_vectors_are_unit_length_and_none_are_asked_for_nothing(stones_client: CairnClient) -> None:
+    embeddings = CairnEmbeddings(stones_client.collection("stones"))
+    assert np.linalg.norm(embeddings.embed_query("granite")) == pytest.approx(1.0, abs=1e-5)
+    assert embeddings.embed_documents([]) == []
+
+
+@pytest.mark.anyio
+class TestCairnRetriever(RetrieversIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def give(self, stones: Searchable) -> None:
+        self.stones = stones
+
+    @property
+    def retriever_constructor(self) -> type[BaseRetriever]:
+        return CairnRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        return {"collection": self.stones}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return QUERY
+
+
+def test_documents_say_where_they_stand(stones: Searchable) -> None:
+    retriever = CairnRetriever(collection=stones, k=2, filters={"type": "gte", "key": "year", "value": 2005})
+    documents = retriever.invoke(QUERY)
+    assert all(isinstance(document, Document) and document.metadata["year"] >= 2005 for document in documents)
+    first = documents[0]
+    assert (
+        first.id == f"{first.metadata['doc_id']}#{first.metadata['start_char']}-{first.metadata['end_char']}"
+    )
+    assert {document.metadata["year"] for document in retriever.invoke(QUERY, filters=None)} != {2005}
+    two = retriever.invoke(QUERY, k=9, filters={"year": [2001, 2004, 1900]})
+    assert {document.metadata["year"] for document in two} == {2001, 2004}
+    assert len(retriever.invoke(QUERY, k=9, parameters={"passages": 1})) == 7
+
+
+def test_retriever_takes_part_in_a_chain(stones: Searchable) -> None:
+    chain = CairnRetriever(collection=stones, k=1) | (lambda documents: documents[0].page_content)
+    assert "stone" in chain.invoke("stone 3") or chain.invoke("stone 3")
+
+
+def test_keyword_it_does_not_know_is_refused(stones: Searchable) -> None:
+    with pytest.raises(ConfigError, match="got top_k"):
+        CairnRetriever(collection=stones).invoke(QUERY, top_k=3)
 
 
 @pytest.fixture
@@ -120,7 +201,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is(make_store: MakeSto
         store.delete()
     with pytest.raises(ConfigError, match="must be one of string, integer"):
         make_store(filter_columns={"year": "date"})
-    assert not store.layout.folder.exists()
+    assert not store.collection.layout.folder.exists()
 
 
 def test_text_that_an_ingest_quarantines_is_told(make_store: MakeStore) -> None:
@@ -136,7 +217,7 @@ def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) ->
         texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
     )
     store = make_store()
-    vector = store._collection()._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
+    vector = store.collection._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
     by_vector = store.similarity_search_by_vector(vector, k=5)
     plain, apart = (
         store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=weight)
@@ -158,5 +239,5 @@ def test_from_texts_takes_the_name_that_other_stores_have(tmp_path: Path, tiny_m
     store = CairnVectorStore.from_texts(
         ["a note"], collection_name="other", root=tmp_path / "root", settings={"encoder": encoder}
     )
-    assert store.layout.name == "other"
+    assert store.collection.layout.name == "other"
     assert [found.page_content for found in store.similarity_search("note")] == ["a note"]

@@ -1,50 +1,48 @@
-"""A vector store for LangChain that writes: each text becomes a document of a local collection.
+"""Cairn in LangChain: a retriever and embeddings, of this machine or over the API, and a store that writes.
 
-    store = CairnVectorStore("notes")
-    store.add_texts(["a first note", "a second one"])
-    store.similarity_search("note", k=2)
+    CairnRetriever(collection=open_collection("handbook"), k=4).invoke("how do I reset a password")
+    CairnEmbeddings(load_encoder("cairn-minilm"))
+    CairnVectorStore("notes").add_texts(["a first note", "a second one"])
 
-Every call that writes is an ingest and publishes a generation, so add in large batches. One writer works at a
-time; others get :class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a
-fair sample. The collection embeds with its own encoder, so no other embeddings are taken. LangChain's
-metadata is kept as JSON; only keys named in ``filter_columns`` can be filtered by.
+Over the API, the collection is ``CairnClient(…).collection("handbook")``; embeddings then are of its encoder
+and context.
+
+The store is a local collection with each text as a document. Every call that writes is an ingest and
+publishes a generation, so add in large batches. One writer works at a time; others get
+:class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a fair sample. The
+collection embeds with its own encoder, so no other embeddings are taken. LangChain's metadata is kept as
+JSON; only keys named in ``filter_columns`` can be filtered by.
 """
 
 from __future__ import annotations
 
 import json
-import tempfile
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
-from cairn.pipeline.collection import Collection, collections_root
+from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents
-from cairn.pipeline.line.build_index import build_index
-from cairn.pipeline.line.compatibility import stored_settings
-from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.frameworks.source import find_passages
 from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords
 from cairn.pipeline.types import Hit
+from jaxtyping import Float32
 from typing_extensions import override
 
 try:
+    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables import run_in_executor
     from langchain_core.vectorstores import VectorStore
 except ModuleNotFoundError as error:
     raise extra_missing(
-        error,
-        what="LangChain's vector store",
-        module="langchain_core",
-        package="langchain-core",
-        extra="langchain",
+        error, what="LangChain", module="langchain_core", package="langchain-core", extra="langchain"
     ) from None
 
 METADATA_COLUMN: Final = "langchain_metadata"
@@ -57,6 +55,76 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 
 ColumnType = Literal["string", "integer", "number", "boolean"]
+
+
+class CairnRetriever(BaseRetriever):
+    """Retrieves passages; ``k``, ``filters`` and ``parameters`` may be given to ``invoke`` as well.
+
+    ``collection`` is what ``open_collection`` or ``CairnClient.collection`` returns. ``filters`` is Cairn's
+    filter tree; ``parameters`` are more keywords of a search, such as ``{"max_characters": 2000}`` or
+    ``{"granularity": "chunk", "passages": 1}``.
+    """
+
+    collection: Any
+    k: int = 4
+    filters: Mapping[str, Any] | None = None
+    parameters: Mapping[str, Any] = {}
+
+    @override
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **asked: Any
+    ) -> list[Document]:
+        return self._find(query, asked)
+
+    @override
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **asked: Any
+    ) -> list[Document]:
+        return await run_in_executor(None, self._find, query, asked)
+
+    def _find(self, query: str, asked: Mapping[str, Any]) -> list[Document]:
+        unknown = set(asked) - {"k", "filters", "parameters"}
+        if unknown:
+            raise ConfigError(
+                f"a retriever takes k, filters and parameters, got {', '.join(sorted(unknown))}"
+            )
+        chosen = {
+            **self.parameters,
+            "filters": asked.get("filters", self.filters),
+            **asked.get("parameters", {}),
+        }
+        found = find_passages(self.collection, query, asked.get("k", self.k), cast(SearchParameters, chosen))
+        return [
+            Document(id=each.passage_id, page_content=each.text, metadata=dict(each.metadata))
+            for each in found
+        ]
+
+
+class TextVectors(Protocol):
+    """What embeds: ``load_encoder(…)`` or a collection behind the API."""
+
+    def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed queries, L2-normalised, in the order given."""
+        ...
+
+    def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed documents, L2-normalised, in the order given."""
+        ...
+
+
+class CairnEmbeddings(Embeddings):
+    """LangChain's interface to an encoder."""
+
+    def __init__(self, encoder: TextVectors) -> None:
+        self.encoder = encoder
+
+    @override
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self.encoder.encode_documents(texts).tolist() if texts else []
+
+    @override
+    def embed_query(self, text: str) -> list[float]:
+        return self.encoder.encode_queries([text])[0].tolist()
 
 
 class CairnVectorStore(VectorStore):
@@ -75,11 +143,14 @@ class CairnVectorStore(VectorStore):
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         filter_columns: Mapping[str, ColumnType] | None = None,
     ) -> None:
-        self._root = collections_root(root)
-        self.layout = CollectionLayout(self._root, collection)
-        self._settings = settings or {}
+        from cairn.pipeline.collection import Collection, collections_root
+        from cairn.pipeline.index.layout import CollectionLayout
+
+        # What it writes is what it searches, whatever else the name may answer from.
+        self.collection = Collection(
+            CollectionLayout.at(collections_root(root), collection), settings=settings
+        )
         self._columns = {name: _column_type(name, kind) for name, kind in (filter_columns or {}).items()}
-        self._opened: Collection | None = None
 
     @override
     def add_documents(
@@ -97,9 +168,16 @@ class CairnVectorStore(VectorStore):
             if not document.page_content.strip():
                 raise UsageError(f"a document must hold text, got document {place} with none; leave it out")
         if documents:
-            self._ingest(
-                dict(zip(chosen, documents, strict=True))
-            )  # of one id the last counts, as if added one by one
+            # Of one id the last counts, as if added one by one.
+            report = self.collection.add(self._table(dict(zip(chosen, documents, strict=True))))
+            if report.quarantined:
+                reasons = ", ".join(
+                    f"{reason}: {n}" for reason, n in sorted(report.quarantine_reasons.items())
+                )
+                raise UsageError(
+                    f"every text must be one that can be indexed, got {report.quarantined} that cannot "
+                    f"({reasons}); the others are in"
+                )
         return chosen
 
     @override
@@ -110,17 +188,16 @@ class CairnVectorStore(VectorStore):
             raise UsageError(
                 "ids to delete must be given, got none; to delete everything, remove the collection's folder"
             )
-        if ids and self.layout.exists():
-            delete_documents(self.layout, ids)
+        if ids and self.collection.layout.exists():
+            self.collection.delete(ids)
         return True
 
     @override
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return the documents of these ids that are there, in the order asked."""
-        if not self.layout.exists():
+        if not self.collection.layout.exists():
             return []
-        collection = self._collection()
-        found = (collection.read_document(doc_id) for doc_id in dict.fromkeys(ids))
+        found = (self.collection.read_document(doc_id) for doc_id in dict.fromkeys(ids))
         return [_as_document(each.doc_id, each.text, each.metadata) for each in found if each is not None]
 
     @override
@@ -204,9 +281,8 @@ class CairnVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         if not 1 <= k <= MAX_TOP_K:
             raise ConfigError(f"k must be a number from 1 to {MAX_TOP_K}, got {k}")
-        if not self.layout.exists():
+        if not self.collection.layout.exists():
             return []
-        collection = self._collection()
         passages = HIGHLIGHTED_PASSAGES if highlights else 0
         asked: PublicSearchKeywords = {
             **options,
@@ -215,9 +291,9 @@ class CairnVectorStore(VectorStore):
             "filters": filters or None,
         }
         if isinstance(query, str):
-            hits = collection.search(query, **asked).hits
+            hits = self.collection.search(query, **asked).hits
         else:
-            hits = collection.search_vectors(np.asarray([query], np.float32), **asked)[0].hits
+            hits = self.collection.search_vectors(np.asarray([query], np.float32), **asked)[0].hits
         by_id = {hit.doc_id: hit for hit in hits}
         documents = self.get_by_ids(list(by_id))
         if highlights:
@@ -241,8 +317,6 @@ class CairnVectorStore(VectorStore):
         ``embedding`` must be None or CairnEmbeddings, as the collection embeds with its own encoder.
         ``collection_name``, as other stores have it, stands for ``collection``.
         """
-        from cairn.pipeline.frameworks.langchain_embeddings import CairnEmbeddings
-
         if embedding is not None and not isinstance(embedding, CairnEmbeddings):
             raise ConfigError(
                 f"a collection embeds with its own encoder, got {type(embedding).__name__}; "
@@ -257,22 +331,6 @@ class CairnVectorStore(VectorStore):
     @override
     def _select_relevance_score_fn(self) -> Any:
         return float
-
-    def _ingest(self, documents: Mapping[str, Document]) -> None:
-        name = self.layout.name
-        config = resolve_ingest_config(self._settings, stored_settings(self._root, name))
-        with tempfile.TemporaryDirectory(prefix="cairn-add-") as folder:
-            source = Path(folder) / "texts.parquet"
-            pq.write_table(self._table(documents), source)
-            report = build_index([str(source)], self._root, name, config)
-        if report.quarantined:
-            reasons = ", ".join(
-                f"{reason}: {count}" for reason, count in sorted(report.quarantine_reasons.items())
-            )
-            raise UsageError(
-                f"every text must be one that can be indexed, got {report.quarantined} that cannot "
-                f"({reasons}); the others are in"
-            )
 
     def _table(self, documents: Mapping[str, Document]) -> pa.Table:
         rows = list(documents.values())
@@ -291,11 +349,6 @@ class CairnVectorStore(VectorStore):
             },
         }
         return pa.table(columns)
-
-    def _collection(self) -> Collection:
-        if self._opened is None:
-            self._opened = Collection(self.layout)  # what it writes, whatever the name answers from
-        return self._opened
 
 
 def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Document:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cairn.pipeline.client import CairnClient, RemoteCollection
+from cairn.pipeline.client.calls import CollectionCalls
 from cairn.pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
-from cairn.pipeline.client.records import SearchParameters
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.types import SearchResult
 
@@ -47,17 +47,6 @@ def test_search_answers_as_python_does(stones: RemoteCollection, stones_root: Pa
     )
     assert over_http.generation == in_process.generation
     assert over_http.hits[0].metadata["year"] == in_process.hits[0].metadata["year"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"group_by": "cluster_id", "group_size": 2}, {"mmr": 0.1}], ids=["groups", "mmr"]
-)
-def test_diversified_search_answers_as_python_does(
-    stones: RemoteCollection, stones_root: Path, options: SearchParameters
-) -> None:
-    found = ranked(stones.search(QUERY, top_k=12, **options))
-    assert found == ranked(open_collection("stones", root=stones_root).search(QUERY, top_k=12, **options))
-    assert found != ranked(stones.search(QUERY, top_k=12))
 
 
 def test_batch_answers_each_query_in_its_order(stones: RemoteCollection) -> None:
@@ -139,7 +128,5 @@ def test_vectors_are_those_of_the_collection_in_the_order_of_the_texts(
 
 
 def test_cursor_of_another_generation_is_an_error_of_its_own(client: CairnClient) -> None:
-    from cairn.pipeline.client.calls import search_call
-
     with pytest.raises((CursorExpiredError, InvalidRequestError)):
-        client.send(search_call("stones", QUERY, {}, "no-such-cursor"))
+        client.run(CollectionCalls("stones").page(QUERY, {}, "no-such-cursor"))

@@ -1,0 +1,349 @@
+"""Several segments read as one, by position among the rows that are left: columns, vectors, words and tokens.
+
+The columns of a single segment without deleted rows are those of its mapped files; others are joined in
+memory when they are first asked for: 20 bytes a document and its id, 24 bytes a chunk.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Sequence
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from cairn.pipeline.index.exact_index import NO_POSITION
+from cairn.pipeline.index.faiss_index import FaissIndex, best_first
+from cairn.pipeline.index.segments.segment import DeletedRows, Segment, SegmentRows, open_rows
+from cairn.pipeline.index.token_file import (
+    TOKEN_FILE_COLUMNS,
+    ChunkTokens,
+    CodeColumn,
+    TokenCodes,
+    TokenVectors,
+    open_token_projection,
+)
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from jaxtyping import Float32, Int32, Int64, Integer, UInt8, UInt32
+
+
+class JoinedColumns:
+    """N documents with M chunks."""
+
+    @abstractmethod
+    def segment_rows(self) -> Sequence[SegmentRows]:
+        """Return the rows of the segments, in their order."""
+
+    @cached_property
+    def doc_ids(self) -> pa.LargeStringArray:
+        """Document ids by position."""
+        parts = [
+            rows.documents.column("doc_id").take(pa.array(_live_rows(rows.deleted_documents)))
+            if len(rows.deleted_documents.rows)
+            else rows.documents.column("doc_id")
+            for rows in self.segment_rows()
+        ]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    @cached_property
+    def chunk_offsets(self) -> Int64[np.ndarray, " N_plus_1"]:
+        """First chunk of each document, and the number of chunks at the end."""
+        num_chunks_N = self._of_documents("num_chunks")
+        offsets = np.zeros(len(num_chunks_N) + 1, np.int64)
+        np.cumsum(num_chunks_N, out=offsets[1:])
+        return offsets
+
+    @cached_property
+    def cluster_ids(self) -> Int32[np.ndarray, " N"]:
+        """Cluster of each document."""
+        return self._of_documents("cluster_id")
+
+    @cached_property
+    def num_tokens(self) -> Int32[np.ndarray, " N"]:
+        """Tokens of each document."""
+        return self._of_documents("num_tokens")
+
+    @cached_property
+    def chunk_documents(self) -> Int64[np.ndarray, " M"]:
+        """Document position of each chunk."""
+        first, *others = self.segment_rows()
+        if not others and not len(first.deleted_documents.rows):
+            return first.chunks.column("document_position").to_numpy(zero_copy_only=True)
+        return np.repeat(np.arange(len(self.chunk_offsets) - 1), np.diff(self.chunk_offsets))
+
+    @cached_property
+    def chunk_starts(self) -> Int64[np.ndarray, " M"]:
+        """First character of each chunk in its document's text."""
+        return self._of_chunks("start_char")
+
+    @cached_property
+    def chunk_ends(self) -> Int64[np.ndarray, " M"]:
+        """One past the last character of each chunk."""
+        return self._of_chunks("end_char")
+
+    def _of_documents(self, name: str) -> Any:
+        return joined_column([(rows.documents, rows.deleted_documents) for rows in self.segment_rows()], name)
+
+    def _of_chunks(self, name: str) -> Any:
+        return joined_column([(rows.chunks, rows.deleted_chunks) for rows in self.segment_rows()], name)
+
+
+def joined_column(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], name: str) -> Any:
+    """Return a column of numbers of several files, without the deleted rows."""
+    columns: list[np.ndarray] = []
+    for batch, deleted in parts:
+        column = batch.column(name).to_numpy(zero_copy_only=True)
+        columns.append(column[deleted.is_live()] if len(deleted.rows) else column)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+class StoredColumns(JoinedColumns):
+    """The columns of a generation that is not opened otherwise."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._rows = [open_rows(folder, record) for record in manifest.segments]
+
+    def segment_rows(self) -> Sequence[SegmentRows]:
+        """Return the rows of the segments, in their order."""
+        return self._rows
+
+
+def _live_rows(deleted: DeletedRows) -> Int64[np.ndarray, " L"]:
+    return np.flatnonzero(deleted.is_live())
+
+
+class JoinedIndex:
+    """A :class:`~cairn.pipeline.index.exact_index.VectorIndex` over segments, in their order.
+
+    Each comes with its deleted rows, which its own index already leaves out of every answer.
+    """
+
+    def __init__(self, parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> None:
+        self._parts = [(index, deleted) for index, deleted in parts if deleted.num_live]
+        self._vector_dim = parts[0][0].vector_dim
+        self._ends = np.cumsum([deleted.num_live for _, deleted in self._parts], dtype=np.int64)
+        self._sharing = _sharing([index for index, _ in self._parts])
+
+    @property
+    def num_vectors(self) -> int:
+        """Count the vectors that are left."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V."""
+        return self._vector_dim
+
+    def search(
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
+    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+        """Return the ``top_k`` best of each query, best first, ties by lower position."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
+        nearest = None
+        if self._sharing and allowed is None:
+            num_lists = max(index.nprobe for index in self._sharing)
+            nearest = self._sharing[0].nearest_lists(queries_QV, num_lists)
+        wanted = None if allowed is None else np.unique(allowed)
+        for (index, deleted), begin, end in self._places():
+            stored = None
+            if wanted is not None:
+                own = wanted[slice(*np.searchsorted(wanted, (begin, end)).tolist())]
+                if not len(own):
+                    continue
+                stored = deleted.stored_of(own - begin)
+            scores_QF, stored_QF = index.find(
+                queries_QV, min(top_k, end - begin), stored, nearest if index in self._sharing else None
+            )
+            own_QF = deleted.live_of(stored_QF)
+            found.append((scores_QF, np.where(stored_QF == NO_POSITION, NO_POSITION, own_QF + begin)))
+        if not found:
+            found = [(np.empty((len(queries_QV), 0), np.float32), np.empty((len(queries_QV), 0), np.int64))]
+        scores, positions = zip(*found, strict=True)
+        return best_first(np.concatenate(scores, axis=1), np.concatenate(positions, axis=1), top_k)
+
+    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions, in their order."""
+        positions = np.asarray(positions, np.int64)
+        owners = np.searchsorted(self._ends, positions, side="right")
+        vectors_AV = np.empty((len(positions), self._vector_dim), np.float32)
+        for owner in np.unique(owners).tolist():
+            index, deleted = self._parts[owner]
+            own = np.flatnonzero(owners == owner)
+            stored = deleted.stored_of(positions[own] - (self._ends[owner] - deleted.num_live))
+            vectors_AV[own] = index.reconstruct(stored)
+        return vectors_AV
+
+    def _places(self) -> list[tuple[tuple[FaissIndex, DeletedRows], int, int]]:
+        """Return each part with its first position and the first one behind it."""
+        ends = self._ends.tolist()
+        return list(zip(self._parts, [0, *ends[:-1]], ends, strict=True))
+
+
+def _sharing(indexes: Sequence[FaissIndex]) -> list[FaissIndex]:
+    """Return the indexes that share the centroids of the first that has some, [] where it is alone."""
+    centroids = [index.shared_centroids for index in indexes]
+    first = next((each for each in centroids if each is not None), None)
+    alike = [
+        index
+        for index, own in zip(indexes, centroids, strict=True)
+        if first is not None and own is not None and np.array_equal(own, first)
+    ]
+    return alike if len(alike) > 1 else []
+
+
+SAMPLED_TERMS = 16
+"""One term of so many is kept in memory, so that few are read to find one: 4 bytes a term of a file."""
+
+KEPT_TERMS = 1_024
+"""Terms whose places are kept: 2 kB each in twelve segments."""
+
+
+class JoinedWords:
+    """The postings of ``passages.arrow`` of segments, in their order, each with its deleted chunks."""
+
+    def __init__(self, parts: Sequence[tuple[pa.RecordBatch, DeletedRows]]) -> None:
+        files = [_Words(terms, deleted) for terms, deleted in parts]
+        begins = np.cumsum([0, *(deleted.num_live for _, deleted in parts)]).tolist()
+        # A query asks for its words several times. The cache does not hold this object, which would then
+        # keep files mapped until it is found to be garbage.
+        self._find = lru_cache(KEPT_TERMS)(partial(_places, list(zip(files, begins, strict=False))))
+
+    def postings(self, term: str) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the positions of the chunks that hold a term, ascending, and how often each does."""
+        places = self._find(term)
+        if not places:
+            return np.empty(0, np.int64), np.empty(0, np.uint8)
+        found = [words.read(place) for words, _, place in places]
+        chunks_P = np.concatenate([chunks for chunks, _ in found], dtype=np.int64)
+        end = 0
+        for (_, begin, _), (chunks, _) in zip(places, found, strict=True):
+            if begin:
+                chunks_P[end : end + len(chunks)] += begin
+            end += len(chunks)
+        return chunks_P, found[0][1] if len(found) == 1 else np.concatenate([counts for _, counts in found])
+
+
+def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words, int, slice]]:
+    """Return where the files that hold a term have it, each with its first position."""
+    wanted = term.encode()
+    places = ((words, begin, words.find(wanted)) for words, begin in files)
+    return [(words, begin, place) for words, begin, place in places if place is not None]
+
+
+class _Words:
+    """One file of :mod:`cairn.pipeline.index.passage_terms`, without its deleted chunks."""
+
+    def __init__(self, terms: pa.RecordBatch, deleted: DeletedRows) -> None:
+        column = terms.column("term")
+        _, offsets, text = column.buffers()
+        # The order of UTF-8 is that of code points; bytes cost a third of what strings of Arrow do.
+        self._text = memoryview(text or b"")
+        self._term_bounds = memoryview(offsets or b"").cast("q")[column.offset :]
+        self._places = range(len(column))
+        self._sampled = [self._term_at(place) for place in self._places[::SAMPLED_TERMS]]
+        self._bounds_T = memoryview(terms.column("chunks").offsets.to_numpy())
+        self._chunks = terms.column("chunks").values.to_numpy()
+        self._counts = terms.column("counts").values.to_numpy()
+        self._deleted = deleted
+
+    def find(self, wanted: bytes) -> slice | None:
+        """Return which postings are those of a term in UTF-8, None where there are none."""
+        block = bisect_right(self._sampled, wanted) * SAMPLED_TERMS
+        last = min(block, len(self._places))
+        place = bisect_left(self._places, wanted, max(block - SAMPLED_TERMS, 0), last, key=self._term_at)
+        if place == last or self._term_at(place) != wanted:
+            return None
+        return slice(self._bounds_T[place], self._bounds_T[place + 1])
+
+    def read(self, own: slice) -> tuple[Integer[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the chunks among those that are left, and how often each holds the word."""
+        chunks, counts = self._chunks[own], self._counts[own]
+        if not len(self._deleted.rows):
+            return chunks, counts
+        before, up_to = _num_deleted(self._deleted.rows, chunks)
+        is_live = before == up_to
+        return (chunks - before)[is_live], counts[is_live]
+
+    def _term_at(self, place: int) -> bytes:
+        return self._text[self._term_bounds[place] : self._term_bounds[place + 1]].tobytes()
+
+
+def _num_deleted(
+    rows: Int64[np.ndarray, " D"], chunks: UInt32[np.ndarray, " P"]
+) -> tuple[Int64[np.ndarray, " P"], Int64[np.ndarray, " P"]]:
+    """Count the deleted rows before each chunk, and those up to it; both arrays ascend.
+
+    The longer one is searched for each of the shorter.
+    """
+    if len(rows) > len(chunks):
+        return np.searchsorted(rows, chunks), np.searchsorted(rows, chunks, side="right")
+    wanted, ends = rows.astype(np.uint32), len(chunks) + 1
+    behind, at = np.searchsorted(chunks, wanted, side="right"), np.searchsorted(chunks, wanted)
+    before, up_to = (np.cumsum(np.bincount(each, minlength=ends))[:-1] for each in (behind, at))
+    return before, up_to
+
+
+class JoinedCodes:
+    """Columns of ``tokens.arrow`` of segments, in their order, each with its deleted chunks."""
+
+    def __init__(self, parts: Sequence[tuple[CodeColumn, DeletedRows]]) -> None:
+        self._parts = parts
+        self._begin_S = np.cumsum([0, *(deleted.num_live for _, deleted in parts)])
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
+        """Return the tokens of some chunks, in the order asked."""
+        segment_C = np.searchsorted(self._begin_S, chunk_C, side="right") - 1
+        places = [np.flatnonzero(segment_C == segment) for segment in range(len(self._parts))]
+        found = [
+            column.read(deleted.stored_of(chunk_C[place] - begin))
+            for (column, deleted), begin, place in zip(self._parts, self._begin_S[:-1], places, strict=True)
+        ]
+        # Laid out by segment; then in the order asked.
+        size = np.concatenate([each.size_C for each in found])
+        order = np.argsort(np.concatenate(places), kind="stable")
+        token_T = ranges((np.cumsum(size) - size)[order], size[order])
+        return ChunkTokens(
+            codes=np.concatenate([each.codes for each in found])[token_T],
+            step_T=np.concatenate([each.step_T for each in found])[token_T],
+            size_C=size[order],
+        )
+
+
+def open_token_vectors(
+    files: Container[str], segments: Sequence[Segment], late_folder: Path
+) -> TokenVectors | None:
+    """Return the token vectors of a generation, None where there are none.
+
+    ``files`` names its files, ``late_folder`` holds the projection. Damage raises :class:`DamageError`.
+    """
+    if LATE_NAME not in files:
+        return None
+    parts = [(each.tokens, each.rows.deleted_chunks) for each in segments if each.tokens is not None]
+    if len(parts) < len(segments):
+        return None
+    projection = open_token_projection(late_folder)
+    chunks, titles = (
+        _joined(
+            [
+                (CodeColumn.of(rows.column(name), projection.codec.vector_bytes), deleted)
+                for rows, deleted in parts
+            ]
+        )
+        for name in TOKEN_FILE_COLUMNS
+    )
+    return TokenVectors(projection=projection, chunks=chunks, titles=titles)
+
+
+def _joined(parts: Sequence[tuple[CodeColumn, DeletedRows]]) -> TokenCodes:
+    """Return the one column as it is where there is just one, whole."""
+    column, deleted = parts[0]
+    return JoinedCodes(parts) if len(parts) > 1 or len(deleted.rows) else column
