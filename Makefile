@@ -50,7 +50,7 @@ demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and searc
 	@$(BIN)/ingest cairn-sample --collection python-docs
 	@$(call ask,how do I run a function in another thread and get its result)
 	@$(call ask,replace an object with a mock while a test runs)
-	@$(call ask,what happens when an exception is raised inside a with block)
+	@$(call ask,compare two sequences and show the differences between them)
 	@$(BIN)/cairn status python-docs
 
 ask = printf '\n\033[1m%s\033[0m\n\n' '$(1)' && $(BIN)/cairn search '$(1)' --collection python-docs --top-k 3 --passages 1

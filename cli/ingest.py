@@ -38,7 +38,14 @@ Examples:
 """
 
 
-@click.command(cls=GroupedCommand, epilog=_EXAMPLES, context_settings={"show_default": True})
+_FIRST = (
+    "collection", "root", "id_column", "text_column", "title_column", "metadata_columns", "model", "sync",
+    "dry_run", "as_json",
+)  # fmt: skip
+"""What `--help` shows."""
+
+
+@click.command(cls=GroupedCommand, first=_FIRST, epilog=_EXAMPLES, context_settings={"show_default": True})
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
     "--collection",

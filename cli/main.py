@@ -33,6 +33,7 @@ _VERBS = {
     "serve": "Serve the search API over HTTP.",
     "mcp": "Serve a collection to a language model as MCP tools, on stdin and stdout.",
     "keys": "Make, list and revoke API keys of the server.",
+    "list": "List the collections there are.",
     "status": "Show what a collection holds and how it was built.",
     "lineage": "Show where a document came from: file, row, run, model, context.",
     "plan": "Show whether the corpus has drifted from its context, and give it a new one.",
@@ -58,13 +59,14 @@ _VERBS = {
     "repair": "Bring a damaged collection back to its last good state.",
     "compact": "Merge small files and drop what no generation needs.",
     "delete": "Delete documents by id or by filter.",
+    "drop": "Delete a collection.",
 }
 _LABORATORY = {
     "analyse", "compare", "compress", "distill", "evaluate", "negatives", "pretrain", "train", "train_late",
     "train_mixer", "tune",
 }  # fmt: skip
-_FILES = {"mcp": "mcp_stdio"} | {name: f"lab.{name}" for name in _LABORATORY}
-"""Where a verb's module is not of its name: the name is a package's, or the laboratory's."""
+_FILES = {"mcp": "mcp_stdio", "list": "status"} | {name: f"lab.{name}" for name in _LABORATORY}
+"""Where a verb's module is not of its name: it stands beside another, or in the laboratory."""
 _INTERRUPTED = 130
 _FAILED = 1
 _USAGE = 2
@@ -84,7 +86,8 @@ class _LazyGroup(click.Group):
         if cmd_name not in _VERBS:
             return None
         name = cmd_name.replace("-", "_")
-        command = getattr(importlib.import_module(f"cairn.cli.{_FILES.get(name, name)}"), name)
+        module = importlib.import_module(f"cairn.cli.{_FILES.get(name, name)}")
+        command = getattr(module, "list_collections" if name == "list" else name)
         name_variables(command, variable_prefix(cmd_name))
         return command
 
@@ -115,7 +118,7 @@ def _meant(word: str) -> str:
 @click.pass_context
 def cairn(ctx: click.Context) -> None:
     """Contextual retrieval indexing: documents in, searchable passages out."""
-    ctx.default_map = load_default_map()
+    ctx.default_map = load_default_map(_VERBS)
     check_tables(ctx.default_map, _VERBS)
     verb = cairn.get_command(ctx, ctx.invoked_subcommand or "")
     if verb is not None:

@@ -80,6 +80,7 @@ def _whole(part: Any) -> int:
     return part
 
 
+_SHOWS_ALL: Final = "cairn.help_all"
 COUNT: Final = click.IntRange(1, MAX_NUMBER)
 SEED: Final = click.IntRange(0, MAX_SEED)
 """Of options that no dataclass has."""
@@ -114,16 +115,43 @@ class FieldOption(HeadedOption):
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has its options under headings, those without one first."""
+    """A command whose ``--help`` shows the options that ``first`` names, and ``--help-all`` every one.
+
+    There they stand under headings, those without one first.
+    """
+
+    def __init__(self, *args: Any, first: Collection[str], **kwargs: Any) -> None:
+        """Keep the names beside what click knows, and add ``--help-all``."""
+        super().__init__(*args, **kwargs)
+        self.first = first
+        self.params.append(
+            click.Option(
+                ["--help-all"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=self._show_all,
+                help="Show every option and exit.",
+            )
+        )
+
+    def _show_all(self, ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta[_SHOWS_ALL] = True
+            click.echo(ctx.get_help())
+            ctx.exit()
 
     @override
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a section for each heading, in the order of the options."""
+        shows_all = _SHOWS_ALL in ctx.meta
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for param in self.get_params(ctx):
+            if not (shows_all or param.name in self.first or {"--help", "--help-all"} & {*param.opts}):
+                continue
             record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
             if record is not None:
-                heading = param.heading if isinstance(param, HeadedOption) else None
+                heading = param.heading if shows_all and isinstance(param, HeadedOption) else None
                 sections.setdefault(heading or "Options", []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):

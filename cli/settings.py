@@ -37,23 +37,6 @@ _KINDS: Final[Mapping[type, type]] = {
 """Type of a value in the file by its option's; others read it themselves."""
 _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 """Variables of other parts of Cairn that are spelt like an option's."""
-_EVERYWHERE = (
-    "ingest",
-    "search",
-    "serve",
-    "keys",
-    "status",
-    "lineage",
-    "plan",
-    "switch",
-    "compare",
-    "tune",
-    "negatives",
-    "verify",
-    "repair",
-    "compact",
-    "delete",
-)
 
 
 def settings_file() -> Path:
@@ -61,15 +44,18 @@ def settings_file() -> Path:
     return Path(os.environ.get("CAIRN_CONFIG") or "cairn.toml")
 
 
-def load_default_map() -> dict[str, Any]:
-    """Read ``cairn.toml`` into click's default map; a missing file is an empty one."""
+def load_default_map(every_verb: Collection[str] = ()) -> dict[str, Any]:
+    """Read ``cairn.toml`` into click's default map; a missing file is an empty one.
+
+    What stands before its first table is given to each of ``every_verb``.
+    """
     path = settings_file()
     if not path.is_file():
         if os.environ.get("CAIRN_CONFIG"):
             raise ConfigError(f"CAIRN_CONFIG must name a file, got {str(path)!r}")
         return {}
     found = read_settings_file(path)
-    return {verb: {**found.shared, **found.tables.get(verb, {})} for verb in {*_EVERYWHERE, *found.tables}}
+    return {verb: {**found.shared, **found.tables.get(verb, {})} for verb in {*every_verb, *found.tables}}
 
 
 def _parameter_name(option: str) -> str:

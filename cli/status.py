@@ -1,7 +1,4 @@
-"""`cairn status [NAME]`.
-
-What a collection holds, how it was built and how far its corpus has drifted from its context.
-"""
+"""`cairn status NAME`: what a collection holds, how it was built, how far it drifted; `cairn list`: all."""
 
 from __future__ import annotations
 
@@ -18,6 +15,7 @@ from cairn.cli.terminal import duration, size, table, thousands
 from cairn.jobs.ray_serve.settings import ClusterSettings
 from cairn.pipeline.config import EncoderConfig, IngestConfig
 from cairn.pipeline.counted import counted
+from cairn.pipeline.index.roots import resolve_root
 from cairn.pipeline.search_options import OpenOptions
 from click.core import ParameterSource
 
@@ -46,26 +44,14 @@ def status(
     verify: bool,
     as_json: bool,
 ) -> int:
-    """Describe collection NAME, or list all collections."""
-    from cairn.pipeline.collection import list_statuses, open_collection
+    """Describe collection NAME, or list all collections, as `cairn list` does."""
+    from cairn.pipeline.collection import open_collection
 
     if collection is None:
         for name in ("route_clusters", "shards", "verify"):
             if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
                 raise click.UsageError(f"--{name.replace('_', '-')} must come with the NAME of a collection")
-        listed = list_statuses(root)
-        rows = [
-            ("collection", "documents", "chunks", "generation"),
-            *(
-                (r["collection"], r["documents"], r["chunks"], r["generation"])
-                if r["generation"]
-                else (r["collection"], r["status"], "", "")
-                for r in listed
-            ),
-        ]
-        click.echo(
-            json.dumps(listed) if as_json else (table(rows) if listed else f"no collections under {root}")
-        )
+        click.echo(_listed(root, as_json=as_json))
         return 0
     opened = open_collection(collection, root=root, verify=verify)
     report = opened.status()
@@ -74,6 +60,31 @@ def status(
         report["routing"] = {"route_clusters": route_clusters, "shards": shards, **asdict(recall)}
     click.echo(json.dumps(report, default=str) if as_json else _describe(report))
     return 0
+
+
+@click.command(name="list")
+@root_option
+@json_option
+def list_collections(*, root: str, as_json: bool) -> int:
+    """List the collections under the root: documents, chunks, generation."""
+    click.echo(_listed(root, as_json=as_json))
+    return 0
+
+
+def _listed(root: str, *, as_json: bool) -> str:
+    from cairn.pipeline.collection import list_statuses
+
+    listed = list_statuses(root)
+    if as_json:
+        return json.dumps(listed)
+    heading = ("collection", "documents", "chunks", "generation")
+    rows = [
+        tuple(each[name] for name in heading)
+        if each["generation"]
+        else (each["collection"], each["status"], "", "")
+        for each in listed
+    ]
+    return table([heading, *rows]) if rows else f"no collections under {resolve_root(root)}"
 
 
 def _use_of_context(encoder: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Final, Literal
 
-from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.errors import ConfigError, install_command
 from cairn.pipeline.options import About, check_options, option, options_of, shown
 
 EngineName = Literal["local", "ray"]
@@ -68,3 +69,11 @@ def worker_range(workers: Any) -> tuple[int, int]:
         return int(least), int(most or least)
     except ValueError:
         raise ConfigError(f"workers must be a number, or two as in 2:8, got {shown(workers)}") from None
+
+
+def require_ray() -> None:
+    """Raise :class:`ConfigError` where Ray, which an extra brings, is not installed."""
+    if find_spec("ray") is None:
+        raise ConfigError(
+            f"a Ray cluster must have the package ray, got none; install it with {install_command('ray')}"
+        )

@@ -41,8 +41,7 @@ from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.names import CONTEXT_ARROW
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.stored_files import SIZES, Checks, read_manifest
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
-from cairn.pipeline.model.folders.names import describe_model, is_folder, model_folder
+from cairn.pipeline.model.folders.names import MODEL_NAMES, describe_model, is_folder, model_folder
 from cairn.pipeline.model.untrained_settings import settings_warnings
 from cairn.pipeline.options import check_names, did_you_mean, shown
 from cairn.pipeline.search.documents import matching_documents
@@ -194,7 +193,7 @@ class Collection:
         cross-encoder, by name or folder, that judges the passages of the best documents again
         (:mod:`cairn.pipeline.search.rerank`); needs the extra ``rerank``.
         """
-        return self.search_batch([query], rerank=rerank, **options)[0]
+        return self._searcher().answer([query], *self._asked(rerank, options))[0]
 
     def search_batch(
         self,
@@ -204,10 +203,13 @@ class Collection:
         **options: Unpack[PublicSearchKeywords],
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
+        return self._searcher().answer(queries, *self._asked(rerank, options))
+
+    def _asked(
+        self, rerank: str | Reranker | None, options: PublicSearchKeywords
+    ) -> tuple[SearchOptions, Reranker | None]:
         check_names("a search", options, SearchOptions)
-        asked = SearchOptions(**options)
-        reranker = None if rerank is None else self._reranker(rerank)
-        return self._searcher().answer(queries, asked, reranker)
+        return SearchOptions(**options), None if rerank is None else self._reranker(rerank)
 
     def _reranker(self, model: object) -> Reranker:
         if isinstance(model, Reranker):

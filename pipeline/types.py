@@ -377,7 +377,8 @@ class IngestReport:
 
     ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is
     smaller than ``indexed``. ``unread_files`` of the ``files`` had not changed and were not read; their rows
-    are counted as if they had been. ``quarantine_file`` is Parquet, with the reason of every refused row.
+    are counted as if they had been. ``quarantine_file`` is Parquet, with the reason of every refused row;
+    ``newly_quarantined`` of them were not refused by the runs before.
     """
 
     collection: str
@@ -393,6 +394,7 @@ class IngestReport:
     unread_files: int = 0
     chunks: int = 0
     tokens: int = 0
+    newly_quarantined: int = 0
     quarantine_reasons: Mapping[str, int] = field(default_factory=dict[str, int])
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     warnings: Sequence[str] = ()

@@ -139,7 +139,7 @@ def nothing_waits_for_the_disk() -> Iterator[None]:
 @pytest.fixture
 def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make samples of a few modules; reading all of them takes seconds."""
-    from cairn.pipeline.corpus import python_documentation
+    from cairn.pipeline.corpus import sample
 
-    modules = python_documentation._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(python_documentation, "_library_sources", lambda: modules)
+    modules = sample._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(sample, "_library_sources", lambda: modules)

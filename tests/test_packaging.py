@@ -133,7 +133,7 @@ def test_cairn_in_a_folder_with_its_names_is_itself(
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip() in (
             "cairn.pipeline.collection cairn.pipeline.collection",
-            "no collections under cairn-data",
+            f"no collections under {folder_of_a_user.resolve() / 'cairn-data'}",
         )
 
 

@@ -17,6 +17,7 @@ from logging import ERROR
 from types import ModuleType
 from typing import Any, Final
 
+from cairn.jobs.engine_settings import require_ray
 from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 
 PROBE_SECONDS: Final = 5.0
@@ -53,6 +54,7 @@ class RayConnection:
         if os.environ.get("RAY_AUTH_TOKEN") or address is None:
             os.environ.setdefault("RAY_AUTH_MODE", "token")
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        require_ray()
         import ray
 
         self.ray: ModuleType = ray

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from cairn.jobs.engine_settings import require_ray
 from cairn.jobs.job_file import read_job
 from cairn.jobs.ray_cluster.runtime import first_line, refusal, require_listener
 from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
@@ -72,6 +73,7 @@ class JobServer:
     """The Jobs API of one cluster."""
 
     def __init__(self, address: str) -> None:
+        require_ray()
         self._address = address
         host, port = _host_and_port(address)
         require_listener(address, host, port, _WITHOUT_CLUSTER)

@@ -217,6 +217,8 @@ class Scheduler:
             self._say(schedule.name, "again", exit_code=exit_code, in_seconds=round(delay), error=error)
             self._stopped.wait(delay)
             delay = min(2 * delay, LONGEST_RETRY_SECONDS)
+        if exit_code == _DONE_WITH_QUARANTINE and report.get("newly_quarantined") == 0:
+            exit_code = 0  # the same rows as before, which someone has seen or leaves as they are
         run = ScheduledRun(
             schedule=schedule.name,
             cron=schedule.cron,

@@ -16,16 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import quarantine
 from cairn.pipeline.corpus.content_hash import content_hashes
 from cairn.pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, shown_id
+from cairn.pipeline.corpus.quarantine import SHOWN_ID_CHARACTERS, Reason, rejected_rows, shown_id
 from cairn.pipeline.types import staged_schema
 from jaxtyping import Bool, Int64
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 ROLES = ("doc_id", "title", "text", "query")
-REASON_NAMES = np.array(["", *quarantine.REASONS], object)
+REASONS = ("", *map(str, Reason))
 Mask = Bool[np.ndarray, " N"]
 
 
@@ -72,7 +71,7 @@ class RowChecker:
         lengths = {stored: value_bytes(raw.column(source)) for stored, source in self.sources.items()}
         verdict = _Verdict(raw.num_rows)
         verdict.reject(
-            ~np.asarray(raw.column(self.sources["doc_id"]).is_valid()), quarantine.NULL_ID, "the id is null"
+            ~np.asarray(raw.column(self.sources["doc_id"]).is_valid()), Reason.NULL_ID, "the id is null"
         )
         self._check_sizes(verdict, lengths)
         total = np.where(verdict.is_good, np.sum([*lengths.values()], axis=0, dtype=np.int64), 0)
@@ -87,11 +86,11 @@ class RowChecker:
             if stored == "doc_id":
                 # A character takes four bytes at most; what is near the limit is counted exactly once it is
                 # known to be valid UTF-8.
-                allowed, reason, what = 4 * self.config.max_id_characters, quarantine.LONG_ID, "the id"
+                allowed, reason, what = 4 * self.config.max_id_characters, Reason.LONG_ID, "the id"
             elif stored == "text":
-                allowed, reason, what = limit, quarantine.OVERSIZED_TEXT, "the text"
+                allowed, reason, what = limit, Reason.OVERSIZED_TEXT, "the text"
             else:
-                allowed, reason, what = limit, quarantine.OVERSIZED_FIELD, f"column {self.sources[stored]!r}"
+                allowed, reason, what = limit, Reason.OVERSIZED_FIELD, f"column {self.sources[stored]!r}"
             too_large = sizes > allowed
             if too_large.any():
                 details = {
@@ -106,17 +105,9 @@ class RowChecker:
         for name, column in columns.items():
             # Arrow's reader trusts that strings are UTF-8.
             self._check_utf8(verdict, name, column)
-        columns = (
-            {name: column.filter(pa.array(verdict.kept_mask)) for name, column in columns.items()}
-            if verdict.narrow()
-            else columns
-        )
+        columns = verdict.narrowed(columns)
         self._check_values(verdict, columns)
-        columns = (
-            {name: column.filter(pa.array(verdict.kept_mask)) for name, column in columns.items()}
-            if verdict.narrow()
-            else columns
-        )
+        columns = verdict.narrowed(columns)
         rows = self._staged(columns, int(verdict.is_good.sum()))
         rejected = verdict.rejected_rows(self.source_file, first_row, ids)
         return CheckedBatch(rows=rows, rejected=rejected, num_rows=raw.num_rows, first_row=first_row)
@@ -128,10 +119,7 @@ class RowChecker:
     @property
     def stored_types(self) -> Mapping[str, pa.DataType]:
         """The type of each stored column."""
-        return {field.name: field.type for field in self._schema()}
-
-    def _schema(self) -> pa.Schema:
-        return staged_schema(self.metadata_fields)
+        return {field.name: field.type for field in staged_schema(self.metadata_fields)}
 
     def _check_utf8(self, verdict: _Verdict, name: str, column: pa.Array) -> None:
         if name not in ROLES and not _holds_strings(column.type):
@@ -141,8 +129,8 @@ class RowChecker:
         except pa.ArrowInvalid:
             faults = [_utf8_fault(value) for value in _raw_values(column)]
             for reason, detail in (
-                (quarantine.LONE_SURROGATE, "holds a lone surrogate"),
-                (quarantine.INVALID_UTF8, "is not valid UTF-8"),
+                (Reason.LONE_SURROGATE, "holds a lone surrogate"),
+                (Reason.INVALID_UTF8, "is not valid UTF-8"),
             ):
                 verdict.reject_kept(
                     np.array([fault == reason for fault in faults], bool),
@@ -155,24 +143,24 @@ class RowChecker:
             if name in columns and _has_zero_byte(columns[name]):
                 verdict.reject_kept(
                     _mask(pc.match_substring(columns[name], "\0")),
-                    quarantine.NUL_CHARACTER,
+                    Reason.NUL_CHARACTER,
                     f"column {self.sources[name]!r} holds a NUL character",
                 )
         ids, text = columns["doc_id"], columns["text"]
-        verdict.reject_kept(_is_blank(ids), quarantine.EMPTY_ID, "the id is empty")
+        verdict.reject_kept(_is_blank(ids), Reason.EMPTY_ID, "the id is empty")
         limit = self.config.max_id_characters
         verdict.reject_kept(
             _mask(pc.greater(pc.utf8_length(ids), limit)),
-            quarantine.LONG_ID,
+            Reason.LONG_ID,
             f"the id has more than {limit} characters",
         )
-        verdict.reject_kept(_mask(text.is_null()), quarantine.NULL_TEXT, "the text is null")
-        verdict.reject_kept(_is_blank(text), quarantine.EMPTY_TEXT, "the text is empty")
+        verdict.reject_kept(_mask(text.is_null()), Reason.NULL_TEXT, "the text is null")
+        verdict.reject_kept(_is_blank(text), Reason.EMPTY_TEXT, "the text is empty")
         for field in self.metadata_fields:
             if field.name in columns:
                 verdict.reject_kept(
                     _has_non_finite(columns[field.name]),
-                    quarantine.NAN_METADATA,
+                    Reason.NAN_METADATA,
                     f"column {self.sources[field.name]!r} holds NaN or infinity",
                 )
 
@@ -181,7 +169,7 @@ class RowChecker:
         hashes = content_hashes({name: column for name, column in complete.items() if name != "doc_id"})
         complete["content_sha256"] = pa.array(hashes, pa.string())
         complete["source_file"] = pa.repeat(pa.scalar(self.source_file), num_rows)
-        schema = self._schema()
+        schema = staged_schema(self.metadata_fields)
         arrays = [
             complete[field.name] if field.name in complete else pa.nulls(num_rows, field.type)
             for field in schema
@@ -215,7 +203,7 @@ class _Verdict:
         rows = np.flatnonzero(mask & self.is_good)
         if not len(rows):
             return
-        self.codes[rows] = quarantine.REASONS.index(reason) + 1
+        self.codes[rows] = REASONS.index(reason)
         self.details[rows] = detail if isinstance(detail, str) else [detail[row] for row in rows.tolist()]
 
     def reject_kept(self, mask: Mask, reason: str, detail: str) -> None:
@@ -225,23 +213,23 @@ class _Verdict:
             whole[self.kept[mask]] = True
             self.reject(whole, reason, detail)
 
-    def narrow(self) -> bool:
-        """Drop rejected rows from ``kept``; ``kept_mask`` then filters the columns that still hold them."""
-        self.kept_mask = self.is_good[self.kept]
-        self.kept = self.kept[self.kept_mask]
-        return not bool(self.kept_mask.all())
+    def narrowed(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
+        """Drop rejected rows from ``kept`` and from the columns that hold them."""
+        is_kept = self.is_good[self.kept]
+        if is_kept.all():
+            return columns
+        self.kept = self.kept[is_kept]
+        mask = pa.array(is_kept)
+        return {name: column.filter(mask) for name, column in columns.items()}
 
     def rejected_rows(self, source_file: str, first_row: int, ids: pa.Array) -> pa.RecordBatch:
         rows = np.flatnonzero(~self.is_good)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.repeat(pa.scalar(source_file), len(rows)),
-                pa.array(rows + first_row, pa.int64()),
-                _shown_ids(ids, rows),
-                pa.array(REASON_NAMES[self.codes[rows]], pa.string()),
-                pa.array(self.details[rows], pa.string()),
-            ],
-            schema=REJECTED_SCHEMA,
+        return rejected_rows(
+            source_file,
+            rows + first_row,
+            pa.array(np.array(REASONS, object)[self.codes[rows]], pa.string()),
+            pa.array(self.details[rows], pa.string()),
+            _shown_ids(ids, rows),
         )
 
 
@@ -256,7 +244,7 @@ def _shown_ids(ids: pa.Array, rows: Int64[np.ndarray, " N"]) -> pa.Array:
 
 def _id_bytes(ids: pa.Array, row: int) -> bytes:
     value = ids.dictionary[ids.indices[row].as_py()] if pa.types.is_dictionary(ids.type) else ids[row]
-    return value.as_buffer()[: quarantine.SHOWN_ID_CHARACTERS * 4].to_pybytes()
+    return value.as_buffer()[: SHOWN_ID_CHARACTERS * 4].to_pybytes()
 
 
 def _holds_strings(arrow_type: pa.DataType) -> bool:
@@ -308,6 +296,6 @@ def _utf8_fault(values: list[bytes]) -> str | None:
             for value in values:
                 value.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            return quarantine.INVALID_UTF8
-        return quarantine.LONE_SURROGATE
+            return Reason.INVALID_UTF8
+        return Reason.LONE_SURROGATE
     return None

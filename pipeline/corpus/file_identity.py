@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from cairn.pipeline.corpus.sources import SourceFile
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.manifest import fingerprint
 from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
@@ -42,9 +42,10 @@ def file_identities(files: Sequence[SourceFile]) -> list[str | None]:
 
 def _identity(file: SourceFile) -> str | None:
     if file.part is not None:
-        return fingerprint(part=file.part.identity, schema=str(file.part.schema))
+        identity = file.part.identity
+        return None if identity is None else fingerprint(part=identity, schema=str(file.part.schema))
     if isinstance(file.filesystem, LocalFileSystem):
-        return None if file.table is not None else _local_identity(file.path)
+        return _local_identity(file.path)
     try:
         if isinstance(file.filesystem, PyFileSystem):
             handler = file.filesystem.handler

@@ -17,19 +17,19 @@ from typing import Final, Literal
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.decode import DECODE_ERRORS
-from cairn.pipeline.corpus.formats.format import Undecoded, damage_of, damage_reported
-from cairn.pipeline.corpus.formats.formats import FORMATS
+from cairn.pipeline.corpus.formats import FORMATS
+from cairn.pipeline.corpus.formats.csv import CsvFormat
+from cairn.pipeline.corpus.formats.format import (
+    COMPRESSED,
+    DECODE_ERRORS,
+    SourceFile,
+    Undecoded,
+    damage_of,
+    damage_reported,
+)
 from cairn.pipeline.corpus.plain_columns import plain, without_views
 from cairn.pipeline.corpus.schema import stored_type
-from cairn.pipeline.corpus.sources import (
-    COMPRESSED,
-    DOCUMENTS,
-    INFERRED,
-    SUFFIXES,
-    SourceFile,
-    resolve_sources,
-)
+from cairn.pipeline.corpus.sources import resolve_sources
 from cairn.pipeline.errors import SchemaError, SourceError
 
 JudgedFile = Literal["corpus", "queries", "qrels"]
@@ -53,7 +53,7 @@ MAX_SHOWN: Final = 20
 
 
 def find_judged_file(folder: Path, name: JudgedFile) -> Path | None:
-    """Return a file of a judged set, or None; of several formats the first of ``SUFFIXES``."""
+    """Return a file of a judged set, or None; of several formats the first of ``FORMATS``."""
     places = [(folder, str(name))] + ([(folder / name, _BEIR_SPLIT)] if name == "qrels" else [])
     return next((path for place, stem in places for path in _in_any_format(place, stem)), None)
 
@@ -86,9 +86,8 @@ def read_columns(file: SourceFile, required: Sequence[str], optional: Sequence[s
     Raises :class:`SchemaError` where a required one is missing, :class:`SourceError` for a damaged file.
     """
     config = CorpusConfig()
-    reader = FORMATS[file.format]
     try:
-        footer = reader.read_footer(file, config)
+        footer = file.format.read_footer(file, config)
     except DECODE_ERRORS as error:
         file.require_reachable(error)
         raise _damaged(file, damage_of(error)) from error
@@ -101,7 +100,7 @@ def read_columns(file: SourceFile, required: Sequence[str], optional: Sequence[s
         found: _type_read(file, name, footer.schema.field(found).type) for name, found in present.items()
     }
     batches: list[pa.RecordBatch] = []
-    for item in damage_reported(file, reader.decode(file, footer.num_rows, types, config)):
+    for item in damage_reported(file, file.format.read(file, types, config)):
         if isinstance(item, Undecoded):
             raise _damaged(file, item.detail)
         batches.append(item)
@@ -136,11 +135,12 @@ def _as_table(batches: Sequence[pa.RecordBatch], columns: Mapping[str, tuple[str
 
 
 def _in_any_format(folder: Path, stem: str) -> Iterator[Path]:
-    for suffix, kind in SUFFIXES.items():
-        for end in ("", *COMPRESSED) if kind in INFERRED else ("",):
-            path = folder / f"{stem}{suffix}{end}"
-            if kind not in DOCUMENTS and path.is_file():
-                yield path
+    for each in FORMATS:
+        for suffix in () if each.is_document else each.suffixes:
+            for end in ("", *COMPRESSED) if each.is_compressible else ("",):
+                path = folder / f"{stem}{suffix}{end}"
+                if path.is_file():
+                    yield path
 
 
 def _name_in(schema: pa.Schema, name: str) -> str | None:
@@ -148,7 +148,7 @@ def _name_in(schema: pa.Schema, name: str) -> str | None:
 
 
 def _type_read(file: SourceFile, name: str, arrow_type: pa.DataType) -> pa.DataType:
-    if file.format != "csv":
+    if not isinstance(file.format, CsvFormat):
         return arrow_type
     if name not in _NUMBERS:
         return pa.string()

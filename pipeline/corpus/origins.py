@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.parquet as pq
-from cairn.pipeline.corpus.row_writer import RowWriter
+from cairn.pipeline.corpus.quarantine import RowWriter
 from cairn.pipeline.corpus.source_record import DIGEST_HEX_DIGITS, digest_of
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers

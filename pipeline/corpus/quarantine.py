@@ -1,50 +1,46 @@
 """What was refused, and why: one row a refused source row, streamed to Parquet.
 
-Side exit of stage 1. Reasons are stable codes that scripts may rely on; ``detail`` is for people and never
-quotes a document. A file that cannot be read at all counts as one row without an index.
+Side exit of stage 1; what streams its rows writes the other exit, ``origins``, too. Reasons are stable codes
+that scripts may rely on; ``detail`` is for people and never quotes a document. A file that cannot be read at
+all counts as one row without an index.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Sequence
+from enum import StrEnum, auto
 from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
 
+import numpy as np
 import pyarrow as pa
-from cairn.pipeline.corpus.row_writer import RowWriter
-from typing_extensions import override
+import pyarrow.compute as arrow_compute
+import pyarrow.parquet as pq
+from cairn.pipeline import durable
 
-NULL_ID = "null_id"
-EMPTY_ID = "empty_id"
-LONG_ID = "long_id"
-NULL_TEXT = "null_text"
-EMPTY_TEXT = "empty_text"
-OVERSIZED_TEXT = "oversized_text"
-OVERSIZED_FIELD = "oversized_field"
-INVALID_UTF8 = "invalid_utf8"
-LONE_SURROGATE = "lone_surrogate"
-NUL_CHARACTER = "nul_character"
-NAN_METADATA = "nan_metadata"
-DUPLICATE_ID = "duplicate_id"
-DAMAGED_ROWS = "damaged_rows"
-DAMAGED_FILE = "damaged_file"
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
-REASONS = (
-    NULL_ID,
-    EMPTY_ID,
-    LONG_ID,
-    NULL_TEXT,
-    EMPTY_TEXT,
-    OVERSIZED_TEXT,
-    OVERSIZED_FIELD,
-    INVALID_UTF8,
-    LONE_SURROGATE,
-    NUL_CHARACTER,
-    NAN_METADATA,
-    DUPLICATE_ID,
-    DAMAGED_ROWS,
-    DAMAGED_FILE,
-)
+
+class Reason(StrEnum):
+    """Why a row is refused, in lower case where it is written."""
+
+    NULL_ID = auto()
+    EMPTY_ID = auto()
+    LONG_ID = auto()
+    NULL_TEXT = auto()
+    EMPTY_TEXT = auto()
+    OVERSIZED_TEXT = auto()
+    OVERSIZED_FIELD = auto()
+    INVALID_UTF8 = auto()
+    LONE_SURROGATE = auto()
+    NUL_CHARACTER = auto()
+    NAN_METADATA = auto()
+    DUPLICATE_ID = auto()
+    DAMAGED_ROWS = auto()
+    DAMAGED_FILE = auto()
+
 
 REJECTED_SCHEMA = pa.schema(
     [
@@ -56,11 +52,39 @@ REJECTED_SCHEMA = pa.schema(
     ]
 )
 
+ROW_GROUP_ROWS = 8_192
+"""Rows held before they are written.
+
+One row group for each row would make a footer larger than the file.
+"""
 SHOWN_ID_CHARACTERS = 1_024
 """Longer ids are cut in the report: a poison id must not poison the quarantine file as well.
 
 Ids that may be stored stay whole.
 """
+
+
+MAX_COMPARED_ROWS: Final = 1_000_000
+COMPARED_RUNS: Final = 20
+"""Runs whose refused rows are compared with those of another: several sources take turns."""
+
+
+def rejected_rows(
+    source_file: str | pa.Array,
+    row_indices: Sequence[int | None] | np.ndarray,
+    reasons: str | pa.Array,
+    details: str | pa.Array,
+    doc_ids: pa.Array | None = None,
+) -> pa.RecordBatch:
+    """Return rows of :data:`REJECTED_SCHEMA`; what is no column holds for all of them."""
+
+    def column(value: str | pa.Array | None) -> pa.Array:
+        is_one = value is None or isinstance(value, str)
+        return pa.repeat(pa.scalar(value, pa.string()), len(row_indices)) if is_one else value
+
+    indices = pa.array(row_indices, pa.int64())
+    columns = [column(source_file), indices, column(doc_ids), column(reasons), column(details)]
+    return pa.RecordBatch.from_arrays(columns, schema=REJECTED_SCHEMA)
 
 
 def shown_id(raw: bytes | None) -> str | None:
@@ -78,19 +102,89 @@ def reason_counts(rejected: pa.RecordBatch) -> dict[str, int]:
     return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
 
 
-class QuarantineWriter(RowWriter):
-    """Stream rejected rows, of :data:`REJECTED_SCHEMA`, and count them by reason."""
+def count_new(path: Path) -> int:
+    """Count the refused rows of a run that no recent run of the collection refused for the same reason.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, REJECTED_SCHEMA, "writing the quarantine file")
-        self._counts: Counter[str] = Counter()
+    A row is known by its id, one without by its place in its file. So many rows that they would fill the
+    memory all count as new.
+    """
+    if not path.exists():
+        return 0
+    if (num_rows := pq.read_metadata(path).num_rows) > MAX_COMPARED_ROWS:
+        return num_rows
+    rows = _known_by(path)
+    for earlier in sorted(path.parent.glob("*.parquet"), reverse=True)[:COMPARED_RUNS]:
+        if earlier != path and rows.num_rows:
+            with contextlib.suppress(pa.ArrowException, OSError):  # one that cannot be read tells of no row
+                rows = rows.join(_known_by(earlier), keys=rows.column_names, join_type="left anti")
+    return rows.num_rows
 
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Rejected rows by reason, reasons sorted."""
-        return dict(sorted(self._counts.items()))
 
-    @override
+def _known_by(path: Path) -> pa.Table:
+    """Read what a refused row is known by, without nulls, which a join would not match."""
+    rows = pq.read_table(path, columns=["source_file", "row_index", "doc_id", "reason"])
+    place = pc.fill_null(rows.column("row_index"), -1).cast(pa.string())
+    known = pc.coalesce(rows.column("doc_id"), pc.binary_join_element_wise("row", place, " "))
+    return pa.table({"file": rows.column("source_file"), "row": known, "reason": rows.column("reason")})
+
+
+def quarantine_writer(path: Path) -> RowWriter:
+    """Write the rejected rows of a run, of :data:`REJECTED_SCHEMA`."""
+    return RowWriter(path, REJECTED_SCHEMA, "writing the quarantine file")
+
+
+class RowWriter:
+    """Stream rows of a schema into one Parquet file; ``doing`` names the work where storage fails.
+
+    No file appears when nothing was written, or when the block fails.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, doing: str) -> None:
+        self.path = path
+        self.num_rows = 0
+        self._schema = schema
+        self._doing = doing
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
+        self._stack = contextlib.ExitStack()
+        self._writer: pq.ParquetWriter | None = None
+
     def write(self, rows: pa.RecordBatch) -> None:
-        super().write(rows)
-        self._counts.update(reason_counts(rows))
+        """Append rows of the schema."""
+        if rows.num_rows == 0:
+            return
+        self._pending.append(rows)
+        self._pending_rows += rows.num_rows
+        self.num_rows += rows.num_rows
+        if self._pending_rows >= ROW_GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        with durable.storage_errors(self._doing):
+            if self._writer is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = self._stack.enter_context(durable.replacing(self.path))
+                self._writer = self._stack.enter_context(
+                    pq.ParquetWriter(temporary, self._schema, compression="zstd")
+                )
+            self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
+        self._pending, self._pending_rows = [], 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._stack.__exit__(kind, error, trace)
+            return
+        try:
+            self._flush()
+        except BaseException as failure:
+            self._stack.__exit__(type(failure), failure, failure.__traceback__)
+            raise
+        with durable.storage_errors(self._doing):
+            self._stack.close()

@@ -20,10 +20,9 @@ from typing import Any, Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
-from cairn.pipeline.corpus.quarantine import DAMAGED_ROWS, REJECTED_SCHEMA, reason_counts
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason, reason_counts, rejected_rows
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import recorded_files
-from cairn.pipeline.corpus.sources import DOCUMENTS
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.manifest import fingerprint
 
@@ -109,16 +108,14 @@ class ReadFiles:
         with self._ledger.errors():
             cursor = self._ledger.connection.execute(query, (self._numbers[place],))
             while rows := cursor.fetchmany(REJECTED_ROWS):
-                name = pa.repeat(pa.scalar(self._scan.files[place].name), len(rows))
-                fields = list(REJECTED_SCHEMA)[1:]
-                values = zip(*rows, strict=True)
-                columns = [pa.array(each, field.type) for each, field in zip(values, fields, strict=True)]
-                yield pa.RecordBatch.from_arrays([name, *columns], schema=REJECTED_SCHEMA)
+                indices, *texts = zip(*rows, strict=True)
+                ids, reasons, details = (pa.array(each, pa.string()) for each in texts)
+                yield rejected_rows(self._scan.files[place].name, indices, reasons, details, ids)
 
     def reject(self, rejected: pa.RecordBatch) -> None:
         """Keep quarantined rows of the file that is being read."""
         self._num_rejected += rejected.num_rows
-        self._is_whole &= DAMAGED_ROWS not in reason_counts(rejected)
+        self._is_whole &= Reason.DAMAGED_ROWS not in reason_counts(rejected)
         if rejected.num_rows and self._is_whole and self._num_rejected <= MAX_REJECTED:
             columns = [rejected.column(name).to_pylist() for name in REJECTED_SCHEMA.names[1:]]
             rows = ((self._ledger.file, *row) for row in zip(*columns, strict=True))
@@ -128,10 +125,8 @@ class ReadFiles:
     def end(self, place: int) -> None:
         """Note that a file was read to its end."""
         scan, ledger = self._scan, self._ledger
-        identity, arrow = (
-            scan.identities[place],
-            scan.schemas[place].remove_metadata().serialize().to_pybytes(),
-        )
+        identity = scan.identities[place]
+        arrow = scan.schemas[place].remove_metadata().serialize().to_pybytes()
         is_kept = (
             identity is not None
             and self._is_whole
@@ -154,11 +149,7 @@ def record_run(ledger: Ledger, manifest_sha256: str, *, has_deleted: bool) -> No
     """
     with ledger.errors():
         try:
-            values = {
-                "has_deleted": has_deleted,
-                "manifest": manifest_sha256,
-                "unchanged": SEEN_UNCHANGED,
-            }
+            values = {"has_deleted": has_deleted, "manifest": manifest_sha256, "unchanged": SEEN_UNCHANGED}
             for statement in _RECORD_RUN.split(";"):
                 ledger.connection.execute(statement, values)
         finally:
@@ -170,14 +161,14 @@ def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
     shared: dict[str, Any] = {
         "release": version("cairn-index"),
         "settings": asdict(config),
-        "roles": scan.mapping.roles,
+        "roles": scan.schema.roles,
         "metadata": scan.schema_fingerprint,
         "from_folders": sorted(scan.schema.partition_keys),
     }
     common = fingerprint(**shared)
     return [
-        fingerprint(common=common, folders=file.partitions)
-        if file.format not in DOCUMENTS
-        else fingerprint(common=common, folders=file.partitions, doc_id=file.relative)
+        fingerprint(
+            common=common, folders=file.partitions, doc_id=file.relative if file.format.is_document else None
+        )
         for file in scan.files
     ]

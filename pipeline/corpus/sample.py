@@ -1,55 +1,40 @@
 """A real corpus to try Cairn on, made on this machine: the documentation that every Python carries.
 
-Stands before the line: it writes the Parquet files that ``ingest`` reads. Three origins, one file each:
+Stands before the line: it writes a Parquet file that ``ingest`` reads, with the language reference behind
+``help("...")`` (``pydoc_data.topics``), a page for each module, class and function of the standard library,
+and the long descriptions of the installed distributions.
 
-    language.parquet        the language reference behind ``help("...")`` (``pydoc_data.topics``)
-    library.parquet         the standard library: a page for each module, class and function
-    distributions.parquet   the long descriptions of the installed distributions
-
-``python_documentation`` finds the documents. Texts too short to answer anything and texts already seen are
-left out here. The same interpreter with the same distributions gives the same bytes.
+The library is parsed, never imported, so nothing runs, no window opens, and platform-specific modules are
+read too. Documentation that only exists in C modules is left out, as are tests, private names, Cairn's own
+description, texts too short to answer anything and texts already seen. The same interpreter with the same
+distributions gives the same bytes.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import heapq
+import importlib.metadata
+import inspect
 import itertools
 import re
+import sysconfig
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from pydoc_data.topics import topics
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.config import SampleKind
-from cairn.pipeline.corpus.python_documentation import (
-    SampleDocument,
-    python_distributions,
-    python_library,
-    python_topics,
-)
-from cairn.pipeline.errors import ConfigError, UsageError
+from cairn.pipeline.errors import UsageError
 from cairn.pipeline.types import ProgressListener, silent_progress
 
-EXAMPLE_QUERIES = (
-    "how do I run a function in another thread and get its result",
-    "parse command line arguments with subcommands",
-    "what happens when an exception is raised inside a with block",
-    "compare two sequences and show the differences between them",
-    "write log messages to a file that is rotated when it grows too large",
-    "replace an object with a mock while a test runs",
-)
-"""Questions that the standard library's own documentation answers, whatever else is installed."""
-
-LANGUAGE_FILE = "language.parquet"
-LIBRARY_FILE = "library.parquet"
-DISTRIBUTIONS_FILE = "distributions.parquet"
-SAMPLE_FILES = (LANGUAGE_FILE, LIBRARY_FILE, DISTRIBUTIONS_FILE)
-
+SAMPLE_FILE = "python.parquet"
 SAMPLE_SCHEMA = pa.schema(
     [
         pa.field("id", pa.string(), nullable=False),
@@ -66,6 +51,35 @@ SAMPLE_SCHEMA = pa.schema(
 MIN_BODY_CHARACTERS = 40  # shorter docstrings ("Return self.", "See base class.") answer no question
 ROW_GROUP_DOCUMENTS = 256
 CHARACTERS_PER_TOKEN = 3.5  # of this corpus under the default model's tokenizer
+OWN_DISTRIBUTION = "cairn-index"
+PROGRESS_EVERY_MODULES = 50
+EXCLUDED_FOLDERS = frozenset(
+    {"test", "tests", "idle_test"}  # tests speak about themselves
+    | {"idlelib", "turtledemo", "lib2to3", "_bundled"}  # applications, not documentation
+    | {"encodings", "pydoc_data", "site-packages", "dist-packages", "__pycache__"}  # not written for readers
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleDocument:
+    """One row of the sample.
+
+    ``signature`` heads the text of a class, function or method and is empty elsewhere.
+    """
+
+    id: str
+    title: str
+    body: str
+    kind: SampleKind
+    package: str
+    signature: str = ""
+    module: str | None = None
+    lineno: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Return what is indexed."""
+        return f"{self.signature}\n\n{self.body}" if self.signature else self.body
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +89,6 @@ class SampleReport:
     documents: int
     characters: int
     estimated_tokens: int
-    longest_id: str
-    longest_characters: int
     kinds: Mapping[str, int]
     files: tuple[Path, ...]
     unparsable_files: tuple[str, ...]
@@ -87,21 +99,13 @@ def write_sample(
     *,
     kinds: Collection[SampleKind] = (),
     max_documents: int | None = None,
-    seed: int = 0,
     progress: ProgressListener = silent_progress,
 ) -> SampleReport:
     """Write the sample corpus into ``folder``, which must be new, empty, or hold an earlier sample.
 
     ``kinds`` are the kinds of document to keep, () keeps all. ``max_documents`` keeps that many of them,
-    drawn by ``seed`` and in their usual order; None keeps all, some thousands.
+    drawn by the hash of their ids and in their usual order; None keeps all, some thousands.
     """
-    unknown = sorted(set(kinds) - set(get_args(SampleKind)))
-    if unknown:
-        raise ConfigError(f"kinds must be of {', '.join(get_args(SampleKind))}, got {unknown[0]!r}")
-    if max_documents is not None and max_documents < 1:
-        raise ConfigError(
-            f"max_documents must be positive, got {max_documents}; leave it out to keep every document"
-        )
     with durable.storage_errors(f"preparing {folder}"):
         _claim_folder(folder)
     unparsable: list[str] = []
@@ -111,66 +115,49 @@ def write_sample(
     if kinds:
         documents = (document for document in documents if document.kind in kinds)
     if max_documents is not None:
-        documents = iter(_drawn(documents, max_documents, seed))
-    tally = _Tally()
-    written: list[Path] = []
-    for name, group in itertools.groupby(documents, key=_file_name):
-        path = folder / name
-        with durable.storage_errors(f"writing {path}"):
-            _write_file(path, tally.counting(group))
-        written.append(path)
-    for name in set(SAMPLE_FILES) - {path.name for path in written}:
-        (folder / name).unlink(missing_ok=True)
-    return tally.report(written, unparsable)
+        documents = iter(_drawn(documents, max_documents))
+    chosen = list(documents)
+    path = folder / SAMPLE_FILE
+    rows = [{name: getattr(document, name) for name in SAMPLE_SCHEMA.names} for document in chosen]
+    with durable.storage_errors(f"writing {path}"), durable.replacing(path) as temporary:
+        table = pa.Table.from_pylist(rows, schema=SAMPLE_SCHEMA)
+        pq.write_table(table, temporary, row_group_size=ROW_GROUP_DOCUMENTS, compression="zstd")
+    characters = sum(len(document.text) for document in chosen)
+    return SampleReport(
+        documents=len(chosen),
+        characters=characters,
+        estimated_tokens=round(characters / CHARACTERS_PER_TOKEN),
+        kinds=dict(sorted(Counter(document.kind for document in chosen).items())),
+        files=(path,),
+        unparsable_files=tuple(unparsable),
+    )
 
 
 def _claim_folder(folder: Path) -> None:
-    """Create the folder, or make sure that everything in it is an earlier sample's."""
+    """Create the folder, or make sure that all it holds is an earlier sample, or what a killed run left."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(
             f"the sample's destination must be a folder, got the file {folder}; choose another name"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    leftovers: list[Path] = []
+    leftovers = [*folder.glob(f".{SAMPLE_FILE}.*.tmp")]
     for entry in sorted(folder.iterdir()):
-        if re.fullmatch(rf"\.({'|'.join(map(re.escape, SAMPLE_FILES))})\.\d+\.tmp", entry.name):
-            leftovers.append(entry)
-        elif not _is_sample_file(entry):
+        if entry not in leftovers and not _is_sample_file(entry):
             raise UsageError(
                 f"the sample's folder must be new, empty or hold an earlier sample, got {folder} with "
                 f"{entry.name}; choose another folder"
             )
-    for entry in leftovers:  # a killed run's; removed only once nothing foreign was found
+    for entry in leftovers:
         entry.unlink()
 
 
 def _is_sample_file(path: Path) -> bool:
-    if path.name not in SAMPLE_FILES or not path.is_file():
+    if path.name != SAMPLE_FILE or not path.is_file():
         return False
     try:
         return (pq.read_schema(path).metadata or {}).get(b"cairn") == b"sample"
     except pa.ArrowException:
         return False
-
-
-def _file_name(document: SampleDocument) -> str:
-    match document.kind:
-        case "topic":
-            return LANGUAGE_FILE
-        case "distribution":
-            return DISTRIBUTIONS_FILE
-        case _:
-            return LIBRARY_FILE
-
-
-def _write_file(path: Path, documents: Iterator[SampleDocument]) -> None:
-    with (
-        durable.replacing(path) as temporary,
-        pq.ParquetWriter(temporary, SAMPLE_SCHEMA, compression="zstd") as writer,
-    ):
-        while group := list(itertools.islice(documents, ROW_GROUP_DOCUMENTS)):
-            rows = [{name: getattr(document, name) for name in SAMPLE_SCHEMA.names} for document in group]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SAMPLE_SCHEMA))
 
 
 def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
@@ -186,39 +173,134 @@ def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
         yield document
 
 
-def _drawn(documents: Iterable[SampleDocument], count: int, seed: int) -> list[SampleDocument]:
+def _drawn(documents: Iterable[SampleDocument], count: int) -> list[SampleDocument]:
     """Draw ``count`` documents by the hash of their id: a document added changes at most one of them."""
     ranked = (
-        (hashlib.sha256(f"{seed}:{document.id}".encode()).digest(), position, document)
+        (hashlib.sha256(document.id.encode()).digest(), position, document)
         for position, document in enumerate(documents)
     )
     return [document for _, _, document in sorted(heapq.nsmallest(count, ranked), key=lambda entry: entry[1])]
 
 
-@dataclass(kw_only=True, slots=True)
-class _Tally:
-    """Counts what streams past."""
+def _clean(text: str) -> str:
+    """Undo indentation, and replace lone surrogates: a docstring can spell them, UTF-8 cannot."""
+    return inspect.cleandoc(text).strip().encode("utf-8", "replace").decode()
 
-    kinds: Counter[str] = field(default_factory=Counter[str])
-    characters: int = 0
-    longest: tuple[int, str] = (0, "")
 
-    def counting(self, documents: Iterator[SampleDocument]) -> Iterator[SampleDocument]:
-        for document in documents:
-            size = len(document.text)
-            self.kinds[document.kind] += 1
-            self.characters += size
-            self.longest = max(self.longest, (size, document.id))
-            yield document
-
-    def report(self, files: Sequence[Path], unparsable: Sequence[str]) -> SampleReport:
-        return SampleReport(
-            documents=self.kinds.total(),
-            characters=self.characters,
-            estimated_tokens=round(self.characters / CHARACTERS_PER_TOKEN),
-            longest_id=self.longest[1],
-            longest_characters=self.longest[0],
-            kinds=dict(sorted(self.kinds.items())),
-            files=tuple(files),
-            unparsable_files=tuple(unparsable),
+def python_topics() -> Iterator[SampleDocument]:
+    """Yield the topics behind ``help("...")``."""
+    for key, text in sorted(topics.items()):
+        body = _clean(text)
+        heading, _, rest = body.partition("\n")
+        is_heading = bool(re.match(r"([*=-])\1{2,}$", rest.partition("\n")[0]))
+        yield SampleDocument(
+            id=f"topic/{key}", title=heading if is_heading else key, body=body, kind="topic", package="python"
         )
+
+
+def python_distributions() -> Iterator[SampleDocument]:
+    """Yield the description of each installed distribution, the first where a name comes twice."""
+    documents: dict[str, SampleDocument] = {}
+    # Not all of sys.path: packages put folders of their own on it when they are imported, with other versions
+    # of the same distributions.
+    folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    for distribution in importlib.metadata.distributions(path=list(folders)):
+        if not (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")):
+            continue  # an uninstall that stopped halfway leaves an empty folder behind
+        metadata = distribution.metadata.json
+        name, summary = str(metadata.get("name", "")), str(metadata.get("summary", ""))
+        key = f"dist/{re.sub(r'[-_.]+', '-', name).lower()}"
+        if name and name != OWN_DISTRIBUTION and key not in documents:
+            title = _clean(f"{name}: {summary}" if summary not in ("", "UNKNOWN") else name)
+            body = _clean(str(metadata.get("description", "")))
+            documents[key] = SampleDocument(id=key, title=title, body=body, kind="distribution", package=name)
+    yield from (documents[key] for key in sorted(documents))
+
+
+def python_library(progress: ProgressListener, unparsable: list[str]) -> Iterator[SampleDocument]:
+    """Yield, module by module, its page and then its public classes, functions and methods."""
+    sources = _library_sources()
+    for position, (module, path) in enumerate(sources):
+        if position % PROGRESS_EVERY_MODULES == 0:
+            progress("sample", position, len(sources), "modules")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the library's own deprecated escapes
+                tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError):
+            unparsable.append(str(path))
+            continue
+        yield from _module_documents(module, tree)
+    progress("sample", len(sources), len(sources), "modules")
+
+
+def _library_sources() -> list[tuple[str, Path]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    sources: list[tuple[str, Path]] = []
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        names = parts[:-1] if parts[-1] == "__init__" else parts
+        if EXCLUDED_FOLDERS.isdisjoint(parts) and all(
+            name.isidentifier() and name != "__main__" for name in names
+        ):
+            sources.append((".".join(names), path))
+    return sorted(sources)
+
+
+def _module_documents(module: str, tree: ast.Module) -> Iterator[SampleDocument]:
+    definitions: dict[str, SampleDocument] = {}
+    for definition in _definitions(module, tree.body, ()):
+        definitions.setdefault(definition.id, definition)  # of variants, the first documented one
+    docstring = _clean(ast.get_docstring(tree) or "")
+    if docstring or len(definitions) > 1:  # otherwise the page would repeat its only definition
+        sections = [docstring] if docstring else []
+        yield SampleDocument(
+            id=f"stdlib/{module}",
+            title=module,
+            body="\n\n".join([*sections, *(each.text for each in definitions.values())]),
+            kind="module",
+            package=module.partition(".")[0],
+            module=module,
+            lineno=1,
+        )
+    yield from definitions.values()
+
+
+def _definitions(module: str, body: Sequence[ast.stmt], parents: tuple[str, ...]) -> Iterator[SampleDocument]:
+    """Yield public, documented definitions in source order, also those behind ``if``, ``try`` and ``with``.
+
+    Functions are not entered.
+    """
+    for node in body:
+        if isinstance(node, ast.If | ast.Try | ast.With):
+            handlers = [each for handler in getattr(node, "handlers", []) for each in handler.body]
+            branches = [*node.body, *handlers, *getattr(node, "orelse", []), *getattr(node, "finalbody", [])]
+            yield from _definitions(module, branches, parents)
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_"):
+            continue
+        qualified = ".".join((*parents, node.name))
+        kind: SampleKind = "class" if isinstance(node, ast.ClassDef) else "method" if parents else "function"
+        if docstring := _clean(ast.get_docstring(node) or ""):
+            yield SampleDocument(
+                id=f"stdlib/{module}.{qualified}",
+                title=f"{module}.{qualified}",
+                body=docstring,
+                kind=kind,
+                package=module.partition(".")[0],
+                signature=_clean(_signature(node, qualified)),
+                module=module,
+                lineno=node.lineno,
+            )
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(module, node.body, (*parents, node.name))
+
+
+def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, qualified: str) -> str:
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"class {qualified}({bases})" if bases else f"class {qualified}"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    keyword = "async " if isinstance(node, ast.AsyncFunctionDef) else ""
+    return f"{keyword}{qualified}({ast.unparse(node.args)}){returns}"

@@ -16,17 +16,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import quarantine
 from cairn.pipeline.corpus.checks import CheckedBatch, RowChecker
-from cairn.pipeline.corpus.decode import DECODE_ERRORS
 from cairn.pipeline.corpus.file_identity import file_identities
-from cairn.pipeline.corpus.formats.format import damage_of, damage_reported
-from cairn.pipeline.corpus.formats.formats import FORMATS
-from cairn.pipeline.corpus.lacking_columns import is_read
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA
-from cairn.pipeline.corpus.schema import ColumnMapping, CorpusSchema, agree_on_schema
+from cairn.pipeline.corpus.formats.format import DECODE_ERRORS, SourceFile, damage_of, damage_reported
+from cairn.pipeline.corpus.quarantine import Reason, rejected_rows
+from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, is_read
 from cairn.pipeline.corpus.source_record import Footer, recorded_footers
-from cairn.pipeline.corpus.sources import Source, SourceFile, resolve_sources
+from cairn.pipeline.corpus.sources import Source, resolve_sources
 from cairn.pipeline.errors import SourceError, TryAgainError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import staged_schema
@@ -68,11 +64,6 @@ class Scan:
     def metadata_fields(self) -> tuple[pa.Field, ...]:
         """Metadata columns as they are stored, in order."""
         return self.schema.metadata_fields
-
-    @property
-    def mapping(self) -> ColumnMapping:
-        """The source column behind each role."""
-        return self.schema.mapping
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -126,7 +117,7 @@ def scan_sources(
     footers: list[tuple[SourceFile, Footer]] = []
     for file in files:
         try:
-            footer = recorded.get(file.address) or FORMATS[file.format].read_footer(file, config)
+            footer = recorded.get(file.address) or file.format.read_footer(file, config)
             footers.append((file, footer))
         except DECODE_ERRORS as error:
             file.require_reachable(error)
@@ -182,7 +173,7 @@ def read_checked(
 def read_damaged_files(scan: Scan) -> Iterator[CheckedBatch]:
     """Yield one rejected row for each file that cannot be read."""
     for file, reason in scan.damaged_files:
-        yield _rejected(scan, file, [None], quarantine.DAMAGED_FILE, reason)
+        yield _rejected(scan, file, [None], Reason.DAMAGED_FILE, reason)
 
 
 def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
@@ -195,7 +186,7 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
     checker = _checker(scan, place, config)
     done, is_cut = 0, False
     types = {column: checker.stored_types[stored] for stored, column in checker.sources.items()}
-    for item in damage_reported(file, FORMATS[file.format].decode(file, num_rows, types, config)):
+    for item in damage_reported(file, file.format.read(file, types, config)):
         if isinstance(item, pa.RecordBatch):
             for batch in checker.check(item, done):
                 yield batch
@@ -232,7 +223,7 @@ def _checker(scan: Scan, place: int, config: CorpusConfig) -> RowChecker:
             )
     return RowChecker(
         source_file=file.name,
-        sources={**scan.mapping.roles, **from_files},
+        sources={**scan.schema.roles, **from_files},
         constants=constants,
         metadata_fields=scan.metadata_fields,
         config=config,
@@ -245,7 +236,7 @@ def _damaged_rows(scan: Scan, file: SourceFile, start: int, stop: int, detail: s
             scan,
             file,
             np.arange(first, min(first + REJECTED_BATCH_ROWS, stop)),
-            quarantine.DAMAGED_ROWS,
+            Reason.DAMAGED_ROWS,
             detail,
         )
 
@@ -253,20 +244,6 @@ def _damaged_rows(scan: Scan, file: SourceFile, start: int, stop: int, detail: s
 def _rejected(
     scan: Scan, file: SourceFile, indices: Sequence[None] | np.ndarray, reason: str, detail: str
 ) -> CheckedBatch:
-    count = len(indices)
-    rejected = pa.RecordBatch.from_arrays(
-        [
-            pa.repeat(pa.scalar(file.name), count),
-            pa.array(indices, pa.int64()),
-            pa.nulls(count, pa.string()),
-            pa.repeat(pa.scalar(reason), count),
-            pa.repeat(pa.scalar(detail), count),
-        ],
-        schema=REJECTED_SCHEMA,
-    )
-    return CheckedBatch(rows=_no_rows(scan), rejected=rejected, num_rows=count)
-
-
-def _no_rows(scan: Scan) -> pa.RecordBatch:
-    schema = staged_schema(scan.metadata_fields)
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    rejected = rejected_rows(file.name, indices, reason, detail)
+    no_rows = pa.RecordBatch.from_pylist([], schema=staged_schema(scan.metadata_fields))
+    return CheckedBatch(rows=no_rows, rejected=rejected, num_rows=len(indices))

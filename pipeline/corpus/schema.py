@@ -3,19 +3,29 @@
 Second step of stage 1, on Arrow schemas alone. Files may differ in what does not change a value (``string``
 and ``large_string``, a dictionary, the width of an integer or a float, a column that is null throughout);
 everything else is drift and refused with the file and the column named. It does not cast data.
+
+Columns that a file may lack; its rows have nulls there:
+
+    new collection    documents, such as Markdown, have the columns that any of them has in its front matter
+    stored columns    every file has those; of further ones, documents leave theirs out with a warning
+
+Values of documents have no type of their own. Numbers beside texts are texts, and a single value beside lists
+is a list of one. A value that does not fit a stored column is left out with a warning, so that one changed
+file never stops an ingest. Metadata columns that the settings name must be in every other file.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.formats.values import OBJECT, joined
-from cairn.pipeline.corpus.lacking_columns import completed
-from cairn.pipeline.corpus.sources import DOCUMENTS, INFERRED, SourceFile
 from cairn.pipeline.errors import SchemaError
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 
@@ -23,33 +33,19 @@ KEEP_HINT = (
     "name the metadata columns to keep without it (--metadata-columns, in Python metadata_columns), "
     "or rename it"
 )
-_UNTYPED = INFERRED | DOCUMENTS
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ColumnMapping:
-    """The source column behind each role; ``title`` and ``query`` may have none."""
-
-    id: str
-    text: str
-    title: str | None
-    query: str | None
-
-    @property
-    def roles(self) -> dict[str, str]:
-        """Stored name to source column, for the roles that have one."""
-        pairs = {"doc_id": self.id, "title": self.title, "text": self.text, "query": self.query}
-        return {role: column for role, column in pairs.items() if column is not None}
+_SHOWN_NAMES: Final = 5
+Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSchema:
     """What every file of the corpus is read as.
 
+    ``roles`` maps the stored name of id, title, text and query to its column; title and query may have none.
     ``partition_keys`` are the metadata that come from folder names.
     """
 
-    mapping: ColumnMapping
+    roles: Mapping[str, str]
     metadata_fields: tuple[pa.Field, ...]
     partition_keys: frozenset[str]
     warnings: tuple[str, ...]
@@ -118,7 +114,7 @@ def widened(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
 
 
 def agree_on_schema(
-    files: Sequence[tuple[SourceFile, pa.Schema]],
+    files: Schemas,
     config: CorpusConfig,
     stored: Sequence[pa.Field] | None = None,
 ) -> CorpusSchema:
@@ -129,23 +125,20 @@ def agree_on_schema(
     """
     for file, schema in files:
         _refuse_repeated_names(file, schema)
-    complete = completed(files, config, stored)
-    files, warnings = complete.schemas, dict.fromkeys(complete.warnings)
+    files, left_out = _completed(files, config, stored)
+    warnings = dict.fromkeys(left_out)
     first_file, first_schema = files[0]
-    mapping = ColumnMapping(
-        id=config.id_column,
-        text=config.text_column,
-        title=config.title_column
-        if config.title_column is not None
-        else _detected("title", first_schema, config),
-        query=config.query_column
-        if config.query_column is not None
-        else _detected("query", first_schema, config),
-    )
+    found = {
+        "doc_id": config.id_column,
+        "title": config.title_column or _detected("title", first_schema, config),
+        "text": config.text_column,
+        "query": config.query_column or _detected("query", first_schema, config),
+    }
+    roles = {role: column for role, column in found.items() if column is not None}
     for file, schema in files:
-        _check_roles(file, schema, mapping)
+        _check_roles(file, schema, roles)
     partition_types = _partition_types([file for file, _ in files])
-    wanted = _metadata_columns(files, config, mapping, partition_types, warnings)
+    wanted = _metadata_columns(files, config, {*roles.values()}, partition_types, warnings)
     from_folders = frozenset(
         name
         for name in wanted
@@ -160,7 +153,11 @@ def agree_on_schema(
     )
     fields: list[pa.Field] = []
     for name in wanted:
-        _check_name(name, first_file)
+        if name in RESERVED_COLUMNS:
+            raise SchemaError(
+                f"metadata columns must not carry a reserved name, got {name!r} in {first_file.name}; "
+                f"{KEEP_HINT}"
+            )
         if name in from_folders:
             _check_partition(name, [file for file, _ in files])
             fields.append(pa.field(name, partition_types[name]))
@@ -174,19 +171,18 @@ def agree_on_schema(
     if others:
         warnings[f"filters cannot name {', '.join(others)}; the values are kept and shown"] = None
     return CorpusSchema(
-        mapping=mapping, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
+        roles=roles, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
     )
 
 
 def _metadata_columns(
-    files: Sequence[tuple[SourceFile, pa.Schema]],
+    files: Schemas,
     config: CorpusConfig,
-    mapping: ColumnMapping,
+    roles: set[str],
     partition_types: Iterable[str],
     warnings: dict[str, None],
 ) -> list[str]:
     """Return the metadata columns that the settings name, or else all that every file has."""
-    roles = {*mapping.roles.values()}
     if config.metadata_columns is not None:
         for name in config.metadata_columns:
             if name in roles:
@@ -214,11 +210,7 @@ def _detected(name: str, schema: pa.Schema, config: CorpusConfig) -> str | None:
 
 
 def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
-    repeated = (
-        sorted({name for name in schema.names if schema.names.count(name) > 1})
-        if len(set(schema.names)) < len(schema.names)
-        else []
-    )
+    repeated = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if repeated:
         raise SchemaError(
             f"column names must be unique, got {repeated[0]!r} more than once in {file.name}; rename one "
@@ -226,27 +218,17 @@ def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
         )
 
 
-def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) -> None:
-    for role, column in mapping.roles.items():
+def _check_roles(file: SourceFile, schema: pa.Schema, roles: Mapping[str, str]) -> None:
+    for role, column in roles.items():
         label = "id" if role == "doc_id" else role
-        if column not in schema.names:
-            raise SchemaError(
-                _missing_sentence(
-                    f"{label} column {column!r}",
-                    column,
-                    file,
-                    schema.names,
-                    f"name the right one with --{label}-column, in Python with {label}_column",
-                )
-            )
+        _require_column(label, column, file, schema, f"{label}-column")
         arrow_type = schema.field(column).type
         if (
             is_text(arrow_type)
             or pa.types.is_null(arrow_type)
             or (role == "doc_id" and pa.types.is_integer(arrow_type))
-            or (
-                file.format in _UNTYPED and not pa.types.is_nested(arrow_type)
-            )  # its numbers are written texts
+            # Numbers of such a file are written texts.
+            or (not file.format.is_typed and not pa.types.is_nested(arrow_type))
         ):
             continue
         expected = "string or integer" if role == "doc_id" else "string"
@@ -256,57 +238,37 @@ def _check_roles(file: SourceFile, schema: pa.Schema, mapping: ColumnMapping) ->
         )
 
 
-def _missing_sentence(what: str, column: str, file: SourceFile, names: Iterable[str], advice: str) -> str:
-    available = sorted(names)
+def _require_column(kind: str, column: str, file: SourceFile, schema: pa.Schema, option: str) -> None:
+    if column in schema.names:
+        return
+    available = sorted(schema.names)
     close = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
     suggestion = f"did you mean {close[0]!r}? " if close else ""
     shown = ", ".join(available[:50]) + (", …" if len(available) > 50 else "")
-    return f"{what} must be in every file, got none in {file.name}, which has: {shown}; {suggestion}{advice}"
+    raise SchemaError(
+        f"{kind} column {column!r} must be in every file, got none in {file.name}, which has: {shown}; "
+        f"{suggestion}name the right one with --{option}, in Python with {option.replace('-', '_')}"
+    )
 
 
 def _refuse_unshared(
-    file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Iterable[str], known: set[str]
+    file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Sequence[str], known: set[str]
 ) -> None:
-    present = set(schema.names)
-    for name in candidates:
-        if name not in present and name not in known:
-            raise SchemaError(
-                f"column {name!r} must be in every file, got none in {file.name} ({first_file.name} has "
-                f"it); {KEEP_HINT}"
-            )
-    for name in schema.names:
-        if name not in known and name not in candidates:
-            raise SchemaError(
-                f"column {name!r} must be in every file, got it in {file.name} but not in "
-                f"{first_file.name}; {KEEP_HINT}"
-            )
+    for name in {**dict.fromkeys(candidates), **dict.fromkeys(schema.names)}:
+        if name not in known and (name in schema.names) != (name in candidates):
+            got = f"none in {file.name} ({first_file.name} has it)"
+            if name in schema.names:
+                got = f"it in {file.name} but not in {first_file.name}"
+            raise SchemaError(f"column {name!r} must be in every file, got {got}; {KEEP_HINT}")
 
 
-def _check_name(name: str, file: SourceFile) -> None:
-    if name in RESERVED_COLUMNS:
-        raise SchemaError(
-            f"metadata columns must not carry a reserved name, got {name!r} in {file.name}; {KEEP_HINT}"
-        )
-
-
-def _metadata_type(
-    name: str, files: Sequence[tuple[SourceFile, pa.Schema]], *, must_keep: bool
-) -> pa.DataType | str:
+def _metadata_type(name: str, files: Schemas, *, must_keep: bool) -> pa.DataType | str:
     """Return the type all files agree on, or the warning that says why the column is left out."""
     agreed: pa.DataType = pa.null()
-    is_inferred = all(file.format in _UNTYPED for file, _ in files)
+    is_inferred = all(not file.format.is_typed for file, _ in files)
     left_out: tuple[pa.DataType, SourceFile] | None = None
     for file, schema in files:
-        if name not in schema.names:
-            raise SchemaError(
-                _missing_sentence(
-                    f"metadata column {name!r}",
-                    name,
-                    file,
-                    schema.names,
-                    "name the right one with --metadata-columns, in Python with metadata_columns",
-                )
-            )
+        _require_column("metadata", name, file, schema, "metadata-columns")
         raw = schema.field(name).type
         if pa.types.is_null(raw):
             continue
@@ -332,19 +294,16 @@ def _metadata_type(
             f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
         )
     elif pa.types.is_null(agreed):
-        reason = _why_not_kept(left_out[0]) if left_out else "it is null throughout"
+        reason = "it is null throughout"
+        if left_out is not None:
+            nested = left_out[0] == OBJECT
+            reason = "it holds objects or nested lists" if nested else f"its type is {left_out[0]}"
         problem = f"column {name!r} of {files[0][0].name} cannot be stored: {reason}"
     if problem is None:
         return agreed
     if must_keep:
         raise SchemaError(f"{problem}; take it out of the metadata columns or convert it")
     return f"{problem}; it is left out"
-
-
-def _why_not_kept(arrow_type: pa.DataType) -> str:
-    if arrow_type == OBJECT:
-        return "it holds objects or nested lists"
-    return f"its type is {arrow_type}"
 
 
 def _partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
@@ -375,3 +334,105 @@ def _check_partition(name: str, files: Sequence[SourceFile]) -> None:
             raise SchemaError(
                 f"partition {name!r} must be in the path of every file, got none in {file.name}; {KEEP_HINT}"
             )
+
+
+def _completed(
+    files: Schemas, config: CorpusConfig, stored: Sequence[pa.Field] | None
+) -> tuple[Schemas, Sequence[str]]:
+    """Add to each schema the columns that its file may lack, and say what is left out.
+
+    ``stored`` are the metadata columns of the collection, None where nothing is published.
+    """
+    of_documents = [(file, schema) for file, schema in files if file.format.is_document]
+    types, warnings = _document_types(of_documents, config, stored)
+    others = [schema for file, schema in files if not file.format.is_document]
+    for name in dict.fromkeys(name for schema in others for name in schema.names):
+        types.setdefault(name, pa.null())
+    document_schema = pa.schema([*types.items()])
+    folders = {key for file, _ in files for key, _ in file.partitions}
+    missing = [
+        field for field in stored or () if config.metadata_columns is None and field.name not in folders
+    ]
+    schemas = [
+        (file, document_schema if file.format.is_document else _with_stored(schema, missing))
+        for file, schema in files
+    ]
+    return schemas, warnings
+
+
+def is_read(file: SourceFile, schema: pa.Schema, field: pa.Field) -> bool:
+    """Say whether a file, by its own schema, has values for a metadata column."""
+    if field.name not in schema.names:
+        return False
+    own = schema.field(field.name).type
+    return not file.format.is_document or _joined(field.type, own) == field.type
+
+
+def _document_types(
+    documents: Schemas, config: CorpusConfig, stored: Sequence[pa.Field] | None
+) -> tuple[dict[str, pa.DataType], tuple[str, ...]]:
+    """Return the columns of all documents, and warnings about those that the collection does not take."""
+    types: dict[str, pa.DataType] = {}
+    for _, schema in documents:
+        for name, own in zip(schema.names, schema.types, strict=True):
+            types[name] = _joined(types[name], own) if name in types else own
+    roles = {config.id_column, config.text_column, config.title_column or "title", config.query_column}
+    types = {
+        name: each
+        for name, each in types.items()
+        if name in roles or not (_is_empty(each) or name in RESERVED_COLUMNS)
+    }
+    if stored is None or not documents:
+        return types, ()
+    kept = {field.name: field.type for field in stored}
+    further = [name for name in types if name not in {*kept, *roles, "id"} and _can_be_stored(types[name])]
+    warnings = tuple(_misfits(documents, stored))
+    if further and config.metadata_columns is None:
+        names = ", ".join(map(repr, further[:_SHOWN_NAMES])) + (", …" if len(further) > _SHOWN_NAMES else "")
+        sentence = f"the collection has no column {names}: left out; ingest into a new collection to keep it"
+        types = {name: each for name, each in types.items() if name not in further}
+        warnings = (sentence, *warnings)
+    return {name: each for name, each in types.items() if name not in kept} | kept, warnings
+
+
+def _misfits(documents: Schemas, stored: Sequence[pa.Field]) -> Iterator[str]:
+    """Say of each stored column which documents have values that do not fit."""
+    for field in stored:
+        names = [
+            file.name
+            for file, schema in documents
+            if field.name in schema.names and not is_read(file, schema, field)
+        ]
+        if names:
+            others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+            yield (
+                f"column {field.name!r} of the collection is of type {field.type}: the value in {names[0]}"
+                f"{others} is left out"
+            )
+
+
+def _is_empty(arrow_type: pa.DataType) -> bool:
+    return pa.types.is_null(arrow_type.value_type if pa.types.is_list(arrow_type) else arrow_type)
+
+
+def _can_be_stored(arrow_type: pa.DataType) -> bool:
+    return not pa.types.is_struct(arrow_type)
+
+
+def _with_stored(schema: pa.Schema, stored: Sequence[pa.Field]) -> pa.Schema:
+    for field in stored:
+        if field.name not in schema.names:
+            schema = schema.append(field)
+        elif pa.types.is_null(schema.field(field.name).type):
+            schema = schema.set(schema.get_field_index(field.name), field)
+    return schema
+
+
+def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if any(map(pa.types.is_struct, (first, second))):
+        return joined(first, second)
+    if pa.types.is_list(first) and not (pa.types.is_nested(second) or pa.types.is_null(second)):
+        second = pa.list_(second)
+    elif pa.types.is_list(second) and not (pa.types.is_nested(first) or pa.types.is_null(first)):
+        first = pa.list_(first)
+    return joined(first, second)

@@ -24,7 +24,7 @@ import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from cairn.pipeline import durable
@@ -165,8 +165,7 @@ def recorded_footers(path: Path, identities: Mapping[str, str | None]) -> dict[s
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedFile:
+class RecordedFile(NamedTuple):
     """A file as it was when it was read; ``key`` names what its rows were read by."""
 
     number: int
@@ -189,10 +188,7 @@ def recorded_files(
             "SELECT number, path, identity, key, num_rows, schema "  # noqa: S608 (question marks only)
             f"FROM {database}.files WHERE path IN ({marks})"
         )
-        for number, path, identity, key, num_rows, schema in connection.execute(query, part):
-            found[path] = RecordedFile(
-                number=number, path=path, identity=identity, key=key, num_rows=num_rows, schema=schema
-            )
+        found |= {file.path: file for file in map(RecordedFile._make, connection.execute(query, part))}
     return found
 
 

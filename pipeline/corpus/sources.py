@@ -2,78 +2,56 @@
 
 First step of stage 1. Nothing is opened here but folders. A file's format is told by its suffix; one without
 a known suffix that is named outright is taken for Parquet. A folder or a glob is read as the first of
-``KINDS`` that it holds, so that a note beside Parquet files is not taken for a document.
-:mod:`cairn.pipeline.corpus.listing` says which names are left out. ``key=value`` folders below a source
-become partition values. A folder that is a table of Lance, Delta or Iceberg becomes the data files that its
-latest version names (:mod:`cairn.pipeline.corpus.tables`).
+``FORMATS`` that it holds, so that a note beside Parquet files is not taken for a document. ``key=value``
+folders below a source become partition values.
+
+One rule lists local folders, buckets and fsspec. What cannot be read has a fault and does not end the
+listing. A local folder is read once, however many links lead to it, so a link back into its own folder adds
+nothing. Names that start with ``.`` or ``_`` are markers and leftovers of other writers: nothing below them
+is listed.
+
+A folder that is a table becomes the data files that its latest version names (``formats.tables``). It is told
+by what its writers keep in it: ``_delta_log``, ``_versions``, or ``metadata`` with files ``….metadata.json``;
+such a file alone is a table of Iceberg, too. A folder with a table of Delta or Iceberg below it is refused:
+listing would find the files of deleted rows, too.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
+import stat
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 import fsspec
 import pyarrow as pa
-from cairn.pipeline.corpus.listing import Entry, children, files_below, is_hidden, is_utf8, shown
-from cairn.pipeline.corpus.tables.part import TablePart
-from cairn.pipeline.corpus.tables.tables import METADATA_SUFFIX, parts_of, table_format
-from cairn.pipeline.errors import SourceError, TryAgainError
-from pyarrow.fs import FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
+from cairn.pipeline.corpus.formats import FORMATS, PARQUET, READABLE
+from cairn.pipeline.corpus.formats.format import COMPRESSED, Format, SourceFile, first_line, require_answer
+from cairn.pipeline.corpus.formats.tables import TableFormat, TableKind, memory_part, open_parts
+from cairn.pipeline.corpus.formats.values import is_utf8
+from cairn.pipeline.errors import SourceError
+from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
-FormatName = Literal["parquet", "table", "table_part", "arrow", "json_lines", "csv", "text", "html"]
-
-SUFFIXES: Mapping[str, FormatName] = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".jsonl": "json_lines",
-    ".ndjson": "json_lines",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".md": "text",
-    ".markdown": "text",
-    ".txt": "text",
-    ".html": "html",
-    ".htm": "html",
+_TABLE: Final = TableFormat()
+_METADATA_SUFFIX: Final = ".metadata.json"
+_MARKS: Final[Mapping[TableKind, str]] = {
+    "Delta": "_delta_log",
+    "Lance": "_versions",
+    "Iceberg": "metadata",
 }
-COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-"""What may follow the suffix of JSON lines and CSV."""
-DOCUMENTS: frozenset[FormatName] = frozenset({"text", "html"})
-"""Formats whose files are a document each; its id is the file's ``relative``."""
-KINDS: Sequence[frozenset[FormatName]] = (
-    frozenset({"parquet"}),
-    frozenset({"arrow"}),
-    frozenset({"json_lines"}),
-    frozenset({"csv"}),
-    DOCUMENTS,
-)
-READABLE = ".parquet, .arrow, .jsonl, .csv, .md, .txt, .html"
-"""The suffixes that a sentence names."""
-INFERRED: frozenset[FormatName] = frozenset({"json_lines", "csv"})
-"""Formats whose files have no types of their own."""
-_DATASET_FILES = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
-SHOWN_TABLES = 3
-BUCKET_SCHEMES = ("s3", "gs", "gcs")
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-
-_STORE_ERROR = re.compile(
-    r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)"
-    r"|^(?!.*//169\.254\.).*, after \d+ retries",
-    re.DOTALL,
-)
-"""What Arrow and libraries of tables say when a store could not answer, and not what it answered.
-
-Addresses from 169.254 on are those of machines in a cloud that give out keys: there are none then.
-"""
+_IN_TABLE: Final = re.compile(r"(.*)/(?:_delta_log(?:/|$)|metadata/[^/]*\.metadata\.json$)")
+_VERSION: Final = re.compile(r"v?(\d+)\b")
+_DATASET_FILES: Final = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
+_NOT_UTF8: Final = "its name must be UTF-8; rename it"
+_SHOWN_TABLES: Final = 3
+_BUCKET_SCHEMES: Final = ("s3", "gs", "gcs")
+_HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,52 +67,18 @@ Source = str | TableSource
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFile:
-    """One file to read, a part of a table, or a table in memory, which has no identity and no path.
+class _Entry:
+    """A name in a folder, and why it cannot be read if it cannot."""
 
-    ``name`` is how the user would call it, ``source`` the file, folder or glob that was named, ``relative``
-    its path below that, ``partitions`` its ``key=value`` folders, outermost first. A file with a ``fault``
-    cannot be opened.
-    """
-
-    filesystem: FileSystem
     path: str
-    name: str
-    source: str
-    relative: str = ""
-    partitions: tuple[tuple[str, str | None], ...] = ()
+    is_folder: bool = False
+    is_link: bool = False
     fault: str | None = None
-    format: FormatName = "parquet"
-    table: pa.Table | None = None
-    part: TablePart | None = None
 
     @property
-    def address(self) -> str:
-        """The path with its file system: what tells two files apart, however the user named them."""
-        return f"{self.format if self.table is not None else self.filesystem.type_name}:{self.path}"
-
-    def open(self) -> pa.NativeFile:
-        """Open for random access; the caller closes it."""
-        return self.filesystem.open_input_file(self.path)
-
-    def open_stream(self) -> pa.NativeFile:
-        """Open for reading from the start, decompressed as its suffix says; the caller closes it."""
-        compression = COMPRESSED.get(PurePosixPath(self.path.lower()).suffix)
-        return self.filesystem.open_input_stream(self.path, compression=compression)
-
-    def require_reachable(self, error: BaseException) -> None:
-        """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer.
-
-        The file may be whole.
-        """
-        is_told = isinstance(error, OSError) or self.part is not None
-        if not is_told or isinstance(self.filesystem, LocalFileSystem):
-            return
-        _require_answer(self.name, error)
-        try:
-            self.filesystem.get_file_info(self.path)
-        except OSError as unreachable:
-            raise _no_answer(self.name, unreachable) from error
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,11 +90,11 @@ class _Root:
     name: str
     pattern: tuple[str, ...] = ()
 
-    def file(self, entry: Entry) -> SourceFile:
-        relative = shown(_relative(entry.path, self.path))
+    def file(self, entry: _Entry) -> SourceFile:
+        relative = _shown(_relative(entry.path, self.path))
         folders = [part.split("=", 1) for part in relative.split("/")[:-1] if "=" in part]
         partitions = tuple(
-            (unquote(key), None if value == HIVE_NULL else unquote(value)) for key, value in folders
+            (unquote(key), None if value == _HIVE_NULL else unquote(value)) for key, value in folders
         )
         return SourceFile(
             filesystem=self.filesystem,
@@ -160,23 +104,23 @@ class _Root:
             relative=relative or entry.name,
             partitions=partitions,
             fault=entry.fault,
-            format=_format_of(entry.path) or "parquet",
+            format=_format_of(entry.path) or PARQUET,
         )
 
     def table_files(self, path: str) -> list[SourceFile]:
         """Return the parts of the table at a path, none where there is no table."""
-        found = table_format(self.filesystem, path)
+        found = _table_kind(self.filesystem, path)
         if found is None:
             return []
-        below = shown(_relative(path, self.path))
+        below = _shown(_relative(path, self.path))
         name = f"{self.name.rstrip('/')}/{below}" if below else self.name
         try:
-            parts = parts_of(self.filesystem, path, name, found)
+            parts = open_parts(found, _location(self.filesystem, path, name, found), name)
         except SourceError as error:
             if not isinstance(self.filesystem, LocalFileSystem):
-                _require_answer(name, error.__cause__ or error)
+                require_answer(name, error.__cause__ or error)
             raise
-        if path.endswith(METADATA_SUFFIX):  # each version has another, of the same data files
+        if path.endswith(_METADATA_SUFFIX):  # each version has another, of the same data files
             path, name = (each.rpartition("/metadata/")[0] or each for each in (path, name))
         return [
             SourceFile(
@@ -185,7 +129,7 @@ class _Root:
                 name=f"{name.rstrip('/')}/{part.name}",
                 source="/".join((self.name.rstrip("/") or "/", *self.pattern)),
                 relative=part.name,
-                format="table_part",
+                format=_TABLE,
                 part=part,
             )
             for part in parts
@@ -216,8 +160,8 @@ def _in_memory(source: TableSource, place: int) -> SourceFile:
         path=str(place),
         name=source.name,
         source=source.name,
-        format="table",
-        table=source.table,
+        format=_TABLE,
+        part=memory_part(source.table),
     )
 
 
@@ -225,7 +169,7 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
     if not source.strip():
         raise SourceError(f"a source must be a path, a glob or a URI, got {source!r}")
     root = _root_of(source)
-    files, entries = list[SourceFile](), list[Entry]()
+    files, entries = list[SourceFile](), list[_Entry]()
     try:
         if root.pattern:
             matches = [*_expand(root.filesystem, root.path, root.pattern)]
@@ -237,16 +181,16 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
                     f"source {root.name} does not exist; give a file, a folder, a glob or a URI"
                 )
             if kind == FileType.File:
-                return root.table_files(root.path) or [root.file(Entry(path=root.path))]
-            matches = [Entry(path=root.path, is_folder=True)]
+                return root.table_files(root.path) or [root.file(_Entry(path=root.path))]
+            matches = [_Entry(path=root.path, is_folder=True)]
             missing = f"folder {root.name} holds no file that can be read ({READABLE})"
         for match in matches:
             table = root.table_files(match.path) if match.is_folder and match.fault is None else []
             files += table
             entries += () if table else _below(root.filesystem, match)
     except (OSError, pa.ArrowException) as error:
-        _require_answer(root.name, error)
-        raise SourceError(f"source {root.name} cannot be listed: {_first_line(error)}") from error
+        require_answer(root.name, error)
+        raise SourceError(f"source {root.name} cannot be listed: {first_line(error)}") from error
     kept = _of_one_kind(entries)
     if unread is not None:
         read = {entry.path for entry in kept}
@@ -260,7 +204,7 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
         if tables:
             raise SourceError(
                 f"{root.name} must be a table, got a folder of tables "
-                f"({', '.join(tables[:SHOWN_TABLES])}); name one, as in "
+                f"({', '.join(tables[:_SHOWN_TABLES])}); name one, as in "
                 f"{root.name.rstrip('/')}/{tables[0]}, or several by a glob"
             )
         raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
@@ -269,15 +213,15 @@ def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
 
 def _tables_in(filesystem: FileSystem, folder: str) -> list[str]:
     """Return the names of the tables in a folder, such as the databases of LanceDB have."""
-    entries = [entry for entry in children(filesystem, folder) if entry.is_folder and entry.path != folder]
-    return sorted(entry.name for entry in entries if table_format(filesystem, entry.path))
+    entries = [entry for entry in _children(filesystem, folder) if entry.is_folder and entry.path != folder]
+    return sorted(entry.name for entry in entries if _table_kind(filesystem, entry.path))
 
 
 def _root_of(source: str) -> _Root:
     if "://" in source:
         return _root_of_uri(source)
     if not is_utf8(source):
-        raise SourceError(f"the name of a source must be UTF-8, got {shown(source)}; rename it")
+        raise SourceError(f"the name of a source must be UTF-8, got {_shown(source)}; rename it")
     # A name that exists is taken literally, so that "[draft] a.parquet" needs no escaping.
     fixed, pattern = (source, ()) if os.path.lexists(source) else _split_magic(source)
     path = Path(os.path.abspath(fixed or ".")).as_posix()  # noqa: PTH100 (Path.resolve would follow links and change the user's names)
@@ -290,7 +234,7 @@ def _root_of_uri(uri: str) -> _Root:
     name = urlunsplit(
         (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
     )  # no credentials in names and logs
-    if parts.scheme in BUCKET_SCHEMES and not parts.netloc:
+    if parts.scheme in _BUCKET_SCHEMES and not parts.netloc:
         raise SourceError(f"source {uri!r} must name a bucket; write {parts.scheme}://BUCKET/FOLDER")
     try:
         filesystem, path = FileSystem.from_uri(fixed)
@@ -299,7 +243,7 @@ def _root_of_uri(uri: str) -> _Root:
             fsspec_filesystem, path = fsspec.core.url_to_fs(fixed)
         except (ValueError, ImportError, OSError) as error:
             # Both errors may quote the URI, and the URI may hold a password: no cause is kept.
-            causes = f"{_first_line(arrow_error)}; {_first_line(error)}".replace(fixed, name)
+            causes = f"{first_line(arrow_error)}; {first_line(error)}".replace(fixed, name)
             raise SourceError(
                 f"source {name} must be a URI that Arrow or fsspec can open: {causes}"
             ) from None
@@ -317,19 +261,19 @@ def _split_magic(path: str) -> tuple[str, tuple[str, ...]]:
     return path, ()
 
 
-def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> Iterator[Entry]:
+def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> Iterator[_Entry]:
     """Yield what a glob matches below ``folder``; only folders that can match are listed."""
     head, rest = pattern[0], pattern[1:]
     if head == "**":
-        for entry in files_below(filesystem, folder):
+        for entry in _files_below(filesystem, folder):
             if entry.is_folder or _matches(tuple(_relative(entry.path, folder).split("/")), pattern):
                 yield entry
         return
-    for entry in children(filesystem, folder):
+    for entry in _children(filesystem, folder):
         if entry.path == folder:
             yield entry
             continue
-        if not fnmatchcase(entry.name, head) or (is_hidden(entry.name) and not is_hidden(head)):
+        if not fnmatchcase(entry.name, head) or (_is_hidden(entry.name) and not _is_hidden(head)):
             continue
         if not rest:
             yield entry
@@ -347,51 +291,177 @@ def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
 
 
-def _below(filesystem: FileSystem, match: Entry) -> Iterator[Entry]:
+def _below(filesystem: FileSystem, match: _Entry) -> Iterator[_Entry]:
     """Yield the files that a folder holds, or the file itself when it is one.
 
     A folder that could not be listed stands for the files in it.
     """
     is_listed = match.is_folder and match.fault is None
-    yield from files_below(filesystem, match.path) if is_listed else (match,)
+    yield from _files_below(filesystem, match.path) if is_listed else (match,)
 
 
-def _of_one_kind(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the files of the first kind there is; folders that could not be listed stay."""
-    held = {_format_of(entry.path) for entry in entries if not entry.is_folder}
-    kind = next((kind for kind in KINDS if kind & held), frozenset[FormatName]())
-    return [entry for entry in entries if entry.is_folder or _format_of(entry.path) in kind]
+def _of_one_kind(entries: Sequence[_Entry]) -> list[_Entry]:
+    """Return the files of the first format there is; folders that could not be listed stay."""
+    formats = [None if entry.is_folder else _format_of(entry.path) for entry in entries]
+    first = next((each for each in FORMATS if each in formats), None)
+    return [
+        entry
+        for entry, found in zip(entries, formats, strict=True)
+        if entry.is_folder
+        or (found and first and (found is first or (found.is_document and first.is_document)))
+    ]
 
 
-def _is_of_a_dataset(entry: Entry) -> bool:
+def _is_of_a_dataset(entry: _Entry) -> bool:
     """Whether Hugging Face datasets keep this file beside the rows."""
     return entry.name in _DATASET_FILES or entry.name.startswith("cache-")
 
 
-def _format_of(path: str) -> FormatName | None:
+def _format_of(path: str) -> Format | None:
     name = path.rpartition("/")[2].lower()
     plain = next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
-    found = SUFFIXES.get("." + plain.rpartition(".")[2]) if "." in plain else None
-    if found == "arrow" and name.startswith("cache-"):
-        return None  # what Hugging Face datasets keep beside a dataset
-    return found if plain == name or found in INFERRED else None
+    suffix = PurePosixPath(f"_{plain}").suffix  # also of a name that is nothing else
+    found = next((each for each in FORMATS if suffix in each.suffixes), None)
+    if found is None or (plain != name and not found.is_compressible):
+        return None
+    is_cache = suffix == ".arrow" and name.startswith("cache-")  # Hugging Face datasets keep it beside one
+    return None if is_cache else found
+
+
+def _table_kind(filesystem: FileSystem, path: str) -> TableKind | None:
+    """Say of which kind of table a folder or a file is, if it is one."""
+    if not is_utf8(path):  # Arrow cannot be asked for it; listing says what is wrong with its name
+        return None
+    if filesystem.get_file_info(path).type == FileType.File:
+        return "Iceberg" if path.endswith(_METADATA_SUFFIX) else None
+    folders = filesystem.get_file_info([f"{path}/{mark}" for mark in _MARKS.values()])
+    for found, folder in zip(_MARKS, folders, strict=True):
+        if folder.type == FileType.Directory and (found != "Iceberg" or _metadata_files(filesystem, path)):
+            return found
+    return None
+
+
+def _location(filesystem: FileSystem, path: str, name: str, kind: TableKind) -> str:
+    """Return what a table's own library opens, of Iceberg the newest metadata file in its folder.
+
+    Where two metadata files are the newest, one of them was never committed, and :class:`SourceError` is
+    raised.
+    """
+    if kind == "Iceberg" and not path.endswith(_METADATA_SUFFIX):
+        files = _metadata_files(filesystem, path)
+        versions = [int(found[1]) if (found := _VERSION.match(each)) else -1 for each in files]
+        newest = [each for each, version in zip(files, versions, strict=True) if version == max(versions)]
+        if len(newest) > 1:
+            raise SourceError(
+                "one metadata file of an Iceberg table must be the newest, got "
+                f"{' and '.join(newest[:2])}; name the one that its catalog names"
+            )
+        path = f"{path}/metadata/{newest[0]}"
+    return path if isinstance(filesystem, LocalFileSystem) else f"{name.partition('://')[0]}://{path}"
+
+
+def _metadata_files(filesystem: FileSystem, path: str) -> list[str]:
+    """Return the names of the metadata files of a table of Iceberg, none where it is no such table."""
+    found = _children(filesystem, f"{path}/{_MARKS['Iceberg']}")
+    return [entry.name for entry in found if entry.name.endswith(_METADATA_SUFFIX)]
 
 
 def _relative(path: str, folder: str) -> str:
     return path[len(folder) :].lstrip("/")
 
 
-def _require_answer(name: str, error: BaseException) -> None:
-    if _STORE_ERROR.search(str(error)):
-        raise _no_answer(name, error) from error
+def _children(filesystem: FileSystem, folder: str) -> list[_Entry]:
+    """List a folder, sorted; one that is missing holds nothing.
+
+    A local folder that cannot be listed stands for itself, with its fault.
+    """
+    if isinstance(filesystem, LocalFileSystem):
+        try:
+            found = [_local(entry) for entry in os.scandir(folder)]
+        except FileNotFoundError:
+            found = []
+        except OSError as error:
+            return [_Entry(path=folder, is_folder=True, fault=f"it cannot be listed: {error.strerror}")]
+    else:
+        found = [
+            _Entry(path=info.path, is_folder=info.type == FileType.Directory)
+            for info in filesystem.get_file_info(FileSelector(folder, allow_not_found=True))
+        ]
+    return sorted(found, key=lambda entry: entry.path)
 
 
-def _no_answer(name: str, error: BaseException) -> TryAgainError:
-    return TryAgainError(
-        f"the store of source {name} does not answer: {_first_line(error)}; run the same command again "
-        "when it does"
-    )
+def _files_below(filesystem: FileSystem, folder: str) -> Iterator[_Entry]:
+    """Yield every file below a folder, and every name below it that cannot be read.
+
+    Raises :class:`SourceError` where a table of Delta or Iceberg lies below it.
+    """
+    if not isinstance(filesystem, LocalFileSystem):
+        for info in filesystem.get_file_info(FileSelector(folder, recursive=True)):
+            _refuse_table(folder, info.path)
+            if info.type == FileType.File and not any(
+                map(_is_hidden, info.path[len(folder) :].lstrip("/").split("/"))
+            ):
+                yield _Entry(path=info.path)
+        return
+    seen = {_identity(folder)}
+    waiting = deque([folder])
+    links = deque[str]()  # after what stands in the folder itself, which keeps its own name
+    while waiting or links:
+        current = (waiting or links).popleft()
+        for entry in _children(filesystem, current):
+            _refuse_table(folder, entry.path)
+            if _is_hidden(entry.name) and entry.path != current:
+                continue
+            if not entry.is_folder or entry.fault is not None:
+                yield entry
+            elif entry.is_link:
+                links.append(entry.path)
+            else:
+                seen.add(_identity(entry.path))
+                waiting.append(entry.path)
+        while not waiting and links:
+            if (identity := _identity(links[0])) not in seen:
+                seen.add(identity)
+                break
+            links.popleft()
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _refuse_table(folder: str, path: str) -> None:
+    if found := _IN_TABLE.match(path, len(folder)):
+        table = _shown(path[: found.end(1)])
+        raise SourceError(
+            f"a folder of files must hold no table of Delta or Iceberg, got {table}; name the table itself, "
+            "or several by a glob"
+        )
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is one that sources leave out."""
+    return name.startswith((".", "_"))
+
+
+def _shown(path: str) -> str:
+    """Make a path of this machine printable: bytes that are not UTF-8 become U+FFFD."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _local(entry: os.DirEntry[str]) -> _Entry:
+    is_link = entry.is_symlink()
+    try:
+        mode = entry.stat().st_mode
+    except OSError as error:
+        fault = "it is a link that leads nowhere" if is_link else f"it is gone: {error.strerror}"
+        return _Entry(path=entry.path, fault=fault)
+    if stat.S_ISDIR(mode):
+        return _Entry(path=entry.path, is_folder=True, is_link=is_link)
+    if not stat.S_ISREG(mode):
+        return _Entry(path=entry.path, fault="it is neither a file nor a folder")
+    return _Entry(path=entry.path, fault=None if is_utf8(entry.path) else _NOT_UTF8)
+
+
+def _identity(folder: str) -> tuple[int, int]:
+    try:
+        found = Path(folder).stat()
+    except OSError:
+        return (-1, hash(folder))
+    return found.st_dev, found.st_ino

@@ -25,15 +25,12 @@ from cairn.pipeline.corpus.checks import CheckedBatch
 from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
 from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import (
-    DAMAGED_FILE,
-    DAMAGED_ROWS,
-    DUPLICATE_ID,
-    REJECTED_SCHEMA,
-    QuarantineWriter,
+    Reason,
+    RowWriter,
     reason_counts,
+    rejected_rows,
 )
 from cairn.pipeline.corpus.read_files import ReadFiles
-from cairn.pipeline.corpus.row_writer import RowWriter
 from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
 from cairn.pipeline.corpus.source_record import digest_of
 from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
@@ -89,7 +86,7 @@ def stage_changes(
     ledger: Ledger,
     folder: Path,
     shard_characters: int,
-    quarantine: QuarantineWriter,
+    quarantine: RowWriter,
     progress: ProgressListener = silent_progress,
     origins: RowWriter | None = None,
 ) -> Staged:
@@ -108,7 +105,7 @@ def plan_changes(
     scan: Scan,
     config: CorpusConfig,
     ledger: Ledger,
-    quarantine: QuarantineWriter | None = None,
+    quarantine: RowWriter | None = None,
     progress: ProgressListener = silent_progress,
 ) -> Staged:
     """Count what :func:`stage_changes` would do, writing no shard."""
@@ -155,7 +152,7 @@ class _Pass:
         config: CorpusConfig,
         ledger: Ledger,
         shards: _ShardWriter | None,
-        quarantine: QuarantineWriter | None,
+        quarantine: RowWriter | None,
         progress: ProgressListener,
         origins: RowWriter | None = None,
     ) -> None:
@@ -199,7 +196,7 @@ class _Pass:
             quarantined=reasons.total(),
             characters=self._characters,
             quarantine_reasons=dict(sorted(reasons.items())),
-            is_complete=not (reasons[DAMAGED_FILE] or reasons[DAMAGED_ROWS]),
+            is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS]),
             passed_over=tuple(self._files.passed_over),
         )
 
@@ -253,16 +250,13 @@ def _origins(batch: CheckedBatch, is_indexed: Bool[np.ndarray, " N"]) -> pa.Reco
 def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.RecordBatch:
     positions = np.flatnonzero(codes == DUPLICATE)
     rows = batch.rows.take(pa.array(positions, pa.int64()))
-    arrays = [
+    return rejected_rows(
         rows.column("source_file"),
-        pa.array(batch.row_indices()[positions] if len(positions) else [], pa.int64()),
+        batch.row_indices()[positions] if len(positions) else [],
+        Reason.DUPLICATE_ID,
+        "an earlier row of this corpus has the same id; the first one is kept",
         rows.column("doc_id"),
-        pa.repeat(pa.scalar(DUPLICATE_ID), len(positions)),
-        pa.repeat(
-            pa.scalar("an earlier row of this corpus has the same id; the first one is kept"), len(positions)
-        ),
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=REJECTED_SCHEMA)
+    )
 
 
 class _ShardWriter:

@@ -53,58 +53,50 @@ class TokenizedTexts:
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str]) -> TokenizedTexts:
     """Tokenise texts without special tokens; the tokenizer must neither pad nor truncate."""
-    parts: list[_Part] = []
+    parts: list[tuple[np.ndarray, ...]] = []
     num_tokens = np.zeros(len(texts) + 1, np.int64)
     for batch in _batches(texts):
         encodings = tokenizer.encode_batch([piece for _, _, piece in batch], add_special_tokens=False)
         for (text_index, _, _), encoding in zip(batch, encodings, strict=True):
             num_tokens[text_index + 1] += len(encoding)
-        parts.append(_Part.of(encodings, batch))
+        parts.append(_kept(encodings, batch))
+    ids, start_char, end_char, breaks = map(np.concatenate, zip(*parts, strict=True))
     return TokenizedTexts(
-        ids=np.concatenate([part.ids for part in parts]),
-        start_char=np.concatenate([part.start_char for part in parts]),
-        end_char=np.concatenate([part.end_char for part in parts]),
-        breaks=np.concatenate([part.breaks for part in parts]),
+        ids=ids,
+        start_char=start_char,
+        end_char=end_char,
+        breaks=breaks,
         text_offsets=np.cumsum(num_tokens),
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Part:
-    """What is kept of one call of the tokenizer."""
-
-    ids: Int32[np.ndarray, " T"]
-    start_char: Int64[np.ndarray, " T"]
-    end_char: Int64[np.ndarray, " T"]
-    breaks: UInt8[np.ndarray, " T"]
-
-    @classmethod
-    def of(cls, encodings: Sequence[Encoding], segments: Sequence[_Segment]) -> _Part:
-        lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
-        total = int(lengths.sum())
-        ids = np.fromiter((token for encoding in encodings for token in encoding.ids), np.int32, total)
-        spans = np.fromiter(
-            (bound for encoding in encodings for span in encoding.offsets for bound in span),
-            np.int64,
-            2 * total,
-        ).reshape(-1, 2)
-        words = np.fromiter(
-            (-1 if word is None else word for encoding in encodings for word in encoding.word_ids),
-            np.int64,
-            total,
-        )
-        breaks = np.full(total, SPACED_WORD_START, np.uint8)
-        breaks[1:][spans[1:, 0] <= spans[:-1, 1]] = WORD_START
-        breaks[1:][(words[1:] == words[:-1]) & (words[1:] >= 0)] = INSIDE_WORD
-        is_spaced = np.fromiter(
-            (start == 0 or piece[0].isspace() for _, start, piece in segments), np.bool_, len(segments)
-        )
-        first = (np.cumsum(lengths) - lengths)[lengths > 0]
-        breaks[first] = np.where(is_spaced[lengths > 0], SPACED_WORD_START, WORD_START)
-        spans += np.repeat(
-            np.fromiter((start for _, start, _ in segments), np.int64, len(segments)), lengths
-        )[:, None]
-        return cls(ids=ids, start_char=spans[:, 0].copy(), end_char=spans[:, 1].copy(), breaks=breaks)
+def _kept(encodings: Sequence[Encoding], segments: Sequence[_Segment]) -> tuple[np.ndarray, ...]:
+    """Return ids, starts, ends and breaks of one call of the tokenizer."""
+    lengths = np.fromiter((len(encoding) for encoding in encodings), np.int64, len(encodings))
+    total = int(lengths.sum())
+    ids = np.fromiter((token for encoding in encodings for token in encoding.ids), np.int32, total)
+    spans = np.fromiter(
+        (bound for encoding in encodings for span in encoding.offsets for bound in span),
+        np.int64,
+        2 * total,
+    ).reshape(-1, 2)
+    words = np.fromiter(
+        (-1 if word is None else word for encoding in encodings for word in encoding.word_ids),
+        np.int64,
+        total,
+    )
+    breaks = np.full(total, SPACED_WORD_START, np.uint8)
+    breaks[1:][spans[1:, 0] <= spans[:-1, 1]] = WORD_START
+    breaks[1:][(words[1:] == words[:-1]) & (words[1:] >= 0)] = INSIDE_WORD
+    is_spaced = np.fromiter(
+        (start == 0 or piece[0].isspace() for _, start, piece in segments), np.bool_, len(segments)
+    )
+    first = (np.cumsum(lengths) - lengths)[lengths > 0]
+    breaks[first] = np.where(is_spaced[lengths > 0], SPACED_WORD_START, WORD_START)
+    spans += np.repeat(np.fromiter((start for _, start, _ in segments), np.int64, len(segments)), lengths)[
+        :, None
+    ]
+    return ids, spans[:, 0].copy(), spans[:, 1].copy(), breaks
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[_Segment]]:

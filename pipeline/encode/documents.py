@@ -22,40 +22,38 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import regex
 from cairn.pipeline.config import MACHINE_SETTINGS, EncoderConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.context.whitening import Whitening
 from cairn.pipeline.corpus.tokenization import TokenizedTexts
 from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
 from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
-from cairn.pipeline.encode.query_words import word_tokens
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import rank_structure
+from cairn.pipeline.encode.texts import first_tokens
 from cairn.pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.attention_temperature import row_temperatures
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import one_torch_thread
-from cairn.pipeline.model.document_encoder import OwnTokens, embed_chunks
+from cairn.pipeline.model.document_encoder import embed_chunks, row_temperatures
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from cairn.pipeline.model.landmark_reader import LandmarkReader
 from cairn.pipeline.model.landmarks import (
-    Chunks,
-    Rows,
-    chunk_rows,
     chunk_spans,
-    landmark_rows,
+    lay_out,
     split_into_chunks,
-    window_rows,
 )
 from cairn.pipeline.model.latent_attention import latent_attention_of
-from cairn.pipeline.model.matryoshka import first_dims
+from cairn.pipeline.model.pooling import first_dims
 from cairn.pipeline.poolings import pooling_rule
 from cairn.pipeline.token_vectors.projection import TokenProjection
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int32, Int64
+from tokenizers import Tokenizer
 
 ENCODER_FORMAT_VERSION = 1
 """Raised when the same settings begin to give other vectors."""
@@ -278,7 +276,19 @@ class DocumentEncoder:
             if on_tokens is not None:
                 on_tokens(int(chunk_tokens[finished].sum()))
 
-        rows = self._rows(tokens.ids, chunks, prefix)
+        config = self.config
+        rows = lay_out(
+            tokens.ids,
+            chunks,
+            attention=config.attention,
+            pooling=config.pooling,
+            cls_id=self.backbone.cls_id,
+            landmark_id=self.backbone.landmark_id,
+            prefix_ids=prefix.ids,
+            pool_prefix=config.pool_prefix,
+            max_window_tokens=config.window_tokens,
+            overlap_tokens=config.window_overlap_tokens,
+        )
         keeper = None if make_keeper is None else make_keeper(chunk_tokens)
         embeddings_MD = embed_chunks(
             self.backbone,
@@ -289,7 +299,7 @@ class DocumentEncoder:
             token_head=self._token_head,
             landmarks=self._landmarks,
             on_chunks=report,
-            own_tokens=None if keeper is None else OwnTokens(num_M=chunk_tokens, keep=keeper.keep),
+            keep_own=None if keeper is None else keeper.keep,
         )
         chunk_vectors_MV = first_dims(
             embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim
@@ -304,25 +314,6 @@ class DocumentEncoder:
             chunk_vectors_MV=chunk_vectors_MV,
             chunk_tokens=None if keeper is None else keeper.finish(tokens.start_char, start_char),
         )
-
-    def _rows(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks, prefix: Prefix) -> Rows:
-        cls_id, landmark_id, pooling = self.backbone.cls_id, self.backbone.landmark_id, self.config.pooling
-        layout: dict[str, Any] = {
-            "cls_id": cls_id,
-            "landmark_id": landmark_id,
-            "pooling": pooling,
-            "prefix_ids": prefix.ids,
-        }
-        windows: dict[str, Any] = {
-            "max_window_tokens": self.config.window_tokens,
-            "overlap_tokens": self.config.window_overlap_tokens,
-        }
-        if self.config.attention == "full":
-            return window_rows(ids_T, chunks, **layout, **windows)
-        layout["pool_prefix"] = self.config.pool_prefix
-        if self.config.attention == "chunk":
-            return chunk_rows(ids_T, chunks, **layout)
-        return landmark_rows(ids_T, chunks, **layout, **windows)
 
 
 def _require_finite(
@@ -367,3 +358,41 @@ def _hashed_settings(config: EncoderConfig) -> dict[str, Any]:
         and name != "use_context"
         and (name in _ALWAYS_HASHED or value != getattr(default, name))
     }
+
+
+_UNKNOWN: Final = ("[UNK]", "<unk>")
+_OF_WORD: Final = regex.compile(r"[\p{Alphabetic}\p{N}]")
+
+
+def word_tokens(
+    tokens: TokenizedTexts, tokenizer: Tokenizer, texts: Sequence[str]
+) -> list[Int64[np.ndarray, " T"]]:
+    """Return the places of each text's tokens that hold a letter or digit and are known to the model."""
+    unknown = {tokenizer.token_to_id(token) for token in _UNKNOWN}
+    bounds = tokens.text_offsets.tolist()
+    places: list[Int64[np.ndarray, " T"]] = []
+    for text, first, end in zip(texts, bounds[:-1], bounds[1:], strict=True):
+        spans = zip(tokens.start_char[first:end].tolist(), tokens.end_char[first:end].tolist(), strict=True)
+        is_word = [_OF_WORD.search(text, *span) is not None for span in spans]
+        is_known = [token not in unknown for token in tokens.ids[first:end].tolist()]
+        places.append(first + np.flatnonzero(np.array(is_word, bool) & np.array(is_known, bool)))
+    return places
+
+
+def with_vectors(
+    context: ContextSet, documents: pa.Table, config: EncoderConfig, backbone: Backbone
+) -> ContextSet:
+    """Return the context with one vector for each of its documents; as it is where nothing is whitened.
+
+    ``documents`` has ``doc_id``, ``text`` and ``title`` of at least these. A document's vector is that of its
+    first chunk, encoded as a document by itself, with its title and behind the context where the settings ask
+    for it.
+    """
+    if not config.whitening:
+        return context
+    place = {doc_id: row for row, doc_id in enumerate(documents.column("doc_id").to_pylist())}
+    own = documents.take(pa.array([place[doc_id] for doc_id in context.doc_ids]))
+    encoder = DocumentEncoder(replace(config, whitening=0.0), context, backbone)
+    heads = first_tokens(backbone.tokenizer, own.column("text").to_pylist(), config.longest_chunk_tokens)
+    encoded = encoder.encode(heads, titles=own.column("title").to_pylist())
+    return replace(context, vectors_CV=encoded.document_vectors_NV)

@@ -13,7 +13,7 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmark_reader import require_transformer
 from cairn.pipeline.model.latent_attention import require_latent_attention
-from cairn.pipeline.model.matryoshka import require_dims
+from cairn.pipeline.model.pooling import require_dims
 from cairn.pipeline.poolings import pooling_rule
 from jaxtyping import Float32
 

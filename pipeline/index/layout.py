@@ -224,8 +224,14 @@ class CollectionLayout:
                 )
             known = ", ".join(list_collections(self.root)) or "none yet"
             raise CollectionNotFoundError(
-                f"collection {self.name!r} must exist under the root; known collections: {known}"
+                f"collection {self.name!r} must exist under {self._place}, got none; known collections: "
+                f"{known}"
             )
+
+    @property
+    def _place(self) -> str:
+        """The root as an absolute path or a URI."""
+        return str(self.root) if self.replica is None else self.replica.uri.rpartition("/")[0]
 
     def refresh(self) -> None:
         """Bring a copy of an object store up to date; does nothing for a collection in a folder.
@@ -306,8 +312,7 @@ class CollectionLayout:
 
         ``words`` stand in the place of the collection's name.
         """
-        where = str(self.root) if self.replica is None else self.replica.uri.rpartition("/")[0]
-        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", where)
+        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", self._place)
         return shlex.join(["cairn", verb, *(words or (self.name,)), *root])
 
     def damaged(self, fault: str, verb: Literal["repair", "verify"] = "repair") -> DamageError:

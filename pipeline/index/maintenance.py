@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.corpus.source_record import carry_over
-from cairn.pipeline.errors import DamageError
+from cairn.pipeline.durable import remove_folder, storage_errors
+from cairn.pipeline.errors import ConfigError, DamageError
+from cairn.pipeline.index.aliases import read_aliases
 from cairn.pipeline.index.lance_delete import PlacedDocument, id_batches
 from cairn.pipeline.index.lance_files import damaged_lance_files
 from cairn.pipeline.index.lance_index import LanceTables
@@ -47,7 +49,9 @@ __all__ = [
     "RepairReport",
     "compact_collection",
     "delete_documents",
+    "drop_collection",
     "repair_collection",
+    "require_droppable",
     "verify_collection",
 ]
 
@@ -100,6 +104,31 @@ def delete_documents(
         if present:
             manifest = _republish(layout, manifest, present, progress, run_id="delete")
         return DeleteReport(deleted=len(present), missing=missing, generation=manifest.generation)
+
+
+def drop_collection(layout: CollectionLayout) -> None:
+    """Remove everything of a collection, also of one of which nothing is published yet.
+
+    Raises what :func:`require_droppable` does, and :class:`CollectionBusyError` while it is being written. It
+    is gone in one step.
+    """
+    require_droppable(layout)
+    with layout.writer_lock(), storage_errors("removing the collection"):
+        remove_folder(layout.folder)
+        if layout.replica is not None:
+            layout.replica.remove()
+
+
+def require_droppable(layout: CollectionLayout) -> None:
+    """Refuse a collection that is not there, or that another name answers from."""
+    if layout.first_ingest() is None:
+        layout.require_exists()
+    for name, alias in read_aliases(layout.root).items():
+        if alias.to == layout.name != name:
+            raise ConfigError(
+                f"collection {layout.name!r} must not answer for another name, got {name!r}; run "
+                f"`{layout.command('switch', name, name)}` first"
+            )
 
 
 def require_whole_rows(layout: CollectionLayout, manifest: Manifest) -> None:

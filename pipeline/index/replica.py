@@ -146,6 +146,11 @@ class Replica:
         with contextlib.suppress(TryAgainError, DamageError):  # the next writer does it
             self._sweep()
 
+    def remove(self) -> None:
+        """Remove the collection from the store, what says that there is one first."""
+        self._store.delete([CURRENT_KEY])
+        self._store.delete(key for key in self._store.list("") if key != LEASE_KEY)
+
     def has_all(self, number: int) -> bool:
         """Tell whether the copy has every file of a generation, and leaves none to the store."""
         return all((self._folder / path).is_file() for path in self._records(self._generation(number)))

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.origins import origin_writer
-from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.quarantine import count_new, quarantine_writer
 from cairn.pipeline.corpus.read_files import record_run
 from cairn.pipeline.corpus.scan import Scan, scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
@@ -194,7 +194,7 @@ def prepare_record(
 def _stage_corpus(run: IngestRun) -> Staged:
     """Check, hash and compare every row of the sources; stage what has to be encoded."""
     with (
-        QuarantineWriter(run.layout.quarantine_path(run.run_id)) as quarantine,
+        quarantine_writer(run.layout.quarantine_path(run.run_id)) as quarantine,
         origin_writer(run.layout.origins_folder / f"{run.run_id}.parquet") as origins,
     ):
         return stage_changes(
@@ -244,6 +244,7 @@ def _finish(
         indexed=staged.indexed,
         unchanged=staged.unchanged,
         quarantined=staged.quarantined,
+        newly_quarantined=count_new(run.layout.quarantine_path(run.run_id)),
         deleted=deleted,
         encoded=encoded,
         generation=served.generation if served else 0,

@@ -14,8 +14,7 @@ from cairn.pipeline.index.stored_files import read_manifest
 from cairn.pipeline.line.engine import Engine
 from cairn.pipeline.line.view import read_view
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
-from cairn.pipeline.model.folders.names import describe_model, model_folder
+from cairn.pipeline.model.folders.names import MODEL_NAMES, describe_model, model_folder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 
 SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})

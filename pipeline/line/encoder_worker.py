@@ -32,7 +32,7 @@ from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.shards import as_parquet, as_stored
+from cairn.pipeline.encode.shards import as_parquet, as_stored, shard_tables
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.segments.parts import RunTasks
 from cairn.pipeline.index.worker_files import PendingArea
@@ -114,7 +114,7 @@ class EncoderWorker:
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
         """Draw the context from a clustered sample and embed it, for whitening with the second stage, too."""
-        from cairn.pipeline.encode.context_vectors import with_vectors
+        from cairn.pipeline.encode.documents import with_vectors
 
         stages, config = self._loaded(), self._config
         context = build_context(
@@ -164,8 +164,6 @@ class EncoderWorker:
 
     def encode_shard(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` receives the number of tokens of each batch."""
-        from cairn.pipeline.encode.shard_tables import shard_tables
-
         assert self._encoder is not None, "begin comes first"
         rows = pq.read_table(pa.BufferReader(staged)).select(["doc_id", "title", "text", "query"])
         doc_ids, titles, texts, queries = (column.to_pylist() for column in rows.itercolumns())

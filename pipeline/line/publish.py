@@ -94,6 +94,17 @@ def publish(
     )
 
 
+def tokens_per_second(base: Manifest | None, encoded: EncodedCorpus) -> float:
+    """Return the rate of encoding, in which each run counts by its tokens.
+
+    A run of a few documents is mostly the model's first steps, and says little of a large one.
+    """
+    known = base.encode_tokens_per_second if base else 0.0
+    if base is None or not known:
+        return encoded.tokens / encoded.seconds if encoded.tokens else 0.0
+    return (base.tokens + encoded.tokens) / (base.tokens / known + encoded.seconds)
+
+
 def _facts(
     run: Run, view: CorpusView, encoded: EncodedCorpus, shards: pending.EncodedShards
 ) -> GenerationFacts:
@@ -103,7 +114,6 @@ def _facts(
     else:
         sizes_K = shards.cluster_sizes(view.clusters.num_clusters)
         sizes, at_context = tuple(sizes_K.tolist()), int(sizes_K.sum())
-    measured = encoded.tokens / encoded.seconds if encoded.tokens else 0.0
     folder = view_folder(run.layout, base)
     revision = hub_revision(model_folder(run.config.encoder.model))
     return GenerationFacts(
@@ -123,7 +133,7 @@ def _facts(
         context_documents=len(view.context.doc_ids),
         context_cluster_sizes=sizes,
         documents_at_context=at_context,
-        encode_tokens_per_second=measured or (base.encode_tokens_per_second if base else 0.0),
+        encode_tokens_per_second=tokens_per_second(base, encoded),
         sources=run.sources,
     )
 

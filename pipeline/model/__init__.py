@@ -1,10 +1,9 @@
 """Transformers and the layouts they read.
 
-    embedded_weights ─┐
-    checkpoint ───────┴▶ backbone (transformer) ─▶ hidden states ─▶ pooling ─▶ chunk embeddings
-                                                 ▲                              │
-    landmarks: texts ─▶ chunks ─▶ rows ──────────┤                     document_encoder (M2)
-    context_encoder (M1): C raw embeddings ──────┘
+    checkpoint ─▶ backbone (transformer) ─▶ hidden states ─▶ pooling ─▶ chunk embeddings
+                                          ▲                              │
+    landmarks: texts ─▶ chunks ─▶ rows ───┤                     document_encoder (M2)
+    context_encoder (M1): C raw vectors ──┘
 
     folders     names, weights, tokenizers and settings on disk; the table of model types
     engine      the transformer layer and what runs it

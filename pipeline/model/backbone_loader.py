@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Generator
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Final
 
 import torch
@@ -20,14 +21,15 @@ from cairn.pipeline.model.engine.precision import default_device, resolve_precis
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.families.cde import read_cde
 from cairn.pipeline.model.families.decoder import language_model
-from cairn.pipeline.model.families.readers import reader_of
-from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES, require_official_weights
-from cairn.pipeline.model.folders.first_layers import first_layers
-from cairn.pipeline.model.folders.first_stage import split_stages
-from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES
-from cairn.pipeline.model.folders.names import model_folder, require_shipped_files
+from cairn.pipeline.model.folders.first_layers import first_layers, split_stages
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, is_cde, model_type_named
+from cairn.pipeline.model.folders.names import (
+    MODEL_NAMES,
+    model_folder,
+    require_official_weights,
+    require_shipped_files,
+)
 from cairn.pipeline.model.projection import read_projection
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, read_token_projection
 
@@ -159,7 +161,7 @@ def _require_openvino(device: torch.device) -> None:
             f"{install_command('openvino')}, or choose backend torch"
         )
     try:
-        importlib.import_module("cairn.pipeline.model.engine.openvino_runtime")
+        importlib.import_module("cairn.pipeline.model.engine.openvino_backbone")
     # What its native libraries raise where they do not fit the machine is theirs to choose.
     except Exception as error:
         raise ConfigError(
@@ -167,3 +169,12 @@ def _require_openvino(device: torch.device) -> None:
             f"({' '.join(str(error).split())}); "
             "install it again with `pip install --force-reinstall openvino`, or choose backend torch"
         ) from error
+
+
+def reader_of(model_type: object) -> Callable[..., Transformer]:
+    """Return the reader of a family: of a checkpoint, with ``dtype`` and ``device``.
+
+    Readers of types that can be causal take ``is_causal`` as well. An unknown type raises
+    :class:`ModelError`.
+    """
+    return resolve_name(model_type_named(model_type).reader)

@@ -40,41 +40,32 @@ def run_in_batches(
     device: torch.device,
     *,
     extra_tokens: int = 0,
-    is_padded: bool = True,
+    window_R: Int64[np.ndarray, " R"] | None = None,
 ) -> Iterator[Done]:
     """Call ``run`` with the row indices of each batch, longest rows first, and yield what it returns.
 
-    ``extra_tokens`` come on top of each row. Without padding a batch costs the sum of its rows, not ``rows x
-    longest``. A row longer than the budget is a batch of its own. On a CPU batches run side by side, one a
-    thread; on a GPU one after the other, and when its memory runs out the batch is halved, now and for the
-    rest.
+    ``extra_tokens`` come on top of each row. ``window_R`` numbers windows of rows that stand together: a
+    batch has all rows of its windows and costs the sum of their tokens, not ``rows x longest``. A row or
+    window larger than the budget is a batch of its own. On a CPU batches run side by side, one a thread; on a
+    GPU one after the other, and when its memory runs out the batch is halved, now and for the rest.
     """
+    is_padded = window_R is None
+    run_units: Callable[[Int64[np.ndarray, " W"]], Done] = run
+    if window_R is not None and len(window_R):
+        first_row_W1 = np.flatnonzero(np.diff(window_R, prepend=-1, append=-1))
+        lengths_R = np.add.reduceat(lengths_R, first_row_W1[:-1])
+
+        def run_windows(windows: Int64[np.ndarray, " W"], /) -> Done:
+            num_rows = first_row_W1[windows + 1] - first_row_W1[windows]
+            return run(ranges(first_row_W1[windows], num_rows))
+
+        run_units = run_windows
+
     sizes_R = lengths_R + extra_tokens
     order = np.argsort(-lengths_R, kind="stable")
     if device.type == "cpu":
-        return _run_side_by_side(_batches(order, sizes_R, batch_tokens, is_padded=is_padded), run)
-    return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run, is_padded=is_padded)
-
-
-def run_windows_in_batches(
-    lengths_R: Int64[np.ndarray, " R"],
-    window_R: Int64[np.ndarray, " R"],
-    batch_tokens: int,
-    run: Callable[[Int64[np.ndarray, " B"]], Done],
-    device: torch.device,
-) -> Iterator[Done]:
-    """Do the same with windows of rows that stand together.
-
-    A batch has all rows of its windows and no padding.
-    """
-    first_row_W1 = np.flatnonzero(np.diff(window_R, prepend=-1, append=-1))
-    lengths_W = np.add.reduceat(lengths_R, first_row_W1[:-1]) if len(lengths_R) else lengths_R
-
-    def run_rows(windows: Int64[np.ndarray, " W"]) -> Done:
-        num_rows = first_row_W1[windows + 1] - first_row_W1[windows]
-        return run(ranges(first_row_W1[windows], num_rows))
-
-    return run_in_batches(lengths_W, batch_tokens, run_rows, device, is_padded=False)
+        return _run_side_by_side(_batches(order, sizes_R, batch_tokens, is_padded=is_padded), run_units)
+    return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run_units, is_padded=is_padded)
 
 
 def _batches(

@@ -18,7 +18,7 @@ from cairn.pipeline.model.document_encoder import embed_chunks
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.folders.model_defaults import CONTEXT_POOLING
-from cairn.pipeline.model.landmarks import Chunks, chunk_rows
+from cairn.pipeline.model.landmarks import Chunks, lay_out
 from jaxtyping import Float32
 
 BATCH_TOKENS: Final = 1_024
@@ -77,9 +77,10 @@ class ContextEncoder:
         token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
         flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])
-        rows = chunk_rows(
+        rows = lay_out(
             flat,
             chunks,
+            attention="chunk",
             cls_id=self._backbone.cls_id,
             landmark_id=self._backbone.landmark_id,
             pooling=CONTEXT_POOLING,

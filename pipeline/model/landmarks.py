@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.poolings import ChunkPlaces, Pooling, pooling_rule
+from cairn.pipeline.poolings import Attention, ChunkPlaces, Pooling, pooling_rule
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Int32, Int64, UInt8
 
@@ -52,9 +52,9 @@ class Chunks:
 class Rows:
     """R rows of token ids laid end to end, and for each of M chunks the span of one row that is pooled.
 
-    ``own_start`` is where the chunk's own tokens begin in that row, behind [CLS] and prefix. ``window_R``
-    numbers the window of each row where rows see one another; rows of a window stand together. None: each is
-    read alone.
+    ``own_start`` is where the chunk's ``num_own`` own tokens begin in that row, behind [CLS] and prefix.
+    ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together.
+    None: each is read alone.
     """
 
     ids: Int32[np.ndarray, " T"]
@@ -63,6 +63,7 @@ class Rows:
     pooled_start: Int64[np.ndarray, " M"]
     pooled_end: Int64[np.ndarray, " M"]
     own_start: Int64[np.ndarray, " M"]
+    num_own: Int64[np.ndarray, " M"]
     window_R: Int64[np.ndarray, " R"] | None = None
 
     @property
@@ -188,96 +189,71 @@ def chunk_spans(
     return start_M, end_M
 
 
-def chunk_rows(
+def lay_out(
     ids_T: Int32[np.ndarray, " T"],
     chunks: Chunks,
     *,
+    attention: Attention,
+    pooling: Pooling,
     cls_id: int | None,
     landmark_id: int,
-    pooling: Pooling,
     prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
     pool_prefix: bool = False,
+    max_window_tokens: int = 0,
+    overlap_tokens: int = 0,
 ) -> Rows:
-    """Lay every chunk out as a row of its own, ``[CLS] prefix z [LMK]``.
+    """Lay chunks out in rows: ``[CLS] prefix z [LMK]`` each, or with full attention windows of whole chunks.
 
-    What is pooled is the pooling's rule. [CLS] counts to the chunk, as sentence-transformers has it; with a
-    prefix only what stands after it does, unless ``pool_prefix`` keeps the whole row.
+    What is pooled is the pooling's rule. In a row of its own [CLS] counts to the chunk, as
+    sentence-transformers has it; with a prefix only what stands after it does, unless ``pool_prefix`` keeps
+    the whole row. In a window [CLS] belongs to no chunk (late chunking).
+
+    A window is at most ``max_window_tokens`` long: one row of full attention, or the rows that landmark
+    attention reads together. Each window after the first begins with the last whole chunks of the one before
+    that fit ``overlap_tokens`` and leave room for one more chunk. A chunk in several windows is pooled in the
+    one where its end has the most tokens on its scarcer side; ties go to the earlier window. ``multi_cls``
+    puts [CLS] where a window's landmarks stand; ``mean_at_k`` has one landmark only, at the end of the row.
     """
-    opening_ids = _opening_ids(cls_id, prefix_ids)
-    num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
-    row_lengths = head + num_own + 1
-    row_offsets = np.concatenate([[0], np.cumsum(row_lengths)])
-    ids = np.empty(int(row_offsets[-1]), np.int32)
-    is_text = np.ones(len(ids), np.bool_)
-    is_text[_heads(row_offsets, head)] = is_text[row_offsets[1:] - 1] = False
-    ids[is_text] = ids_T
-    ids[_heads(row_offsets, head)] = opening_ids
-    ids[row_offsets[1:] - 1] = landmark_id
-    first_pooled = head if len(prefix_ids) and not pool_prefix else 0
-    start, end = pooling_rule(pooling).span(
-        ChunkPlaces(
-            first_M=np.full_like(row_lengths, first_pooled), mark_M=row_lengths - 1, num_own_M=num_own
-        )
-    )
-    return Rows(
-        ids=ids,
-        row_offsets=row_offsets,
-        pooled_row=np.arange(len(row_lengths)),
-        pooled_start=start,
-        pooled_end=end,
-        own_start=np.full_like(row_lengths, head),
-    )
-
-
-def window_rows(
-    ids_T: Int32[np.ndarray, " T"],
-    chunks: Chunks,
-    *,
-    cls_id: int | None,
-    landmark_id: int,
-    pooling: Pooling,
-    max_window_tokens: int,
-    overlap_tokens: int,
-    prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
-) -> Rows:
-    """Lay every text out in rows of whole chunks, ``[CLS] prefix z1 [LMK] … zn [LMK]``.
-
-    A row, called a window, is at most ``max_window_tokens`` long.
-    Each window after the first begins with the last whole chunks of the one before that, with their
-    landmarks, fit ``overlap_tokens`` and leave room for one more chunk. A chunk in several windows is pooled
-    in the one where its end has the most tokens on its scarcer side; ties go to the earlier window. [CLS]
-    belongs to no chunk (late chunking). ``multi_cls`` puts [CLS] where the landmarks stand; ``mean_at_k`` has
-    one landmark only, at the end of the row.
-    """
-    rule = pooling_rule(pooling)
-    assert rule.window_mark != "cls" or cls_id is not None, (
-        "a layout of [CLS] tokens is asked of a model that has none"
-    )
-    opening_ids = _opening_ids(cls_id, prefix_ids)
+    rule, is_full = pooling_rule(pooling), attention == "full"
+    mark_id = cls_id if rule.window_mark == "cls" else landmark_id
+    assert mark_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
+    opening_ids = np.concatenate([np.array([] if cls_id is None else [cls_id], np.int32), prefix_ids])
     num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
     num_marks, tail = (0, 1) if rule.window_mark is None else (1, 0)
     marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
-    mark_id = cls_id if rule.window_mark == "cls" else landmark_id
-    marked_ids = np.full(int(marked_offsets[-1]), mark_id, np.int32)
+    marked_ids = np.empty(int(marked_offsets[-1]), np.int32)
     is_text = np.ones(len(marked_ids), np.bool_)
     if num_marks:
+        marked_ids[marked_offsets[1:] - 1] = mark_id
         is_text[marked_offsets[1:] - 1] = False
     marked_ids[is_text] = ids_T
-    first_W, end_W = _windows(
-        marked_offsets, chunks.chunk_offsets, max_window_tokens - head - tail, overlap_tokens
-    )
-    body_lengths = marked_offsets[end_W] - marked_offsets[first_W]
+    # Rows of chunks first_R to end_R, and the row that each chunk is pooled in.
+    window_R, row_M = None, np.arange(len(num_own))
+    first_R, end_R = row_M, row_M + 1
+    if is_full:
+        room = max_window_tokens - head - tail
+        first_R, end_R = _windows(marked_offsets, chunks.chunk_offsets, room, overlap_tokens)
+        row_M = _roomiest_window(first_R, end_R, marked_offsets)
+    elif attention == "landmark":
+        alone_offsets = np.concatenate([[0], np.cumsum(head + num_own + 1)])
+        first_W, end_W = _windows(alone_offsets, chunks.chunk_offsets, max_window_tokens, overlap_tokens)
+        num_rows_W = end_W - first_W
+        window_R, first_R = np.repeat(np.arange(len(first_W)), num_rows_W), ranges(first_W, num_rows_W)
+        end_R = first_R + 1
+        first_row_W = np.cumsum(num_rows_W) - num_rows_W
+        row_M = row_M + (first_row_W - first_W)[_roomiest_window(first_W, end_W, alone_offsets)]
+    body_lengths = marked_offsets[end_R] - marked_offsets[first_R]
     row_offsets = np.concatenate([[0], np.cumsum(head + body_lengths + tail)])
     ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
-    ids[ranges(row_offsets[:-1] + head, body_lengths)] = marked_ids[
-        ranges(marked_offsets[first_W], body_lengths)
-    ]
-    ids[_heads(row_offsets, head)] = opening_ids
-    window_M = _roomiest_window(first_W, end_W, marked_offsets, body_lengths)
-    shift_M = head - marked_offsets[first_W][window_M]
+    bodies = ranges(marked_offsets[first_R], body_lengths)
+    ids[ranges(row_offsets[:-1] + head, body_lengths)] = marked_ids[bodies]
+    ids[row_offsets[:-1, None] + np.arange(head)] = opening_ids
+    shift_M = head - marked_offsets[first_R][row_M]
+    own_start = marked_offsets[:-1] + shift_M
+    is_without_opening = is_full or (len(prefix_ids) > 0 and not pool_prefix)
     pooled_start, pooled_end = rule.span(
         ChunkPlaces(
-            first_M=marked_offsets[:-1] + shift_M,
+            first_M=own_start if is_without_opening else np.zeros_like(own_start),
             mark_M=marked_offsets[1:] + shift_M - num_marks,
             num_own_M=num_own,
         )
@@ -285,66 +261,13 @@ def window_rows(
     return Rows(
         ids=ids,
         row_offsets=row_offsets,
-        pooled_row=window_M,
+        pooled_row=row_M,
         pooled_start=pooled_start,
         pooled_end=pooled_end,
-        own_start=marked_offsets[:-1] + shift_M,
-    )
-
-
-def landmark_rows(
-    ids_T: Int32[np.ndarray, " T"],
-    chunks: Chunks,
-    *,
-    cls_id: int | None,
-    landmark_id: int,
-    pooling: Pooling,
-    max_window_tokens: int,
-    overlap_tokens: int,
-    prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
-    pool_prefix: bool = False,
-) -> Rows:
-    """Lay every chunk out as ``chunk_rows`` does, and put the rows of a text into windows.
-
-    A window has at most ``max_window_tokens``. Windows overlap, and a chunk in several of them is pooled in
-    one, as ``window_rows`` has it; here every chunk counts with its own [CLS].
-    """
-    alone = chunk_rows(
-        ids_T,
-        chunks,
-        cls_id=cls_id,
-        landmark_id=landmark_id,
-        pooling=pooling,
-        prefix_ids=prefix_ids,
-        pool_prefix=pool_prefix,
-    )
-    first_W, end_W = _windows(alone.row_offsets, chunks.chunk_offsets, max_window_tokens, overlap_tokens)
-    num_rows_W = end_W - first_W
-    first_row_W = np.cumsum(num_rows_W) - num_rows_W
-    window_R = np.repeat(np.arange(len(first_W)), num_rows_W)
-    chunk_R = ranges(first_W, num_rows_W)
-    lengths_R = np.diff(alone.row_offsets)[chunk_R]
-    row_offsets = np.concatenate([[0], np.cumsum(lengths_R)])
-    window_M = _roomiest_window(
-        first_W, end_W, alone.row_offsets, alone.row_offsets[end_W] - alone.row_offsets[first_W]
-    )
-    return Rows(
-        ids=alone.ids[ranges(alone.row_offsets[chunk_R], lengths_R)],
-        row_offsets=row_offsets,
-        pooled_row=np.arange(len(window_M)) + (first_row_W - first_W)[window_M],
-        pooled_start=alone.pooled_start,
-        pooled_end=alone.pooled_end,
-        own_start=alone.own_start,
+        own_start=own_start,
+        num_own=num_own,
         window_R=window_R,
     )
-
-
-def _opening_ids(cls_id: int | None, prefix_ids: Int32[np.ndarray, " P"]) -> Int32[np.ndarray, " H"]:
-    return prefix_ids if cls_id is None else np.concatenate([np.array([cls_id], np.int32), prefix_ids])
-
-
-def _heads(row_offsets: Int64[np.ndarray, " R1"], head: int) -> Int64[np.ndarray, "R H"]:
-    return row_offsets[:-1, None] + np.arange(head)
 
 
 def _windows(
@@ -376,17 +299,14 @@ def _windows(
 
 
 def _roomiest_window(
-    first_W: Int64[np.ndarray, " W"],
-    end_W: Int64[np.ndarray, " W"],
-    marked_offsets: Int64[np.ndarray, " M1"],
-    body_lengths: Int64[np.ndarray, " W"],
+    first_W: Int64[np.ndarray, " W"], end_W: Int64[np.ndarray, " W"], marked_offsets: Int64[np.ndarray, " M1"]
 ) -> Int64[np.ndarray, " M"]:
+    """Return the window that each chunk is pooled in."""
     num_chunks_W = end_W - first_W
     window = np.repeat(np.arange(len(first_W)), num_chunks_W)
     chunk = ranges(first_W, num_chunks_W)
     landmark = marked_offsets[chunk + 1] - marked_offsets[first_W][window]
-    scarcer = np.minimum(landmark, body_lengths[window] - landmark)
+    scarcer = np.minimum(landmark, (marked_offsets[end_W] - marked_offsets[first_W])[window] - landmark)
     order = np.lexsort((window, -scarcer, chunk))
-    is_best = np.ones(len(order), np.bool_)
-    is_best[1:] = chunk[order][1:] != chunk[order][:-1]
-    return window[order][is_best]
+    _, first_of_chunk = np.unique(chunk[order], return_index=True)
+    return window[order][first_of_chunk]

@@ -2,12 +2,17 @@
 
 Every pooling is this mean, and ``pipeline/poolings.py`` says over which span. LMK pooling (algorithm 2) is
 kept per landmark: a document's vector is the mean of its chunks' vectors, taken later. Sums are in float32
-whatever the model computes in. Nothing is normalised here.
+whatever the model computes in.
+
+A vector is the first dimensions of an embedding, normalised again (Matryoshka; m³BERT §2.1). Inside the model
+everything keeps its full width, the context's embeddings too.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from cairn.pipeline.errors import ConfigError
 from jaxtyping import Float, Float32, Int64
 
 
@@ -33,3 +38,25 @@ def pool_spans(
     # Positions after a row's length may hold anything finite; a zero weight silences them.
     sums_BLD = inside_BLT @ hidden_BTD.float()
     return sums_BLD[row_M, rank_M] / (end_M - start_M)[:, None]
+
+
+def require_dims(truncate_dim: int | None, model_dim: int) -> int:
+    """Return the width of the vectors; raise :class:`ConfigError` for more dimensions than the model has."""
+    if truncate_dim is None:
+        return model_dim
+    if not 1 <= truncate_dim <= model_dim:
+        raise ConfigError(
+            f"dims must lie between 1 and the model's {model_dim}, got {truncate_dim}; "
+            "leave it out to keep all"
+        )
+    return truncate_dim
+
+
+def first_dims(embeddings_ND: Float32[np.ndarray, "N D"], vector_dim: int) -> Float32[np.ndarray, "N V"]:
+    """Keep the first dimensions of every row and divide it by its length.
+
+    A row of zeros becomes NaN, which no caller lets pass.
+    """
+    vectors_NV = embeddings_ND[:, :vector_dim]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return vectors_NV / np.linalg.norm(vectors_NV, axis=1, keepdims=True)

@@ -12,9 +12,8 @@ from typing import Final
 
 from cairn.pipeline.config import BASE_MODEL, DEFAULT_MODEL, WINDOW_TOKENS, ContextConfig, EncoderConfig
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
 from cairn.pipeline.model.folders.model_defaults import base_of_folder, context_defaults, encoder_config
-from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.names import MODEL_NAMES, model_folder
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json_if_any
 
 TRAINED_AT_EVERY_DEPTH: Final = frozenset({"m3bert"})

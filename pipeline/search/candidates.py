@@ -155,25 +155,6 @@ def score_chunks(
     return np.concatenate(scores)
 
 
-def score_chunks_and_windows(
-    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], size: int
-) -> tuple[Float32[np.ndarray, " M"], Float32[np.ndarray, " W"]]:
-    """Return :func:`score_chunks` and :func:`window_cosines`; most vectors are decoded once for both."""
-    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
-    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    cosines: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in blocks(ends - firsts):
-        vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
-        scores.append(inner_products(vectors_MV, vector_V))
-        if stop - start == 1:
-            cosines += _score_long_document(generation, int(firsts[start]), int(ends[start]), vector_V, size)
-        else:
-            cosines.append(
-                window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size)
-            )
-    return np.concatenate(scores), np.concatenate(cosines)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredWindows:
     """All windows of some documents, in order, with their scores and the parts those were made of.

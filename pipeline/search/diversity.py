@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.filters import filterable_columns
-from cairn.pipeline.search.lexical import lance_errors
+from cairn.pipeline.search.filters import filterable_columns, table_errors
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 NO_GROUP = -1
@@ -42,7 +41,7 @@ def group_codes(generation: Generation, column: str) -> Int32[np.ndarray, " N"]:
     """
     known = _codes.setdefault(generation, {})
     if column not in known:
-        with lance_errors("reading the column to group by", generation.layout):
+        with table_errors("reading the column to group by", generation.layout):
             values = generation.dataset.scanner(columns=[column], scan_in_order=True).to_table()
         chunks = values.column(column).dictionary_encode().unify_dictionaries().chunks
         codes = [chunk.indices.fill_null(NO_GROUP).to_numpy() for chunk in chunks]

@@ -8,28 +8,52 @@
 
 A filter restricts the documents before they are searched. No part of it is ever SQL text: columns come from a
 list, values become typed literals. LanceDB, whose literals they are, is imported with the first filter:
-importing it takes longer than a search without one.
+importing it takes longer than a search without one. Its expressions know neither lists nor nulls. A column
+that is asked about those is read, and tested in Arrow; such tests and expressions are combined as sets of
+positions.
 
 ``contains`` asks for a part of a text, case and all, or for an element of a list. ``in`` asks of a list
 whether it holds any of the values, ``nin`` whether it holds none. An object without ``key`` and ``filters``
 names columns: a list of values stands for ``in``, null for ``is_null``, one value for ``eq``, or for
 ``contains`` where the column holds lists. Nulls follow SQL: a null matches no comparison, ``ne`` and ``nin``
-included. ``like``, ``not`` and arithmetic are left out on purpose.
+included. ``like``, ``not`` and arithmetic are left out on purpose. Strings compare by code point, floats as
+64-bit numbers, timestamps as instants (a value without UTC offset counts as UTC where the column has a time
+zone). A value that does not fit raises :class:`FilterError`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
+import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, cast
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
+import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import FilterError, RestrictionError
-from cairn.pipeline.search.conditions import Condition, HoldsAny, IsNull, combined
-from cairn.pipeline.search.filter_values import is_text, literal, literals, number_of, shown_value
+import pyarrow.compute as arrow_compute
+from cairn.pipeline.errors import (
+    CairnError,
+    FilterError,
+    RestrictionError,
+    StorageError,
+    TryAgainError,
+    is_panic,
+)
+from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
+from jaxtyping import Bool, Int64
+
+if TYPE_CHECKING:
+    from lancedb.expr import Expr
+
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
 MAX_DEPTH = 8
 MAX_NODES = 256
@@ -48,6 +72,8 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "lt": operator.lt,
     "lte": operator.le,
 }
+_ORDERS = ("gt", "gte", "lt", "lte")
+_NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")
 _LISTS = ("in", "nin")
 _NULLS = ("is_null", "is_not_null")
 _LOGIC = ("and", "or")
@@ -55,6 +81,105 @@ _TYPES = (*_COMPARISONS, "contains", *_LISTS, *_NULLS, *_LOGIC)
 _EXPRESSION = re.compile(r"\s*(?P<key>.+?)\s*(?P<sign>>=|<=|!=|==|=|>|<|~)\s*(?P<value>.*?)\s*", re.DOTALL)
 _SIGNS = {"=": "eq", "==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte", "~": "contains"}
 _SIGNS_OF_LISTS = {"eq": "contains", "contains": "contains", "ne": "nin"}
+MAX_STRING_BYTES = 8_192
+
+_INT64 = range(-(2**63), 2**63)
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@contextlib.contextmanager
+def table_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
+    """Report what Lance raises while a search reads tables in one sentence, without its text.
+
+    That may hold paths and values. ``action`` reads like "reading the answer's documents".
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, CairnError) or not (
+            isinstance(error, RuntimeError | OSError | ValueError) or is_panic(error)
+        ):
+            raise
+        if "timeout" in str(error).lower():
+            raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
+        advice = f"; run `{layout.command('verify')}`" if layout else ""
+        raise StorageError(f"{action} failed{advice}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IsNull:
+    """A column has no value; ``is_negated`` asks for those that have one."""
+
+    column: str
+    is_negated: bool
+
+    def matches(self, column_N: pa.Array) -> Bool[np.ndarray, " N"]:
+        """Tell of each row whether it matches."""
+        return np.asarray(column_N.is_valid() if self.is_negated else column_N.is_null())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HoldsAny:
+    """A list holds at least one of ``values``, or none of them. A null matches neither."""
+
+    column: str
+    values: pa.Array
+    is_negated: bool
+
+    def matches(self, column_N: pa.ListArray) -> Bool[np.ndarray, " N"]:
+        """Tell of each row whether it matches."""
+        is_one = pc.is_in(column_N.flatten().cast(self.values.type), value_set=self.values)
+        holds_N = np.zeros(len(column_N), np.bool_)
+        holds_N[np.asarray(pc.list_parent_indices(column_N))[np.asarray(is_one)]] = True
+        return np.asarray(column_N.is_valid()) & (~holds_N if self.is_negated else holds_N)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Combined:
+    """Conditions of which all or any must match."""
+
+    kind: Literal["and", "or"]
+    parts: Sequence[Condition]
+
+
+Condition: TypeAlias = "Expr | IsNull | HoldsAny | Combined"
+
+
+def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Condition:
+    """Return one condition of several; expressions become one, which Lance answers at once."""
+    tests = [part for part in parts if isinstance(part, IsNull | HoldsAny | Combined)]
+    expressions = [part for part in parts if not isinstance(part, IsNull | HoldsAny | Combined)]
+    if expressions:
+        joined = reduce(lambda one, other: one & other if kind == "and" else one | other, expressions)
+        if not tests:
+            return joined
+        return Combined(kind=kind, parts=[joined, *tests])
+    return tests[0] if len(tests) == 1 else Combined(kind=kind, parts=tests)
+
+
+def allowed_documents(
+    generation: Generation, condition: Condition, timeout: dt.timedelta | None
+) -> Int64[np.ndarray, " A"]:
+    """Return the positions of all documents that a condition matches, ascending."""
+    if not generation.num_documents:
+        return np.empty(0, dtype=np.int64)
+    if isinstance(condition, Combined):
+        found = [allowed_documents(generation, part, timeout) for part in condition.parts]
+        return reduce(np.intersect1d if condition.kind == "and" else np.union1d, found)
+    with table_errors("reading the filter's documents", generation.layout):
+        search = generation.document_table.search()
+        is_test = isinstance(condition, IsNull | HoldsAny)
+        rows = (
+            (search if is_test else search.where(condition))
+            .with_row_id(True)
+            .select(["_rowid", condition.column] if is_test else ["_rowid"])
+            .limit(generation.num_documents)
+            .to_arrow(timeout=timeout)
+        )
+    row_ids = rows.column("_rowid").to_numpy()
+    if is_test:
+        row_ids = row_ids[condition.matches(rows.column(condition.column).combine_chunks())]
+    return np.sort(generation.position_of_row_ids(row_ids))
 
 
 def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -102,6 +227,19 @@ def compile_both(
     if allowed is None or wanted is None:
         return allowed if wanted is None else wanted
     return combined("and", [allowed, wanted])
+
+
+def text_order_warnings(tree: Mapping[str, Any], schema: pa.Schema) -> list[str]:
+    """Say where a checked filter compares texts with a number by their order, which is that of letters."""
+    if "filters" in tree:
+        return [each for child in tree["filters"] for each in text_order_warnings(child, schema)]
+    if tree.get("type") not in _ORDERS or not is_text(schema.field(tree["key"]).type):
+        return []
+    key, value = tree["key"], tree["value"]
+    if not _NUMBER.fullmatch(value):
+        return []
+    sentence = f"column {key!r} is text and compared with {shown_value(value)} letter by letter"
+    return [f"{sentence}: '10' comes before '9'; ingest the column as numbers"]
 
 
 def parse_filter(expressions: Sequence[str], schema: pa.Schema) -> dict[str, Any] | None:
@@ -293,3 +431,150 @@ def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
         raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(text)}")
     literal(key, data_type, text)
     return text
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Tell whether values are strings, in a dictionary or not."""
+    if pa.types.is_dictionary(data_type):
+        data_type = data_type.value_type
+    return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
+
+
+def literal(key: str, data_type: pa.DataType, value: Any) -> Expr:
+    """Return the typed literal of a value that fits its column, as LanceDB has it."""
+    from lancedb.expr import lit
+
+    checked = lit(_checked(key, data_type, value))
+    # Lance reads a literal timestamp in the column's own zone.
+    return checked.cast(_instant_type(data_type)) if pa.types.is_timestamp(data_type) else checked
+
+
+def literals(key: str, data_type: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Return values that fit a column's type in the type that they are compared in.
+
+    Whole numbers that no value of the column can equal are left out.
+    """
+    checked = [_checked(key, data_type, value) for value in values]
+    if is_text(data_type):
+        return pa.array(checked, pa.string())
+    if pa.types.is_boolean(data_type) or pa.types.is_date(data_type):
+        return pa.array(checked, pa.bool_() if pa.types.is_boolean(data_type) else pa.date32())
+    if pa.types.is_timestamp(data_type):
+        return pa.array(checked, pa.int64()).cast(_instant_type(data_type))
+    if pa.types.is_floating(data_type):
+        return pa.array(checked, pa.float64())
+    bounds = np.iinfo(data_type.to_pandas_dtype())
+    return pa.array(
+        [int(number) for number in checked if bounds.min <= number <= bounds.max and number == int(number)],
+        data_type,
+    )
+
+
+def _checked(key: str, data_type: pa.DataType, value: Any) -> Any:
+    """Return a value as its column's type is compared, or refuse it."""
+    if is_text(data_type):
+        return _string(key, value)
+    if pa.types.is_boolean(data_type):
+        return _boolean(key, value)
+    if pa.types.is_date(data_type):
+        return _date(key, value)
+    return _ticks(key, data_type, value) if pa.types.is_timestamp(data_type) else number_of(key, value)
+
+
+def _boolean(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise FilterError(
+            f"column {key!r} is boolean: its value must be true or false, got {shown_value(value)}"
+        )
+    return value
+
+
+def _string(key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise FilterError(f"column {key!r} is text: its value must be a string, got {shown_value(value)}")
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise FilterError(
+            f"the value of column {key!r} must be valid Unicode, got a lone surrogate"
+        ) from None
+    if size > MAX_STRING_BYTES:
+        raise FilterError(
+            f"the value of column {key!r} must have at most {MAX_STRING_BYTES:,} bytes, got {size:,}"
+        )
+    return value
+
+
+def number_of(key: str, value: Any) -> int | float:
+    """Return a finite number of at most 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(value)}")
+    if isinstance(value, int) and value not in _INT64:
+        raise FilterError(f"the value of column {key!r} must fit 64 bits, got {shown_value(value)}")
+    if not math.isfinite(value):
+        raise FilterError(f"the value of column {key!r} must be finite, got {value}")
+    return value
+
+
+def _date(key: str, value: Any) -> dt.date:
+    sentence = f"column {key!r} is a date: its value must read like 2024-05-31, got {shown_value(value)}"
+    if isinstance(value, str):
+        try:
+            value = dt.date.fromisoformat(value)
+        except ValueError:
+            raise FilterError(sentence) from None
+    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
+        raise FilterError(sentence)
+    return value
+
+
+def _instant_type(data_type: pa.TimestampType) -> pa.TimestampType:
+    return pa.timestamp("ns" if data_type.unit == "ns" else "us", data_type.tz)
+
+
+def _ticks(key: str, data_type: pa.TimestampType, value: Any) -> int:
+    """Return the instant in the unit of :func:`_instant_type`.
+
+    Nanoseconds beyond 2262, which Lance wraps, are refused.
+    """
+    example = "2024-05-31T08:30:00" if data_type.tz is None else "2024-05-31T08:30:00Z"
+    sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {shown_value(value)}"
+    if isinstance(value, str):
+        try:
+            value = dt.datetime.fromisoformat(value)
+        except ValueError:
+            raise FilterError(sentence) from None
+    if not isinstance(value, dt.datetime):
+        raise FilterError(sentence)
+    if value.tzinfo is None:
+        value = value.replace(tzinfo=dt.UTC)
+    elif data_type.tz is None:
+        raise FilterError(
+            f"column {key!r} has no time zone: its value must have no UTC offset, got "
+            f"{shown_value(value.isoformat())}"
+        )
+    ticks = (value - _EPOCH) // dt.timedelta(microseconds=1) * (1_000 if data_type.unit == "ns" else 1)
+    if ticks not in _INT64:
+        raise FilterError(
+            f"the value of column {key!r} must lie between the years 1678 and 2262, got "
+            f"{shown_value(value.isoformat())}"
+        )
+    return ticks
+
+
+def shown_value(value: Any) -> str:
+    """Show a scalar's beginning or a container's size.
+
+    A message never carries a document, and deep nesting is never walked.
+    """
+    if isinstance(value, str):
+        return repr(value) if len(value) <= 80 else f"{value[:79]!r}…"
+    if isinstance(value, int) and not isinstance(value, bool) and value not in _INT64:
+        return f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    return (
+        f"{type(value).__name__} of {len(value)} items"
+        if isinstance(value, list | tuple | Mapping)
+        else f"a value of type {type(value).__name__}"
+    )

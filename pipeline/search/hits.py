@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.highlights import Explanation
-from cairn.pipeline.search.lexical import lance_errors
 from cairn.pipeline.search.passages import ChosenPassage
-from cairn.pipeline.search.prepared import PreparedSearch
-from cairn.pipeline.search.ranking import Ranking
+from cairn.pipeline.search.ranking import PreparedSearch, Ranking
 from cairn.pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
 
@@ -104,7 +103,7 @@ def _within_bounds(score: float) -> float:
 
 def read_rows(generation: Generation, positions: np.ndarray, columns: Sequence[str]) -> list[dict[str, Any]]:
     """Return columns of the documents at these positions as Python values, in the order asked."""
-    with lance_errors("reading the answer's documents", generation.layout):
+    with table_errors("reading the answer's documents", generation.layout):
         rows = generation.fetch_documents(positions, columns)
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":

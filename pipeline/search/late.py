@@ -4,7 +4,13 @@
     query's token states ─▶ projected ─┘ weights of query tokens, trained
 
 A window takes, for each query token, the better of its own best match and its document's title's. Windows
-that are not judged gain nothing. Everything here works on arrays; the oracle of the fast path is
+that are not judged gain nothing. Before that, the query's vector is moved towards the windows of highest
+MaxSim, and nomination and ranking are done again with it (Rocchio 1971, without negative examples; token
+vectors stand for the reader's judgement):
+
+    q' = normalise(q + MOVED_WEIGHT · mean of the vectors of the NUM_WINDOWS windows with the highest MaxSim)
+
+Everything here works on arrays; the oracle of the fast path is
 ``cairn.pipeline.token_vectors.max_sim`` on decoded vectors.
 
     q query tokens    W windows    J judged windows    V vector dim
@@ -38,6 +44,11 @@ LEAST_WEIGHT: Final = 0.15
 """Of the heaviest token's weight: of the trained weights, function words are below, as is `the` with .03."""
 MAX_QUERY_TOKENS: Final = 128
 """Tokens of a query that judge, those of most weight: the cost grows with them."""
+
+MOVED_WEIGHT: Final = 0.5
+"""What the mean of the best windows weighs beside the query."""
+NUM_WINDOWS: Final = 3
+"""Windows that stand for what was meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -182,3 +193,14 @@ def _best_matches(
             best_Rq[start + filled] = np.maximum.reduceat(score_Tq, first_T, axis=0)
     bounds = np.stack([np.searchsorted(rows, first_W), np.searchsorted(rows, end_W)], axis=1).ravel()
     return np.maximum.reduceat(best_Rq, bounds, axis=0)[::2]
+
+
+def moved(
+    vector_V: Float32[np.ndarray, " V"], sums_nV: Float32[np.ndarray, "n V"]
+) -> Float32[np.ndarray, " V"]:
+    """Return a unit query vector moved by the mean of windows' vectors, given their landmarks' sums."""
+    norms = np.linalg.norm(sums_nV, axis=1, keepdims=True)
+    mean_V = (sums_nV / np.maximum(norms, np.finfo(np.float32).tiny)).mean(axis=0)
+    sum_V = vector_V + np.float32(MOVED_WEIGHT) * mean_V
+    norm = float(np.linalg.norm(sum_V))
+    return (sum_V / norm).astype(np.float32) if norm > 0.0 else vector_V

@@ -1,20 +1,15 @@
 """BM25 of documents and passages from the words of segments, by position.
 
-Lance's error messages contain paths: their text is not passed on.
+Quotes, operators and boolean words in a user's text are words or nothing, never syntax.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Generator, Sequence
-from typing import Any
 
 import numpy as np
-from cairn.pipeline.errors import StorageError, TryAgainError, is_panic
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.layout import CollectionLayout
 from jaxtyping import Bool, Float32, Int64
 
 MAX_WORDS = 128
@@ -23,33 +18,7 @@ MAX_WORDS = 128
 Nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000, 20,000 documents).
 """
 MAX_REPEATS = 3
-"""How often one word counts; LanceDB scores every repeat (a word repeated 1,000 times took 0.4 s)."""
-
-ROW_ID, SCORE = "_rowid", "_score"
-
-
-@contextlib.contextmanager
-def lance_errors(action: str, layout: CollectionLayout | None = None) -> Generator[None]:
-    """Report what Lance raises in the block in one sentence.
-
-    ``action`` reads like "reading the answer's documents".
-    """
-    try:
-        yield
-    except (RuntimeError, OSError, ValueError) as error:
-        if isinstance(error, StorageError | TryAgainError):
-            raise
-        if "timeout" in str(error).lower():
-            raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
-        raise StorageError(
-            f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
-        ) from error
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        raise StorageError(
-            f"{action} failed" + (f"; run `{layout.command('verify')}`" if layout else "")
-        ) from error
+"""How often one word counts."""
 
 
 def bounded_words(query: str) -> str:
@@ -62,18 +31,6 @@ def bounded_words(query: str) -> str:
         if seen[folded] <= MAX_REPEATS:
             kept.append(word)
     return " ".join(kept[:MAX_WORDS])
-
-
-def match_any_word(query: str, columns: Sequence[str]) -> Any:
-    """Return the full-text query for any of the words in any of the columns; scores of columns are added."""
-    from lance import query as kinds
-
-    matches = [kinds.MatchQuery(bounded_words(query), column) for column in columns]
-    return (
-        matches[0]
-        if len(matches) == 1
-        else kinds.BooleanQuery([(kinds.Occur.SHOULD, match) for match in matches])
-    )
 
 
 def bm25_documents(

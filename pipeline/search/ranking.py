@@ -28,9 +28,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
 from cairn.pipeline.search.diversity import chosen_places, group_codes, still_allowed
-from cairn.pipeline.search.feedback import moved_query
 from cairn.pipeline.search.fusion import (
     COSINES_OF,
     Fusion,
@@ -39,23 +40,72 @@ from cairn.pipeline.search.fusion import (
     document_scores,
     passage_scores,
 )
-from cairn.pipeline.search.late import JudgedWindows, LateQuery, judge_windows
+from cairn.pipeline.search.late import NUM_WINDOWS, JudgedWindows, LateQuery, judge_windows, moved
 from cairn.pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
-from cairn.pipeline.search.prepared import PreparedSearch
 from cairn.pipeline.search.reader import (
     CandidateScores,
+    IndexReader,
     NearestAsked,
     Nominate,
     Nominees,
     ScoresAsked,
+    WordsAsked,
     WordScores,
 )
+from cairn.pipeline.search_options import SearchOptions
 from jaxtyping import Float, Float32, Float64, Int64
 
 LEXICAL_PARTS = ("bm25", "passage_bm25")
 MAX_GROUP_SEARCHES: Final = 8
 """Searches after the first, each without the groups that are full; each finds one more group at least."""
 BY_VECTORS_ALONE = "no word of the query carries weight: ranked by vectors alone"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedSearch:
+    """One call: its generation and how it is read, its checked options and what they resolve to.
+
+    ``queries`` is None where only vectors are known. ``window`` is the number of chunks in a passage,
+    ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
+    ``allowed`` are the documents that may be found, ascending; None: all.
+    """
+
+    generation: Generation
+    reader: IndexReader
+    options: SearchOptions
+    queries: Sequence[str] | None
+    window: int
+    ranking_window: int
+    allowed: Int64[np.ndarray, " A"] | None = None
+
+    @property
+    def num_allowed(self) -> int:
+        """Count the documents that may be found."""
+        return self.generation.num_documents if self.allowed is None else len(self.allowed)
+
+    def read_words(self, index: int) -> WordScores | None:
+        """Return the BM25 of a query; None where BM25 has no say."""
+        options = self.options
+        if self.queries is None or not options.hybrid or options.weight("bm25") <= 0.0:
+            return None
+        is_shown = bool(options.passages) and self.window != self.ranking_window
+        return self.reader.read_words(
+            WordsAsked(
+                query=self.queries[index],
+                allowed=self.allowed,
+                num_candidates=options.num_candidates,
+                size=self.ranking_window,
+                shown_size=self.window if is_shown else None,
+            )
+        )
+
+    def named_document(self, index: int) -> int | None:
+        """Return the position of the document whose id a query is; None where there is none."""
+        if self.queries is None:
+            return None
+        position = pc.index(self.generation.doc_ids, self.queries[index].strip()).as_py()
+        is_allowed = position >= 0 and (self.allowed is None or position in self.allowed)
+        return position if is_allowed else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +134,7 @@ def rank_queries(
     """Rank documents for each L2-normalised query vector, with BM25 in hybrid searches of known texts.
 
     A query with ``late`` is judged by token vectors too, moved towards what they find best, and judged again.
+    A document whose id is the query comes first.
     """
     if not search.num_allowed:
         return [NOTHING] * len(query_vectors)
@@ -91,9 +142,10 @@ def rank_queries(
     nominate = _nominate(search, query_vectors)
     for index, vector_V in enumerate(query_vectors):
         late_query = None if late is None else late[index]
-        words = search.read_words(index) if index else search.first_words
+        words = search.read_words(index)
         own = partial(nominate, index)
-        candidates = _candidates(search, vector_V, words, late_query, own)
+        named = search.named_document(index)
+        candidates = _candidates(search, vector_V, words, late_query, own, named)
         chosen = _chosen(search, candidates)
         narrower = search
         for _ in range(MAX_GROUP_SEARCHES):
@@ -101,7 +153,8 @@ def rank_queries(
             if narrower is None:
                 break
             own = partial(_nominate(narrower, vector_V[None]), 0)
-            candidates = _candidates(narrower, vector_V, narrower.read_words(index), late_query, own)
+            own_words = narrower.read_words(index)
+            candidates = _candidates(narrower, vector_V, own_words, late_query, own, named)
             chosen = _chosen(narrower, candidates)
         ranking = _rank(search, candidates, chosen)
         if late is not None and late_query is None and not any(map(len, words.nominees if words else ())):
@@ -116,16 +169,30 @@ def _candidates(
     words: WordScores | None,
     late_query: LateQuery | None,
     nominate: Callable[[ScoresAsked], Nominees],
+    named: int | None,
 ) -> _Candidates:
-    """Nominate and score documents for one query; token vectors judge where there is a ``late_query``."""
+    """Nominate and score documents for one query; token vectors judge where there is a ``late_query``.
+
+    ``named`` is the document whose id the query is.
+    """
     asked = _scores_asked(search, words, is_judged=late_query is not None)
-    candidates = _score(search, vector_V, asked, nominate(asked))
+    candidates = _score(search, vector_V, asked, nominate(asked), named)
     if late_query is None:
-        return candidates
+        return _with_named(candidates, named)
     first = _judge(search, candidates, late_query)
-    moved_V = moved_query(candidates.stored, vector_V, first)
-    moved = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked))
-    return _with_late(search, moved, late_query, first)
+    best = first.best(NUM_WINDOWS)
+    moved_V = moved(vector_V, candidates.stored.window_sums(first.first_J[best], first.end_J[best]))
+    again = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked), named)
+    return _with_named(_with_late(search, again, late_query, first), named)
+
+
+def _with_named(candidates: _Candidates, named: int | None) -> _Candidates:
+    """Score the document that a query names above all others."""
+    if named is None:
+        return candidates
+    scores_N = candidates.scores.copy()
+    scores_N[np.searchsorted(candidates.positions, named)] = np.nextafter(max(1.0, scores_N.max()), 2.0)
+    return replace(candidates, scores=scores_N)
 
 
 def _nominate(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> Nominate:
@@ -181,11 +248,13 @@ def _score(
     vector_V: Float32[np.ndarray, " V"],
     asked: ScoresAsked,
     nominees: Nominees,
+    named: int | None,
 ) -> _Candidates:
     """Score every nominated document."""
     generation, options, words = search.generation, search.options, asked.words
     by_words = words.nominees if words else ()
-    positions = merge_nominees(generation, [*nominees.lists, *by_words], options.min_documents)
+    by_id = () if named is None else (np.array([named]),)
+    positions = merge_nominees(generation, [*by_id, *nominees.lists, *by_words], options.min_documents)
     stored = search.reader.score(nominees, positions, vector_V, asked)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if "document" in asked.parts:
@@ -285,7 +354,7 @@ def _without_full_groups(
     groups = group_codes(search.generation, options.group_by)
     found = candidates.positions[chosen]
     allowed = still_allowed(groups, options.group_size, found, search.allowed)
-    return None if len(allowed) in (len(found), search.num_allowed) else search.among(allowed)
+    return None if len(allowed) in (len(found), search.num_allowed) else replace(search, allowed=allowed)
 
 
 def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndarray, " K"]) -> Ranking:

@@ -217,6 +217,14 @@ class LocalWords:
     passages: Float32[np.ndarray, " M"] | None
     windows: Float32[np.ndarray, " M"] | None
 
+    def of_size(self, size: int) -> Float32[np.ndarray, " M"] | None:
+        """Return the BM25 of passages of a size, of those that rank or of those that are shown."""
+        return self.passages if size == self.size else self.windows
+
+
+def _no_words(_: int) -> None:
+    """Return the BM25 of a query without words."""
+
 
 class LocalReader:
     """An :class:`IndexReader` of a generation that this process has opened."""
@@ -271,7 +279,8 @@ class LocalReader:
         """See :class:`IndexReader`; each score is computed when it is asked for."""
         words = asked.words
         assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
-        return LocalScores(self._generation, positions, vector_V, words)
+        size, bm25_of = (0, _no_words) if words is None else (words.size, words.of_size)
+        return LocalScores(self._generation, positions, vector_V, size, bm25_of)
 
     def token_matches(
         self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
@@ -291,18 +300,23 @@ class LocalReader:
         return self._generation.mean_chunk_vector
 
 
-HELD_CHUNKS: Final = 4_096
-"""Chunk vectors of one query's candidates that are kept decoded: 6 MB at 384 dimensions."""
+HELD_CHUNKS: Final = 16_384
+"""Chunk vectors of one query's candidates that are kept decoded: 25 MB at 384 dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
 class LocalScores:
-    """:class:`CandidateScores` computed when they are asked for."""
+    """:class:`CandidateScores` computed when they are asked for.
+
+    ``bm25_of`` gives the BM25 of all windows of a size by first chunk, None where there is none; windows of
+    ``ranking_size`` rank.
+    """
 
     generation: Generation
     positions: Int64[np.ndarray, " N"]
     vector_V: Float32[np.ndarray, " V"]
-    words: LocalWords | None
+    ranking_size: int
+    bm25_of: Callable[[int], Float32[np.ndarray, " M"] | None]
 
     @cached_property
     def _chunks(self) -> DecodedChunks | None:
@@ -325,17 +339,15 @@ class LocalScores:
 
     def passages(self) -> Float32[np.ndarray, " N"]:
         """See :class:`CandidateScores`."""
-        assert self.words is not None
-        assert self.words.passages is not None
-        own_M = self.words.passages[chunk_positions(self.generation, self.positions)]
+        bm25_M = self.bm25_of(self.ranking_size)
+        assert bm25_M is not None
+        own_M = bm25_M[chunk_positions(self.generation, self.positions)]
         return best_of_documents(self.generation, own_M, self.positions)
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
         """See :class:`CandidateScores`."""
-        positions, words_W = self.positions[chosen], None
-        if self.words is not None:
-            found_M = self.words.passages if size == self.words.size else self.words.windows
-            words_W = None if found_M is None else found_M[window_firsts(self.generation, positions, size)]
+        positions, bm25_M = self.positions[chosen], self.bm25_of(size)
+        words_W = None if bm25_M is None else bm25_M[window_firsts(self.generation, positions, size)]
         if self._chunks is None:
             cosine_W = window_cosines(self.generation, positions, self.vector_V, size)
         else:

@@ -1,39 +1,37 @@
 """Answer queries over one collection: the public face of stage 6.
 
-Options are checked once, where they arrive; every search is then one :class:`PreparedSearch` of one
-generation. It reads what needs no vector while the queries are encoded, here or by the caller of
-:meth:`Searcher.begin`; ``ranking`` and ``hits`` do the rest. The query encoder arrives as a protocol: this
-package loads no model. Safe to use from several threads when the encoder is.
+    queries ─▶ encoder ─▶ vectors ─▶ filter, BM25, ranking, hits      on one thread, from one generation
+
+Options are checked where they arrive. The query encoder arrives as a protocol: this package loads no model.
+Safe to use from several threads when the encoder is.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar, Unpack
+from functools import cache, partial
+from typing import Any, Unpack
 
 import numpy as np
-from cairn.pipeline.errors import IntegrityError, StorageError, UsageError
+from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.faiss_index import one_faiss_thread
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.options import shown
 from cairn.pipeline.search.diversity import require_groupable
-from cairn.pipeline.search.documents import count_documents, read_document
-from cairn.pipeline.search.filters import compile_both
+from cairn.pipeline.search.documents import read_document, read_lineage, visible_documents
+from cairn.pipeline.search.filters import allowed_documents, compile_both, text_order_warnings
 from cairn.pipeline.search.highlights import Explanation
 from cairn.pipeline.search.hits import make_hits
 from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.lineage import read_lineage
-from cairn.pipeline.search.prepared import PreparedSearch
-from cairn.pipeline.search.queries import check_queries, unit_vectors
-from cairn.pipeline.search.ranking import rank_queries
+from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
 from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.served import LoadEncoder, MakeReader, Served, ServedGeneration
 from cairn.pipeline.search.windows import window_size
-from cairn.pipeline.search_options import SearchKeywords, SearchOptions
+from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from cairn.pipeline.types import (
     Document,
     EncodedQueries,
@@ -43,14 +41,17 @@ from cairn.pipeline.types import (
     SearchResult,
     TokenQueryEncoder,
 )
-from jaxtyping import Float
+from jaxtyping import Float, Float32, Int64
+from threadpoolctl import ThreadpoolController
 
-_Answer = TypeVar("_Answer")
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
 
 
-class Searcher:
-    """Searches one collection with one encoder; a newly published generation is taken up at the next call."""
+class Searcher(ServedGeneration):
+    """Searches one collection with one encoder; a newly published generation is taken up at the next call.
+
+    ``timeout_seconds`` bounds reading a filter's documents; the rest is :class:`ServedGeneration`'s.
+    """
 
     def __init__(
         self,
@@ -61,100 +62,32 @@ class Searcher:
         make_reader: MakeReader = LocalReader,
         verify: bool = False,
     ) -> None:
-        """Open the newest intact generation.
-
-        ``encoder`` may be a function that loads the encoder of a generation; it is called again when another
-        encoder has made the newest one. ``timeout_seconds`` bounds reading a filter's documents.
-        ``make_reader`` says who reads the segments of a generation. ``verify`` hashes every file now, also
-        those that this machine has hashed before.
-        """
+        super().__init__(layout, encoder, make_reader, verify=verify)
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
-        self._served = ServedGeneration(layout, encoder, make_reader, verify=verify)
-        self._is_local = make_reader is LocalReader
-        self._threads = ThreadPoolExecutor(thread_name_prefix="cairn-words")  # they end with the searcher
-
-    @property
-    def generation(self) -> Generation:
-        """The generation that the next search would answer from."""
-        return self._served.take().generation
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the user should know.
-
-        A sentence while an older generation than the published one is served or files of this one are
-        damaged, nothing when all is well.
-        """
-        return () if self._served.warning is None else (self._served.warning,)
-
-    @property
-    def is_outdated(self) -> bool:
-        """Tell whether an older generation answers than was published."""
-        return self._served.is_outdated
-
-    @property
-    def is_lacking(self) -> bool:
-        """Tell whether damaged files of the generation that answers are done without."""
-        return self._served.is_lacking
-
-    @property
-    def suspects(self) -> tuple[str, ...]:
-        """Files of the published generation that another program was about to write into."""
-        return self._served.wanted
-
-    @property
-    def is_answering(self) -> bool:
-        """Tell whether calls are answered: not where all generations are found damaged."""
-        return self._served.damage is None
 
     def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
         """Answer one query; the keywords are those of :class:`SearchOptions`."""
         return self.answer([query], SearchOptions(**options))[0]
 
     def answer(
-        self, queries: Sequence[str], options: SearchOptions, reranker: Reranker | None = None
+        self,
+        queries: Sequence[str] | None,
+        options: SearchOptions,
+        reranker: Reranker | None = None,
+        encoded: Vectors | None = None,
     ) -> list[SearchResult]:
-        """Answer several queries in one pass of the encoder and one search of each vector index."""
-        check_queries(queries)
-        chosen = options if reranker is None else widened(options)
-        results = self.reading(lambda: self._answer(queries, chosen))
-        return results if reranker is None else [reranked(result, reranker, options) for result in results]
+        """Answer several queries in one pass of the encoder and one search of each vector index.
 
-    def _answer(self, queries: Sequence[str], options: SearchOptions) -> list[SearchResult]:
-        served = self._served.take()
-        search = self._prepare(served, queries, options)
-        vectors = Future[Vectors]()
-        vectors.set_running_or_notify_cancel()
-        both = _beside(search.read, vectors, self._threads)
-        try:
-            vectors.set_result(encode_for_search(served.encoder, queries))
-        except BaseException as error:
-            vectors.set_exception(error)
-            wait([both])
-            raise
-        return finish_search(*both.result())
-
-    def reading(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Return what ``attempt`` reads; where it meets damage and another generation is whole, once more."""
-        before = self.last_generation
-        try:
-            return attempt()
-        except (IntegrityError, StorageError):
-            if not self.is_replaced(before):
-                raise
-            return attempt()
-
-    @property
-    def last_generation(self) -> Generation:
-        """The generation that answered last."""
-        return self._served.generation
-
-    def is_replaced(self, failed: Generation) -> bool:
-        """Look for damage after a read failed; tell whether another generation answers now.
-
-        Hashes the files of a damaged generation, which may take seconds.
+        ``encoded`` are the queries' vectors where they are known. Then ``queries`` may be None: there is no
+        BM25, and the answers' ``query`` is empty.
         """
-        return self._served.is_replaced(failed)
+        if queries is not None:
+            check_queries(queries)
+        chosen = options if reranker is None else widened(options)
+        results = self.reading(
+            partial(_answer, queries=queries, options=chosen, encoded=encoded, timeout=self._timeout)
+        )
+        return results if reranker is None else [reranked(result, reranker, options) for result in results]
 
     def search_vectors(
         self,
@@ -163,100 +96,91 @@ class Searcher:
         queries: Sequence[str] | None = None,
         **options: Unpack[SearchKeywords],
     ) -> list[SearchResult]:
-        """Answer queries that are already encoded.
-
-        Without their texts there is no BM25, and the answers' ``query`` is empty.
-        """
+        """Answer queries that are already encoded; see :meth:`answer`."""
         asked = SearchOptions(**options)
-        if queries is not None:
-            check_queries(queries)
-            if len(queries) != len(query_vectors):
-                raise UsageError(
-                    f"there must be one query text a vector, got {len(queries)} texts and "
-                    f"{len(query_vectors)} vectors"
-                )
-        return self.reading(lambda: finish_search(self.prepare(queries, asked), query_vectors))
-
-    def prepare(self, queries: Sequence[str] | None, options: SearchOptions) -> PreparedSearch:
-        """Read what needs no vector of checked queries; :func:`finish_search` takes it with their vectors."""
-        return self._prepare(self._served.take(), queries, options).read()
-
-    def reads_beside(self, options: SearchOptions) -> bool:
-        """Tell whether :meth:`begin` is faster than :meth:`prepare` once the vectors are there.
-
-        It is where the thread that reads waits: a filter for tables, another reader than this process's for
-        other machines. BM25 waits for nothing. Beside the encoder, which takes the interpreter's lock again
-        after every call of torch, the two hold each other up for longer than BM25 takes.
-        """
-        return not self._is_local or options.filters is not None or options.restriction is not None
-
-    def begin(
-        self, queries: Sequence[str], options: SearchOptions, vectors: Future[Vectors], threads: Executor
-    ) -> Future[tuple[PreparedSearch, Vectors]]:
-        """Read on ``threads`` what needs no vector, while the vectors of checked queries are computed.
-
-        The result is what :func:`finish_search` takes. Where reading fails, or the result is cancelled,
-        ``vectors`` are cancelled.
-        """
-        return _beside(lambda: self.prepare(queries, options), vectors, threads)
+        if queries is not None and len(queries) != len(query_vectors):
+            raise UsageError(
+                f"there must be one query text a vector, got {len(queries)} texts and "
+                f"{len(query_vectors)} vectors"
+            )
+        return self.answer(queries, asked, encoded=query_vectors)
 
     def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
         """Return a document by its id; None where there is none, or none that matches ``restriction``."""
-        return self.reading(lambda: read_document(self.generation, doc_id, restriction, self._timeout))
+        return self.reading(
+            lambda served: read_document(served.generation, doc_id, restriction, self._timeout)
+        )
 
     def read_lineage(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Lineage | None:
         """Say where a document came from; None where there is none that matches ``restriction``."""
-        return self.reading(lambda: read_lineage(self.generation, doc_id, restriction, self._timeout))
+        return self.reading(
+            lambda served: read_lineage(served.generation, doc_id, restriction, self._timeout)
+        )
 
     def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match ``restriction``."""
-        return self.reading(lambda: count_documents(self.generation, restriction, self._timeout))
+        return len(self.visible(restriction)[1])
 
-    def _prepare(
-        self, served: Served, queries: Sequence[str] | None, options: SearchOptions
-    ) -> PreparedSearch:
-        """Check options against a generation."""
-        generation = served.generation
-        require_groupable(options.group_by, generation.document_schema)
-        return PreparedSearch(
-            generation=generation,
-            reader=served.reader,
-            options=options,
-            queries=queries,
-            condition=compile_both(options.filters, options.restriction, generation.document_schema),
-            window=window_size(options.chunk_tokens, generation.manifest.settings),
-            ranking_window=window_size(None, generation.manifest.settings),
-            timeout=self._timeout,
+    def visible(self, restriction: Mapping[str, Any] | None) -> tuple[Generation, Int64[np.ndarray, " A"]]:
+        """Return a generation with the positions of its documents that match ``restriction``, ascending."""
+        return self.reading(
+            lambda served: (
+                served.generation,
+                visible_documents(served.generation, restriction, self._timeout),
+            )
         )
 
 
-def _beside(
-    read: Callable[[], PreparedSearch], vectors: Future[Vectors], threads: Executor
-) -> Future[tuple[PreparedSearch, Vectors]]:
-    """Read what needs no vector on ``threads``, and give it with the vectors once both are there."""
-    both = Future[tuple[PreparedSearch, Vectors]]()
-    prepared = threads.submit(read)
+def _answer(
+    served: Served,
+    queries: Sequence[str] | None,
+    options: SearchOptions,
+    encoded: Vectors | None,
+    timeout: dt.timedelta | None,
+) -> list[SearchResult]:
+    """Answer from one generation: encode, read what the filter allows, rank, make hits."""
+    generation, settings = served.generation, served.generation.manifest.settings
+    require_groupable(options.group_by, generation.document_schema)
+    condition = compile_both(options.filters, options.restriction, generation.document_schema)
+    warnings = text_order_warnings(options.filters or {}, generation.document_schema)
+    window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
+    if encoded is None:
+        assert queries is not None, "texts or vectors are asked for"
+        encoded = encode_for_search(served.encoder, queries)
+        generation.require_whole()  # the encoder may have taken its time
+    search = PreparedSearch(
+        generation=generation,
+        reader=served.reader,
+        options=options,
+        queries=queries,
+        window=window,
+        ranking_window=ranking_window,
+        allowed=None if condition is None else allowed_documents(generation, condition, timeout),
+    )
+    vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
+    explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
+    late = None if explanations is None else [each and each.late for each in explanations]
+    vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
+    # Threads that share one query, or a product of some thousand rows, wait for each other, spinning.
+    one_thread = one_faiss_thread() if len(vectors) == 1 else nullcontext()
+    with one_thread, _thread_pools().limit(limits=1, user_api="blas"):
+        rankings = rank_queries(search, vectors, late)
+        hits = make_hits(search, rankings, explanations)
+    generation.require_whole()  # a file written into meanwhile gives wrong scores
+    texts = [""] * len(hits) if queries is None else queries
+    return [
+        SearchResult(
+            query=text,
+            generation=generation.number,
+            hits=found,
+            warnings=(*warnings, *ranking.warnings),
+        )
+        for text, found, ranking in zip(texts, hits, rankings, strict=True)
+    ]
 
-    def settle(_: Future[Any]) -> None:
-        if both.set_running_or_notify_cancel():
-            try:
-                both.set_result((prepared.result(), vectors.result()))
-            except BaseException as error:  # noqa: BLE001 - `both.result()` raises it
-                both.set_exception(error)
 
-    def await_vectors(done: Future[PreparedSearch]) -> None:
-        if done.cancelled() or done.exception() is not None:
-            settle(done)
-        else:
-            vectors.add_done_callback(settle)
-
-    def cancel_rest(_: Future[Any]) -> None:
-        prepared.cancel()
-        vectors.cancel()
-
-    both.add_done_callback(cancel_rest)
-    prepared.add_done_callback(await_vectors)
-    return both
+_thread_pools = cache(ThreadpoolController)
+"""The libraries with threads of their own: looking for them takes some milliseconds."""
 
 
 def encode_for_search(encoder: QueryEncoder, queries: Sequence[str]) -> Vectors:
@@ -265,26 +189,6 @@ def encode_for_search(encoder: QueryEncoder, queries: Sequence[str]) -> Vectors:
         return encoder.encode_queries(list(queries))
     vectors_QV, tokens = encoder.encode_query_tokens(list(queries))
     return EncodedQueries(vectors_QV=vectors_QV, tokens=tokens)
-
-
-def finish_search(search: PreparedSearch, encoded: Vectors) -> list[SearchResult]:
-    """Answer the queries, given a vector each; token vectors judge where their tokens are given."""
-    generation = search.generation
-    generation.require_whole()  # the encoder may have taken its time
-    vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
-    explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
-    late = None if explanations is None else [each and each.late for each in explanations]
-    vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
-    # Threads that share one query wait for each other, spinning.
-    with one_faiss_thread() if len(vectors) == 1 else nullcontext():
-        rankings = rank_queries(search, vectors, late)
-        hits = make_hits(search, rankings, explanations)
-    generation.require_whole()  # a file written into meanwhile gives wrong scores
-    texts = [""] * len(hits) if search.queries is None else search.queries
-    return [
-        SearchResult(query=text, generation=generation.number, hits=found, warnings=tuple(ranking.warnings))
-        for text, found, ranking in zip(texts, hits, rankings, strict=True)
-    ]
 
 
 def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Explanation | None] | None:
@@ -297,3 +201,49 @@ def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Expla
         None if late is None else Explanation.of(search.generation, search.reader, text, tokens, late)
         for text, tokens, late in zip(search.queries, encoded.tokens, queries, strict=True)
     ]
+
+
+def check_queries(queries: Sequence[str]) -> None:
+    """Refuse anything that is not a list of non-empty texts of bounded size."""
+    if isinstance(queries, str):
+        raise UsageError("queries must be a list of texts, got one text; use search() for a single query")
+    if not 1 <= len(queries) <= MAX_BATCH_QUERIES:
+        raise UsageError(
+            f"a batch must have 1 to {MAX_BATCH_QUERIES:,} queries, got {len(queries):,}; split it"
+        )
+    for query in queries:
+        _check_query(query)
+
+
+def _check_query(query: Any) -> None:
+    if not isinstance(query, str):
+        raise UsageError(f"a query must be a text, got {shown(query)}")
+    if not query.strip():
+        raise UsageError("a query must not be empty or blank; say what to look for")
+    try:
+        size = len(query.encode())
+    except UnicodeEncodeError:
+        raise UsageError("a query must be valid Unicode, got a lone surrogate") from None
+    if size > MAX_QUERY_BYTES:
+        raise UsageError(
+            f"a query must have at most {MAX_QUERY_BYTES:,} bytes in UTF-8, got {size:,}; shorten it"
+        )
+
+
+def unit_vectors(vectors_QV: np.ndarray, vector_dim: int) -> Float32[np.ndarray, "Q V"]:
+    """Return query vectors as L2-normalised float32.
+
+    A wrong shape, a zero vector or a value that is not finite is refused.
+    """
+    vectors = np.asarray(vectors_QV)
+    if vectors.ndim != 2 or vectors.shape[1] != vector_dim or not 1 <= vectors.shape[0] <= MAX_BATCH_QUERIES:
+        raise UsageError(
+            f"query vectors must have shape (1 to {MAX_BATCH_QUERIES:,}, {vector_dim}), got {vectors.shape}"
+        )
+    if vectors.dtype.kind not in "fiu" or not np.all(np.isfinite(vectors)):
+        raise UsageError("query vectors must be finite numbers, got NaN, infinity or another type")
+    wide = vectors.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    if not np.all(norms > 0.0):
+        raise UsageError("query vectors must not be zero; the encoder found nothing to embed")
+    return (wide / norms).astype(np.float32)

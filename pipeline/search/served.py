@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
 from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
@@ -35,6 +36,7 @@ RETRY_SECONDS = 30.0
 Stamp = tuple[int, int, int]
 LoadEncoder = Callable[[Generation], QueryEncoder]
 MakeReader = Callable[[Generation], IndexReader]
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,8 +79,9 @@ class ServedGeneration:
         self._describe(generation)
         self._refusal: FingerprintMismatchError | None = None
         self._damage: IntegrityError | None = None
-        self._wanted: tuple[str, ...] = ()
-        self._suspects: frozenset[str] = frozenset()
+        self.suspects: tuple[str, ...] = ()
+        """Files of the published generation that another program was about to write into."""
+        self._damaged_files: frozenset[str] = frozenset()
         """Files of Lance that were found damaged: hashed before a generation with one is served again."""
         if layout.replica is not None:
             threading.Thread(
@@ -86,34 +89,47 @@ class ServedGeneration:
             ).start()
 
     @property
-    def warning(self) -> str | None:
-        """A sentence for the user while not all files of the published generation are whole."""
-        return self._warning
+    def generation(self) -> Generation:
+        """The generation that the next call would answer from."""
+        return self.take().generation
 
     @property
-    def is_outdated(self) -> bool:
-        """Tell whether an older generation answers than was published."""
-        return self._is_outdated
+    def last_generation(self) -> Generation:
+        """The generation that answered last, without a look at what has become of it."""
+        return self._served.generation
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know.
+
+        A sentence while an older generation than the published one is served or files of this one are
+        damaged, nothing when all is well.
+        """
+        return () if self._warning is None else (self._warning,)
 
     @property
     def is_lacking(self) -> bool:
-        """Tell whether files of the generation that answers are done without."""
-        return bool(self.generation.lacking)
+        """Tell whether damaged files of the generation that answers are done without."""
+        return bool(self.last_generation.lacking)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
-        """Files of the published generation that another program was about to write into."""
-        return self._wanted
+    def is_answering(self) -> bool:
+        """Tell whether calls are answered: not where all generations are found damaged."""
+        return self._damage is None
 
-    @property
-    def damage(self) -> IntegrityError | None:
-        """What keeps every call from being answered: the generation was damaged, and no other is whole."""
-        return self._damage
+    def reading(self, read: Callable[[Served], _Answer]) -> _Answer:
+        """Return what is read of the newest whole generation.
 
-    @property
-    def generation(self) -> Generation:
-        """The generation that answered last, without a look at what has become of it."""
-        return self._served.generation
+        Where reading meets damage and another generation is whole, that one is read: the one place where a
+        call falls back.
+        """
+        served = self.take()
+        try:
+            return read(served)
+        except (IntegrityError, StorageError):
+            if not self.is_replaced(served.generation):
+                raise
+            return read(self.take())
 
     def take(self) -> Served:
         """Return the generation to answer one call from; a newly published one is taken up.
@@ -122,7 +138,7 @@ class ServedGeneration:
         went away with it. A new generation made by another encoder than there is raises
         :class:`FingerprintMismatchError`.
         """
-        if self._is_due() and self._lock.acquire(blocking=not self.generation.folder.exists()):
+        if self._is_due() and self._lock.acquire(blocking=not self.last_generation.folder.exists()):
             try:
                 if self._is_due():
                     self._take_up()
@@ -149,16 +165,16 @@ class ServedGeneration:
         with contextlib.suppress(CairnError):
             self.take()
         with self._look_lock:
-            if self.generation is failed and self._damage is None and time.monotonic() >= self._look_at:
+            if self.last_generation is failed and self._damage is None and time.monotonic() >= self._look_at:
                 self._look_at = self._next_retry()
                 found = failed.lance_files.damaged_file()
                 if found is not None:
                     error = self._layout.damaged(f"{found[0]} of generation {failed.number} {found[1]}")
                     with contextlib.suppress(IntegrityError):
                         self._fall_back(failed, error)
-        if self.generation is failed and self._damage is not None:
+        if self.last_generation is failed and self._damage is not None:
             raise self._damage.with_traceback(None)
-        return self.generation is not failed
+        return self.last_generation is not failed
 
     def _fall_back(self, damaged: Generation, error: IntegrityError) -> Served:
         """Serve the newest whole generation in the place of one that was damaged while it was served.
@@ -167,16 +183,16 @@ class ServedGeneration:
         """
         with self._lock:
             is_due = self._damage is None or self._retry_at is None or time.monotonic() >= self._retry_at
-            if self.generation is damaged and is_due:
-                self._suspects |= damaged.lance_files.damaged
+            if self.last_generation is damaged and is_due:
+                self._damaged_files |= damaged.lance_files.damaged
                 try:
-                    opened = open_latest_intact_generation(self._layout, Checks(suspects=self._suspects))
+                    opened = open_latest_intact_generation(self._layout, Checks(suspects=self._damaged_files))
                     self._serve(opened)
                 except (IntegrityError, StorageError):
                     self._damage, self._retry_at = error, self._next_retry()
                     raise error from None
                 wanted = damaged.held_files.wanted_file
-                self._wanted = (wanted,) if wanted and self._is_outdated else ()
+                self.suspects = (wanted,) if wanted and self.is_outdated else ()
                 log.warning(
                     "search.fell_back collection=%s damaged=%d generation=%d",
                     self._layout.name,
@@ -191,17 +207,17 @@ class ServedGeneration:
     def _is_due(self) -> bool:
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             return True
-        is_moved = self._retry_at is None and self.generation.held_files.moved_file() is not None
+        is_moved = self._retry_at is None and self.last_generation.held_files.moved_file() is not None
         return is_moved or self._read_stamp() != self._stamp
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
-        generation = self.generation
+        generation = self.last_generation
         try:
-            opened = open_generation(self._layout, checks=Checks(suspects=self._suspects))
+            opened = open_generation(self._layout, checks=Checks(suspects=self._damaged_files))
             self._serve(opened)
         except (IntegrityError, StorageError) as error:
-            self._is_outdated = self._is_behind(generation)
+            self.is_outdated = self._is_behind(generation)
             self._warning = (
                 f"generation {generation.number} is still served, the published one is not: {error}"
             )
@@ -209,7 +225,7 @@ class ServedGeneration:
             self._stamp = stamp
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        self._stamp, self._wanted, self._suspects = stamp, (), frozenset()
+        self._stamp, self.suspects, self._damaged_files = stamp, (), frozenset()
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
 
     def _serve(self, opened: Generation) -> None:
@@ -233,9 +249,9 @@ class ServedGeneration:
         ``CURRENT`` again; but where another program had a file open for writing, it may be whole still.
         """
         self._warning: str | None = opened.warning
-        self._is_outdated = self._is_behind(opened)
+        self.is_outdated = self._is_behind(opened)
         is_copied = bool(opened.copied or opened.lacking) and not opened.held_files.refused
-        is_best = opened.warning is None or (is_copied and not self._is_outdated)
+        is_best = opened.warning is None or (is_copied and not self.is_outdated)
         self._retry_at = None if is_best else self._next_retry()
 
     def _is_behind(self, generation: Generation) -> bool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.documents import document_columns, matching_documents, read_documents
-from cairn.pipeline.search.lexical import lance_errors
+from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import Document
 from jaxtyping import Int64
@@ -68,7 +68,7 @@ class StoredDocuments:
         generation = self._searcher.generation
         chosen = _columns(generation, columns)
         for positions in _places(generation):
-            with lance_errors("reading documents", generation.layout):
+            with table_errors("reading documents", generation.layout):
                 found = generation.fetch_documents(positions, chosen)
             yield from found.combine_chunks().to_batches()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_origin
+from typing import Annotated, Any, TypeVar, cast, get_origin
 
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.feedback_log import FeedbackLog
@@ -24,14 +26,34 @@ from cairn.pipeline.serve.problems import (
     unknown_collection,
     unknown_names,
 )
-from cairn.pipeline.serve.request_schemas import MAX_TOLD
-from cairn.pipeline.serve.schemas import InvalidField
-from cairn.pipeline.serve.search_threads import SearchThreads
+from cairn.pipeline.serve.schemas import MAX_TOLD, InvalidField
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import Reranker
 from fastapi import Depends, Request
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class SearchThreads:
+    """Threads for the blocking work of requests, reading and ranking, never encoding; calls are timed."""
+
+    pool: ThreadPoolExecutor
+    observe_seconds: Callable[[float], None]
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """Await a blocking call."""
+
+        def timed() -> _Result:
+            started_seconds = time.perf_counter()
+            try:
+                return call()
+            finally:
+                self.observe_seconds(time.perf_counter() - started_seconds)
+
+        return await asyncio.get_running_loop().run_in_executor(self.pool, timed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

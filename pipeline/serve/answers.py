@@ -15,17 +15,14 @@ from cairn.pipeline.errors import (
     CollectionNotFoundError,
     FingerprintMismatchError,
     IntegrityError,
-    StorageError,
 )
-from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.prepared import PreparedSearch
-from cairn.pipeline.search.queries import check_queries
 from cairn.pipeline.search.rerank import reranked, widened
-from cairn.pipeline.search.searcher import Vectors, finish_search
+from cairn.pipeline.search.searcher import check_queries
 from cairn.pipeline.search_options import SearchKeywords, SearchOptions
 from cairn.pipeline.serve.access import ServerState, reachable
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.metrics import stage
 from cairn.pipeline.serve.problems import (
     INVALID_REQUEST,
     RERANKER_FAILED,
@@ -34,7 +31,6 @@ from cairn.pipeline.serve.problems import (
     search_problem,
 )
 from cairn.pipeline.serve.schemas import HighlightReply, InvalidField
-from cairn.pipeline.serve.telemetry import stage, trace_future
 from cairn.pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
 from fastapi import Response
 from pydantic import JsonValue
@@ -66,27 +62,12 @@ async def search(
         raise search_problem(error) from None
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
-        vectors = opened.encoder.submit_search(queries)
-        trace_future("search.encode", vectors)
-        threads = state.search_threads
-
-        def rank(search: PreparedSearch, encoded: Vectors) -> list[SearchResult]:
-            with stage("search.rank"):
-                return finish_search(search, encoded)
-
-        def prepare_and_rank() -> list[SearchResult]:
-            encoded = vectors.result()
-            with stage("search.prepare"):
-                search = opened.searcher.prepare(queries, chosen)
-            return rank(search, encoded)
-
-        if opened.searcher.reads_beside(chosen):
-            begun = opened.searcher.begin(queries, chosen, vectors, threads)
-            trace_future("search.prepare", begun)  # filter and words, and the wait for the vectors
-            answer = threads.submit_after(begun, lambda: rank(*begun.result()))
-        else:
-            answer = threads.submit_after(vectors, prepare_and_rank)
-        return await asyncio.wrap_future(answer)
+        with stage("search.encode"):
+            encoded = await opened.encoder.encode(queries, "search")
+        with stage("search.rank"):
+            return await state.search_threads.run(
+                lambda: opened.searcher.answer(queries, chosen, encoded=encoded)
+            )
 
     with stage("search", collection=name, queries=len(queries)):
         results = await with_collection(state, served, attempt)
@@ -99,15 +80,25 @@ async def search(
     return results
 
 
-async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str) -> Document | None:
-    """Return a document of a collection, None where the grant shows no such document."""
+async def read_from(
+    state: ServerState, grant: Grant, name: str, read: Callable[[ServedCollection], _Reply]
+) -> _Reply:
+    """Return what a search thread reads of a collection that the grant reaches."""
 
-    async def attempt(opened: ServedCollection) -> Document | None:
-        return await state.search_threads.run(
-            lambda: opened.searcher.read_document(doc_id, restriction=grant.restriction)
-        )
+    async def attempt(opened: ServedCollection) -> _Reply:
+        return await state.search_threads.run(lambda: read(opened))
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
+
+
+async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str) -> Document | None:
+    """Read a document of a collection, None where the grant shows no such document."""
+    return await read_from(
+        state,
+        grant,
+        name,
+        lambda served: served.searcher.read_document(doc_id, restriction=grant.restriction),
+    )
 
 
 def _reranker(state: ServerState) -> Reranker:
@@ -143,16 +134,16 @@ async def with_collection(
     """Await ``attempt(collection)``; errors become problems.
 
     Where another encoder has made the newest generation, the collection is opened and asked once more; where
-    the generation is damaged and another one is whole, that one is asked, and the damaged one mended beside.
+    no generation is whole, it is mended and asked again.
     """
     try:
-        before = served.searcher.last_generation
         try:
             reply = await attempt(served)
         except FingerprintMismatchError:
             reply = await attempt(await state.collections.reopen(served))
-        except (IntegrityError, StorageError) as error:
-            if not await _is_another_whole(state, served, before, error):
+        except IntegrityError:
+            wanted = served.searcher.last_generation.held_files.wanted_file
+            if not await state.collections.is_healed(served.name, {wanted} if wanted else ()):
                 raise
             reply = await attempt(served)
     except CollectionNotFoundError as error:
@@ -170,23 +161,6 @@ async def with_collection(
         raise problem from error
     state.collections.heal_outdated(served)
     return reply
-
-
-async def _is_another_whole(
-    state: ServerState, served: ServedCollection, failed: Generation, error: CairnError
-) -> bool:
-    """Tell whether a generation answers that did not before, or would not; mend one where none is left."""
-    try:
-        if await state.search_threads.run(lambda: served.searcher.is_replaced(failed)):
-            return True
-    except IntegrityError as damage:
-        error = damage
-    if not isinstance(error, IntegrityError):
-        return False
-    wanted = failed.held_files.wanted_file
-    if await state.collections.is_healed(served.name, {wanted} if wanted else ()):
-        return True
-    raise error
 
 
 def json_response(reply: Mapping[str, Any]) -> Response:

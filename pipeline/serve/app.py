@@ -20,7 +20,6 @@ from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.served import MakeReader
 from cairn.pipeline.serve import (
     collection_routes,
-    feedback_routes,
     health_routes,
     map_routes,
     mcp_routes,
@@ -32,7 +31,7 @@ from cairn.pipeline.serve import (
     search_routes,
     vector_store_routes,
 )
-from cairn.pipeline.serve.access import ServerState, refuse_unknown_parameters
+from cairn.pipeline.serve.access import SearchThreads, ServerState, refuse_unknown_parameters
 from cairn.pipeline.serve.collections import Collections, LoadEncoder
 from cairn.pipeline.serve.envelope import Envelope
 from cairn.pipeline.serve.feedback_log import FeedbackLog
@@ -42,7 +41,7 @@ from cairn.pipeline.serve.length_curve import LengthBin
 from cairn.pipeline.serve.maps.corpus_map import CorpusMap
 from cairn.pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from cairn.pipeline.serve.maps.map_files import MapFiles
-from cairn.pipeline.serve.metrics import Metrics
+from cairn.pipeline.serve.metrics import Metrics, telemetry_config
 from cairn.pipeline.serve.problems import (
     INTERNAL_ERROR,
     METHOD_REFUSED,
@@ -51,10 +50,8 @@ from cairn.pipeline.serve.problems import (
     ProblemError,
     schema_problem,
 )
-from cairn.pipeline.serve.request_schemas import Combination, Comparison, Membership
-from cairn.pipeline.serve.search_threads import SearchThreads
+from cairn.pipeline.serve.schemas import Combination, Comparison, Membership
 from cairn.pipeline.serve.settings import ServeSettings, num_processors
-from cairn.pipeline.serve.telemetry import telemetry_config
 from cairn.pipeline.types import Reranker
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -69,7 +66,7 @@ _DESCRIPTION: Final = (
 )
 _REQUESTS: Final = (
     *(schemas.SearchRequest, schemas.Weights, Comparison, Membership, Combination),
-    feedback_routes.ClickRequest,
+    collection_routes.ClickRequest,
     *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
 )
 _PARAMETERS: Final = frozenset(
@@ -166,9 +163,10 @@ def create_app(
         feedback=feedback,
     )
     app.state.mcp = mcp
-    openai = (openai_routes, vector_store_routes)
-    for routes in (search_routes, collection_routes, feedback_routes, map_routes, *openai, mcp_routes):
-        app.include_router(routes.router, dependencies=[Depends(refuse_unknown_parameters)])
+    searching = (search_routes.router, collection_routes.router, collection_routes.clicks, map_routes.router)
+    openai = (openai_routes.router, vector_store_routes.router)
+    for router in (*searching, *openai, mcp_routes.router):
+        app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for routes in (health_routes, page_routes):
         app.include_router(routes.router)
     app.openapi = partial(openapi.describe, app)

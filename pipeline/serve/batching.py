@@ -113,22 +113,11 @@ class EncoderQueue:
         """Bytes of text that wait for a pass."""
         return self._waiting_bytes
 
-    async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Float32[np.ndarray, "N V"]:
+    async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Any:
         """Let the texts wait for the next pass; return their vectors in their order.
 
-        A full queue, a failing encoder or a stop raises :class:`ProblemError`.
-        """
-        return await asyncio.wrap_future(self.submit(texts, kind))
-
-    def submit_search(self, queries: Sequence[str]) -> Future[Vectors]:
-        """Let the queries of a search wait for the next pass; see :meth:`encode`."""
-        return self.submit(queries, "search")
-
-    def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[Any]:
-        """Let the texts wait for the next pass; their vectors come in their order.
-
-        Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`. A cancelled
-        future's texts are not encoded.
+        Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`. Texts that
+        nobody waits for any more are not encoded.
         """
         sizes = [len(text.encode(errors="replace")) for text in texts]
         if sum(sizes) > MAX_REQUEST_BYTES:
@@ -146,7 +135,7 @@ class EncoderQueue:
             self._waiting_bytes += sum(sizes)
             self._jobs.append(job)
             self._condition.notify()
-        return job.future
+        return await asyncio.wrap_future(job.future)
 
     def stop(self) -> None:
         """End the thread after its pass; what still waits fails as stopping."""

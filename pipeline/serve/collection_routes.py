@@ -1,13 +1,14 @@
-"""What can be searched, what it holds, and its documents."""
+"""What can be searched, what it holds, its documents, and clicks on hits for the feedback log."""
 
 from __future__ import annotations
 
 from typing import Annotated, Final
 
 from cairn.pipeline.search.filters import filterable_columns
+from cairn.pipeline.search_options import MAX_TOP_K
 from cairn.pipeline.serve import answers
 from cairn.pipeline.serve.access import SearchGrant, State, reachable
-from cairn.pipeline.serve.answers import json_value, with_collection
+from cairn.pipeline.serve.answers import json_value, read_from
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
 from cairn.pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
@@ -21,9 +22,15 @@ from cairn.pipeline.serve.schemas import (
     CollectionSummary,
     Column,
     DocumentReply,
+    Reply,
+    Request,
+)
+from cairn.pipeline.serve.schemas import (
+    Query as SearchedQuery,
 )
 from cairn.pipeline.types import Lineage
 from fastapi import APIRouter, Path, Query
+from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 from typing_extensions import override
 
@@ -45,6 +52,7 @@ class DocIdConvertor(Convertor[str]):
 register_url_convertor("doc_id", DocIdConvertor())
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
+clicks = APIRouter(prefix="/v1/collections", tags=["feedback"])
 
 DocId = Annotated[
     str,
@@ -73,13 +81,9 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
 @router.get("/{name}")
 async def describe_collection(name: CollectionName, state: State, grant: SearchGrant) -> CollectionReply:
     """Say what a collection holds and how it may be asked."""
-
-    async def attempt(served: ServedCollection) -> CollectionReply:
-        return await state.search_threads.run(
-            lambda: _describe(served, grant, reranks=state.reranker is not None)
-        )
-
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await read_from(
+        state, grant, name, lambda served: _describe(served, grant, reranks=state.reranker is not None)
+    )
 
 
 @router.get("/{name}/documents/{doc_id:doc_id}")
@@ -113,16 +117,47 @@ async def read_document(
 @router.get("/{name}/lineage/{doc_id:doc_id}")
 async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
-
-    async def attempt(served: ServedCollection) -> Lineage | None:
-        return await state.search_threads.run(
-            lambda: served.searcher.read_lineage(doc_id, restriction=grant.restriction)
-        )
-
-    found = await with_collection(state, await reachable(state, grant, name), attempt)
+    found = await read_from(
+        state,
+        grant,
+        name,
+        lambda served: served.searcher.read_lineage(doc_id, restriction=grant.restriction),
+    )
     if found is None:
         raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
     return found
+
+
+class ClickRequest(Request):
+    """A hit that was opened, or otherwise found good."""
+
+    query: SearchedQuery
+    doc_id: Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+    rank: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = Field(
+        default=None, description="The hit's place in the answer, from 1."
+    )
+
+
+class ClickReply(Reply):
+    """Whether the server keeps a feedback log."""
+
+    logged: bool
+
+
+@clicks.post("/{name}/clicks")
+async def log_click(
+    name: CollectionName, click: ClickRequest, state: State, grant: SearchGrant
+) -> ClickReply:
+    """Note in the feedback log, where the server keeps one, that a hit of a query was opened.
+
+    A document that is not there, or that the key does not see, is refused and not logged.
+    """
+    await reachable(state, grant, name)
+    if state.feedback is not None:
+        if await answers.read_document(state, grant, name, click.doc_id) is None:
+            raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
+        state.feedback.clicked(name, click.query, click.doc_id, click.rank)
+    return ClickReply(logged=state.feedback is not None)
 
 
 def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:

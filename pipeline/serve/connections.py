@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from typing import Any, Final, cast
+from typing import Final
 
 from cairn.pipeline.serve.envelope import UNBOUNDED_PATHS
 from cairn.pipeline.serve.problems import OVERLOADED, ProblemError, problem_response
@@ -43,48 +43,6 @@ def max_connections(wanted: int) -> int:
     )
 
 
-class JoinedWrites:
-    """A transport that keeps the head of an answer for its body, and sends both in one call and packet.
-
-    Each call lets other threads take the interpreter's lock, and each packet wakes the client. What nothing
-    follows is sent at the event loop's next turn.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._kept = b""
-        self._sending: asyncio.Handle | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the rest of the transport."""
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Send what was kept with this, or keep it."""
-        if self._sending is not None:
-            self._kept += data
-            self._send()
-        elif data:
-            self._kept = data
-            self._sending = asyncio.get_running_loop().call_soon(self._send)
-
-    def get_write_buffer_size(self) -> int:
-        """Return the bytes not yet sent."""
-        return len(self._kept) + self._transport.get_write_buffer_size()
-
-    def close(self) -> None:
-        """Close the connection once everything is sent."""
-        self._send()
-        self._transport.close()
-
-    def _send(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
-            kept, self._kept = self._kept, b""
-            self._transport.write(kept)
-
-
 class PunctualProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with time limits on the head of a request and on reading the answer."""
 
@@ -95,7 +53,7 @@ class PunctualProtocol(H11Protocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Note a connection; one beyond the bound takes the place of an idle one, or is refused."""
-        super().connection_made(cast("asyncio.Transport", JoinedWrites(transport)))
+        super().connection_made(transport)
         bound, self.limit_concurrency = self.limit_concurrency, None
         if bound is not None and len(self.connections) > bound and not self._close_idlest():
             self.app = _crowded(self.app)

@@ -6,33 +6,25 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from cairn.pipeline.context.drift import Drift, measure_drift
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_both, compile_restriction
+from cairn.pipeline.search.filters import allowed_documents, compile_both
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
 from cairn.pipeline.serve.answers import with_collection
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
 from cairn.pipeline.serve.length_curve import LengthBin, measure_lengths
-from cairn.pipeline.serve.map_schemas import (
-    DriftReply,
-    HealthReply,
-    LengthReply,
-    MapCluster,
-    MapPoints,
-    MapReply,
-)
 from cairn.pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
 from cairn.pipeline.serve.maps.map_cache import cache_key
-from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Reply
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from fastapi import APIRouter, Query
 from jaxtyping import Int64
+from pydantic import Field
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
 
@@ -44,6 +36,89 @@ DocIds = Annotated[
     list[Annotated[str, Query(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]],
     Query(min_length=1, max_length=MAX_PLACES, description="Documents to place, such as those of an answer."),
 ]
+
+
+class MapPoints(Reply):
+    """Documents on the map as columns of one length."""
+
+    doc_id: list[str]
+    title: list[str | None] = Field(description="Long ones are cut.")
+    x: list[float] = Field(description="From -1 to 1.")
+    y: list[float] = Field(description="From -1 to 1, upwards.")
+    cluster: list[int]
+
+
+class MapCluster(Reply):
+    """A cluster's documents on the map.
+
+    Its name is made of words of their titles or texts, and empty where there are none.
+    """
+
+    cluster: int
+    documents: int
+    name: str
+    x: float
+    y: float
+
+
+class MapReply(Reply):
+    """The documents this key sees, or an even sample of them, laid out so that neighbours are alike."""
+
+    generation: int
+    status: Literal["ready", "drawing"] = Field(
+        description="A map is drawn when it is first asked for: ask again in a second."
+    )
+    documents: int = Field(description="Documents this key sees, on the map or not.")
+    progress: float | None = Field(
+        default=None, description="While the map is being drawn: the share that is done, 0 to 1."
+    )
+    points: MapPoints | None = None
+    clusters: list[MapCluster] | None = None
+
+
+class DriftReply(Reply):
+    """How far the corpus has moved from the context it was encoded with, cluster by cluster."""
+
+    verdict: Literal["none", "slight", "re-contextualise"]
+    total_variation: float = Field(
+        description="Share of documents that would have to change cluster, 0 to 1."
+    )
+    jensen_shannon_bits: float
+    added_share: float = Field(description="Documents gained since, as a share of those now.")
+    changed_clusters: list[int]
+
+
+class LengthReply(Reply):
+    """Documents of min_tokens to max_tokens tokens.
+
+    How many, and the mean cosine of their vectors over pairs, null for few.
+    """
+
+    min_tokens: int
+    max_tokens: int
+    documents: int
+    cosine: float | None
+
+
+class HealthReply(Reply):
+    """The health of a collection, of the part that the key sees; null where a figure is of the whole."""
+
+    generation: int
+    created_at: str
+    documents: int
+    chunks: int
+    tokens: int
+    clusters: int = Field(description="Clusters that hold documents.")
+    vector_dim: int
+    uses_context: bool
+    context_documents: int | None
+    drift: DriftReply | None
+    is_outdated: bool = Field(
+        description="A newer generation was published but is damaged; an older one answers."
+    )
+    lengths: list[LengthReply] = Field(
+        description="The curve of length collapse: alike vectors of long documents are told apart badly."
+    )
 
 
 @router.get("/{name}/map")
@@ -84,8 +159,9 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
     """
 
     async def attempt(served: ServedCollection) -> HealthReply:
-        generation = served.searcher.generation
-        visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
+        generation, visible = await state.search_threads.run(
+            lambda: served.searcher.visible(grant.restriction)
+        )
         curve = await state.length_curves.get(
             cache_key(generation, grant.restriction), lambda: measure_lengths(generation, visible)
         )
@@ -98,8 +174,7 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
 async def _find_map(
     state: ServerState, served: ServedCollection, grant: Grant
 ) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
-    generation = served.searcher.generation
-    visible = await state.search_threads.run(lambda: _visible(generation, grant.restriction))
+    generation, visible = await state.search_threads.run(lambda: served.searcher.visible(grant.restriction))
     key = cache_key(generation, grant.restriction)
     draw = partial(draw_map, generation, visible, state.map_files, partial(state.maps.report, key))
     return generation, visible, await state.maps.get(key, draw, MAP_WAIT_SECONDS)
@@ -127,14 +202,6 @@ def _map_reply(generation: Generation, num_visible: int, corpus_map: CorpusMap) 
             for each in corpus_map.clusters
         ],
     )
-
-
-def _visible(generation: Generation, restriction: Mapping[str, Any] | None) -> Int64[np.ndarray, " A"]:
-    """Return the positions of the documents a key sees, ascending."""
-    if restriction is None:
-        return np.arange(generation.num_documents)
-    condition = compile_restriction(restriction, generation.document_schema)
-    return allowed_documents(generation, condition, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
 
 
 def _place(

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal
 
-from cairn.pipeline.serve.request_schemas import Filter, Request
-from cairn.pipeline.serve.schemas import MAX_QUERIES, CollectionName, HighlightReply, Query, Reply, not_blank
+from cairn.pipeline.serve.schemas import (
+    MAX_QUERIES,
+    CollectionName,
+    Filter,
+    HighlightReply,
+    Query,
+    Reply,
+    Request,
+    not_blank,
+)
 from pydantic import AfterValidator, ConfigDict, Field
 
 MAX_RESULTS: Final = 50

@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 from cairn.pipeline.errors import (
     CairnError,
     CollectionNotFoundError,
-    ConfigError,
     FilterError,
     FingerprintMismatchError,
     IntegrityError,
@@ -25,8 +24,7 @@ from cairn.pipeline.errors import (
     TryAgainError,
     UsageError,
 )
-from cairn.pipeline.serve.request_schemas import MAX_TOLD, UNKNOWN_FIELD
-from cairn.pipeline.serve.schemas import InvalidField, Reply
+from cairn.pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, InvalidField, Reply
 from starlette.responses import Response
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -175,24 +173,42 @@ def contract(error: CairnError) -> str:
     return str(error).partition(", got ")[0]
 
 
+_OWN_SENTENCE: Final = ""
+_OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
+    (
+        CollectionNotFoundError,
+        UNKNOWN_COLLECTION,
+        "see GET /v1/collections for those that can be searched",
+    ),
+    (
+        RestrictionError,
+        RESTRICTION_UNUSABLE,
+        "who made the key has to give it a filter on columns this collection has",
+    ),
+    (FilterError, INVALID_FILTER, _OWN_SENTENCE),
+    (
+        FingerprintMismatchError,
+        ENCODER_MISMATCH,
+        "it was made by an encoder this server could not load; the server's log says more",
+    ),
+    (UsageError, INVALID_REQUEST, _OWN_SENTENCE),
+    (
+        IntegrityError,
+        COLLECTION_DAMAGED,
+        "what is stored is not what was written; its keeper has to verify and repair it",
+    ),
+    (TryAgainError, DEADLINE, "the tables took too long; try again, or ask for less"),
+    (StorageError, STORAGE_FAILED, "reading the collection failed; the server's log says more"),
+)
+"""The problem of each error, by the first class that fits; its own sentence where nothing else is said."""
+
+
 def search_problem(error: CairnError) -> ProblemError:
     """Return the problem of an error that a search over an opened collection raised."""
-    if isinstance(error, CollectionNotFoundError):
-        return unknown_collection()
-    if isinstance(error, RestrictionError):
-        return ProblemError(
-            RESTRICTION_UNUSABLE, "who made the key has to give it a filter on columns this collection has"
-        )
-    if isinstance(error, FilterError):
-        return ProblemError(INVALID_FILTER, contract(error))
-    if isinstance(error, FingerprintMismatchError):
-        return ProblemError(
-            ENCODER_MISMATCH,
-            "the generation that is served now was made by an encoder this server could not load",
-        )
-    if isinstance(error, UsageError):
-        return ProblemError(INVALID_REQUEST, contract(error))
-    return storage_problem(error)
+    for kind, problem, detail in _OF_ERRORS:
+        if isinstance(error, kind):
+            return ProblemError(problem, detail or contract(error))
+    return ProblemError(INTERNAL_ERROR, "the server's log says more")
 
 
 def opening_problem(error: CairnError) -> ProblemError:
@@ -200,39 +216,16 @@ def opening_problem(error: CairnError) -> ProblemError:
 
     Its sentence speaks of this machine, so it is not passed on.
     """
-    if isinstance(error, CollectionNotFoundError):
-        return unknown_collection()
-    if isinstance(error, FingerprintMismatchError):
-        return ProblemError(
-            ENCODER_MISMATCH,
-            "ingest again with the model the collection was built with; the server's log says more",
-        )
-    if isinstance(error, IntegrityError | StorageError | TryAgainError):
-        return storage_problem(error)
-    if isinstance(error, ConfigError):
-        return ProblemError(
-            ENCODER_UNAVAILABLE, "its model is not where it was, or does not fit; the server's log says more"
-        )
-    return ProblemError(ENCODER_UNAVAILABLE, "its model cannot be loaded; the server's log says more")
-
-
-def storage_problem(error: CairnError) -> ProblemError:
-    """Return the problem of an error that reading a collection raised."""
-    if isinstance(error, IntegrityError):
-        return ProblemError(
-            COLLECTION_DAMAGED,
-            "what is stored is not what was written; its keeper has to verify and repair it",
-        )
-    if isinstance(error, TryAgainError):
-        return ProblemError(DEADLINE, "the tables took too long; try again, or ask for less")
-    if isinstance(error, StorageError):
-        return ProblemError(STORAGE_FAILED, "reading the collection failed; the server's log says more")
-    return ProblemError(INTERNAL_ERROR, "the server's log says more")
+    problem = search_problem(error)
+    if problem.kind in (INVALID_REQUEST, INTERNAL_ERROR):
+        detail = "its model is not where it was, or does not fit; the server's log says more"
+        return ProblemError(ENCODER_UNAVAILABLE, detail)
+    return problem
 
 
 def unknown_collection() -> ProblemError:
     """Return the problem of a collection that is not there, or not for this key: which, is not said."""
-    return ProblemError(UNKNOWN_COLLECTION, "see GET /v1/collections for those that can be searched")
+    return search_problem(CollectionNotFoundError(""))
 
 
 def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[str]) -> ProblemError:

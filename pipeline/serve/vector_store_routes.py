@@ -6,17 +6,16 @@ Files are listed in the order in which they were ingested.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 import pyarrow.compute as pc
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.documents import read_documents
-from cairn.pipeline.search.filters import compile_restriction
+from cairn.pipeline.search.documents import read_documents, visible_documents
+from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
-from cairn.pipeline.serve.answers import read_document, with_collection
+from cairn.pipeline.serve.answers import read_document, read_from
 from cairn.pipeline.serve.collection_routes import DocId
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
@@ -86,13 +85,7 @@ async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) ->
     found.sort(key=lambda store: (store.created_at, store.id))
     positions = {store.id: position for position, store in enumerate(found)}
     chosen, has_more = paging.page(np.arange(len(found)), positions.get)
-    page = [found[position] for position in chosen]
-    return VectorStores(
-        data=page,
-        first_id=page[0].id if page else None,
-        last_id=page[-1].id if page else None,
-        has_more=has_more,
-    )
+    return _page_of(VectorStores, [found[position] for position in chosen], has_more)
 
 
 @router.get("/{vector_store_id}")
@@ -113,12 +106,10 @@ async def list_files(
 ) -> VectorStoreFiles:
     """List documents in the order of their ingest; all are completed."""
 
-    def read(served: ServedCollection) -> tuple[list[Document], bool]:
-        generation = served.searcher.generation
-        positions = np.arange(generation.num_documents)
-        if grant.restriction is not None:
-            where = compile_restriction(grant.restriction, generation.document_schema)
-            positions = allowed_documents(generation, where, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+    def read(whole: Served) -> tuple[list[Document], bool]:
+        generation = whole.generation
+        timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
+        positions = visible_documents(generation, grant.restriction, timeout)
 
         def position_of(doc_id: str) -> int | None:
             found = pc.index(generation.doc_ids, doc_id).as_py()
@@ -127,22 +118,14 @@ async def list_files(
         chosen, has_more = paging.page(positions, position_of)
         return read_documents(generation, chosen), has_more
 
-    async def attempt(served: ServedCollection) -> VectorStoreFiles:
-        documents, has_more = await state.search_threads.run(
-            lambda: served.searcher.reading(lambda: read(served))
-        )
-        data = [_file(served, document) for document in documents]
-        return VectorStoreFiles(
-            data=data,
-            first_id=data[0].id if data else None,
-            last_id=data[-1].id if data else None,
-            has_more=has_more,
-        )
+    def files_of(served: ServedCollection) -> VectorStoreFiles:
+        documents, has_more = served.searcher.reading(read)
+        return _page_of(VectorStoreFiles, [_file(served, document) for document in documents], has_more)
 
-    served = await reachable(state, grant, vector_store_id)
     if filter not in (None, "completed"):
-        return VectorStoreFiles(data=[], first_id=None, last_id=None, has_more=False)
-    return await with_collection(state, served, attempt)
+        await reachable(state, grant, vector_store_id)
+        return _page_of(VectorStoreFiles, [], has_more=False)
+    return await read_from(state, grant, vector_store_id, files_of)
 
 
 @router.get("/{vector_store_id}/files/{file_id:doc_id}")
@@ -163,9 +146,17 @@ async def retrieve_file(
     return _file(await reachable(state, grant, vector_store_id), document)
 
 
+_Page = TypeVar("_Page", VectorStores, VectorStoreFiles)
+
+
+def _page_of(kind: type[_Page], entries: Sequence[Any], has_more: bool) -> _Page:
+    first, last = (entries[0].id, entries[-1].id) if entries else (None, None)
+    return kind(data=list(entries), first_id=first, last_id=last, has_more=has_more)
+
+
 async def _store(state: ServerState, grant: Grant, name: str) -> VectorStore:
-    async def attempt(served: ServedCollection) -> VectorStore:
-        count = await state.search_threads.run(lambda: served.searcher.count_documents(grant.restriction))
+    def describe(served: ServedCollection) -> VectorStore:
+        count = served.searcher.count_documents(grant.restriction)
         files = served.searcher.generation.manifest.files.values()
         return VectorStore(
             id=name,
@@ -176,7 +167,7 @@ async def _store(state: ServerState, grant: Grant, name: str) -> VectorStore:
             usage_bytes=0 if grant.restriction else sum(each.size_bytes for each in files),
         )
 
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await read_from(state, grant, name, describe)
 
 
 def _file(served: ServedCollection, document: Document) -> VectorStoreFile:

@@ -27,15 +27,15 @@ STAGER = """
 import json, sys, time
 from pathlib import Path
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import scan_sources
+from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.quarantine import quarantine_writer
 from cairn.pipeline.corpus.staging import stage_changes
 from cairn.pipeline.types import silent_progress
 
 folder, config = Path(sys.argv[1]), CorpusConfig()
 scan = scan_sources([str(folder / "corpus.parquet")], config)
-with Ledger(folder / "ledger.sqlite") as ledger, QuarantineWriter(folder / "quarantine.parquet") as refused:
+with Ledger(folder / "ledger.sqlite") as ledger, quarantine_writer(folder / "quarantine.parquet") as refused:
     staged = stage_changes(scan, config, ledger, folder / "staged", 1_000_000, refused, silent_progress)
 with open("/proc/self/status") as status:
     peak = next(int(line.split()[1]) / 1000 for line in status if line.startswith("VmHWM"))

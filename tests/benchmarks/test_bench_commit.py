@@ -29,8 +29,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import ClusterConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context
 from cairn.pipeline.encode.documents import EncodedDocuments
-from cairn.pipeline.encode.shard_tables import shard_tables
-from cairn.pipeline.encode.shards import as_parquet
+from cairn.pipeline.encode.shards import as_parquet, shard_tables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.segments.parts import RunTasks
 from cairn.pipeline.index.worker_files import PendingArea

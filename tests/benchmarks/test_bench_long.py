@@ -21,7 +21,8 @@ from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.document_encoder import embed_chunks
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmark_reader import LandmarkReader
-from cairn.pipeline.model.landmarks import Chunks, Rows, chunk_rows, landmark_rows, window_rows
+from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out
+from cairn.pipeline.poolings import Attention
 
 pytestmark = pytest.mark.bench
 
@@ -39,10 +40,10 @@ def test_bench_landmark_attention_on_minilm() -> None:
     def embed(rows: Rows, reader: LandmarkReader | None = None) -> Callable[[], None]:
         return lambda: _drop(embed_chunks(backbone, rows, batch_tokens=BATCH_TOKENS, landmarks=reader))
 
-    short, long = (_layout(backbone, length, 62, landmark_rows) for length in (SHORT, TOKENS))
+    short, long = (_layout(backbone, length, 62, "landmark") for length in (SHORT, TOKENS))
     seconds = _in_turns(
         {
-            "chunk": embed(_layout(backbone, TOKENS, 62, chunk_rows)),
+            "chunk": embed(_layout(backbone, TOKENS, 62, "chunk")),
             "short": embed(short, readers["alone"]),
             "long": embed(long, readers["alone"]),
             "short context": embed(short, readers["context"]),
@@ -66,7 +67,7 @@ def test_bench_landmarks_and_length_of_local_global_layers(tiny_model_folder: Pa
     backbone = load_backbone(EncoderConfig(model=str(_modernbert(tmp_path / "model", tiny_model_folder))))
 
     def embed(length: int, interval: int) -> Callable[[], None]:
-        rows = _layout(backbone, length, interval, window_rows)
+        rows = _layout(backbone, length, interval, "full")
         return lambda: _drop(embed_chunks(backbone, rows, batch_tokens=BATCH_TOKENS))
 
     seconds = _in_turns(
@@ -84,10 +85,10 @@ def test_bench_landmarks_and_length_of_local_global_layers(tiny_model_folder: Pa
     )
 
 
-def _layout(backbone: Backbone, length: int, interval: int, lay_out: Callable[..., Rows]) -> Rows:
+def _layout(backbone: Backbone, length: int, interval: int, attention: Attention) -> Rows:
     """Lay out ``TOKENS`` tokens in documents whose windows hold ``length``, special tokens included."""
-    per_chunk = {chunk_rows: 2, landmark_rows: 2, window_rows: 1}[lay_out]
-    own = (length - (1 if lay_out is window_rows else 0)) * interval // (interval + per_chunk)
+    per_chunk, shared = (1, 1) if attention == "full" else (2, 0)
+    own = (length - shared) * interval // (interval + per_chunk)
     sizes = [min(interval, own - start) for start in range(0, own, interval)]
     num_texts = TOKENS // length
     chunks = Chunks(
@@ -99,9 +100,14 @@ def _layout(backbone: Backbone, length: int, interval: int, lay_out: Callable[..
         .integers(5, len(backbone.token_embeddings), chunks.token_offsets[-1])
         .astype(np.int32)
     )
-    windows = {} if lay_out is chunk_rows else {"max_window_tokens": TOKENS, "overlap_tokens": 0}
     return lay_out(
-        ids, chunks, cls_id=backbone.cls_id, landmark_id=backbone.landmark_id, pooling="lmk", **windows
+        ids,
+        chunks,
+        attention=attention,
+        pooling="lmk",
+        cls_id=backbone.cls_id,
+        landmark_id=backbone.landmark_id,
+        max_window_tokens=TOKENS,
     )
 
 

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -16,7 +15,6 @@ import pytest
 from cairn.cli.engine import resolve_engine
 from cairn.cli.main import cairn, run
 from cairn.jobs.engine_settings import EngineConfig
-from cairn.pipeline.errors import ConfigError
 
 TEXTS = {
     "a": "a cairn marks the way over the hill",
@@ -50,10 +48,6 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
     return invoke
 
 
-def test_engine_is_local_where_nothing_is_said():
-    assert resolve_engine({}) == EngineConfig()
-
-
 def test_engine_is_ray_where_there_is_an_address():
     assert resolve_engine({"address": "head:6379"}) == EngineConfig(name="ray", address="head:6379")
     assert resolve_engine({"address": "head:6379", "engine": "local"}).name == "local"
@@ -84,15 +78,6 @@ def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"min_workers": 0}, {"min_workers": 3, "max_workers": 2}, {"worker_cpus": 0}, {"worker_gpus": -1}],
-)
-def test_engine_without_workers_is_refused(settings: dict[str, Any]):
-    with pytest.raises(ConfigError):
-        EngineConfig(name="ray", **settings)
-
-
-@pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
         (["--workers", "many"], 2, "workers must be a number, or two as in 2:8, got 'many'"),
@@ -117,15 +102,6 @@ def test_engine_that_cannot_be_had_is_one_sentence_and_nothing_is_done(
     assert (got, error.count("\n")) == (code, 1)
     assert sentence in error
     assert not (tmp_path / "cairn-data").exists()
-
-
-def test_local_ingest_never_imports_ray(ingest: list[str]):
-    program = (
-        f"import sys; from cairn.cli.main import cairn, run; code = run(cairn, {ingest!r}, 'cairn'); "
-        "print(code, 'ray' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "0 False"
 
 
 @pytest.mark.slow

@@ -58,19 +58,6 @@ def test_key_from_a_variable_is_taken_once_and_not_shown(call: Any, monkeypatch:
     assert (code, error.count("\n"), token in error) == (2, 1, False)
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [("", "variable MY_KEY must hold a key, got nothing"), ("secret", "a key must be cairn_")],
-)
-def test_key_from_a_variable_that_holds_none_is_refused(
-    call: Any, monkeypatch: pytest.MonkeyPatch, value: str, sentence: str
-) -> None:
-    monkeypatch.setenv("MY_KEY", value)
-    code, _, error = call("keys", "create", "app", "--from-env", "MY_KEY")
-    assert (code, error.count("\n"), sentence in error) == (2, 1, True)
-    assert json.loads(call("keys", "list", "--json")[1]) == []
-
-
 def test_key_for_a_collection_that_is_not_there_is_made_with_a_warning(call: Any) -> None:
     code, token, said = call("keys", "create", "reader", "--for", "peebles")
     assert (code, token[:6]) == (0, "cairn_")
@@ -99,10 +86,6 @@ def test_keys_in_json_hold_no_digest(call: Any) -> None:
         "created_at",
         "revoked_at",
     }
-
-
-def test_no_keys_are_said_so(call: Any) -> None:
-    assert call("keys", "list")[:2] == (0, "no keys\n")
 
 
 def test_keys_whose_file_is_lost_are_not_called_none(call: Any, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.collection import open_collection
 from cairn.pipeline.types import Passage
 
 
@@ -95,29 +92,6 @@ def test_ingest_with_every_encoder_option_is_searchable(
     assert "precision" not in shown
 
 
-def test_ingest_of_structure_keeps_chunks_whole_in_documents_added_later(
-    call: Any, ingest_options: list[str], tmp_path: Path
-) -> None:
-    page = "# Cat\n\nThe cat sat on the old mat.\n\n## Path\n\n- the path\n- the old stone path\n"
-    (tmp_path / "one.md").write_text(page)
-    code, *_ = call("ingest", "one.md", *ingest_options, "--landmarks", "structure", "--quiet")
-    assert code == 0
-    (tmp_path / "two.md").write_text(page)
-    code, out, _ = call("ingest", "two.md", "--collection", "c", "--json", "--quiet")
-    assert (code, json.loads(out)["indexed"]) == (0, 1)
-    assert 'landmarks "structure"' in " ".join(call("status", "c")[1].split())
-    found = open_collection("c").search("the old stone path", chunk_tokens=16).hits
-    for hit in found:
-        assert {passage.text for passage in hit.passages} == {
-            page[: page.index("## Path")],
-            page[page.index("## Path") :],
-        }
-    assert len(found) == 2
-    code, _, err = call("ingest", "two.md", "--collection", "c", "--landmarks", "sentence", "--quiet")
-    assert code != 0
-    assert "encoder.landmarks is 'structure', got 'sentence'" in err
-
-
 def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     call: Any, corpus: str, ingest_options: list[str], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
@@ -146,11 +120,6 @@ def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
     assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, "b")
     code, _, err = call("ingest", corpus, *ingest_options, *options, "--bidirectional")
     assert (code, "encoder.causal is True, got False" in err) == (2, True)
-
-
-def test_ingest_causal_encoder_is_refused(call: Any, corpus: str, ingest_options: list[str]) -> None:
-    code, _, err = call("ingest", corpus, *ingest_options, "--causal", "--quiet")
-    assert (code, "causal must go with a decoder" in err, err.count("\n")) == (2, True, 1)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -184,52 +153,6 @@ def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_s
     assert code == 2
     assert one_line(error)
     assert "must be at most the model's 6, got 512; choose 6" in error
-
-
-@pytest.mark.parametrize("context", ["--use-context", "--no-context"])
-def test_ingest_with_landmark_attention_is_searchable(
-    call: Any, ingest_options: list[str], tmp_path: Path, context: str
-) -> None:
-    texts = [
-        "a cairn marks the way over the hill. " * 30,
-        "the river runs past the old stone mill",
-        "snow lies on the ridge until june. " * 9,
-    ]
-    pq.write_table(pa.table({"id": ["a", "b", "c"], "text": texts}), tmp_path / "long.parquet")
-    options = [
-        "--attention",
-        "landmark",
-        "--window-tokens",
-        "256",
-        context,
-        "--context-documents",
-        "2",
-        "--quiet",
-    ]
-    assert call("ingest", "long.parquet", *ingest_options, *options)[0] == 0
-    for query, doc_id in (
-        ("the river runs past the old stone mill", "b"),
-        ("snow lies on the ridge until june", "c"),
-    ):
-        code, out, _ = call("search", query, "--collection", "c", "--json", "--no-hybrid")
-        assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, doc_id)
-    manifest = json.loads(
-        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
-    )
-    assert [manifest["settings"]["encoder"][name] for name in ("attention", "window_tokens")] == [
-        "landmark",
-        256,
-    ]
-
-
-def test_search_for_people_shows_titles_and_passages(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    code, out, _ = call("search", "old stone mill", "--collection", "c")
-    assert code == 0
-    assert "Mills" in out
-    assert "the river runs past the old stone" in out
 
 
 def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_options: list[str]) -> None:
@@ -285,14 +208,6 @@ def test_dry_run_says_of_quarantined_rows_what_the_run_says(
     )
 
 
-def test_ingest_again_keeps_the_settings_of_the_collection(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    code, out, _ = call("ingest", corpus, "--collection", "c", "--json", "--quiet")
-    assert (code, json.loads(out)["unchanged"]) == (0, 3)
-
-
 def test_settings_that_differ_from_the_collections_are_named(
     call: Any, corpus: str, ingest_options: list[str]
 ) -> None:
@@ -308,20 +223,6 @@ def test_settings_that_differ_from_the_collections_are_named(
     ):
         assert words in err
     assert "overlap" not in err
-
-
-def test_window_with_full_attention_needs_no_other_option(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    code, _, err = call(
-        "ingest", corpus, *ingest_options, "--attention", "full", "--window-tokens", "64", "--quiet"
-    )
-    assert (code, err.count("\n")) == (0, 1)
-    assert "was not trained for attention full" in err
-    manifest = json.loads(
-        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
-    )
-    assert manifest["settings"]["encoder"]["window_overlap_tokens"] == 32
 
 
 def test_window_with_chunk_attention_warns(call: Any, corpus: str, ingest_options: list[str]) -> None:
@@ -343,51 +244,8 @@ def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
     assert not (tmp_path / "cairn-data").exists()
 
 
-def test_compact_and_delete_publish_generations(call: Any, corpus: str, ingest_options: list[str]) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    assert call("compact", "c")[0] == 0
-    code, out, err = call("delete", "c", "a", "zz")
-    assert (code, "1 deleted" in out, "zz" in err) == (0, True, True)
-    assert call("delete", "c", "zz")[0] == 2
-    _, out, _ = call("status", "c", "--json")
-    assert json.loads(out)["documents"] == 2
-
-
-@pytest.mark.usefixtures("short_library")
-def test_sample_for_people_lists_files_as_paths(call: Any) -> None:
-    code, out, _ = call("sample", "made", "--max-documents", "5")
-    assert code == 0
-    assert "PosixPath" not in out
-    assert not set("{}()[]") & set(out)
-    listed = next(line for line in out.splitlines() if line.startswith("files"))
-    assert all(Path(name).is_file() for name in listed.split(maxsplit=1)[1].split(", "))
-
-
 @pytest.mark.usefixtures("short_library")
 def test_sample_of_chosen_kinds_holds_no_others(call: Any) -> None:
     code, out, _ = call("sample", "made", "--kind", "topic", "--kind", "function", "--json")
     assert (code, set(json.loads(out)["kinds"])) == (0, {"topic", "function"})
     assert call("sample", "made", "--kind", "chapter")[0] == 2
-
-
-@pytest.mark.parametrize("words", ["--help", "keys list", "schedule list"])
-def test_verb_that_opens_no_collection_loads_no_large_library(words: str) -> None:
-    script = (
-        f"import sys; from cairn.cli.main import cairn, run; code = run(cairn, {words.split()}, 'cairn'); "
-        "print(code, {'torch', 'lancedb', 'lance', 'pyarrow', 'faiss'} & set(sys.modules))"
-    )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert result.stdout.splitlines()[-1] == "0 set()"
-
-
-def test_setting_the_model_was_not_trained_for_is_said_by_every_verb_that_shows_it(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    options = [*ingest_options, "--layers", "1", "--quiet", "--json"]
-    code, out, err = call("ingest", corpus, *options, "--dry-run")
-    (said,) = json.loads(out)["warnings"]
-    assert (code, "was not trained for layers 1: what" in said, err) == (0, True, "")
-    code, out, err = call("ingest", corpus, *options)
-    assert (code, json.loads(out)["warnings"], err) == (0, [said], f"warning: {said}\n")
-    assert json.loads(call("status", "c", "--json")[1])["warnings"] == [said]
-    assert f"warning         {said}" in call("status", "c")[1]

@@ -154,18 +154,6 @@ def test_get_fetches_what_a_model_is_made_of_and_no_more(
     assert notes.status()["fingerprints"]["model_revision"] == COMMIT
 
 
-def test_get_resumes_a_file_whose_connection_broke(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
-    hub.add("stone/small", tiny_model_folder)
-    content = b"x" * (11 << 20)  # huggingface_hub keeps what arrived in steps of 10 MiB
-    hub.repositories["stone/small"]["model.safetensors"] = content
-    hub.cut_bytes = len(content) - 1
-    done = get(hub, cache, "stone/small")
-    assert done.returncode == 0, done.stderr
-    asked = [asked for file, asked in hub.sent if file == "model.safetensors"]
-    assert asked == [None, f"bytes={10 << 20}-"]
-    assert (model_folder("stone/small") / "model.safetensors").read_bytes() == content
-
-
 def test_get_after_a_failure_fetches_what_is_missing(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
     hub.add("stone/small", tiny_model_folder)
     hub.cut_bytes = (tiny_model_folder / "model.safetensors").stat().st_size // 8

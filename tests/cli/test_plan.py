@@ -69,11 +69,6 @@ def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
     assert "no vector depends on the context" in call("status", "c")[1]
 
 
-def test_plan_of_a_collection_that_is_not_there_is_one_sentence(call: Any) -> None:
-    code, _, err = call("plan", "c")
-    assert (code, err.count("\n"), "must exist under the root" in err) == (2, 1, True)
-
-
 def test_plan_late_gives_a_collection_token_vectors_once(
     call: Any, tiny_late_folder: Path, tmp_path: Path
 ) -> None:

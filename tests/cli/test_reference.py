@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 import cairn as cairn_library
-import click
-import pytest
-from cairn.cli.main import cairn
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 COMMAND_LINE = (FOLDER / "command-line.md").read_text(encoding="utf-8")
@@ -37,27 +34,6 @@ def test_page_has_every_public_name_and_no_place_of_this_machine() -> None:
     assert {name for name in names if f"\n## `{name}`\n" not in PYTHON} == set()
     assert "### `Collection.search_vectors`" in PYTHON
     assert re.search(r"0x[0-9a-f]{6}|<class|:\w+:`|(?<!`)``\w", PYTHON) is None
-
-
-@pytest.mark.parametrize("verb", cairn.list_commands(click.Context(cairn)))
-def test_page_has_every_option_of_a_verb(verb: str) -> None:
-    command = cairn.get_command(click.Context(cairn), verb)
-    assert command is not None
-    described = COMMAND_LINE.split(f"## `cairn {verb}`\n")[1].split("\n## ")[0]
-    for param in command.params:
-        if isinstance(param, click.Option):
-            assert f"`{param.opts[0]}" in described, param.opts[0]
-
-
-def test_page_has_every_address_of_the_api() -> None:
-    from cairn.pipeline.serve.app import create_app
-    from cairn.pipeline.serve.settings import ServeSettings
-
-    paths = create_app(ServeSettings(root=Path())).openapi()["paths"]
-    assert len(paths) >= 8
-    for path, operations in paths.items():
-        for method in operations:
-            assert f"## `{method.upper()} {path}`" in HTTP
 
 
 def test_lines_of_curl_are_words_of_a_shell() -> None:

@@ -99,17 +99,6 @@ def test_schedule_added_from_another_folder_runs_there(
     assert ScheduleFile(tmp_path / "elsewhere" / "all.toml").read()["nightly"].folder == tmp_path
 
 
-def test_schedule_takes_its_collection_from_cairn_toml_as_ingest_does(
-    call: Any, corpus: str, tmp_path: Path
-) -> None:
-    (tmp_path / "cairn.toml").write_text('collection = "handbook"\n')
-    assert call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus)[0] == 0
-
-
-def test_schedule_of_a_plan_is_added(call: Any) -> None:
-    assert call("add", "weekly", "--cron", "0 4 * * 0", "--", "plan", "c", "--apply")[0] == 0
-
-
 JOB = 'job = "build_index"\ncollection = "{}"\nroot = "s3://indexes"\n[ingest]\nsources = ["s3://articles"]\n'
 
 
@@ -178,19 +167,6 @@ def test_schedule_that_could_not_run_is_refused_and_nothing_is_written(
     assert not (tmp_path / "cairn-schedules.toml").exists()
 
 
-def test_schedule_with_a_misspelt_flag_is_refused_as_ingest_refuses_it(
-    call: Any, corpus: str, tmp_path: Path
-) -> None:
-    code, _, err = call("add", "nightly", "--cron", "30 2 * * *", "--", "ingest", corpus, "--colection", "c")
-    assert (code, "No such option '--colection'" in err) == (2, True)
-    assert not (tmp_path / "cairn-schedules.toml").exists()
-
-
-def test_schedule_file_in_a_folder_that_is_not_there_is_one_sentence(call: Any) -> None:
-    code, _, err = call("--file", "gone/schedules.toml", "list")
-    assert (code, err.count("\n"), "must lie in a folder that is there" in err) == (2, 1, True)
-
-
 def test_history_shows_what_ran(call: Any, nightly: tuple[str, ...], tmp_path: Path) -> None:
     assert "nothing has run yet" in call("history")[1]
     call(*nightly)
@@ -247,23 +223,3 @@ def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_secon
         "event=started",
         "event=finished",
     ]
-
-
-def test_scheduler_without_schedules_waits_and_ctrl_c_ends_it(tmp_path: Path) -> None:
-    process = start_scheduler(tmp_path)
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / ".cairn-schedules.toml.lock").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
-
-
-def test_schedules_without_their_packages_are_one_sentence(
-    call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "cronsim", None)
-    monkeypatch.delitem(sys.modules, "cairn.jobs.schedule.schedules", raising=False)
-    code, _, err = call("list")
-    assert (code, err.count("\n"), ".[schedule]" in err) == (2, 1, True)

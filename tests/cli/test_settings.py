@@ -6,7 +6,7 @@ import click
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import _VERBS, cairn
-from cairn.cli.settings import variable_prefix, warn_of_variables
+from cairn.cli.settings import warn_of_variables
 
 REQUIRED = {"ingest": ("--collection", "c"), "train": ("--output", "run")}
 
@@ -34,17 +34,6 @@ def test_settings_come_from_flag_then_environment_then_file(
     assert (tmp_path / "from-flag" / "c" / "CURRENT").exists()
 
 
-def test_temperature_by_length_in_the_file_is_a_list_of_pairs(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    (tmp_path / "cairn.toml").write_text("[ingest]\ntemperature-by-length = [[8, 0.95], [16, 0.9]]\n")
-    assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
-    manifest = json.loads(
-        (tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "MANIFEST.json").read_text()
-    )
-    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
-
-
 def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
     code, _, err = call("ingest", corpus)
@@ -54,16 +43,6 @@ def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_pat
     code, _, err = call("status")
     assert code == 2
     assert "'rooot' before the first table; there are root, collection" in err
-
-
-def test_every_option_a_verb_names_can_stand_in_the_file(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    for filters in ('"title=nothing"', '["title=nothing"]'):
-        (tmp_path / "cairn.toml").write_text(f"[search]\nfilter = {filters}\njson = true\ntop-k = 2\n")
-        code, out, _ = call("search", "stone", "--collection", "c")
-        assert (code, json.loads(out)["hits"]) == (0, [])
 
 
 def test_misspelt_names_come_with_what_was_meant(call: Any, tmp_path: Path) -> None:
@@ -136,11 +115,6 @@ def test_wrong_value_in_the_file_is_a_usage_error_of_every_verb(
     )
 
 
-def test_root_of_another_type_in_the_file_is_refused(call: Any, tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text("root = 3\n")
-    assert call("status")[::2] == (2, "error: cairn.toml: root must be text, got 3\n")
-
-
 def test_misspelt_table_in_the_file_is_refused(call: Any, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text("[serch]\ntop-k = 1\n")
     code, _, err = call("status")
@@ -153,13 +127,6 @@ def test_misspelt_variable_of_the_verb_is_named(call: Any, monkeypatch: pytest.M
     monkeypatch.setenv("CAIRN_SEARCH_TOPK", "1")
     assert "warning: CAIRN_STATUS_JSN sets no option of `cairn status`" in call("status")[2]
     assert "CAIRN_SEARCH_TOPK" not in call("status")[2]
-
-
-def test_variable_of_a_verb_with_a_longer_name_is_not_taken_for_a_mistake(
-    call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CAIRN_TRAIN_MIXER_STEPS", "1")
-    assert "warning" not in call("train", "pairs.parquet")[2]
 
 
 @pytest.mark.parametrize("verb", _VERBS)
@@ -186,17 +153,6 @@ def test_variable_is_named_in_a_warning_or_sets_an_option_and_never_both(
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("verb", _VERBS)
-def test_every_option_of_a_verb_is_set_by_one_variable(verb: str) -> None:
-    own = {"CAIRN_ROOT", "CAIRN_COLLECTION", "CAIRN_MODEL", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"}
-    for context in contexts_of(verb):
-        for each in context.command.params:
-            if isinstance(each, click.Option) and each.envvar not in own:
-                flag = each.opts[0].removeprefix("--").replace("-", "_").upper()
-                path = context.command_path.removeprefix("cairn ").replace(" ", "-")
-                assert each.envvar == f"{variable_prefix(path)}_{flag}"
-
-
 def test_variable_that_deletes_documents_says_nothing_and_does_it(
     call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,26 +173,3 @@ def test_variable_of_an_option_that_has_another_is_ignored_with_the_right_one(
     monkeypatch.setenv(name, "1")
     _, _, err = call("ingest", "corpus.parquet")
     assert f"warning: {name} sets no option of `cairn ingest` and is ignored; did you mean {right}?\n" in err
-
-
-def test_variable_of_another_part_is_not_taken_for_a_mistake(
-    call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CAIRN_CACHE", "elsewhere")
-    assert "CAIRN_CACHE" not in call("evaluate", "no-such-folder")[2]
-
-
-def test_any_option_has_a_variable_of_its_verb(
-    call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    monkeypatch.setenv("CAIRN_SEARCH_TOP_K", "1")
-    _, out, _ = call("search", "stone", "--collection", "c", "--json")
-    assert len(json.loads(out)["hits"]) == 1
-
-
-def test_broken_settings_file_is_one_sentence(call: Any, tmp_path: Path) -> None:
-    (tmp_path / "cairn.toml").write_text("root = \n")
-    code, _, err = call("status")
-    assert code == 2
-    assert (err.startswith("error: "), err.count("\n")) == (True, 1)

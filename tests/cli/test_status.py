@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +14,9 @@ import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index import tiers
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.encode import EncodedCorpus
+from cairn.pipeline.line.publish import tokens_per_second
 
 
 def test_status_measures_searches_of_the_nearest_clusters(
@@ -71,3 +76,47 @@ def test_verify_finds_bits_that_opening_does_not_look_at(
     assert (code, f"{rows.name} of generation 1 does not match its SHA-256" in err) == (1, True)
     with pytest.raises(DamageError, match=rows.name):
         len(open_collection("c", verify=True).documents)
+
+
+def test_list_names_every_collection_and_drop_deletes_the_one_that_is_typed(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("list")[:2] == (0, f"no collections under {tmp_path / 'cairn-data'}\n")
+    call("ingest", corpus, *ingest_options, "--quiet")
+    assert call("list") == call("status")
+    assert [each["collection"] for each in json.loads(call("list", "--json")[1])] == ["c"]
+    for typed, words in (("d\n", "c must be typed to delete it, got 'd'"), ("", "got ''")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+        code, _, err = call("drop", "c")
+        assert (code, words in err, (tmp_path / "cairn-data" / "c").is_dir()) == (2, True, True)
+    with CollectionLayout(tmp_path / "cairn-data", "c").writer_lock():
+        code, _, err = call("drop", "c", "--yes")
+    assert (code, "is being written by another run" in err) == (75, True)
+    call("switch", "handbook", "c")
+    assert "must not answer for another name, got 'handbook'" in call("drop", "c", "--yes")[2]
+    (tmp_path / "cairn-data" / "aliases.json").unlink()
+    monkeypatch.setattr("sys.stdin", io.StringIO("c\n"))
+    assert call("drop", "c")[:2] == (0, "c: deleted\n")
+    assert not (tmp_path / "cairn-data" / "c").exists()
+    assert call("drop", "c", "--yes")[0] == 2
+
+
+def test_help_of_ingest_shows_ten_options_and_help_all_every_one(call: Any) -> None:
+    short, whole = (call("ingest", option)[1] for option in ("--help", "--help-all"))
+    flags = [line.split()[0] for line in short.splitlines() if line.strip().startswith("--")]
+    assert len([flag for flag in flags if not flag.startswith("--help")]) == 10
+    assert "--pooling" not in short
+    assert all(words in whole for words in (*flags, "--pooling", "--shard-deadline", "Encoder:"))
+
+
+def test_a_small_update_hardly_moves_the_rate_of_encoding() -> None:
+    def encoded(tokens: int, seconds: float) -> EncodedCorpus:
+        return EncodedCorpus(
+            encoder_fingerprint="", vector_dim=1, first_shard=0, documents=1, tokens=tokens, seconds=seconds
+        )
+
+    base: Any = SimpleNamespace(tokens=100_000, encode_tokens_per_second=1_000.0)
+    assert tokens_per_second(base, encoded(10, 5.0)) == pytest.approx(1_000, rel=0.05)
+    assert tokens_per_second(base, encoded(900_000, 450.0)) == pytest.approx(1_818, rel=0.01)
+    assert tokens_per_second(None, encoded(100, 4.0)) == 25.0
+    assert tokens_per_second(base, encoded(0, 0.0)) == 1_000.0

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from cairn.jobs.job_file import ingest_of, read_job
 from cairn.jobs.ray_cluster.submission import Listed, Outcome, Submission
-from cairn.pipeline.errors import ClusterError
 
 
 class FakeServer:
@@ -76,15 +75,6 @@ def test_interrupt_detaches_and_says_how_to_come_back(server: Any, call: Any):
     assert "detached; cairn-build_index-c-0-1 goes on" in error
 
 
-def test_submit_that_fails_is_one_sentence(server: Any, call: Any):
-    server.outcome = ClusterError(
-        "every machine of the cluster must have Cairn installed, got one without it; install the same version"
-    )
-    code, _, error = call("submit", "build.toml", "--quiet")
-    assert code == 1
-    assert error.splitlines()[1:] == [f"error: {server.outcome}"]
-
-
 def test_example_is_written_once_and_is_a_job(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     code, said, _ = call("submit", "--example", "build_index")
@@ -92,19 +82,6 @@ def test_example_is_written_once_and_is_a_job(call: Any, tmp_path: Path, monkeyp
     assert ingest_of(read_job(tmp_path / "build_index.toml")).collection == "python-docs"
     code, _, error = call("submit", "--example", "build_index")
     assert (code, "build_index.toml must not be there yet" in error) == (2, True)
-
-
-def test_example_in_json_is_json(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-
-    code, said, _ = call("submit", "--example", "build_index", "--json")
-
-    assert (code, json.loads(said)) == (0, {"file": "build_index.toml"})
-
-
-def test_submit_of_nothing_names_the_example(call: Any):
-    code, _, error = call("submit")
-    assert (code, "--example build_index" in error) == (2, True)
 
 
 def test_submit_without_a_cluster_is_one_sentence(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 from cairn.pipeline import collection
 from cairn.pipeline.errors import DamageError, StorageError
 from cairn.pipeline.index.tables import lance_errors
-from cairn.pipeline.search.lexical import lance_errors as searching
+from cairn.pipeline.search.filters import table_errors
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
 
@@ -46,26 +44,10 @@ def test_deep_cairn_toml_is_refused_in_one_sentence(call: Any, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["PanicException", "RustPanic"])
 def test_panic_of_lance_while_searching_is_a_storage_error(name: str) -> None:
     panic = type(name, (BaseException,), {"__module__": "pyo3_runtime" if name[0] == "P" else "lancedb"})
-    with pytest.raises(StorageError, match=r"^the search failed$"), searching("the search"):
+    with pytest.raises(StorageError, match=r"^the search failed$"), table_errors("the search"):
         raise panic("secret")
 
 
 def test_panic_of_lance_is_a_damage_with_a_command() -> None:
     with pytest.raises(DamageError, match="run `cairn verify`"), lance_errors("reading table `chunks`"):
         raise Panic("secret")
-
-
-def test_missing_package_is_named(call: Any, tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['faiss'] = None\n"
-        "from cairn.cli.main import cairn, run\n"
-        "sys.exit(run(cairn, sys.argv[1:], 'cairn'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "ingest", "missing.parquet", "--collection", "c"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "must have the package faiss-cpu or faiss-gpu, got none; install" in done.stderr

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from cairn.pipeline.cluster import assignment
-from cairn.pipeline.cluster.assignment import ClusterAssigner, assign, first_order_points, nearest_centroids
+from cairn.pipeline.cluster.assignment import ClusterAssigner, assign, nearest_centroids
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.errors import FingerprintMismatchError
 
@@ -58,12 +58,6 @@ def test_assign_in_blocks_equals_assign_at_once(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(assign(clusters, phi, psi), whole)
 
 
-def test_nearest_centroids_with_equal_centroids_takes_the_lowest_id() -> None:
-    phi, psi = random_pairs()
-    twin = np.repeat(np.random.default_rng(6).standard_normal((5, 12)), 3, axis=0)
-    assert set((assign(clusters_at(twin), phi, psi) % 3).tolist()) == {0}
-
-
 def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:
     point = np.array([[0.6, 0.8]], np.float32)
     centroids = np.array([[1.0, 0.0], [0.6, 0.8], [0.6, 0.8 + 2e-7]], np.float32)
@@ -73,11 +67,6 @@ def test_nearest_centroids_within_rounding_takes_the_lowest_id() -> None:
 def test_nearest_centroids_of_a_zero_point_is_cluster_zero() -> None:
     centroids = clusters_at(np.random.default_rng(6).standard_normal((5, 12))).centroids_KP
     assert nearest_centroids(np.zeros((2, 12), np.float32), centroids).tolist() == [0, 0]
-
-
-def test_first_order_points_are_unit_length() -> None:
-    lengths = np.linalg.norm(first_order_points(*random_pairs()), axis=1)
-    np.testing.assert_allclose(lengths, 1.0, atol=1e-6)
 
 
 def test_assign_with_vectors_of_another_width_is_refused() -> None:
@@ -105,11 +94,6 @@ def test_assign_texts_in_blocks_equals_assign_texts_of_them_all(monkeypatch: pyt
         for block in (texts[start : start + 13] for start in range(0, 50, 13))
     ]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
-
-
-def test_assign_texts_of_no_texts_is_empty() -> None:
-    assigner = ClusterAssigner(clusters_at(np.ones((2, 8))), FirstLetters())
-    assert assigner.assign_texts([], [], []).tolist() == []
 
 
 def test_cluster_assigner_with_another_surrogate_is_refused() -> None:

@@ -49,13 +49,6 @@ def test_pack_greedy_tour_joins_neighbouring_clusters():
         assert min(other - one, 16 - other + one) == 1
 
 
-def test_pack_random_tour_does_not_follow_the_circle():
-    clusters = np.repeat(np.arange(16, dtype=np.int32), 4)
-    packed = pack(clusters, circle(16), 8, drawn(), tour="random")
-    gaps = [np.ptp(np.unique(clusters[batch])) for batch in packed.batches_BN]
-    assert any(1 < gap < 15 for gap in gaps)
-
-
 def test_pack_same_seed_packs_the_same_and_another_packs_anew():
     clusters = np.repeat(np.arange(6, dtype=np.int32), 11)
     first, again, other = (pack(clusters, circle(6), 8, drawn(seed)).batches_BN for seed in (3, 3, 4))
@@ -73,10 +66,6 @@ def test_greedy_tour_equals_the_search_written_out():
             max(rest, key=lambda cluster: (float(centroids[cluster] @ centroids[expected[-1]]), -cluster))
         )
     assert found == expected
-
-
-def test_greedy_tour_of_nothing_is_empty():
-    assert greedy_tour(np.zeros((0, 4), np.float32), drawn()).tolist() == []
 
 
 def test_pack_batch_of_nothing_is_refused():

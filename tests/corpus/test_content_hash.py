@@ -108,7 +108,3 @@ def test_content_hash_of_a_slice_is_that_of_its_rows() -> None:
 def test_content_hash_takes_every_kept_type(column: pa.Array) -> None:
     first, second = content_hashes({"text": pa.array(["t", "t"], pa.large_string()), "m": column})
     assert first != second
-
-
-def test_content_hashes_of_no_rows_are_none() -> None:
-    assert content_hashes({"text": pa.array([], pa.large_string())}) == []

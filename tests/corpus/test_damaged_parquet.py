@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
-from cairn.pipeline.corpus.sources import SourceFile
 from cairn.pipeline.errors import SchemaError, SourceError
 
 from tests.corpus.checked_rows import CONFIG, read, reasons
@@ -132,11 +131,6 @@ def test_file_whose_name_is_not_utf8_is_quarantined_and_the_others_go_on(write_c
         ]
 
 
-def test_source_named_in_other_bytes_than_utf8_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="must be UTF-8, got caf\ufffd"):
-        scan_sources([os.fsdecode(b"caf\xe9.parquet")], CONFIG)
-
-
 def test_link_that_leads_nowhere_and_a_pipe_are_quarantined(write_corpus: WriteCorpus) -> None:
     good = write_corpus("a.parquet", id=["a"], text=["x"])
     (good.parent / "b.parquet").symlink_to("/nowhere")
@@ -166,21 +160,3 @@ def test_folder_that_cannot_be_listed_is_quarantined_and_the_others_go_on(
         rows, rejected = read(source)
         assert [row["doc_id"] for row in rows] == ["a"]
         assert [row["detail"] for row in rejected] == ["it cannot be listed: Permission denied"]
-
-
-def test_file_that_cannot_be_opened_is_quarantined_and_the_others_go_on(
-    write_corpus: WriteCorpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good = write_corpus("a.parquet", id=["a"], text=["x"])
-    write_corpus("b.parquet", id=["b"], text=["y"])
-    opened = SourceFile.open
-
-    def refuse(file: SourceFile) -> pa.NativeFile:
-        if file.path.endswith("b.parquet"):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return opened(file)
-
-    monkeypatch.setattr(SourceFile, "open", refuse)
-    rows, rejected = read(good.parent)
-    assert [row["doc_id"] for row in rows] == ["a"]
-    assert [(row["reason"], row["detail"]) for row in rejected] == [("damaged_file", "permission denied")]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.decode import (
-    DECODE_ERRORS,
+from cairn.pipeline.corpus.formats.format import DECODE_ERRORS
+from cairn.pipeline.corpus.formats.parquet import (
     check_column_metadata,
     leaves_of,
     open_parquet,
@@ -25,7 +25,7 @@ BUDGET_BYTES = 300 << 20
 READER = """
 import collections, json, sys
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import read_checked, scan_sources
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
 
 def peak_bytes():
     with open("/proc/self/status") as status:
@@ -154,10 +154,6 @@ def plan(path: Path, **columns: Any) -> tuple[int, tuple[str, ...]]:
     return chosen.rows, chosen.as_dictionary
 
 
-def test_plan_of_short_rows_takes_whole_batches_and_keeps_no_dictionary(tmp_path: Path) -> None:
-    assert plan(tmp_path / "a.parquet", id=["a", "b"] * 1_000, text=["short", "text"] * 1_000) == (1_024, ())
-
-
 def test_plan_of_long_rows_takes_few_at_a_time(tmp_path: Path) -> None:
     texts = [f"{i:07d}" * 50_000 for i in range(100)]
     rows, as_dictionary = plan(tmp_path / "a.parquet", id=[*range(100)], text=texts)
@@ -174,18 +170,6 @@ def test_plan_finds_a_dictionary_behind_leading_nulls(tmp_path: Path) -> None:
         1_024,
         ("text",),
     )
-
-
-def test_leaves_cover_list_elements_of_wanted_columns_only(tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({"id": ["a"], "tags": [["x"]], "numbers": [[1]], "other": [1]}), tmp_path / "a.parquet"
-    )
-    leaves = leaves_of(pq.read_metadata(tmp_path / "a.parquet"), ["id", "tags", "numbers"])
-    assert [(leaf.column, leaf.is_string, leaf.is_repeated) for leaf in leaves] == [
-        ("id", True, False),
-        ("tags", True, True),
-        ("numbers", False, True),
-    ]
 
 
 def test_damaged_column_metadata_raises_before_arrow_ends_the_process(tmp_path: Path) -> None:

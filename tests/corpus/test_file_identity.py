@@ -11,7 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 from cairn.pipeline.corpus.file_identity import SETTLED_SECONDS, file_identities
-from cairn.pipeline.corpus.sources import SourceFile, resolve_sources
+from cairn.pipeline.corpus.formats import PARQUET
+from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.sources import resolve_sources
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 
@@ -28,7 +30,8 @@ class Told(fsspec.AbstractFileSystem):
 
 def identity(**told: Any) -> str | None:
     filesystem = PyFileSystem(FSSpecHandler(Told(**told, skip_instance_cache=True)))
-    return file_identities([SourceFile(filesystem=filesystem, path="a", name="a", source="a")])[0]
+    file = SourceFile(filesystem=filesystem, path="a", name="a", source="a", format=PARQUET)
+    return file_identities([file])[0]
 
 
 def test_file_with_a_tag_is_told_by_it() -> None:
@@ -45,10 +48,6 @@ def test_file_written_a_moment_ago_without_a_tag_has_no_identity() -> None:
     assert identity(mtime=time.time()) is None
 
 
-def test_file_of_which_nothing_is_told_has_no_identity() -> None:
-    assert identity() is None
-
-
 def test_local_file_has_an_identity_once_it_is_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,10 +58,3 @@ def test_local_file_has_an_identity_once_it_is_settled(
     later = time.time() + SETTLED_SECONDS
     monkeypatch.setattr(time, "time", lambda: later)
     assert file_identities(files) != [None]
-
-
-def test_file_that_is_gone_has_no_identity(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(b"1")
-    files = resolve_sources([str(tmp_path)])
-    (tmp_path / "a.parquet").unlink()
-    assert file_identities(files) == [None]

@@ -66,26 +66,6 @@ def test_layout_of_beir_is_read(tmp_path: Path):
     assert read_judged_file(tmp_path, "qrels").to_pylist() == [{"query_id": "1", "doc_id": "1", "score": 1}]
 
 
-def test_whole_numbers_of_json_stay_ids(tmp_path: Path):
-    write(tmp_path / "queries.jsonl", [{"id": 7, "text": "x"}, {"id": "a", "text": "y"}])
-
-    assert read_judged_file(tmp_path, "queries").column("id").to_pylist() == ["7", "a"]
-
-
-def test_dictionary_columns_of_parquet_are_plain(tmp_path: Path):
-    columns = {"id": ["a", "b"], "text": pa.array(["x", "x"]).dictionary_encode()}
-    pq.write_table(pa.table(columns), tmp_path / "queries.parquet", row_group_size=1)
-
-    assert read_judged_file(tmp_path, "queries").column("text").to_pylist() == ["x", "x"]
-
-
-def test_parquet_without_any_of_the_columns_is_refused(tmp_path: Path):
-    write(tmp_path / "queries.parquet", [{"body": "x"}])
-
-    with pytest.raises(SchemaError, match="missing: id, text"):
-        read_judged_file(tmp_path, "queries")
-
-
 def test_parquet_is_taken_before_other_formats(tmp_path: Path):
     for suffix in ("csv", "jsonl", "parquet"):
         write(tmp_path / f"corpus.{suffix}", CORPUS)
@@ -98,13 +78,6 @@ def test_spans_of_csv_without_a_value_are_numbers(tmp_path: Path):
 
     table = read_judged_file(tmp_path, "qrels")
     assert (table.schema.field("start").type, table.column("end").to_pylist()) == (pa.int64(), [None])
-
-
-def test_corpus_of_a_judged_folder_is_read_alone(tmp_path: Path):
-    write(tmp_path / "corpus.jsonl", CORPUS)
-    write(tmp_path / "queries.jsonl", CORPUS)
-
-    assert [file.relative for file in corpus_files(tmp_path)] == ["corpus.jsonl"]
 
 
 def test_folder_of_markdown_is_a_corpus(tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from cairn.pipeline.corpus.ledger import CHANGED, DUPLICATE, ENCODED, NEW, UNCHANGED, Ledger
 from cairn.pipeline.corpus.source_record import create_record, sqlite_errors
-from cairn.pipeline.errors import DiskFullError, StorageError
+from cairn.pipeline.errors import DiskFullError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,11 +105,6 @@ def test_document_back_at_an_earlier_content_is_encoded_anew(ledger: Ledger) -> 
     assert [flat(ledger.current_in_shard(shard)) for shard in (0, 1)] == [[], []]
 
 
-def test_first_row_of_an_id_wins_within_and_across_batches(ledger: Ledger) -> None:
-    assert classify(ledger, [("a", "1"), ("a", "2"), ("b", "1")]) == [NEW, DUPLICATE, NEW]
-    assert classify(ledger, [("b", "1"), ("c", "1")]) == [DUPLICATE, NEW]
-
-
 def test_quarantined_id_has_not_vanished(tmp_path: Path) -> None:
     with ledger_of(tmp_path, {"a": "1", "b": "1"}) as ledger:
         ledger.mark_present(["a", "never published"])
@@ -121,22 +116,6 @@ def test_quarantined_id_may_still_come_in_a_good_row(tmp_path: Path) -> None:
     with ledger_of(tmp_path, {"a": "1"}) as ledger:
         ledger.mark_present(["a"])
         assert classify(ledger, [("a", "2")]) == [CHANGED]
-
-
-def test_good_row_before_a_quarantined_one_keeps_its_place(tmp_path: Path) -> None:
-    with ledger_of(tmp_path, {"a": "1"}) as ledger:
-        classify(ledger, [("a", "2")])
-        ledger.mark_present(["a"])
-        assert flat(ledger.replaced_ids()) == ["a"]
-        assert classify(ledger, [("a", "2")]) == [DUPLICATE]
-
-
-def test_lists_come_in_batches_of_a_thousand_at_most(tmp_path: Path) -> None:
-    names = [f"{i:05d}" for i in range(2_500)]
-    with ledger_of(tmp_path, dict.fromkeys(names, "1")) as ledger:
-        batches = list(ledger.vanished_ids())
-    assert [len(batch) for batch in batches] == [1_000, 1_000, 500]
-    assert flat(iter(batches)) == names
 
 
 def test_batch_larger_than_one_query_is_classified_whole(tmp_path: Path) -> None:
@@ -152,23 +131,11 @@ def test_opening_forgets_an_older_ledger_even_a_torn_one(tmp_path: Path) -> None
         assert classify(ledger, [("a", "1")]) == [NEW]
 
 
-def test_ids_that_sql_could_misread_are_only_ids(ledger: Ledger) -> None:
-    strange = ["'; DROP TABLE documents; --", "%", "ü", "1", "1.0", "NULL", " 1"]
-    assert classify(ledger, [(doc_id, "1") for doc_id in strange]) == [NEW] * len(strange)
-    assert classify(ledger, [(doc_id, "1") for doc_id in strange]) == [DUPLICATE] * len(strange)
-
-
 def test_full_disk_is_reported_as_try_again() -> None:
     error = sqlite3.OperationalError("database or disk is full")
     error.sqlite_errorcode = sqlite3.SQLITE_FULL
     with pytest.raises(DiskFullError, match="writing the ledger"), sqlite_errors():
         raise error
-
-
-def test_ledger_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="creating the ledger"):
-        Ledger(tmp_path / "file" / "ledger.sqlite")
 
 
 def test_ledger_closed_while_a_list_is_half_read_leaves_no_error(tmp_path: Path) -> None:

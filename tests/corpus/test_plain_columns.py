@@ -41,10 +41,6 @@ def test_value_bytes_equals_the_bytes_of_the_plain_values(column: pa.Array) -> N
     assert value_bytes(column).tolist() == [naive_bytes(value) for value in column.to_pylist()]
 
 
-def test_value_bytes_of_numbers_are_zero() -> None:
-    assert value_bytes(pa.array([1, 2])).tolist() == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("column", "target"),
     [

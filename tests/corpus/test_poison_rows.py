@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import decode
+from cairn.pipeline.corpus.formats import parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +94,7 @@ def test_poison_corpus_loses_no_row_and_names_each_reason(
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            decode, "GROUP_BUDGET_BATCHES", 1 << 20
+            parquet, "GROUP_BUDGET_BATCHES", 1 << 20
         )  # batches of a few bytes would make every row group a suspect
         staged, rejected = read(path, config=config)
     expected = [expected_reason(*row) for row in rows]

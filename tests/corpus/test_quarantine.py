@@ -3,7 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, QuarantineWriter, shown_id
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, count_new, quarantine_writer, shown_id
 
 
 def rejected(*reasons: str) -> pa.RecordBatch:
@@ -14,30 +14,40 @@ def rejected(*reasons: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=REJECTED_SCHEMA)
 
 
-def test_writer_with_no_rows_leaves_no_file(tmp_path: Path) -> None:
-    with QuarantineWriter(tmp_path / "q" / "run.parquet") as writer:
+def test_writer_stores_rows_in_order_in_one_group_and_leaves_no_file_without_any(tmp_path: Path) -> None:
+    with quarantine_writer(tmp_path / "none.parquet") as writer:
         writer.write(rejected())
-    assert list(tmp_path.rglob("*")) == []
-    assert writer.counts == {}
+    with quarantine_writer(tmp_path / "run.parquet") as writer:
+        for _ in range(100):
+            writer.write(rejected("null_id", "empty_text"))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.parquet"]
+    assert (
+        pq.read_table(tmp_path / "run.parquet").column("reason").to_pylist()
+        == ["null_id", "empty_text"] * 100
+    )
+    assert pq.read_metadata(tmp_path / "run.parquet").num_row_groups == 1
 
 
-def test_writer_stores_rows_in_order_and_counts_reasons(tmp_path: Path) -> None:
-    with QuarantineWriter(tmp_path / "q" / "run.parquet") as writer:
-        writer.write(rejected("null_id", "empty_text"))
-        writer.write(rejected("null_id"))
-    assert pq.read_table(tmp_path / "q" / "run.parquet").column("reason").to_pylist() == [
-        "null_id",
-        "empty_text",
-        "null_id",
-    ]
-    assert (writer.counts, writer.num_rows) == ({"empty_text": 1, "null_id": 2}, 3)
+def test_rows_that_runs_before_refused_are_not_new(tmp_path: Path) -> None:
+    def refuse(run: int, *rows: tuple[int | None, str | None, str]) -> int:
+        path = tmp_path / f"{run}.parquet"
+        with quarantine_writer(path) as writer:
+            for row_index, doc_id, reason in rows:
+                row = {"source_file": "a", "row_index": row_index, "doc_id": doc_id, "reason": reason}
+                writer.write(pa.RecordBatch.from_pylist([{**row, "detail": "d"}], schema=REJECTED_SCHEMA))
+        return count_new(path)
+
+    same = [(0, "x", "empty_text"), (1, None, "null_id")]
+    assert (refuse(1, *same), refuse(2, *same), refuse(3)) == (2, 0, 0)
+    assert refuse(4, (5, "x", "empty_text"), (2, None, "null_id"), (0, "x", "null_text")) == 2
+    assert (refuse(5, (None, None, "damaged_file")), refuse(6, (None, None, "damaged_file"))) == (1, 0)
 
 
 def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
+    monkeypatch.setattr("cairn.pipeline.corpus.quarantine.ROW_GROUP_ROWS", 1)
 
     def fail() -> None:
-        with QuarantineWriter(tmp_path / "run.parquet") as writer:
+        with quarantine_writer(tmp_path / "run.parquet") as writer:
             writer.write(rejected("null_id"))
             assert len(list(tmp_path.iterdir())) == 1
             raise RuntimeError("stop")
@@ -45,21 +55,6 @@ def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="stop"):
         fail()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_writer_file_appears_only_when_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.pipeline.corpus.row_writer.ROW_GROUP_ROWS", 1)
-    with QuarantineWriter(tmp_path / "run.parquet") as writer:
-        writer.write(rejected("null_id"))
-        assert not (tmp_path / "run.parquet").exists()
-    assert (tmp_path / "run.parquet").exists()
-
-
-def test_writer_many_small_batches_share_row_groups(tmp_path: Path) -> None:
-    with QuarantineWriter(tmp_path / "run.parquet") as writer:
-        for _ in range(100):
-            writer.write(rejected("null_id"))
-    assert pq.read_metadata(tmp_path / "run.parquet").num_row_groups == 1
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus import file_identity, read_files
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.corpus.quarantine import QuarantineWriter
+from cairn.pipeline.corpus.quarantine import quarantine_writer
 from cairn.pipeline.corpus.read_files import record_run
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
-from cairn.pipeline.corpus.sources import SourceFile
 from cairn.pipeline.corpus.staging import stage_changes
 from cairn.pipeline.errors import SourceError
 
@@ -55,7 +55,7 @@ class Published:
         quarantine = self.folder / "quarantine.parquet"
         quarantine.unlink(missing_ok=True)
         with Ledger(self.folder / "ledger.sqlite", record) as ledger:
-            with QuarantineWriter(quarantine) as writer:
+            with quarantine_writer(quarantine) as writer:
                 staged = stage_changes(scan, config, ledger, self.folder / "staged", 1_000, writer)
             rows = list(chain.from_iterable(pq.read_table(path).to_pylist() for path in staged.shards))
             is_synced = sync and staged.is_complete
@@ -145,14 +145,6 @@ def test_documents_take_their_ids_from_how_the_source_is_named(published: Publis
     assert found == [["sub/a.md"], ["a.md"]]
 
 
-def test_file_that_was_only_touched_is_read_once(published: Published, corpus: Path) -> None:
-    published.ingest(corpus)
-    touch(corpus / "a.parquet")
-    for passed_over in (["b.parquet", "c.parquet"], ["a.parquet", "b.parquet", "c.parquet"]):
-        published.ingest(corpus)
-        assert published.passed_over == passed_over
-
-
 def test_file_with_the_size_and_the_time_of_before_is_read(published: Published, corpus: Path) -> None:
     path = corpus / "a.parquet"
     published.ingest(corpus)
@@ -189,30 +181,6 @@ def test_other_settings_read_every_file(published: Published, corpus: Path, chan
     assert published.passed_over == []
 
 
-def test_other_release_reads_every_file(
-    published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    published.ingest(corpus)
-    monkeypatch.setattr(read_files, "version", lambda _: "another")
-    published.ingest(corpus)
-    assert published.passed_over == []
-
-
-def test_file_below_another_partition_is_read(published: Published, tmp_path: Path) -> None:
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    path = write(folder / "year=2020" / "a.parquet", [("a", "text")])
-    published.ingest(folder)
-    assert published.ingest(path.parent)["changed"] == 1
-
-
-def test_file_of_another_generation_is_read(published: Published, corpus: Path) -> None:
-    published.ingest(corpus)
-    published.generation += 1
-    del published.documents["a1"]
-    assert published.ingest(corpus)["new"] == 1
-
-
 def test_sync_keeps_documents_of_files_that_are_not_read(published: Published, corpus: Path) -> None:
     published.ingest(corpus)
     write(corpus / "b.parquet", [("b1", "text")])
@@ -221,16 +189,6 @@ def test_sync_keeps_documents_of_files_that_are_not_read(published: Published, c
     assert published.passed_over == ["a.parquet"]
     assert done["vanished"] == ["b2", "c1", "c2"]
     assert sorted(done["documents"]) == ["a1", "a2", "b1"]
-
-
-def test_sync_deletes_what_an_earlier_run_left_when_no_file_is_read(
-    published: Published, corpus: Path
-) -> None:
-    published.ingest(corpus)
-    write(corpus / "b.parquet", [("b1", "text")])
-    published.ingest(corpus)
-    assert published.ingest(corpus, sync=True)["vanished"] == ["b2"]
-    assert published.passed_over == ["a.parquet", "b.parquet", "c.parquet"]
 
 
 def test_document_that_stands_in_a_later_file_is_taken_from_the_first_that_has_it(
@@ -243,17 +201,6 @@ def test_document_that_stands_in_a_later_file_is_taken_from_the_first_that_has_i
     assert (done["changed"], done["quarantine_reasons"]) == (1, {"duplicate_id": 1})
     write(corpus / "b.parquet", [("b1", "text")])
     assert published.ingest(corpus)["changed"] == 1
-
-
-def test_row_whose_document_stands_in_an_earlier_file_is_refused_each_time(
-    published: Published, corpus: Path
-) -> None:
-    published.ingest(corpus)
-    write(corpus / "b.parquet", [("b1", "text"), ("a1", "of b")])
-    for _ in range(2):
-        done = published.ingest(corpus)
-        assert published.passed_over == ["a.parquet", "c.parquet"]
-        assert done["refused"][0]["source_file"].endswith("b.parquet")
 
 
 def test_quarantined_rows_of_files_that_are_not_read_are_reported_again(
@@ -300,16 +247,6 @@ def test_file_with_damaged_rows_is_read_each_time(published: Published, corpus: 
     for _ in range(2):
         assert published.ingest(corpus)["quarantine_reasons"] == {"damaged_rows": 9}
         assert "b.parquet" not in published.passed_over
-
-
-def test_sources_ingested_in_turn_are_each_known(published: Published, corpus: Path) -> None:
-    for _ in range(2):
-        for name in "ab":
-            published.ingest(corpus / f"{name}.parquet")
-    assert published.passed_over == ["b.parquet"]
-    write(corpus / "b.parquet", [("a1", "of b")])
-    published.ingest(corpus / "b.parquet")
-    assert published.ingest(corpus / "a.parquet")["changed"] == 1
 
 
 def test_record_does_not_grow_with_runs(published: Published, corpus: Path) -> None:

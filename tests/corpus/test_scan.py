@@ -106,17 +106,6 @@ def test_non_finite_metadata_is_rejected(write_corpus: WriteCorpus, column: pa.A
     assert reasons(rejected) == [(1, "nan_metadata")]
 
 
-def test_invalid_string_inside_a_list_is_rejected(write_corpus: WriteCorpus) -> None:
-    tags = pa.ListArray.from_arrays(pa.array([0, 1, 3], pa.int32()), raw_strings(b"ok", b"ok", b"\xff"))
-    rows, rejected = read(write_corpus(id=["a", "b"], text=["x", "y"], tags=tags))
-    assert (len(rows), reasons(rejected)) == (1, [(1, "invalid_utf8")])
-
-
-def test_id_of_exactly_the_limit_in_wide_characters_is_kept(write_corpus: WriteCorpus) -> None:
-    rows, rejected = read(write_corpus(id=["\U0001f5ff" * 1_024, "\U0001f5ff" * 1_025], text=["x", "y"]))
-    assert (len(rows), reasons(rejected)) == (1, [(1, "long_id")])
-
-
 def test_rejected_detail_never_quotes_the_document(write_corpus: WriteCorpus) -> None:
     path = write_corpus(
         id=["a", "b"], text=["confidential\0", "confidential" * 400], title=[None, "confidential"]
@@ -193,14 +182,6 @@ def test_corpus_behind_fsspec_is_read() -> None:
         assert [row["doc_id"] for row in read("memory://cairn-parquet")[0]] == ["a"]
     finally:
         filesystem.rm("/cairn-parquet", recursive=True)
-
-
-def test_integer_widths_of_files_become_the_widest(write_corpus: WriteCorpus) -> None:
-    write_corpus("a.parquet", id=["a"], text=["x"], year=pa.array([1], pa.int16()))
-    folder = write_corpus("b.parquet", id=["b"], text=["y"], year=pa.array([2**40], pa.int64())).parent
-    scan = scan_sources([str(folder)], CONFIG)
-    assert scan.metadata_fields == (pa.field("year", pa.int64()),)
-    assert [row["year"] for row in read(folder)[0]] == [1, 2**40]
 
 
 def test_scan_refuses_drift_before_reading_a_row(write_corpus: WriteCorpus) -> None:

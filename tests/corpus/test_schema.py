@@ -3,8 +3,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats import PARQUET
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_type, widened
-from cairn.pipeline.corpus.sources import SourceFile
 from cairn.pipeline.errors import SchemaError
 from pyarrow.fs import LocalFileSystem
 
@@ -24,6 +25,7 @@ def agree(
                 path=f"/{i}",
                 name=f"{i}.parquet",
                 source="",
+                format=PARQUET,
                 partitions=values[i],
             ),
             pa.schema([*schema.items()]),
@@ -49,7 +51,7 @@ def fields(schema: CorpusSchema) -> dict[str, pa.DataType]:
     ],
 )
 def test_id_of_string_or_integer_type_is_accepted(id_type: pa.DataType) -> None:
-    assert agree({"id": id_type, "text": pa.string()}).mapping.id == "id"
+    assert agree({"id": id_type, "text": pa.string()}).roles["doc_id"] == "id"
 
 
 @pytest.mark.parametrize("id_type", [pa.float64(), pa.binary(), pa.bool_(), pa.list_(pa.string())])
@@ -63,41 +65,6 @@ def test_missing_column_error_lists_columns_and_suggests_the_closest() -> None:
         SchemaError, match=r"which has: body, id, texts; did you mean 'texts'\? .*--text-column"
     ):
         agree({"id": pa.string(), "texts": pa.string(), "body": pa.string()})
-
-
-def test_title_and_query_are_found_by_name_when_strings() -> None:
-    mapping = agree({**BASE, "title": pa.string(), "query": pa.large_string()}).mapping
-    assert (mapping.title, mapping.query) == ("title", "query")
-
-
-def test_named_title_that_is_no_string_is_refused() -> None:
-    with pytest.raises(SchemaError, match="title column 'year' must be of type string, got int64"):
-        agree({**BASE, "year": pa.int64()}, title_column="year")
-
-
-def test_column_missing_in_a_later_file_names_file_and_column() -> None:
-    with pytest.raises(SchemaError, match=r"'year'.*1\.parquet"):
-        agree({**BASE, "year": pa.int64()}, BASE)
-
-
-def test_column_added_in_a_later_file_names_file_and_column() -> None:
-    with pytest.raises(SchemaError, match=r"'year'.*1\.parquet"):
-        agree(BASE, {**BASE, "year": pa.int64()})
-
-
-def test_incompatible_types_name_file_and_column() -> None:
-    with pytest.raises(SchemaError, match=r"'year'.*double in 1\.parquet and int64"):
-        agree({**BASE, "year": pa.int64()}, {**BASE, "year": pa.float64()})
-
-
-def test_drift_outside_the_named_metadata_is_no_error() -> None:
-    assert fields(
-        agree(
-            {**BASE, "year": pa.int64(), "x": pa.int8()},
-            {**BASE, "year": pa.int64()},
-            metadata_columns=("year",),
-        )
-    ) == {"year": pa.int64()}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +119,23 @@ def test_column_that_cannot_be_stored_is_left_out_with_a_warning(left_out: dict[
     assert next(iter(left_out)) in schema.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "sentence"),
+    [
+        ({"year": pa.int64()}, {}, r"'year'.*none in 1\.parquet"),
+        ({}, {"year": pa.int64()}, r"'year'.*got it in 1\.parquet"),
+        ({"year": pa.int64()}, {"year": pa.float64()}, r"'year'.*double in 1\.parquet and int64"),
+    ],
+    ids=["missing", "added", "of another type"],
+)
+def test_drift_of_a_later_file_names_file_and_column(
+    first: dict[str, pa.DataType], second: dict[str, pa.DataType], sentence: str
+) -> None:
+    with pytest.raises(SchemaError, match=sentence):
+        agree({**BASE, **first}, {**BASE, **second})
+    assert fields(agree({**BASE, **first, "x": pa.int8()}, {**BASE, **second}, metadata_columns=())) == {}
+
+
 def test_column_that_cannot_be_stored_but_is_named_is_refused() -> None:
     with pytest.raises(SchemaError, match=r"'blob' of 0\.parquet cannot be stored: its type is binary"):
         agree({**BASE, "blob": pa.binary()}, metadata_columns=("blob",))
@@ -161,10 +145,6 @@ def test_column_that_cannot_be_stored_but_is_named_is_refused() -> None:
 def test_reserved_metadata_name_is_refused_with_a_way_out(name: str) -> None:
     with pytest.raises(SchemaError, match=f"'{name}'.*--metadata"):
         agree({**BASE, name: pa.string()})
-
-
-def test_reserved_name_is_fine_as_a_role() -> None:
-    assert agree({"doc_id": pa.string(), "text": pa.string()}, id_column="doc_id").mapping.id == "doc_id"
 
 
 def test_reserved_name_left_out_of_the_metadata_is_fine() -> None:
@@ -189,7 +169,7 @@ def test_columns_that_filters_cannot_name_are_kept_and_named_in_one_warning() ->
 
 
 def test_repeated_column_name_is_refused() -> None:
-    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet", source="a.parquet")
+    file = SourceFile(filesystem=LocalFileSystem(), path="/a", name="a.parquet", source="", format=PARQUET)
     with pytest.raises(SchemaError, match=r"'text' more than once in a\.parquet"):
         agree_on_schema(
             [(file, pa.schema([("id", pa.string()), ("text", pa.string()), ("text", pa.string())]))],
@@ -213,15 +193,3 @@ def test_partition_type_is_integer_when_every_value_is_one(
     schema = agree(BASE, BASE, partitions=((("k", values[0]),), (("k", values[1]),)))
     assert fields(schema) == {"k": expected}
     assert schema.partition_keys == {"k"}
-
-
-def test_partition_missing_in_one_path_is_refused() -> None:
-    with pytest.raises(SchemaError, match=r"'k'.*1\.parquet"):
-        agree(BASE, BASE, partitions=((("k", "1"),), ()))
-
-
-def test_partition_that_is_a_column_too_is_read_from_the_files() -> None:
-    schema = agree({**BASE, "k": pa.string()}, partitions=((("k", "1"),),))
-    assert fields(schema) == {"k": pa.string()}
-    assert not schema.partition_keys
-    assert "'k'" in schema.warnings[0]

@@ -81,18 +81,6 @@ def test_store_that_dies_while_it_is_read_quarantines_nothing_and_says_to_try_ag
     assert "\n" not in str(caught.value)
 
 
-def test_store_that_does_not_answer_says_to_try_again(articles: ObjectStore) -> None:
-    articles.kill()
-    with pytest.raises(TryAgainError, match="does not answer"):
-        scan_sources(["s3://cairn/articles"], CONFIG)
-
-
-def test_damaged_file_of_a_bucket_is_a_damaged_file(articles: ObjectStore) -> None:
-    articles.put("articles/year=2022/d.parquet", parquet(900)[:-100])
-    scan = scan_sources(["s3://cairn/articles"], CONFIG)
-    assert [file.name for file, _ in scan.damaged_files] == ["s3://cairn/articles/year=2022/d.parquet"]
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -120,9 +108,3 @@ def test_identity_of_an_object_changes_with_its_content_alone(articles: ObjectSt
     assert identities() == before
     articles.put("articles/year=2020/a.parquet", parquet(1))
     assert [now == then for now, then in zip(identities(), before, strict=True)] == [False, True]
-
-
-def test_object_of_a_store_that_does_not_answer_has_no_identity(articles: ObjectStore) -> None:
-    files = resolve_sources(["s3://cairn/articles"])
-    articles.fault("HEAD", "a.parquet", "forbid", times=10)
-    assert [identity is None for identity in file_identities(files)] == [True, False]

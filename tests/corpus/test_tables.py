@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.file_identity import file_identities
+from cairn.pipeline.corpus.formats.format import TablePart
+from cairn.pipeline.corpus.formats.tables import iceberg_part, store_properties
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.corpus.sources import resolve_sources
-from cairn.pipeline.corpus.tables.delta import DeltaTablePart
-from cairn.pipeline.corpus.tables.iceberg import store_properties
 from cairn.pipeline.errors import ConfigError, SourceError, TryAgainError
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -160,22 +159,6 @@ def test_table_that_changes_during_an_ingest_is_read_as_it_was(
     assert outcome["vanished"] == ["d1"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_emptied_table_beside_another_loses_its_documents_only(tmp_path: Path, name: str) -> None:
-    (tmp_path / "work").mkdir()
-    published = Published(tmp_path / "work")
-    tables = {place: FORMATS[name](str(tmp_path / "lake" / place)) for place in ("a", "b")}
-    for place, table in tables.items():
-        table.append(pa.Table.from_pylist([{**ROWS[0], "id": place}]))
-    published.ingest(f"{tmp_path}/lake/*")
-    tables["a"].delete("a")
-    outcome = published.ingest(f"{tmp_path}/lake/*", sync=True)
-    assert outcome["vanished"] == ["a"]
-    assert sorted(published.documents) == ["b"]
-    with pytest.raises(SourceError, match=r"must have at least one row, got none in .*/lake/a"):
-        scan_sources([f"{tmp_path}/lake/a"], CorpusConfig())
-
-
 def test_added_column_is_null_in_files_from_before_it(tmp_path: Path) -> None:
     place = tmp_path / "t"
     write_deltalake(place, TABLE)
@@ -220,8 +203,7 @@ def test_whatever_a_library_raises_is_damage(
     def fail(*_: object) -> None:
         raise error
 
-    for part in (file.part for file in scan.files):
-        monkeypatch.setattr(type(part), "batches", fail)
+    monkeypatch.setattr(TablePart, "read", property(lambda _: fail))
     refused = [row for each in read_checked(scan, CorpusConfig()) for row in each.rejected.to_pylist()]
     assert {(row["reason"], row["detail"]) for row in refused} == {("damaged_rows", "first: second")}
     monkeypatch.setattr(lance, "dataset", fail)
@@ -237,7 +219,6 @@ def _written_at(path: Path) -> int:
 def test_missing_library_names_the_extra(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = "delta" if name == "deltalake" else "iceberg"
     make(FORMATS[found], str(tmp_path / "t"))
-    monkeypatch.delitem(sys.modules, f"cairn.pipeline.corpus.tables.{found}", raising=False)
     for module in [each for each in sys.modules if each.partition(".")[0] == name]:
         monkeypatch.setitem(sys.modules, module, None)
     sentence = rf"table .*/t must have the package {name}, got none; .*\.\[{found}\]"
@@ -268,22 +249,21 @@ def test_delta_table_that_arrow_cannot_read_is_one_part(tmp_path: Path) -> None:
         DeltaTable.create(place, schema=TABLE.schema, configuration=vectors), TABLE, mode="append"
     )
     DeltaTable(place).delete("id = 'd4'")
-    (file,) = resolve_sources([str(place)])
-    assert isinstance(file.part, DeltaTablePart)
+    assert [file.relative for file in resolve_sources([str(place)])] == ["version-2"]
     assert [row["doc_id"] for row in documents(place, batch_rows=2)] == ["d0", "d1", "d2", "d3", "d5"]
 
 
 def test_iceberg_rows_that_delete_files_name_are_left_out(tmp_path: Path) -> None:
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-    from pyiceberg.table import FileScanTask
+    from pyiceberg.table import FileScanTask, StaticTable
     from pyiceberg.typedef import Record
 
     table = IcebergWritten(str(tmp_path / "t"))
     table.append(TABLE)
-    (file,) = resolve_sources([str(tmp_path / "t")])
-    part: Any = file.part
+    static = StaticTable.from_metadata(table.table.metadata_location)
+    (task,) = static.scan().plan_files()
     path = tmp_path / "t" / "deletes.parquet"
-    pq.write_table(pa.table({"file_path": [part.task.file.file_path] * 2, "pos": pa.array([1, 4])}), path)
+    pq.write_table(pa.table({"file_path": [task.file.file_path] * 2, "pos": pa.array([1, 4])}), path)
     deletes = DataFile.from_args(
         content=DataFileContent.POSITION_DELETES,
         file_path=str(path),
@@ -292,9 +272,9 @@ def test_iceberg_rows_that_delete_files_name_are_left_out(tmp_path: Path) -> Non
         record_count=2,
         file_size_in_bytes=path.stat().st_size,
     )
-    changed = replace(part, task=FileScanTask(part.task.file, {deletes}))
-    assert changed.count_rows() == 4
-    rows = [row for batch in changed.batches(["id"], 1_024) for row in batch.to_pylist()]
+    part = iceberg_part(static, FileScanTask(task.file, {deletes}), TABLE.schema)
+    assert part.num_rows() == 4
+    rows = [row for batch in part.read(["id"], 1_024) for row in batch.to_pylist()]
     assert [row["id"] for row in rows] == ["d0", "d2", "d3", "d5"]
 
 

@@ -36,10 +36,6 @@ def test_tokenize_batch_gives_python_character_offsets(tokenizer):
     ] == ["😀", "é", "cat"]
 
 
-def test_tokenize_no_texts_gives_no_tokens(tokenizer):
-    assert tokenize(tokenizer, []).text_offsets.tolist() == [0]
-
-
 def test_breaks_rank_white_space_over_punctuation_over_subwords(tokenizer):
     # the | cat ##s | ' ##... : "cats" is cat + ##s, the quote touches it, "a" follows white space.
     assert tokenize(tokenizer, ["the cats' a"]).breaks.tolist() == [2, 2, 0, 1, 2]
@@ -64,13 +60,6 @@ def test_tokenize_in_segments_equals_whole_text(tokenizer, text, size):
         np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name), err_msg=name)
 
 
-def test_tokenize_ideographs_without_space_in_segments_equals_whole_text(tokenizer, monkeypatch):
-    text = "你好世界" * 40
-    whole = tokenize(tokenizer, [text])
-    monkeypatch.setattr(tokenization, "SEGMENT_CHARACTERS", 16)
-    np.testing.assert_array_equal(tokenize(tokenizer, [text]).start_char, whole.start_char)
-
-
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=80))
 def test_segments_any_text_cover_it_once_within_the_limit(text):
@@ -79,8 +68,3 @@ def test_segments_any_text_cover_it_once_within_the_limit(text):
         spans = list(segments(text))
     assert "".join(text[start:end] for start, end in spans) == text
     assert all(0 < end - start <= 7 for start, end in spans)
-
-
-def test_segments_long_run_of_letters_is_cut_at_the_limit(monkeypatch):
-    monkeypatch.setattr(tokenization, "SEGMENT_CHARACTERS", 10)
-    assert list(segments("a" * 25)) == [(0, 10), (10, 20), (20, 25)]

@@ -134,14 +134,6 @@ def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
         DocumentEncoder(EncoderConfig(model=str(tiny_model_folder), pooling="latent"))
 
 
-def test_fingerprint_of_settings_with_pool_prefix_is_their_own(config, backbone):
-    plain, pooled = (
-        DocumentEncoder(dataclasses.replace(config, pool_prefix=value), backbone=backbone)
-        for value in (False, True)
-    )
-    assert plain.fingerprint != pooled.fingerprint
-
-
 @pytest.fixture(scope="module")
 def headless(tiny_latent_folder, tmp_path_factory):
     """A model whose tokenizer has no [CLS]."""
@@ -242,24 +234,11 @@ def test_encode_vectors_of_a_text_in_bf16_do_not_depend_on_the_texts_beside_it(c
         np.testing.assert_allclose(encoder.encode([text]).chunk_vectors_MV, vectors, atol=1e-5)
 
 
-def test_encode_texts_in_another_order_moves_their_vectors_with_them(config, backbone):
-    encoder = DocumentEncoder(config, None, backbone)
-    backwards = encoder.encode(TEXTS[::-1]).document_vectors_NV[::-1]
-    np.testing.assert_allclose(backwards, encoder.encode(TEXTS).document_vectors_NV, atol=1e-5)
-
-
 def test_encode_document_vector_is_the_normalised_mean_of_its_chunks(config, backbone):
     encoded = DocumentEncoder(config, None, backbone).encode(TEXTS)
     for index, vector in enumerate(encoded.document_vectors_NV):
         mean = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])].mean(0)
         np.testing.assert_allclose(vector, mean / np.linalg.norm(mean), atol=1e-6)
-
-
-def test_encode_vectors_are_normalised_float32(config, backbone):
-    encoded = DocumentEncoder(config, None, backbone).encode(TEXTS)
-    for vectors in (encoded.document_vectors_NV, encoded.chunk_vectors_MV):
-        assert vectors.dtype == np.float32
-        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
 def test_encode_spans_cover_every_text(config, backbone):
@@ -305,17 +284,6 @@ def test_encode_truncated_leaves_the_context_whole(config, backbone, make_contex
         TEXTS[:1]
     )
     np.testing.assert_allclose(truncated.document_vectors_NV[0], whole / np.linalg.norm(whole), atol=1e-6)
-
-
-def test_encode_first_layers_equals_a_model_of_those_layers(config, backbone):
-    shallow = load_backbone(dataclasses.replace(config, layers=1))
-    ids, lengths = np.array([[2, 10, 11, 3]]), np.array([4])
-    assert not np.allclose(
-        shallow.hidden_states(ids, lengths), backbone.hidden_states(ids, lengths), atol=1e-3
-    )
-    encoder = DocumentEncoder(dataclasses.replace(config, layers=1))
-    naive = _naive_chunk_vectors(shallow, config, TEXTS[4])
-    np.testing.assert_allclose(encoder.encode([TEXTS[4]]).chunk_vectors_MV, naive, atol=1e-5)
 
 
 def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
@@ -383,15 +351,3 @@ def test_encode_progress_counts_every_token_once(config, backbone, attention):
     )
     assert len(heard) > 1
     assert sum(heard) == encoded.num_tokens.sum()
-
-
-def test_encode_no_texts_gives_no_rows(config, backbone):
-    encoded = DocumentEncoder(config, None, backbone).encode([])
-    assert (encoded.document_vectors_NV.shape, encoded.chunk_vectors_MV.shape) == ((0, 32), (0, 32))
-
-
-def test_encode_twice_gives_the_same_bytes(config, backbone):
-    encoder = DocumentEncoder(config, None, backbone)
-    assert (
-        encoder.encode(TEXTS).chunk_vectors_MV.tobytes() == encoder.encode(TEXTS).chunk_vectors_MV.tobytes()
-    )

@@ -51,18 +51,6 @@ def test_encode_closed_gates_equal_chunk_attention(config, landmark, gated, make
     np.testing.assert_array_equal(ours.start_char, chunk.start_char)
 
 
-def test_encode_minilm_closed_gates_equal_chunk_attention():
-    chunk = EncoderConfig(precision="fp32")
-    backbone = _with_gates(load_backbone(chunk), float("-inf"))
-    texts = ["A cairn is a stack of stones that marks the way. " * 40, "How do I reverse a list?"]
-    ours = DocumentEncoder(dataclasses.replace(chunk, attention="landmark"), None, backbone).encode(texts)
-    np.testing.assert_allclose(
-        ours.chunk_vectors_MV,
-        DocumentEncoder(chunk, None, backbone).encode(texts).chunk_vectors_MV,
-        atol=1e-5,
-    )
-
-
 def test_encode_text_of_one_chunk_without_context_equals_chunk_attention(config, landmark, gated):
     ours = DocumentEncoder(landmark, None, gated).encode(TEXTS[:1])
     np.testing.assert_allclose(
@@ -70,26 +58,6 @@ def test_encode_text_of_one_chunk_without_context_equals_chunk_attention(config,
         DocumentEncoder(config, None, gated).encode(TEXTS[:1]).document_vectors_NV,
         atol=1e-5,
     )
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 64, 100_000])
-def test_encode_any_batch_size_gives_the_same_vectors(landmark, gated, make_context, batch_tokens):
-    landmark = dataclasses.replace(landmark, use_context=True)
-    expected = DocumentEncoder(landmark, make_context(), gated).encode(TEXTS)
-    other = DocumentEncoder(
-        dataclasses.replace(landmark, batch_tokens=batch_tokens), make_context(), gated
-    ).encode(TEXTS)
-    np.testing.assert_allclose(other.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
-
-
-def test_encode_progress_counts_every_token_once(landmark, gated):
-    heard = []
-    encoded = DocumentEncoder(landmark, None, gated).encode(TEXTS, heard.append)
-    assert sum(heard) == encoded.num_tokens.sum()
-
-
-def test_encode_no_texts_gives_no_rows(landmark, gated):
-    assert DocumentEncoder(landmark, None, gated).encode([]).chunk_vectors_MV.shape == (0, 32)
 
 
 @pytest.mark.parametrize("words", [8_192, 20_000])
@@ -108,22 +76,6 @@ def test_encode_long_document_in_one_window_shows_its_start_at_its_end(config, g
         for start in ("cat " * 40, "river " * 40)
     ]
     np.testing.assert_array_equal(*ends)
-
-
-def test_encode_context_in_another_order_changes_nothing(landmark, gated, make_context):
-    landmark = dataclasses.replace(landmark, use_context=True)
-    context = make_context()
-    turned = dataclasses.replace(context, embeddings_CD=context.embeddings_CD[::-1])
-    one, other = (
-        DocumentEncoder(landmark, c, gated).encode(TEXTS).chunk_vectors_MV for c in (context, turned)
-    )
-    np.testing.assert_allclose(other, one, atol=1e-5)
-    alone = (
-        DocumentEncoder(dataclasses.replace(landmark, use_context=False), None, gated)
-        .encode(TEXTS)
-        .chunk_vectors_MV
-    )
-    assert np.abs(one - alone).max() > 1e-2
 
 
 def test_encode_temperature_by_length_counts_the_tokens_of_the_window(landmark, gated):
@@ -166,17 +118,3 @@ def test_encoder_setting_that_does_not_fit_is_refused(landmark, backbone, change
 def test_config_pooling_of_windows_is_refused():
     with pytest.raises(ConfigError, match="pooling multi_cls must go with attention full, got landmark"):
         EncoderConfig(attention="landmark", pooling="multi_cls")
-
-
-def test_config_openvino_is_refused():
-    with pytest.raises(
-        ConfigError, match="backend openvino must go with attention chunk or full, got landmark"
-    ):
-        EncoderConfig(attention="landmark", backend="openvino")
-
-
-def test_encoder_causal_model_is_refused(landmark, config):
-    backbone = load_backbone(config)
-    backbone.shape = dataclasses.replace(backbone.shape, is_causal=True)
-    with pytest.raises(ConfigError, match="must go with a model that reads both ways"):
-        DocumentEncoder(landmark, None, backbone)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig
-from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, ModelError
@@ -51,19 +50,6 @@ def trained_folder(tiny_model_folder, tmp_path):
     return folder
 
 
-def _context(encoder_config, seed=0, count=4):
-    width = DocumentEncoder(EncoderConfig(**{**encoder_config, "use_context": False})).backbone.context_dim
-    embeddings = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
-    ids = tuple(f"c{number}" for number in range(count))
-    return ContextSet(
-        doc_ids=ids,
-        content_sha256s=ids,
-        cluster_ids_C=np.zeros(count, np.int32),
-        embeddings_CD=embeddings,
-        first_stage_fingerprint="f",
-    )
-
-
 def _encoder(folder, context=None, **settings):
     config = {"model": str(folder), "landmark_interval": 16, "precision": "fp32", **settings}
     return DocumentEncoder(EncoderConfig(**config, use_context=context is not None), context)
@@ -86,17 +72,6 @@ def test_a_model_without_a_mixer_reads_no_titles(tiny_model_folder):
     np.testing.assert_array_equal(
         encoder.encode(TEXTS).chunk_vectors_MV, encoder.encode(TEXTS, titles=TITLES).chunk_vectors_MV
     )
-
-
-def test_the_context_moves_documents_and_queries(trained_folder):
-    context = _context({"model": str(trained_folder), "precision": "fp32"})
-    plain, contextual = _encoder(trained_folder), _encoder(trained_folder, context)
-    assert plain.fingerprint != contextual.fingerprint
-    assert (
-        np.abs(plain.encode(TEXTS).document_vectors_NV - contextual.encode(TEXTS).document_vectors_NV).max()
-        > 1e-3
-    )
-    assert np.abs(plain.encode_queries(["a dog"]) - contextual.encode_queries(["a dog"])).max() > 1e-3
 
 
 def test_a_landmark_sees_the_rest_of_its_document(trained_folder, tiny_model_folder):
@@ -167,12 +142,6 @@ def test_a_base_has_no_base(trained_folder, tmp_path):
 def test_titles_are_one_a_text(trained_folder):
     with pytest.raises(ConfigError, match="one a text"):
         load_encoder(trained_folder).encode_documents(TEXTS, ["one"])
-
-
-@pytest.mark.parametrize("titles", ["ABC", ["\ud800", "b", "c"]])
-def test_titles_are_a_list_of_texts(trained_folder, titles):
-    with pytest.raises(ConfigError, match="title"):
-        load_encoder(trained_folder).encode_documents(TEXTS, titles)
 
 
 def test_the_default_model_is_the_base_with_what_was_trained_for_it():

@@ -48,7 +48,3 @@ def test_offsets_of_a_word_written_with_the_prefixs_space_start_at_the_text():
     tokenizer = _byte_level()
     tokens = tokenize_after(Prefix.of("cat ", tokenizer), tokenizer, ["cat cat"])
     assert (tokens.start_char[0], tokens.end_char.tolist()) == (0, [3, 7])
-
-
-def test_empty_prefix_has_no_tokens(wordpiece):
-    assert Prefix.of("", wordpiece).ids.tolist() == []

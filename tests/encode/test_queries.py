@@ -41,17 +41,6 @@ def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
     )
 
 
-def test_encode_query_truncated_has_the_documents_width(config):
-    assert TextEncoder(dataclasses.replace(config, dims=8)).encode_queries(["old path?"]).shape == (
-        1,
-        8,
-    )
-
-
-def test_fingerprint_equals_the_document_encoders(config, queries):
-    assert queries.fingerprint == DocumentEncoder(config).fingerprint
-
-
 def test_encode_queries_keep_their_order(queries):
     both = queries.encode_queries(["cat", "old stone path"])
     np.testing.assert_allclose(
@@ -59,10 +48,6 @@ def test_encode_queries_keep_their_order(queries):
         np.concatenate([queries.encode_queries(["cat"]), queries.encode_queries(["old stone path"])]),
         atol=1e-5,
     )
-
-
-def test_encode_no_queries_gives_no_rows(queries):
-    assert queries.encode_queries([]).shape == (0, 32)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])

@@ -9,7 +9,6 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode import documents
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.model.batching import one_torch_thread
 
 
 @pytest.fixture(autouse=True)
@@ -18,12 +17,6 @@ def two_threads():
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
-
-
-def test_threads_are_as_before_behind_the_block() -> None:
-    with one_torch_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize(("queries", "threads"), [(["a stone"], 1), (["a stone"] * 200, 2)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.shard_tables import ADDED_COLUMNS, shard_tables
+from cairn.pipeline.encode.shards import ADDED_COLUMNS, shard_tables
 from cairn.pipeline.types import chunks_schema, documents_schema
 
 DOC_IDS = ["b", "a", "c"]
@@ -27,10 +27,6 @@ def test_shard_tables_have_the_stored_schemas(shard):
     stored = documents_schema((), 32)
     assert list(documents.schema) == [stored.field(name) for name in ADDED_COLUMNS]
     assert chunks.schema.equals(chunks_schema(32))
-
-
-def test_shard_tables_clusters_are_those_assigned(shard):
-    assert shard[0].column("cluster_id").to_pylist() == [7, 8, 9]
 
 
 def test_shard_tables_chunks_follow_their_documents(shard):

@@ -5,8 +5,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline import durable
-from cairn.pipeline.encode.shard_tables import ADDED_COLUMNS
 from cairn.pipeline.encode.shards import (
+    ADDED_COLUMNS,
     as_parquet,
     count_rows,
     finished_shards,
@@ -90,14 +90,6 @@ def test_finished_shards_are_in_numeric_order(folder):
     assert finished_shards(folder) == [2, 10]
 
 
-def test_finished_shards_of_a_missing_folder_are_none(tmp_path):
-    assert finished_shards(tmp_path / "absent") == []
-
-
-def test_read_documents_come_shard_by_shard(folder):
-    assert _doc_ids(folder, "documents") == ["c", "a", "a", "d"]
-
-
 def test_read_chunks_come_in_their_documents_order(folder):
     assert _doc_ids(folder, "chunks") == ["c", "c", "a", "a", "a", "a", "d", "d"]
 
@@ -106,14 +98,6 @@ def test_read_chunks_come_in_their_documents_order(folder):
 def test_read_stale_document_is_left_out_of_its_own_shard_only(folder, table):
     assert list(dict.fromkeys(_doc_ids(folder, table, stale={2: ["a"]}))) == ["c", "a", "d"]
     assert _doc_ids(folder, table, stale={2: ["a"]}).count("a") == (1 if table == "documents" else 2)
-
-
-def test_read_shard_all_stale_gives_nothing_of_it(folder):
-    assert _doc_ids(folder, "documents", stale={2: ["a", "c"]}) == ["a", "d"]
-
-
-def test_read_small_batches_give_the_same_rows(folder):
-    assert _doc_ids(folder, "chunks", batch_rows=3) == _doc_ids(folder, "chunks")
 
 
 def test_read_rows_equal_what_was_written(folder):
@@ -192,14 +176,6 @@ def test_write_over_a_shard_that_lost_a_file_is_unfinished_until_its_end(folder,
     with pytest.raises(KeyboardInterrupt):
         _write(folder, 10, "e")
     assert finished_shards(folder) == [2]
-
-
-@pytest.mark.parametrize("file", ["documents", "chunks", "rows"])
-def test_write_twice_gives_the_same_bytes(tmp_path, file):
-    for number in (0, 1):
-        _write(tmp_path / "encoded", number, "a", "b")
-    first, second = (shard_path(tmp_path / "encoded", file, number).read_bytes() for number in (0, 1))
-    assert first == second
 
 
 @pytest.mark.parametrize(

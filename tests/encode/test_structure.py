@@ -121,14 +121,6 @@ def _num_tokens(tokenizer, text):
     return len(tokenize(tokenizer, [text]).ids)
 
 
-def test_chunk_ends_before_a_heading_though_more_would_fit(backbone):
-    text = "the cat sat on the old mat.\n\n# path\n\nold stone. the river.\n"
-    assert _pieces(backbone.tokenizer, text, 13) == [
-        "the cat sat on the old mat.\n\n",
-        "# path\n\nold stone. the river.\n",
-    ]
-
-
 def test_chunk_ends_before_a_list_and_a_block_of_code_that_fit_only_by_themselves(backbone):
     text = "a cat.\n\n- the cat\n- the mat\n- a path\n\na mat.\n\n```\nthe cat\nthe mat\n```\n"
     assert _pieces(backbone.tokenizer, text, 11) == [
@@ -225,17 +217,6 @@ def test_chunks_of_a_text_of_one_line_are_those_of_sentences(backbone, text, int
     text = f"a {text}"
     structured = _chunks(backbone.tokenizer, text, interval)
     assert structured[1] == _chunks(backbone.tokenizer, text, interval, rank_sentences)[1]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    text=st.text(alphabet="ab1.) \t\n\r\u2029#=-|`~*:", max_size=120),
-    interval=st.integers(4, 12),
-)
-def test_chunks_of_any_signs_cover_the_text_within_the_interval(backbone, text, interval):
-    chunks, spans = _chunks(backbone.tokenizer, text, interval)
-    assert "".join(text[start:end] for start, end in spans) == text
-    assert np.diff(chunks.token_offsets).max() <= interval
 
 
 def test_encode_structure_landmarks_end_chunks_before_headings(config, backbone):

@@ -201,16 +201,3 @@ def test_load_encoder_refuses_a_setting_there_is_not():
         ConfigError, match=r"setting must be one of model, pooling, .*, got 'pool'; leave it out"
     ):
         load_encoder(pool="mean")
-
-
-@pytest.mark.parametrize("method", ["encode_documents", "encode_queries", "landmark_embeddings"])
-@pytest.mark.parametrize("texts", ["hello", ["cat", "\udcff"]], ids=["bare string", "surrogate"])
-def test_what_is_no_list_of_texts_is_refused(tiny_model_folder, method, texts):
-    encoder = load_encoder(tiny_model_folder, **FP32)
-    with pytest.raises(ConfigError, match=r"texts must come in a list|must be valid Unicode"):
-        getattr(encoder, method)(texts)
-
-
-def test_count_tokens_counts_the_texts_own_tokens(tiny_model_folder):
-    encoder = load_encoder(tiny_model_folder, landmark_interval=12, query_prefix="walk on: ")
-    assert encoder.count_tokens(["old stone path", "cat"]) == 4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.encode.token_states import embed_tokens
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
 
@@ -28,12 +28,6 @@ def test_states_are_those_of_the_last_layer_without_the_special_tokens(backbone:
 
         assert found.ids_T[found.of(number)].tolist() == ids
         assert found.states_TV[found.of(number)] == pytest.approx(expected, abs=1e-3)
-
-
-def test_states_do_not_depend_on_the_batch(backbone: Backbone):
-    small, large = (embed_tokens(backbone, TEXTS, batch_tokens=tokens) for tokens in (8, 4_096))
-
-    assert small.states_TV == pytest.approx(large.states_TV, abs=1e-3)
 
 
 def test_states_are_rewritten_and_progress_counts_every_token(backbone: Backbone):

@@ -10,8 +10,7 @@ from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
 from cairn.pipeline.search import searcher
-from cairn.pipeline.search.prepared import PreparedSearch
-from cairn.pipeline.search.ranking import rank_queries
+from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
 from cairn.pipeline.search.searcher import Searcher
 
 from tests.damages import KINDS, put

@@ -46,11 +46,7 @@ class Reference:
         else:
             x = torch.cat([lead, self.norm_in(prefix, text)])
         x = self.layers(prefix, self.norm_in(prefix, x), self.positions(len(lead) - SOFT, len(x)))
-        if self.config.get("pool_ignore_contextual_tokens", True):
-            x = x[len(lead) :]
-        pooled = x.mean(0)
-        projected = self.head(f"{stage}.output_projection", pooled, F.relu)
-        return projected + pooled if self.config.get("output_projection_residual") else projected
+        return self.head(f"{stage}.output_projection", x[len(lead) :].mean(0), F.relu)
 
     def positions(self, num_context: int, length: int) -> list[int | None]:
         if self.version == 1 and self.config["disable_transductive_rotary_embedding"]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 DIM, HEADS, INNER, POSITIONS = 32, 4, 48, 96
 
@@ -266,68 +266,3 @@ def modernbert_folder(make_modernbert: Callable[..., Path]) -> Path:
 def nomic_bert_folder(make_nomic_bert: Callable[..., Path]) -> Path:
     """Return the folder of a tiny NomicBERT."""
     return make_nomic_bert()
-
-
-@pytest.fixture(scope="session")
-def published_model() -> Callable[[Path], torch.nn.Module]:
-    """Return a reader of such folders by transformers, the oracle: eager, float32."""
-    return _published_model
-
-
-def _published_model(folder: Path) -> torch.nn.Module:
-    from transformers import ModernBertConfig, ModernBertModel, NomicBertConfig, NomicBertModel
-
-    config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
-    if config["model_type"] == "modernbert":
-        model = ModernBertModel(ModernBertConfig(**config, attn_implementation="eager")).eval()
-        base = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-        unexpected = model.load_state_dict(base, strict=False).unexpected_keys
-        assert {name.partition(".")[0] for name in unexpected} <= {"head", "decoder"}
-        return model
-    model = NomicBertModel(
-        NomicBertConfig(
-            hidden_size=config["n_embd"],
-            num_attention_heads=config["n_head"],
-            intermediate_size=config["n_inner"],
-            num_hidden_layers=config["n_layer"],
-            max_position_embeddings=config["n_positions"],
-            layer_norm_eps=config["layer_norm_epsilon"],
-            rope_parameters={"rope_type": "default", "rope_theta": config["rotary_emb_base"]},
-            type_vocab_size=config["type_vocab_size"],
-            vocab_size=config["vocab_size"],
-            attn_implementation="eager",
-        )
-    ).eval()
-    model.load_state_dict(native_nomic_names(tensors), strict=True)
-    return model
-
-
-def native_nomic_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the published tensors under the names transformers gives them."""
-    renamed: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
-        if name.endswith("attn.Wqkv.weight"):
-            layer = name.removeprefix("encoder.").removesuffix("attn.Wqkv.weight")
-            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
-                renamed[f"{layer}self_attn.{part}_proj.weight"] = rows.clone()
-            continue
-        for old, new in (
-            ("encoder.layers", "layers"),
-            ("emb_ln", "embeddings.LayerNorm"),
-            ("attn.out_proj", "self_attn.o_proj"),
-            ("fc11", "up_proj"),
-            ("fc12", "gate_proj"),
-            ("fc2", "down_proj"),
-            ("norm1", "post_attention_layernorm"),
-            ("norm2", "post_mlp_layernorm"),
-        ):
-            name = name.replace(old, new)
-        renamed[name] = tensor
-    return renamed
-
-
-@pytest.fixture(scope="session", name="native_nomic_names")
-def native_nomic_names_fixture() -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Return the renaming from the published layout to transformers' own."""
-    return native_nomic_names

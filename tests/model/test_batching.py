@@ -56,19 +56,6 @@ def test_batches_row_that_never_fits_is_a_model_error():
         list(run_in_batches(np.full(3, 4), 8, run, GPU))
 
 
-def test_batches_other_errors_pass_through():
-    def run(rows):
-        raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        list(run_in_batches(np.full(3, 4), 8, run, CPU))
-
-
-def test_batches_gpu_gets_more_tokens():
-    batches = list(run_in_batches(np.full(3 * CUDA_BATCH_FACTOR, 1), 1, len, GPU))
-    assert batches == [CUDA_BATCH_FACTOR] * 3
-
-
 def test_batches_side_by_side_give_the_results_of_one_thread_in_the_same_order(monkeypatch):
     lengths = np.random.default_rng(0).integers(1, 30, 200)
     alone = _batches(lengths, 60)

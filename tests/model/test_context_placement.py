@@ -80,20 +80,6 @@ def test_context_reaches_the_text(name, load):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("context", [None, CONTEXT], ids=["alone", "context"])
-def test_text_is_read_the_same_whatever_else_is_in_its_batch(name, context, load):
-    """Without context this is what makes a biencoder: nothing but the text moves its states."""
-    backbone = load(name)
-    together = states(backbone, context)
-    ids = np.random.default_rng(0).integers(5, 60, (len(LENGTHS), int(LENGTHS.max())))
-    alone = [
-        backbone.hidden_states(ids[row : row + 1, :length], LENGTHS[row : row + 1], context)[0]
-        for row, length in enumerate(LENGTHS)
-    ]
-    assert largest_difference(together, alone) <= 1e-5
-
-
-@pytest.mark.parametrize("name", ALL)
 def test_text_without_context_has_the_states_of_an_empty_one(name, load):
     backbone = load(name)
     assert largest_difference(states(backbone, None), states(backbone, CONTEXT[:0])) <= 1e-6

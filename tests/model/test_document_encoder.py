@@ -9,8 +9,10 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model import document_encoder
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.document_encoder import embed_chunks
-from cairn.pipeline.model.landmarks import Rows, chunk_rows, split_into_chunks
+from cairn.pipeline.model.document_encoder import embed_chunks, row_temperatures
+from cairn.pipeline.model.landmarks import Rows, lay_out, split_into_chunks
+from hypothesis import given
+from hypothesis import strategies as st
 
 CPU = torch.device("cpu")
 LENGTHS = [3, 11, 18, 5]
@@ -24,7 +26,15 @@ def backbone(tiny_model_folder: Path) -> Any:
 def rows_of(lengths: list[int]) -> Rows:
     ids = np.random.default_rng(0).integers(5, 20, sum(lengths)).astype(np.int32)
     chunks = split_into_chunks(np.zeros(sum(lengths), np.uint8), np.cumsum([0, *lengths]), 64)
-    return chunk_rows(ids, chunks, cls_id=2, landmark_id=3, pooling="mean", prefix_ids=np.zeros(0, np.int32))
+    return lay_out(
+        ids,
+        chunks,
+        attention="chunk",
+        cls_id=2,
+        landmark_id=3,
+        pooling="mean",
+        prefix_ids=np.zeros(0, np.int32),
+    )
 
 
 def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_row(
@@ -48,3 +58,19 @@ def test_small_batches_are_a_few_widths_and_large_ones_as_wide_as_their_longest_
 def test_small_batch_is_never_wider_than_the_model_reads(backbone: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backbone, "max_positions", 21)
     assert embed_chunks(backbone, rows_of([19]), batch_tokens=10_000).shape == (1, 32)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 600), max_size=20),
+    steps=st.dictionaries(st.integers(1, 600), st.floats(0.1, 2.0), max_size=4),
+)
+def test_row_temperatures_equal_the_last_step_each_row_reaches(lengths, steps):
+    by_length = sorted(steps.items())
+    expected = []
+    for length in lengths:
+        temperature = 0.8
+        for reached, step in by_length:
+            if length >= reached:
+                temperature = step
+        expected.append(temperature)
+    assert row_temperatures(np.array(lengths, np.int64), 0.8, by_length).tolist() == expected

@@ -112,15 +112,6 @@ def test_a_new_mixer_leaves_the_base_vectors_as_they_are(generator):
     np.testing.assert_allclose(mix_queries(LandmarkMixer(WIDTH), x, context), _unit(x), atol=1e-6)
 
 
-def test_the_order_of_the_context_does_not_matter(mixer, generator):
-    x, offsets, titles, context = _corpus(generator)
-    mixed = mix_documents(mixer, x, offsets, titles, context)
-    np.testing.assert_allclose(
-        mixed, mix_documents(mixer, x, offsets, titles, context[::-1].copy()), atol=1e-6
-    )
-    assert np.abs(mixed - mix_documents(mixer, x, offsets, titles, context[:2])).max() > 1e-3
-
-
 def test_queries_are_moved_by_the_context_alone(mixer, generator):
     x, _, _, context = _corpus(generator)
     turn = mixer.turn.detach().numpy()
@@ -149,12 +140,6 @@ def test_a_long_document_is_mixed_in_equal_stretches(mixer, generator, monkeypat
     assert np.abs(before[6:9] - after[6:9]).max() > 1e-4
 
 
-def test_no_documents_are_no_vectors(mixer):
-    assert mix_documents(
-        mixer, np.zeros((0, WIDTH), np.float32), np.zeros(1, np.int64), None, None
-    ).shape == (0, WIDTH)
-
-
 def _tensors(width):
     torch.manual_seed(1)
     return {
@@ -165,10 +150,6 @@ def _tensors(width):
 
 def _load(folder):
     return load_backbone(EncoderConfig(model=str(folder), precision="fp32"))
-
-
-def test_a_checkpoint_without_a_mixer_has_none(tiny_model_folder):
-    assert mixer_of(_load(tiny_model_folder)) is None
 
 
 def test_a_mixer_beside_the_weights_is_read_and_fingerprinted(tiny_model_folder, tmp_path):

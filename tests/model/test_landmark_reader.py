@@ -14,9 +14,10 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.document_encoder import embed_chunks, pad_rows
+from cairn.pipeline.model.engine.pattern import Pattern
 from cairn.pipeline.model.folders.own_tensors import CONTEXT_GATES, GATE_NAMES, LANDMARK_GATES
 from cairn.pipeline.model.landmark_reader import LandmarkReader
-from cairn.pipeline.model.landmarks import Chunks, chunk_rows, landmark_rows
+from cairn.pipeline.model.landmarks import Chunks, lay_out
 
 CLOSED = float("-inf")
 QUERIES_AT_ONCE = 256
@@ -25,7 +26,7 @@ LENGTHS, WINDOWS = [12, 12, 9, 12, 4, 12, 12, 12, 3], [0, 0, 0, 1, 2, 3, 3, 3, 3
 MODELS = ("tiny_model_folder", "modernbert_folder", "nomic_bert_folder")
 
 
-class DensePattern:
+class DensePattern(Pattern):
     """All tokens of a batch behind C context vectors as one sequence.
 
     Who sees whom is a bias for every pair.
@@ -57,7 +58,7 @@ class DensePattern:
     without_lead = text
 
     def rotate_(self, heads_NPd, *, is_local):
-        if self._model.rotary is not None:
+        if self._model.rotary:
             text = heads_NPd[self._num_context :]
             table = self._model.rotary[is_local]
             table.rotate_(text, table.at(self._place), self._model.workspace)
@@ -153,27 +154,6 @@ def test_reader_document_of_8192_tokens_in_one_window_equals_dense_reference(mod
     )
 
 
-@pytest.mark.parametrize("model", MODELS, indirect=True)
-def test_reader_closed_gates_equal_rows_read_alone(model):
-    closed = torch.full((model.num_layers, model.shape.num_heads), CLOSED)
-    model.own_tensors = dict.fromkeys(GATE_NAMES, closed)
-    ids = _ids(model, sum(LENGTHS))
-    ours = _ours(model, ids, LENGTHS, WINDOWS, _context(model))
-    rows = np.split(ids, np.cumsum(LENGTHS)[:-1])
-    alone = torch.cat([model.hidden_states(row[None], np.array([len(row)]))[0] for row in rows])
-    torch.testing.assert_close(ours, alone, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("model", MODELS, indirect=True)
-def test_reader_context_in_another_order_changes_nothing(model):
-    ids, context = _ids(model, sum(LENGTHS)), _context(model)
-    ours = _ours(model, ids, LENGTHS, WINDOWS, context)
-    torch.testing.assert_close(
-        _ours(model, ids, LENGTHS, WINDOWS, context[[3, 0, 4, 2, 1]]), ours, atol=1e-5, rtol=0
-    )
-    assert not torch.allclose(_ours(model, ids, LENGTHS, WINDOWS, _context(model, seed=1)), ours, atol=1e-3)
-
-
 def test_reader_leaves_the_context_as_it_was(model):
     context = _context(model)
     before = context.copy()
@@ -193,32 +173,14 @@ def test_reader_runs_the_context_through_the_layers_once_for_each_temperature(mo
     assert len(seen) == 2
 
 
-def test_reader_other_windows_of_a_batch_are_out_of_sight(model):
-    ids = _ids(model, sum(LENGTHS))
-    before = _ours(model, ids, LENGTHS, WINDOWS, None)
-    ids[: sum(LENGTHS[:3])] = _ids(model, sum(LENGTHS[:3]), seed=9)
-    after = _ours(model, ids, LENGTHS, WINDOWS, None)
-    own = sum(LENGTHS[:3])
-    torch.testing.assert_close(after[own:], before[own:], atol=1e-6, rtol=0)
-    assert not torch.allclose(after[:own], before[:own], atol=1e-2)
-
-
-def test_reader_bf16_is_close_to_float32(model, tiny_model_folder):
-    fast = load_backbone(EncoderConfig(model=str(tiny_model_folder), precision="bf16"))
-    fast.own_tensors = model.own_tensors
-    ids, context = _ids(model, sum(LENGTHS)), _context(model)
-    ours, exact = (_ours(one, ids, LENGTHS, WINDOWS, context).float() for one in (fast, model))
-    assert float(torch.nn.functional.cosine_similarity(ours, exact, dim=1).min()) >= 0.999
-
-
 def _layout(sizes_of_texts, model, **settings):
     sizes = [size for text in sizes_of_texts for size in text]
     offsets = np.cumsum([0, *sizes])
     chunks = Chunks(token_offsets=offsets, chunk_offsets=np.cumsum([0, *map(len, sizes_of_texts)]))
     special = {"cls_id": model.cls_id, "landmark_id": model.landmark_id, "pooling": "mean"}
     ids = _ids(model, offsets[-1]).astype(np.int32)
-    return chunk_rows(ids, chunks, **special), landmark_rows(
-        ids, chunks, **special, max_window_tokens=60, overlap_tokens=20
+    return lay_out(ids, chunks, attention="chunk", **special), lay_out(
+        ids, chunks, attention="landmark", **special, max_window_tokens=60, overlap_tokens=20
     )
 
 
@@ -253,15 +215,10 @@ def test_embed_chunks_closed_gates_equal_chunk_attention(model):
     np.testing.assert_allclose(ours, embed_chunks(model, alone, batch_tokens=100), atol=1e-5)
 
 
-def test_reader_of_a_model_that_is_not_one_transformer_is_refused(model):
-    class Wrapped:
-        def __getattr__(self, name):
-            return getattr(model, name)
-
-    with pytest.raises(
-        ConfigError, match="attention landmark must go with a model of one transformer, got Wrapped"
-    ):
-        LandmarkReader(Wrapped())
+def test_reader_of_a_model_that_is_not_one_transformer_is_refused(make_cde):
+    of_two = load_backbone(EncoderConfig(model=str(make_cde("v1")), precision="fp32"))
+    with pytest.raises(ConfigError, match="must go with a model of one transformer, got CdeBackbone"):
+        LandmarkReader(of_two)
 
 
 def test_reader_of_a_causal_model_is_refused(model):

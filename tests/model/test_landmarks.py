@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from cairn.pipeline.model.document_encoder import pad_rows
 from cairn.pipeline.model.landmarks import (
     Chunks,
-    chunk_rows,
-    landmark_rows,
-    window_rows,
+    lay_out,
 )
 from cairn.pipeline.poolings import POOLINGS
 from hypothesis import given, settings
@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from tests.model.splitting import split
 
 CLS, LMK = 101, 102
+chunk_rows, window_rows, landmark_rows = (
+    partial(lay_out, attention=attention) for attention in ("chunk", "full", "landmark")
+)
 
 
 def _rows(rows) -> list[list[int]]:
@@ -38,14 +41,6 @@ def test_chunk_rows_give_each_chunk_its_own_cls_and_landmark():
     ids, chunks = _chunks([2, 1], [0])
     rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean")
     assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK]]
-
-
-def test_window_rows_short_text_is_one_row_with_a_landmark_after_each_chunk():
-    ids, chunks = _chunks([2, 1], [3])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=4
-    )
-    assert _rows(rows) == [[CLS, 1, 2, LMK, 3, LMK], [CLS, 4, 5, 6, LMK]]
 
 
 def test_window_rows_long_text_overlaps_by_whole_chunks():
@@ -131,14 +126,6 @@ def test_window_rows_mean_at_k_reads_the_last_token_of_each_chunk_without_landma
     )
     assert _rows(rows) == [[CLS, 1, 2, 3, 4, LMK], [CLS, 5, LMK], [CLS, LMK], [CLS, 6, 7, 8, LMK]]
     assert (rows.pooled_row.tolist(), rows.pooled_start.tolist()) == ([0, 0, 1, 2, 3], [2, 4, 1, 1, 3])
-
-
-def test_window_rows_mean_at_k_without_any_token_has_rows_of_special_tokens():
-    ids, chunks = _chunks([0], [0])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=12, overlap_tokens=4
-    )
-    assert _rows(rows) == [[CLS, LMK], [CLS, LMK]]
 
 
 @settings(max_examples=200, deadline=None)
@@ -227,8 +214,8 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(
     if attention == "chunk":
         rows = chunk_rows(ids, chunks, **special)
     else:
-        lay_out = landmark_rows if attention == "landmark" else window_rows
-        rows = lay_out(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
+        windows = landmark_rows if attention == "landmark" else window_rows
+        rows = windows(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
     laid_out = _rows(rows)
     mark = CLS if pooling == "multi_cls" else LMK
     assert all(
@@ -260,18 +247,6 @@ def test_landmark_rows_are_chunk_rows_in_windows_of_each_text():
     assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK], [CLS, 4, 5, 6, LMK]]
     assert rows.window_R.tolist() == [0, 0, 1, 2]
     assert rows.tokens_together.tolist() == [7, 7, 2, 5]
-
-
-def test_landmark_rows_long_text_has_windows_that_overlap_by_whole_chunks():
-    ids, chunks = _chunks([2, 2, 2, 2, 2])
-    rows = landmark_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=12, overlap_tokens=8
-    )
-    # Windows 012, 123, 234: chunk 1 has 8 tokens before its end and 4 after, then 4 and 8; chunk 2 stands in
-    # the middle of the second.
-    assert [row[1] for row in _rows(rows)] == [1, 3, 5, 3, 5, 7, 5, 7, 9]
-    assert rows.window_R.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert rows.pooled_row.tolist() == [0, 1, 4, 7, 8]
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,7 +12,7 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.first_layers import first_layers
-from cairn.pipeline.model.matryoshka import first_dims, require_dims
+from cairn.pipeline.model.pooling import first_dims, require_dims
 from safetensors.torch import load_file, save_file
 
 IDS, LENGTHS = np.array([[2, 10, 11, 3], [2, 12, 3, 0]]), np.array([4, 3])
@@ -41,15 +41,6 @@ def _hidden(folder, **settings):
 
 def test_first_layers_of_a_model_equal_a_model_of_those_layers(tiny_model_folder, one_layer_folder):
     torch.testing.assert_close(_hidden(tiny_model_folder, layers=1), _hidden(one_layer_folder))
-
-
-def test_all_layers_equal_none(tiny_model_folder):
-    torch.testing.assert_close(_hidden(tiny_model_folder, layers=2), _hidden(tiny_model_folder))
-
-
-def test_first_layers_keep_only_their_own_weights(tiny_model_folder, one_layer_folder):
-    kept = first_layers(read_checkpoint(tiny_model_folder), 1).tensors
-    assert set(kept) == set(load_file(one_layer_folder / "model.safetensors"))
 
 
 def test_first_layers_have_a_fingerprint_of_their_own(tiny_model_folder):
@@ -97,7 +88,3 @@ def test_first_dims_of_zeros_are_not_a_vector():
 def test_dims_the_model_does_not_have_are_refused(truncate_dim):
     with pytest.raises(ConfigError, match=f"must lie between 1 and the model's 32, got {truncate_dim}"):
         require_dims(truncate_dim, 32)
-
-
-def test_dims_left_out_are_the_models():
-    assert (require_dims(None, 32), require_dims(32, 32)) == (32, 32)

@@ -104,10 +104,6 @@ def test_fit_of_a_degenerate_sample_still_embeds_finite_vectors(sample: list[str
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
 
 
-def test_fit_twice_is_bit_equal() -> None:
-    assert fitted().fingerprint == fitted().fingerprint
-
-
 def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_embeddings, "MAX_FIT_TEXTS", 100)
     spaced = fit_static(table(), word_tokenizer(), texts())
@@ -116,18 +112,9 @@ def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.Mon
     )
 
 
-def test_embed_gives_unit_rows() -> None:
-    np.testing.assert_allclose(np.linalg.norm(fitted().embed(texts()), axis=1), 1.0, atol=1e-5)
-
-
 @pytest.mark.parametrize("text", ["", "   ", "unheard-of"])
 def test_embed_of_a_text_without_known_words_is_a_zero_row(text: str) -> None:
     assert not fitted().embed([text]).any()
-
-
-def test_embed_of_no_texts_has_no_rows() -> None:
-    embedder = fitted()
-    assert embedder.embed([]).shape == (0, embedder.vector_dim)
 
 
 def test_embed_of_a_text_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +145,6 @@ def test_embed_leaves_the_callers_tokenizer_as_it_was() -> None:
 def test_embed_reads_the_first_tokens_only() -> None:
     opening = "w1 w2 " * (MAX_TOKENS // 2)
     np.testing.assert_array_equal(fitted().embed([opening + "w3 " * 50]), fitted().embed([opening]))
-
-
-def test_embed_skips_leading_blanks_before_cutting() -> None:
-    np.testing.assert_array_equal(fitted().embed([" " * 10_000 + "w1 w2"]), fitted().embed(["w1 w2"]))
 
 
 def test_embed_of_special_tokens_written_in_text_ignores_them() -> None:

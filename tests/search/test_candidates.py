@@ -174,7 +174,7 @@ def test_scores_of_chunk_vectors_decoded_once_are_those_of_vectors_decoded_each_
         return reconstruct(index, places)
 
     def scores() -> list[np.ndarray]:
-        found = LocalScores(generation, positions, query[0], None)
+        found = LocalScores(generation, positions, query[0], 1, lambda _: None)
         some = [found.windows(chosen, size).cosine_W for chosen in (np.arange(7), np.array([6, 2]))]
         return [found.chunks(), *some]
 

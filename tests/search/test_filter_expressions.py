@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.errors import FilterError
 from cairn.pipeline.search.filters import parse_filter
+from cairn.pipeline.search.searcher import Searcher
 
 
 def leaf(kind: str, key: str, value: Any) -> dict[str, Any]:
@@ -89,3 +90,14 @@ def test_parse_filter_of_none_is_none() -> None:
 def test_parse_filter_of_nonsense_is_refused(expression: str) -> None:
     with pytest.raises(FilterError):
         parse_filter([expression], SCHEMA)
+
+
+def test_order_of_texts_against_a_number_is_told(searcher: Searcher) -> None:
+    tree = searcher_filter(searcher, ["Odd name>9"])
+    assert "letter by letter" in searcher.search("slate", filters=tree).warnings[0]
+    for quiet in (["Odd name=9"], ["Odd name>o1"], ["year>1993"]):
+        assert searcher.search("slate", filters=searcher_filter(searcher, quiet)).warnings == ()
+
+
+def searcher_filter(searcher: Searcher, expressions: list[str]) -> dict[str, Any] | None:
+    return parse_filter(expressions, searcher.generation.document_schema)

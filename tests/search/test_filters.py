@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from cairn.pipeline.errors import FilterError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_filter, filterable_columns
+from cairn.pipeline.search.filters import allowed_documents, compile_filter, filterable_columns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -129,15 +128,6 @@ def test_list_on_stored_rows_equals_python(
 ) -> None:
     expected = [row["doc_id"] for row in rows if matches(leaf(kind, key, value), row)]
     assert filtered_ids(generation, leaf(kind, key, value)) == expected
-
-
-@pytest.mark.parametrize(("kind", "value"), [("ne", 1993), ("nin", [1993]), ("lt", 10**6), ("gt", -1)])
-def test_null_matches_no_comparison(
-    generation: Generation, rows: list[dict[str, Any]], kind: str, value: Any
-) -> None:
-    found = set(filtered_ids(generation, leaf(kind, "year", value)))
-    assert found
-    assert not found & {row["doc_id"] for row in rows if row["year"] is None}
 
 
 def test_microsecond_literal_on_nanosecond_column_out_of_range_is_refused(generation: Generation) -> None:

@@ -9,13 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 from cairn.pipeline.index.token_file import CodeColumn, TokenVectors
-from cairn.pipeline.search.feedback import WEIGHT, moved
 from cairn.pipeline.search.late import (
     JUDGED_WINDOWS,
     MAX_QUERY_TOKENS,
+    MOVED_WEIGHT,
     LateQuery,
     best_places,
     judge_windows,
+    moved,
     window_max_sim,
 )
 from cairn.pipeline.token_vectors.max_sim import best_matches
@@ -166,7 +167,7 @@ def test_moved_query_is_the_unit_sum_with_the_mean_of_windows():
     query /= np.linalg.norm(query)
     mean = np.mean([window / np.linalg.norm(window) for window in windows], axis=0)
 
-    expected = query + WEIGHT * mean
+    expected = query + MOVED_WEIGHT * mean
     np.testing.assert_allclose(
         moved(query, windows.astype(np.float32)), expected / np.linalg.norm(expected), atol=1e-6
     )

@@ -1,12 +1,10 @@
-import datetime as dt
 from typing import Any
 
 import pytest
 from cairn.pipeline.errors import StorageError, TryAgainError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.conditions import allowed_documents
-from cairn.pipeline.search.filters import compile_filter
-from cairn.pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words, lance_errors
+from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
+from cairn.pipeline.search.lexical import MAX_WORDS, bm25_documents, bounded_words
 
 
 @pytest.fixture(scope="module")
@@ -64,20 +62,15 @@ def test_bounded_words_are_bounded() -> None:
     assert len(bounded_words(" ".join(f"w{i}" for i in range(1000))).split()) == MAX_WORDS
 
 
-def test_lance_errors_hide_the_text_of_the_error() -> None:
-    with pytest.raises(StorageError, match="reading failed") as caught, lance_errors("reading"):
+def test_table_errors_hide_the_text_of_the_error() -> None:
+    with pytest.raises(StorageError, match="reading failed") as caught, table_errors("reading"):
         raise RuntimeError("lance error: /root/secret/path.lance:17")
     assert "secret" not in str(caught.value)
 
 
-def test_lance_errors_of_a_timeout_ask_to_try_again() -> None:
-    with pytest.raises(TryAgainError, match="in time"), lance_errors("reading"):
+def test_table_errors_of_a_timeout_ask_to_try_again() -> None:
+    with pytest.raises(TryAgainError, match="in time"), table_errors("reading"):
         raise RuntimeError("lance error: Query timeout after 50 ms, /root/x.rs")
-
-
-def test_filter_within_its_deadline_answers(generation: Generation) -> None:
-    where = compile_filter({"type": "eq", "key": "cluster_id", "value": 3}, generation.document_schema)
-    assert len(allowed_documents(generation, where, dt.timedelta(seconds=60))) == 15
 
 
 def test_bm25_finds_words_of_titles(generation: Generation, stones: Any) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.errors import UsageError
-from cairn.pipeline.search.queries import check_queries, unit_vectors
+from cairn.pipeline.search.searcher import check_queries, unit_vectors
 
 
 @pytest.mark.parametrize("query", ["", "   \n\t ", "x" * 8_193, "é" * 4_097, "\ud800", 7, None])

@@ -8,7 +8,6 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +19,7 @@ from cairn.pipeline.errors import (
     UsageError,
 )
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.words import terms_of
-from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity, SearchOptions
 from cairn.pipeline.types import Hit, SearchResult
@@ -173,10 +170,6 @@ def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder: Ston
     assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
 
 
-def test_search_is_deterministic(searcher: Searcher) -> None:
-    assert searcher.search(QUERIES[0]) == searcher.search(QUERIES[0])
-
-
 def test_a_budget_stays_within_the_filter(stones: Stones, searcher: Searcher) -> None:
     found = searcher.search(QUERIES[0], max_characters=100_000, filters=FILTER, top_k=200)
     assert {hit.doc_id for hit in found.hits} == {row["doc_id"] for row in stones.rows if passes(row)}
@@ -228,31 +221,6 @@ def test_bm25_weight_alone_ranks_by_bm25(searcher: Searcher) -> None:
         [(h.scores["bm25"] / top + h.scores["passage_bm25"] / top_pair) / 2 for h in hits]
     )
     assert [h.score for h in hits] == sorted((h.score for h in hits), reverse=True)
-
-
-def test_a_collection_without_bm25_of_passages_is_searched_with_that_of_documents(
-    layout: CollectionLayout, publish: Callable[..., Stones], make_encoder: type[StoneEncoder]
-) -> None:
-    publish(layout)
-    folder = layout.generation_folder(1)
-    manifest = Manifest.read(folder)
-    (folder / "passages.arrow").unlink()
-    replace(
-        manifest, files={name: record for name, record in manifest.files.items() if name != "passages.arrow"}
-    ).write(folder)
-    layout.current_path.write_bytes(b"00000001\n")  # without a hash, as releases before wrote it
-    searcher = Searcher(layout, make_encoder())
-    hits = searcher.search(QUERIES[0]).hits
-    assert {part for hit in hits for part in hit.scores} == {"document", "chunk", "bm25"}
-    assert {part for hit in hits for passage in hit.passages for part in passage.scores} == {"chunk"}
-    assert searcher.search(QUERIES[0], max_characters=500).hits
-    compact_collection(layout)
-    assert {part for hit in searcher.search(QUERIES[0]).hits for part in hit.scores} == {
-        "document",
-        "chunk",
-        "bm25",
-        "passage_bm25",
-    }
 
 
 def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:
@@ -382,3 +350,17 @@ def test_scores_are_shown_from_0_to_1_though_windows_come_nearer_than_their_best
 
 def _all_scores(hit: Hit) -> list[float]:
     return [hit.score, *(passage.score for passage in hit.passages)]
+
+
+@pytest.mark.parametrize("options", [{}, {"hybrid": False}, {"max_characters": 400}, {"mmr": 0.5}])
+@pytest.mark.parametrize("doc_id", ["doc-0-007", " doc-0-041 "])
+def test_query_that_is_an_id_finds_its_document_first(
+    searcher: Searcher, doc_id: str, options: dict[str, Any]
+) -> None:
+    hits = searcher.search(doc_id, **options).hits
+    assert (hits[0].doc_id, hits[0].score) == (doc_id.strip(), 1.0)
+
+
+def test_query_that_is_an_id_finds_nothing_that_a_filter_excludes(searcher: Searcher) -> None:
+    others = {"type": "ne", "key": "doc_id", "value": "doc-0-007"}
+    assert "doc-0-007" not in {hit.doc_id for hit in searcher.search("doc-0-007", filters=others).hits}

@@ -4,7 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import repair_collection
 from cairn.pipeline.index.names import CHUNKS_FAISS
 from cairn.pipeline.search import served
-from cairn.pipeline.search.searcher import Searcher, finish_search
-from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import QueryEncoder
 
 
@@ -50,33 +49,38 @@ def test_published_generation_is_taken_up_at_the_next_call(layout, publish, enco
     assert (result.generation, version_of(result)) == (2, {"1"})
 
 
-def test_search_begun_before_a_publication_answers_from_its_generation(layout, publish, encoder) -> None:
+def while_encoding(encoder, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Let something happen before the encoder's first answer."""
+    encode = encoder.encode_queries
+
+    def encode_once(texts):
+        monkeypatch.setattr(encoder, "encode_queries", encode)
+        act()
+        return encode(texts)
+
+    monkeypatch.setattr(encoder, "encode_queries", encode_once)
+
+
+def test_search_begun_before_a_publication_answers_from_its_generation(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = publish(layout, 12)
     searcher = Searcher(layout, encoder)
-    vectors = Future()
-    with ThreadPoolExecutor(1) as threads:
-        begun = searcher.begin(["slate"], SearchOptions(), vectors, threads)
-        threads.submit(lambda: None).result()  # the words have been read
-        publish(layout, 9, version=1, replaces=first)
-        after = searcher.search("slate")
-        vectors.set_result(encoder.encode_queries(["slate"]))
-        before = finish_search(*begun.result())[0]
+    while_encoding(encoder, monkeypatch, lambda: publish(layout, 9, version=1, replaces=first))
+    before, after = searcher.search("slate"), searcher.search("slate")
     assert (before.generation, version_of(before)) == (1, {"0"})
     assert (after.generation, version_of(after)) == (2, {"1"})
 
 
 def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(
-    layout, publish, encoder
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(layout, 12)
-    vectors = Future()
-    with ThreadPoolExecutor(1) as threads:
-        begun = Searcher(layout, encoder).begin(["slate"], SearchOptions(), vectors, threads)
-        threads.submit(lambda: None).result()  # the words have been read
-        os.truncate(layout.generation_folder(1) / CHUNKS_FAISS, 10)
-        vectors.set_result(encoder.encode_queries(["slate"]))
-        with pytest.raises(DamageError, match="it was cut while it was open"):
-            finish_search(*begun.result())
+    searcher = Searcher(layout, encoder)
+    path = layout.generation_folder(1) / CHUNKS_FAISS
+    while_encoding(encoder, monkeypatch, lambda: os.truncate(path, 10))
+    with pytest.raises(DamageError, match="it was cut while it was open"):
+        searcher.search("slate")
 
 
 def test_unchanged_current_is_not_opened_again(

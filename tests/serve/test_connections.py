@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cairn.pipeline.serve import connections, server
@@ -122,40 +121,6 @@ def test_connection_of_who_does_not_read_is_closed(
     assert closed.wait(300.0)
     with contextlib.suppress(ConnectionResetError):
         assert len(answered(idle)) < num_bytes
-
-
-def test_who_reads_some_of_an_answer_is_waited_for() -> None:
-    left, told = [50, 20, 20], []
-    protocol = object.__new__(connections.PunctualProtocol)
-    protocol.transport = SimpleNamespace(
-        get_write_buffer_size=lambda: left.pop(0), abort=lambda: told.append("abort")
-    )
-    protocol.loop = SimpleNamespace(call_later=lambda _, look, unread: told.append(unread) or look)
-    for unread in (100, 50, 20):
-        protocol._look(unread)
-    assert told == [50, 20, "abort"]
-
-
-def test_head_and_body_of_an_answer_are_one_write_and_a_head_alone_is_not_kept() -> None:
-    written: list[bytes] = []
-    inner = SimpleNamespace(
-        write=written.append, close=lambda: written.append(b"closed"), get_write_buffer_size=lambda: 5
-    )
-    transport = connections.JoinedWrites(inner)  # type: ignore[arg-type]
-
-    async def answer() -> None:
-        for part in (b"head ", b"body", b"", b"next head"):
-            transport.write(part)
-        assert (written, transport.get_write_buffer_size()) == ([b"head body"], 5 + len(b"next head"))
-        await asyncio.sleep(0)
-        assert written == [b"head body", b"next head"]
-        transport.write(b"last")
-        transport.close()
-        assert written[2:] == [b"last", b"closed"]
-        await asyncio.sleep(0)
-        assert written[4:] == []
-
-    asyncio.run(answer())
 
 
 def test_too_many_connections_keep_no_health_check_out(

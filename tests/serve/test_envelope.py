@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cairn.pipeline.collection import load_query_encoder
 from cairn.pipeline.errors import StorageError
-from cairn.pipeline.search.prepared import PreparedSearch
+from cairn.pipeline.search import searcher
 from cairn.pipeline.serve.envelope import Envelope
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
@@ -160,78 +160,19 @@ def test_encoder_that_gives_nan_is_at_fault_not_the_caller(stubborn: Callable[..
     assert problem(ask(client)) == (500, "encoder-failed")
 
 
-def test_failing_read_of_a_filter_is_told_at_once_and_its_query_is_not_encoded(
+def test_failing_read_of_a_filter_is_told_and_others_go_on(
     stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client, encoder = stubborn()
-    queue = client.app.state.server.collections._encoders[encoder.fingerprint]
-    encoder.go_on.clear()
+    client, _ = stubborn()
 
-    read = PreparedSearch.read
+    def fail(*_: Any) -> Any:
+        raise StorageError("reading the filter's documents failed")
 
-    def fail_on_slate(search: PreparedSearch) -> PreparedSearch:
-        if search.queries == ["slate"]:
-            raise StorageError("the BM25 search failed")
-        return read(search)
-
-    monkeypatch.setattr(PreparedSearch, "read", fail_on_slate)
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(ask, client)
-        encoder.has_begun.wait()
-        failing = client.post(SEARCH, json={"query": "slate", "filters": FILTER})
-        assert problem(failing) == (503, "storage-failed")
-        encoder.go_on.set()
-        assert first.result().status_code == 200
+    monkeypatch.setattr(searcher, "allowed_documents", fail)
+    failing = client.post(SEARCH, json={"query": "slate", "filters": FILTER})
+    assert problem(failing) == (503, "storage-failed")
     assert ask(client).status_code == 200
-    assert (encoder.encoded, queue.waiting_bytes) == ([SECRET, SECRET], 0)
     assert "never retrieved" not in caplog.text
-
-
-def test_words_of_a_search_without_filter_are_read_once_it_is_encoded(
-    stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, encoder = stubborn()
-    encoded: list[list[str]] = []
-    read = PreparedSearch.read
-    monkeypatch.setattr(
-        PreparedSearch, "read", lambda search: (encoded.append(list(encoder.encoded)), read(search))[1]
-    )
-    assert ask(client).status_code == 200
-    assert encoded == [[SECRET]]
-
-
-def test_answer_is_of_the_generation_its_words_were_read_from(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-) -> None:
-    made: list[Stubborn] = []
-    client = serve(
-        ServeSettings(root=own_root, collections=("stones",)),
-        load_encoder=lambda found: made.append(Stubborn(found)) or made[0],
-    )
-    made[0].go_on.clear()
-    read = threading.Event()
-    read_words = PreparedSearch.read
-
-    with ThreadPoolExecutor(1) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PreparedSearch, "read", lambda search: (read_words(search), read.set())[0])
-        waiting = pool.submit(client.post, SEARCH, json={"query": SECRET, "filters": FILTER})
-        read.wait()
-        ingest(own_root, "stones", make_rows(version=1))
-        made[0].go_on.set()
-        before, after = waiting.result().json(), ask(client).json()
-    assert (before["generation"], after["generation"]) == (1, 2)
-    for version, answer in ((0, before), (1, after)):
-        texts = [
-            passage["text"]
-            for hit in answer["hits"]
-            for passage in hit["passages"]
-            if not passage["start_char"]
-        ]
-        assert texts
-        assert all(text.startswith(f"version {version} ") for text in texts)
 
 
 def test_unforeseen_error_is_a_problem_without_its_message(
@@ -256,7 +197,7 @@ def test_log_has_routes_and_no_text_id_or_key(
     own_client.post(SEARCH, json={"query": SECRET, "top_k": "secretword"})
     own_client.get("/v1/collections/stones/documents/secretword")
     own_client.get("/v1/collections/secretword")
-    ours = [record for record in caplog.records if record.name.startswith("pipeline")]
+    ours = [record for record in caplog.records if record.name.startswith("cairn.")]
     assert any("route=/v1/collections/{name}/search status=200" in record.getMessage() for record in ours)
     assert [record.getMessage() for record in ours if "secretword" in record.getMessage()] == []
 
@@ -306,24 +247,6 @@ def test_websocket_is_closed(client: TestClient) -> None:
 
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/collections"):
         pass
-
-
-def test_concurrent_queries_share_encoder_passes(stubborn: Callable[..., Any]) -> None:
-    client, encoder = stubborn()
-    encoder.go_on.clear()
-    with ThreadPoolExecutor(6) as pool:
-        waiting = [pool.submit(ask, client)]
-        encoder.has_begun.wait()
-        waiting += [pool.submit(ask, client) for _ in range(5)]
-        queue = client.app.state.server.collections._opened["stones"].result().encoder
-        while queue.waiting_bytes < 5 * len(SECRET):
-            time.sleep(0.001)
-        encoder.go_on.set()
-        answers = [each.result().json() for each in waiting]
-    text = client.get("/metrics").text
-    assert "cairn_encoder_pass_texts_count 2.0" in text
-    assert "cairn_encoder_pass_texts_sum 6.0" in text
-    assert [answer["hits"] for answer in answers] == [answers[0]["hits"]] * 6
 
 
 @pytest.mark.parametrize(

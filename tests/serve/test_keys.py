@@ -46,10 +46,6 @@ def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
     )
 
 
-def test_tokens_differ(file: KeyFile) -> None:
-    assert len({file.create(f"reader {number}")[1] for number in range(20)}) == 20
-
-
 def test_grant_is_what_the_key_was_made_for(file: KeyFile) -> None:
     _, token = file.create("tenant", scopes=["search"], collections=["stones"], restriction=RESTRICTION)
     grant = Keyring(file, is_required=True).grant_of(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -44,7 +45,7 @@ def test_request_with_more_text_than_its_deadline_allows_is_refused() -> None:
     queue = EncoderQueue(NoEncoder())
     try:
         with pytest.raises(ProblemError, match="131,072 bytes together"):
-            queue.submit(["x" * 8_190] * 32)
+            asyncio.run(queue.encode(["x" * 8_190] * 32))
         assert queue.waiting_bytes == 0
     finally:
         queue.stop()

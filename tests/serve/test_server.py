@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import socket
-import threading
 from pathlib import Path
 
 import pytest
 from cairn.pipeline.errors import ConfigError, StorageError
-from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.server import bind, require_key, run_server
 from cairn.pipeline.serve.settings import ServeSettings, is_loopback
@@ -59,20 +57,6 @@ def test_answers_are_not_held_back_for_more_to_send(tmp_path: Path) -> None:
         listener.accept()[0] as connection,
     ):
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-def test_every_search_thread_keeps_to_one_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    limited: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        "cairn.pipeline.serve.app.threadpool_limits",
-        lambda limits: limited.append((threading.current_thread().name, limits)),
-    )
-    pool = create_app(ServeSettings(root=tmp_path, search_threads=2)).state.server.search_threads._pool
-    both = threading.Barrier(2)
-    with pool:
-        for waiting in [pool.submit(both.wait) for _ in range(2)]:
-            waiting.result()
-    assert sorted(limited) == [("cairn-search_0", 1), ("cairn-search_1", 1)]
 
 
 def test_rerank_model_that_is_not_there_is_told_before_anything_is_served(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from cairn.pipeline.serve.telemetry import ENDPOINTS, telemetry_config
+from cairn.pipeline.serve.metrics import ENDPOINTS, telemetry_config
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -87,7 +87,7 @@ def test_search_is_a_trace_of_its_stages_without_its_text(collector: Collector, 
     request = by_name["POST /v1/collections/{name}/search"]
     search = by_name["search"]
     assert search.parent_span_id == request.span_id
-    for stage in ("encode", "prepare", "rank"):
+    for stage in ("encode", "rank"):
         assert by_name[f"search.{stage}"].parent_span_id == search.span_id
     assert {"http.server.request.duration", "cairn.encoder.pass.duration", "cairn.search.duration"} <= names
 

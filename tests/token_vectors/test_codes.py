@@ -39,21 +39,6 @@ def test_decoded_vectors_are_near_what_was_encoded(bits: int, cosine: float):
     assert (decoded * rows).sum(1).mean() >= cosine
 
 
-@pytest.mark.parametrize(("dims", "bits", "size"), [(48, 4, 24), (64, 2, 16), (64, 8, 64)])
-def test_a_coded_vector_takes_its_bits_and_nothing_else(dims: int, bits: int, size: int):
-    rows = vectors(3, dims)
-    own = codec(bits, rows)
-
-    assert own.vector_bytes == size
-    assert own.encode(rows).nbytes == 3 * size
-
-
-def test_no_vectors_have_no_codes():
-    own = codec(4, vectors(9))
-
-    assert own.decode(own.encode(np.zeros((0, 16), np.float32))).shape == (0, 16)
-
-
 @pytest.mark.parametrize(("dims", "bits"), [(16, 3), (15, 4), (2, 2)])
 def test_bits_and_dims_that_fill_no_byte_are_refused(dims: int, bits: int):
     with pytest.raises(ConfigError, match="of a token vector must"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.token_vectors.max_sim import best_matches, max_sim
+from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
 
 
 def tokens(rows: int, seed: int = 0, width: int = 8) -> np.ndarray:
@@ -25,10 +25,6 @@ def test_max_sim_of_overlapping_and_empty_windows_equals_the_sum_written_out():
     )
 
 
-def test_max_sim_of_a_query_without_weight_is_zero():
-    assert max_sim(tokens(2), np.zeros(2), tokens(4), np.array([0]), np.array([4])).tolist() == [0.0]
-
-
 def test_max_sim_does_not_depend_on_the_order_of_tokens_and_takes_half_precision():
     query, token = tokens(3, 1), tokens(12, 2).astype(np.float16)
     bounds = np.array([0]), np.array([12])
@@ -39,8 +35,8 @@ def test_max_sim_does_not_depend_on_the_order_of_tokens_and_takes_half_precision
     )
 
 
-def test_best_matches_name_the_score_of_every_query_token():
-    token = np.eye(4, dtype=np.float32)
-    found = best_matches(token[[1, 3]], token, np.array([0, 2]), np.array([2, 4]))
+def test_token_idf_counts_texts_not_occurrences():
+    found = token_idf(np.array([1, 1, 2, 1], np.int32), np.array([0, 3, 4, 4]), 4)
 
-    assert found.tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    # Three texts: id 1 stands in two of them, id 2 in one, ids 0 and 3 in none.
+    assert found == pytest.approx(np.log1p([3.5 / 0.5, 1.5 / 2.5, 2.5 / 1.5, 3.5 / 0.5]))

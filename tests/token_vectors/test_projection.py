@@ -71,10 +71,6 @@ def test_weights_are_kept_within_half_a_step():
     assert np.abs(codes * step - weights).max() <= step / 2 + 1e-9
 
 
-def test_folder_without_a_projection_has_none(tmp_path: Path):
-    assert read(tmp_path) is None
-
-
 @pytest.mark.parametrize("content", [b"", b"\x07" * 40])
 def test_damaged_projection_is_said_in_a_sentence(tmp_path: Path, content: bytes):
     (tmp_path / LATE_NAME).write_bytes(content)

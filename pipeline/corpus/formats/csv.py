@@ -16,11 +16,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Undecoded
-from cairn.pipeline.corpus.formats.inferred import footer_of
+from cairn.pipeline.corpus.formats.format import Format, SourceFile, Undecoded
+from cairn.pipeline.corpus.formats.values import footer_of
 from cairn.pipeline.corpus.source_record import Footer
-from cairn.pipeline.corpus.sources import SourceFile
 from pyarrow import csv
+from typing_extensions import override
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
@@ -35,9 +35,14 @@ _ROW_DOCUMENTS: Final = 2
 """A block holds so many times the largest document: a row must fit in one."""
 
 
-class CsvFormat:
+class CsvFormat(Format):
     """Reads CSV files."""
 
+    suffixes = (".csv", ".tsv")
+    is_typed = False
+    is_compressible = True
+
+    @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
         names, _ = _header(file)
@@ -55,12 +60,9 @@ class CsvFormat:
 
         return footer_of(file, parts())
 
-    def decode(
-        self,
-        file: SourceFile,
-        num_rows: int,  # noqa: ARG002 - `scan.read_file` compares what is read with it
-        types: Mapping[str, pa.DataType],
-        config: CorpusConfig,
+    @override
+    def read(
+        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the rows, and the damaged ones of each block behind it."""
         for batch in _batches(file, config, [*types]):

@@ -8,18 +8,11 @@ else its first heading, else the name of the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Undecoded
-from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, one_document, read_document
-from cairn.pipeline.corpus.source_record import Footer
-from cairn.pipeline.corpus.sources import SourceFile
-from cairn.pipeline.errors import extra_missing
+from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.formats.text import Document, DocumentFormat
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup
@@ -34,35 +27,20 @@ _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 """markdownify takes time quadratic in the length of white space, so longer runs are cut."""
 
 
-class HtmlFormat:
-    """Reads HTML files; needs the extra ``html``."""
+class HtmlFormat(DocumentFormat):
+    """Reads HTML files."""
 
-    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:  # noqa: ARG002
-        """Return the columns of every document; the file is not opened."""
-        _require_converter()
-        return Footer(schema=DOCUMENT_SCHEMA, num_rows=1)
+    suffixes = (".html", ".htm")
 
-    def decode(
-        self,
-        file: SourceFile,
-        num_rows: int,  # noqa: ARG002 - a file is one row
-        types: Mapping[str, pa.DataType],
-        config: CorpusConfig,
-    ) -> Iterator[pa.RecordBatch | Undecoded]:
-        """Yield the one document."""
-        raw = read_document(file, config)
-        if len(raw) > config.max_document_bytes:
-            yield one_document(file, file.relative, raw, types)  # refused as it is
-            return
+    @override
+    def document(self, file: SourceFile, raw: bytes) -> Document:
         try:
-            title, text = _converted(raw)
-        except RecursionError:
-            yield Undecoded(num_rows=1, detail="its elements are nested too deeply")
-            return
-        yield one_document(file, title or PurePosixPath(file.relative).stem, text, types)
+            return _converted(raw)
+        except RecursionError as error:
+            raise ValueError("its elements are nested too deeply") from error
 
 
-def _converted(raw: bytes) -> tuple[str, str]:
+def _converted(raw: bytes) -> Document:
     """Return title and Markdown of a page."""
     from bs4 import BeautifulSoup
     from bs4.exceptions import ParserRejectedMarkup
@@ -84,18 +62,9 @@ def _converted(raw: bytes) -> tuple[str, str]:
     content = page.find("main") or (articles[0] if len(articles) == 1 else page.body or page)
     converter = MarkdownConverter(heading_style="ATX", bullets="-", strip=["img"])
     lines = (line if line.strip() else "" for line in converter.convert_soup(content).split("\n"))
-    return title, _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip()
+    return Document(title, _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip())
 
 
 def _title(page: BeautifulSoup) -> str:
     named = page.title or page.find(["h1", "h2"])
     return " ".join(named.get_text().split()) if named else ""
-
-
-def _require_converter() -> None:
-    try:
-        import_module("markdownify")
-    except ModuleNotFoundError as error:
-        raise extra_missing(
-            error, what="reading HTML", module="markdownify", package="markdownify", extra="html"
-        ) from None

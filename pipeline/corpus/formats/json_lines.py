@@ -12,12 +12,10 @@ from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Undecoded, damage_reported
-from cairn.pipeline.corpus.formats.inferred import footer_of
-from cairn.pipeline.corpus.formats.values import as_column, type_of
-from cairn.pipeline.corpus.listing import is_utf8
+from cairn.pipeline.corpus.formats.format import Format, SourceFile, Undecoded, damage_reported
+from cairn.pipeline.corpus.formats.values import as_column, footer_of, is_utf8, type_of
 from cairn.pipeline.corpus.source_record import Footer
-from cairn.pipeline.corpus.sources import SourceFile
+from typing_extensions import override
 
 _READ_BYTES: Final = 1 << 20
 _LINE_DOCUMENTS: Final = 4
@@ -31,9 +29,14 @@ class _Row(NamedTuple):
     num_bytes: int
 
 
-class JsonLinesFormat:
+class JsonLinesFormat(Format):
     """Reads files of JSON lines."""
 
+    suffixes = (".jsonl", ".ndjson")
+    is_typed = False
+    is_compressible = True
+
+    @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every line once for the columns and their types."""
 
@@ -47,12 +50,9 @@ class JsonLinesFormat:
 
         return footer_of(file, parts())
 
-    def decode(
-        self,
-        file: SourceFile,
-        num_rows: int,  # noqa: ARG002 - `scan.read_file` compares what is read with it
-        types: Mapping[str, pa.DataType],
-        config: CorpusConfig,
+    @override
+    def read(
+        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the rows, and each damaged line where it stands."""
         rows: list[dict[str, Any]] = []

@@ -1,29 +1,68 @@
-"""Parquet: the footer first, then row groups, each by itself: the next is read where one is damaged."""
+"""Parquet: the footer first, then row groups, each by itself: the next is read where one is damaged.
+
+A row group is decoded in bounded steps, whatever its few bytes claim to expand to. A small file can hold
+gigabytes: one long string behind a dictionary, a run of equal list elements, a page of zeros under a strong
+codec, prefixes that repeat the value before. Hence the rows of a read follow from the footer and from the
+longest entry of each dictionary, read first; a small dictionary with long entries is kept as one; a row group
+whose single pages or rows could exceed the budget is refused before it is touched, and one that repeats a few
+strings into gigabytes before a row of it is handed on. Footers are believed where they size a read: a crafted
+footer that understates its pages is the limit of this protection, since Arrow allocates what a page header
+asks for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.decode import (
+from cairn.pipeline.corpus.formats.format import (
     DECODE_ERRORS,
-    check_column_metadata,
-    decode_row_group,
-    leaves_of,
-    open_parquet,
-    refusal,
+    Format,
+    SourceFile,
+    Undecoded,
+    check_names,
+    damage_of,
 )
-from cairn.pipeline.corpus.formats.format import Undecoded, check_names, damage_of
+from cairn.pipeline.corpus.plain_columns import value_bytes, without_views
 from cairn.pipeline.corpus.source_record import Footer
-from cairn.pipeline.corpus.sources import SourceFile
-from cairn.pipeline.errors import TryAgainError
+from typing_extensions import override
+
+THRIFT_STRING_BYTES = 32 << 20
+THRIFT_CONTAINER_ITEMS = 1 << 20
+"""Limits on a footer: above any honest one (pandas metadata, a million column chunks), far below memory."""
+
+GROUP_BUDGET_BATCHES = 4
+"""A column chunk that decodes to more than this many batches may be one page or one row.
+
+It must not look like a bomb.
+"""
+SUSPECT_EXPANSION = 200
+"""Decoded over stored bytes: prose compresses 3 to 5 times, logs 20 to 50, a bomb ten thousand."""
+SKEWED_READ_ROWS = 256
+"""Rows a read of a large column chunk takes at most.
+
+Its average says nothing about a tail of long documents.
+"""
+PROBE_ROWS = 64
+MAX_REPEATED_BYTES = 1 << 30
+"""What the strings of a row group may come to where they repeat ``SUSPECT_EXPANSION`` times.
+
+Each row of a bomb is a small document of equal text, but thousands of them would be encoded for hours.
+"""
 
 
-class ParquetFormat:
+class ParquetFormat(Format):
     """Reads Parquet files."""
 
-    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:  # noqa: ARG002
+    suffixes = (".parquet", ".pq")
+
+    @override
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read the footer, and no row."""
         with file.open() as stream, open_parquet(stream) as parquet:
             metadata, schema = parquet.metadata, parquet.schema_arrow
@@ -33,17 +72,13 @@ class ParquetFormat:
             check_names(schema)
             return Footer(schema=schema, num_rows=metadata.num_rows)
 
-    def decode(
-        self, file: SourceFile, num_rows: int, types: Mapping[str, pa.DataType], config: CorpusConfig
+    @override
+    def read(
+        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the rows of each row group, or what is wrong with it."""
         with file.open() as stream, open_parquet(stream) as footer:
             metadata = footer.metadata
-            if metadata.num_rows != num_rows:
-                raise TryAgainError(
-                    f"{file.name} must not change while it is read, got {metadata.num_rows} rows; run the "
-                    "command again"
-                )
             leaves = leaves_of(metadata, [*types])
             for index in range(metadata.num_row_groups):
                 group, done = metadata.row_group(index), 0
@@ -59,3 +94,234 @@ class ParquetFormat:
                 except DECODE_ERRORS as error:  # the groups behind it have pages of their own
                     file.require_reachable(error)
                     yield Undecoded(num_rows=group.num_rows - done, detail=damage_of(error))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leaf:
+    """One physical column of a wanted source column."""
+
+    index: int
+    path: str
+    column: str
+    is_string: bool
+    is_repeated: bool
+    value_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadPlan:
+    """How a row group is read: rows at a time, and which columns stay dictionaries."""
+
+    rows: int
+    as_dictionary: tuple[str, ...]
+
+
+def open_parquet(
+    stream: pa.NativeFile, metadata: pq.FileMetaData | None = None, as_dictionary: Sequence[str] = ()
+) -> pq.ParquetFile:
+    """Open a Parquet file, reading nothing but its footer, and not even that when ``metadata`` is given."""
+    return pq.ParquetFile(
+        stream,
+        metadata=metadata,
+        read_dictionary=list(as_dictionary) or None,
+        buffer_size=1 << 16,  # stream pages instead of holding whole column chunks
+        pre_buffer=False,
+        thrift_string_size_limit=THRIFT_STRING_BYTES,
+        thrift_container_size_limit=THRIFT_CONTAINER_ITEMS,
+        page_checksum_verification=True,
+        arrow_extensions_enabled=False,
+    )
+
+
+def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, ...]:
+    """List the physical columns that reading ``columns`` touches."""
+    wanted = set(columns)
+    found: list[Leaf] = []
+    for index in range(metadata.num_columns):
+        column = metadata.schema.column(index)
+        name = column.path.split(".", 1)[0]
+        if name in wanted:
+            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}.get(
+                column.physical_type, max(8, column.length or 0)
+            )
+            is_string = column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
+            is_repeated = column.max_repetition_level > 0
+            found.append(
+                Leaf(
+                    index=index,
+                    path=column.path,
+                    column=name,
+                    is_string=is_string,
+                    is_repeated=is_repeated,
+                    value_bytes=width,
+                )
+            )
+    return tuple(found)
+
+
+class _Unread(io.RawIOBase):
+    """A file of the right size that refuses to be read."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self._size_bytes, self._position = size_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size_bytes)[whence]
+        return self._position
+
+    def read(self, _size: int = -1) -> bytes:
+        raise _PageReachedError
+
+
+class _PageReachedError(Exception):
+    pass
+
+
+def check_column_metadata(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf]
+) -> None:
+    """Raise one of ``DECODE_ERRORS`` where the footer is damaged in what it says of a row group's columns.
+
+    Must come before ``group.column``: that ends the process on such damage, by an exception that escapes from
+    C++. Opening the column readers makes the same checks and reports them. They are opened on a file without
+    content, so that no page is decoded.
+    """
+    columns = list(dict.fromkeys(leaf.column for leaf in leaves))
+    unread = pa.PythonFile(_Unread(stream.size()), mode="r")
+    with open_parquet(unread, metadata) as parquet, contextlib.suppress(_PageReachedError):
+        next(parquet.iter_batches(batch_size=1, row_groups=[index], columns=columns, use_threads=False), None)
+
+
+def decode_row_group(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a row group that :func:`refusal` has nothing against.
+
+    Raises one of ``DECODE_ERRORS`` where the bytes are damaged.
+    """
+    plan = plan_reads(stream, metadata, index, leaves, config)
+    columns = list(dict.fromkeys(leaf.column for leaf in leaves))
+    num_rows, done = metadata.row_group(index).num_rows, 0
+    with open_parquet(stream, metadata, plan.as_dictionary) as parquet:
+        # One thread: several would each hold a decoded column chunk.
+        for batch in parquet.iter_batches(
+            batch_size=plan.rows, row_groups=[index], columns=columns, use_threads=False
+        ):
+            done += batch.num_rows
+            if done > num_rows:
+                raise ValueError(f"row group {index} holds more than {num_rows} rows")
+            yield batch
+    missing = num_rows - done
+    if missing:
+        raise ValueError(f"row group {index} ends {missing} rows early")
+
+
+def refusal(group: pq.RowGroupMetaData, leaves: Sequence[Leaf], config: CorpusConfig) -> str | None:
+    """Say why a row group must not be decoded at all, None when it may."""
+    budget = GROUP_BUDGET_BATCHES * config.batch_bytes
+    for leaf in leaves:
+        column = group.column(leaf.index)
+        decoded, stored = column.total_uncompressed_size, max(column.total_compressed_size, 1)
+        if decoded > budget and decoded > SUSPECT_EXPANSION * stored:
+            return f"column {leaf.path!r} expands from {stored} to {decoded} bytes in one row group"
+        if leaf.is_string and decoded > max(budget, group.num_rows * config.max_document_bytes):
+            return (
+                f"column {leaf.path!r} holds {decoded} bytes in {group.num_rows} rows, more than "
+                "max_document_bytes a row"
+            )
+        expanded = column.num_values * leaf.value_bytes
+        if leaf.is_repeated and expanded > budget and expanded > SUSPECT_EXPANSION * max(decoded, 1):
+            return (
+                f"column {leaf.path!r} expands from {decoded} bytes to {column.num_values} list "
+                "elements in one row group"
+            )
+    return None
+
+
+def plan_reads(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig
+) -> ReadPlan:
+    """Choose the rows of a read so that it decodes to about ``batch_bytes``.
+
+    Behind a dictionary it decodes to twice that at most.
+    """
+    group = metadata.row_group(index)
+    num_rows = max(group.num_rows, 1)
+    rows, as_dictionary = config.batch_rows, list[str]()
+    repeating = list[Leaf]()
+    for leaf in leaves:
+        column = group.column(leaf.index)
+        decoded, values_per_row = max(column.total_uncompressed_size, 1), column.num_values / num_rows
+        row_bytes = max(decoded / num_rows, values_per_row * leaf.value_bytes if leaf.is_repeated else 0.0)
+        if leaf.is_string and "DELTA_BYTE_ARRAY" in column.encodings:
+            row_bytes = float(decoded)  # every row may repeat all that the chunk holds
+            if _may_be_bomb(column.num_values * decoded, decoded):
+                repeating.append(leaf)
+        elif leaf.is_string and any("DICTIONARY" in encoding for encoding in column.encodings):
+            entry_bytes = _longest_entry(stream, metadata, index, leaf)
+            if _may_be_bomb(column.num_values * entry_bytes, decoded):
+                repeating.append(leaf)
+            worst_values = column.num_values if leaf.is_repeated else min(config.batch_rows, num_rows)
+            if entry_bytes * worst_values > 2 * config.batch_bytes:
+                # Arrow holds a chunk read as dictionary about five times over, so only a small one is.
+                if decoded <= config.batch_bytes:
+                    as_dictionary.append(leaf.path)
+                else:
+                    row_bytes = max(row_bytes, entry_bytes * max(values_per_row, 1.0) / 2)
+        if decoded > GROUP_BUDGET_BATCHES * config.batch_bytes:
+            rows = min(rows, SKEWED_READ_ROWS)
+        rows = min(rows, int(config.batch_bytes / row_bytes)) if row_bytes else rows
+    plan = ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
+    for leaf in repeating:
+        _check_repeated(stream, metadata, index, leaf, plan)
+    return plan
+
+
+def _may_be_bomb(expanded: int, decoded: int) -> bool:
+    return expanded > max(MAX_REPEATED_BYTES, SUSPECT_EXPANSION * decoded)
+
+
+def _check_repeated(
+    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf, plan: ReadPlan
+) -> None:
+    """Raise :class:`ValueError` where a column chunk says the same strings too often.
+
+    The column is read once more for it, which only a chunk is that could be a bomb.
+    """
+    decoded, expanded = metadata.row_group(index).column(leaf.index).total_uncompressed_size, 0
+    with open_parquet(stream, metadata, [leaf.path] if leaf.path in plan.as_dictionary else []) as parquet:
+        for batch in parquet.iter_batches(
+            batch_size=plan.rows, row_groups=[index], columns=[leaf.column], use_threads=False
+        ):
+            expanded += int(value_bytes(without_views(batch.column(0))).sum())
+            if _may_be_bomb(expanded, decoded):
+                raise ValueError(
+                    f"column {leaf.path!r} expands from {decoded} bytes to more than {MAX_REPEATED_BYTES} "
+                    "of repeated text in one row group"
+                )
+
+
+def _longest_entry(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf) -> int:
+    """Return the byte length of a column chunk's longest dictionary entry.
+
+    The first read that meets a value brings them all.
+    """
+    with open_parquet(stream, metadata, [leaf.path]) as parquet:
+        for batch in parquet.iter_batches(
+            batch_size=PROBE_ROWS, row_groups=[index], columns=[leaf.column], use_threads=False
+        ):
+            column = batch.column(0)
+            entries = (column if pa.types.is_dictionary(column.type) else column.flatten()).dictionary
+            if len(entries):
+                return int(value_bytes(entries).max())
+    return 0

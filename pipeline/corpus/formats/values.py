@@ -1,4 +1,4 @@
-"""Values of files without types of their own, as JSON lines, made Arrow columns of one type.
+"""Values of files without types of their own: a pass that learns the columns, and values made columns.
 
     whole numbers and others   double               lists     list of what their elements are
     numbers, booleans, texts   text, as JSON        objects   no column that can be kept
@@ -10,15 +10,48 @@ are not valid UTF-8, by their reason.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, cast
 
 import pyarrow as pa
+from cairn.pipeline.corpus.formats.format import DECODE_ERRORS, SourceFile, Undecoded
+from cairn.pipeline.corpus.source_record import Footer
 
+MAX_COLUMNS: Final = 10_000
 _INT64: Final = range(-(2**63), 2**63)
 OBJECT: Final = pa.struct([])
 """What stands for objects and nested lists; nothing looks into them."""
+
+
+def footer_of(file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] | int | Undecoded]) -> Footer:
+    """Return the footer of what a pass yields: types of columns, numbers of rows, and what is damaged.
+
+    A pass that fails has met the beginning of the file, and the rest counts as one row, which reading it
+    quarantines. Where nothing was met, the error is raised: the file is damaged. So is one with more than
+    ``MAX_COLUMNS`` columns, whose names and types would all be kept in memory: :class:`ValueError`.
+    """
+    types: dict[str, pa.DataType] = {}
+    num_rows = 0
+    try:
+        for part in parts:
+            if isinstance(part, int):
+                num_rows += part
+            elif isinstance(part, Undecoded):
+                num_rows += part.num_rows or 1
+            else:
+                for name, arrow_type in part.items():
+                    types[name] = joined(types.get(name, pa.null()), arrow_type)
+            if len(types) > MAX_COLUMNS:
+                break
+    except DECODE_ERRORS as error:
+        file.require_reachable(error)
+        if not types:
+            raise
+        num_rows += 1
+    if len(types) > MAX_COLUMNS:
+        raise ValueError(f"a file must have at most {MAX_COLUMNS} columns, got more")
+    return Footer(schema=pa.schema([*types.items()]), num_rows=num_rows)
 
 
 def type_of(value: object) -> pa.DataType:
@@ -77,3 +110,12 @@ def as_column(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
 def _text(value: Any) -> bytes:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text.encode("utf-8", "surrogatepass")
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has no lone surrogate, as names of this machine have for bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.judged_files import corpus_files, read_columns
-from cairn.pipeline.corpus.sources import SourceFile
 from cairn.pipeline.errors import SchemaError
 
 

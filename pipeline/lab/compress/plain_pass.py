@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.model.engine.differentiable import DifferentiableOperations
+from cairn.pipeline.lab.differentiable import DifferentiableOperations
 from cairn.pipeline.model.engine.layer import Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer
@@ -43,10 +43,10 @@ class _GatedOperations(DifferentiableOperations):
         self, engine: Transformer, index: int, num_tokens: int, gates: Gates | None, seen: Seen | None
     ) -> None:
         layer = engine.layers[index]
-        table = None if engine.rotary is None else engine.rotary[layer.is_local]
+        table = engine.rotary.get(layer.is_local)
         mask_TT = _visible(engine.shape, num_tokens, is_local=layer.is_local)
         attend = partial(_attend, mask_TT=mask_TT, gates_H=None if gates is None else gates.heads_LH[index])
-        super().__init__(engine.shape, attend, None if table is None else table.angles(0, num_tokens))
+        super().__init__(engine.shape, attend, None if table is None else table.at(torch.arange(num_tokens)))
         self._gates_I = None if gates is None else gates.inner_LI[index]
         self._seen = seen
 

@@ -7,7 +7,9 @@ memory holds the second moments of one layer alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final, Literal
 
 import torch
 from cairn.pipeline.errors import ConfigError
@@ -21,10 +23,32 @@ from cairn.pipeline.model.engine.layer import Layer, PlainMlp
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.model.folders.layer_matrices import LayerInput, layer_matrices
+from cairn.pipeline.model.folders.first_layers import OF_LAYER
+from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
 from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32
+
+LayerInput = Literal["attention", "mixed", "feed-forward", "inner"]
+"""A layer's normed input, the mixed values of its heads, the feed-forward's input, its neurons."""
+
+_INPUTS: Final[Mapping[LayerInput, tuple[str, ...]]] = {
+    "attention": (
+        *("attention.self.query", "attention.self.key", "attention.self.value"),
+        *("attn.Wqkv", "attention.qkv_proj"),
+        *("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ),
+    "mixed": ("attention.output.dense", "attn.Wo", "attn.out_proj", "attention.o_proj", "self_attn.o_proj"),
+    "feed-forward": (
+        *("intermediate.dense", "mlp.Wi", "mlp.fc11", "mlp.fc12"),
+        *("mlp.up_gate_proj", "mlp.gate_proj", "mlp.up_proj"),
+    ),
+    "inner": ("output.dense", "mlp.Wo", "mlp.fc2", "mlp.down_proj"),
+}
+"""By the published names of every family, behind the layer's number."""
+
+_INPUT_OF: Final[Mapping[str, LayerInput]] = {name: kind for kind, names in _INPUTS.items() for name in names}
 
 Moments = dict[LayerInput, Float32[torch.Tensor, "D D"]]
 
@@ -132,3 +156,14 @@ def _require_groups(name: str, width: int, config: CompressConfig) -> None:
             f"group_size must divide the width of every matrix, got {config.group_size} for {width} of "
             f"{name}; give another"
         )
+
+
+def layer_matrices(checkpoint: Checkpoint) -> dict[int, dict[str, LayerInput]]:
+    """Return the names of each layer's matrices with what they multiply."""
+    found: dict[int, dict[str, LayerInput]] = {}
+    for name in checkpoint.tensors:
+        layer = None if name.startswith(OWN_PREFIXES) else OF_LAYER.search(name)
+        path, _, leaf = name[layer.end() :].rpartition(".") if layer else ("", "", "")
+        if layer is not None and leaf == "weight" and path in _INPUT_OF:
+            found.setdefault(int(layer[1]), {})[name] = _INPUT_OF[path]
+    return dict(sorted(found.items()))

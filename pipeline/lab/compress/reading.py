@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.families.decoder import language_model
-from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 

@@ -19,7 +19,7 @@ from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.context_vectors import with_vectors
+from cairn.pipeline.encode.documents import with_vectors
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.engine.backbone import Backbone

@@ -13,11 +13,10 @@ import numpy as np
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.encode.prefixes import Prefix
-from cairn.pipeline.encode.token_states import TokenStates, embed_tokens
+from cairn.pipeline.lab.token_states import TokenStates, embed_tokens
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.token_vectors.max_sim import max_sim
+from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32, Int64
 

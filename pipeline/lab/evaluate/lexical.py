@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lance
+import lance.query
 import lancedb
 import numpy as np
 import pyarrow as pa
@@ -17,8 +19,9 @@ from cairn.pipeline.index.names import PASSAGES_ARROW, TITLES_ARROW
 from cairn.pipeline.index.passage_terms import num_words, write_passage_terms
 from cairn.pipeline.index.segments.joined import JoinedWords
 from cairn.pipeline.index.segments.segment import none_deleted
+from cairn.pipeline.index.tables import lance_errors
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
-from cairn.pipeline.search.lexical import SCORE, bounded_words, lance_errors, match_any_word
+from cairn.pipeline.search.lexical import bounded_words
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32, Int64
 from lancedb.index import FTS
@@ -66,10 +69,10 @@ def search_bm25(
         dataset = lance.dataset(f"{folder}/texts.lance")
         for number, query in enumerate(queries):
             scanner = dataset.scanner(
-                ["position", SCORE], full_text_query=match_any_word(query, list(columns)), limit=limit
+                ["position", "_score"], full_text_query=_any_word(query, list(columns)), limit=limit
             )
             found = scanner.to_table()
-            place, score = found.column("position").to_numpy(), found.column(SCORE).to_numpy()
+            place, score = found.column("position").to_numpy(), found.column("_score").to_numpy()
             order = np.lexsort((place, -score))
             positions.append(place[order])
             scores.append(score[order])
@@ -150,3 +153,13 @@ def read_lexicon(
 
 def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _any_word(query: str, columns: Sequence[str]) -> Any:
+    """Return the full-text query for any of the words in any of the columns; scores of columns are added."""
+    matches = [lance.query.MatchQuery(bounded_words(query), column) for column in columns]
+    return (
+        matches[0]
+        if len(matches) == 1
+        else lance.query.BooleanQuery([(lance.query.Occur.SHOULD, match) for match in matches])
+    )

@@ -30,9 +30,15 @@ from cairn.pipeline.lab.evaluate.lexical import LexicalHits, Lexicon
 from cairn.pipeline.lab.evaluate.measures import RUN_DEPTH, RankedDocuments, best_positions, id_ranks
 from cairn.pipeline.lab.evaluate.passages import Passages, best_passages, window_passages
 from cairn.pipeline.lab.evaluate.systems import Ranking, System
-from cairn.pipeline.search.feedback import NUM_WINDOWS, moved
 from cairn.pipeline.search.fusion import Fusion, LateFusion, document_scores, passage_scores
-from cairn.pipeline.search.late import JudgedWindows, LateQuery, judge_windows, window_max_sim
+from cairn.pipeline.search.late import (
+    NUM_WINDOWS,
+    JudgedWindows,
+    LateQuery,
+    judge_windows,
+    moved,
+    window_max_sim,
+)
 from cairn.pipeline.search.windows import default_window
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.token_vectors.projection import TokenProjection

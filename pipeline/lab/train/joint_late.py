@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.cluster.sampling import hash_order
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.corpus.tokenization import tokenize
-from cairn.pipeline.encode.token_states import embed_tokens
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.lab.train.late.head import TokenHead
 from cairn.pipeline.lab.train.late.losses import late_loss, max_sims, padded_places
 from cairn.pipeline.lab.train.late.settings import LateConfig
@@ -31,8 +31,8 @@ from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceBatch
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.max_sim import token_idf
 from jaxtyping import Float, Float32, Int64
 
 GROUP_DOCUMENTS: Final = 32

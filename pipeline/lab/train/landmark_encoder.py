@@ -30,10 +30,11 @@ from cairn.pipeline.lab.train.landmark_pass import remember, run_rows
 from cairn.pipeline.lab.train.late.head import TokenHead
 from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
 from cairn.pipeline.lab.train.recorded_tensors import RecordedTensors, shared_prefix
+from cairn.pipeline.lab.train.sequence_dropout import with_null_token
+from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.transformer import Transformer
-from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.model.folders.first_stage import split_stages
+from cairn.pipeline.model.folders.first_layers import split_stages
 from cairn.pipeline.model.folders.own_tensors import (
     CONTEXT_GATES,
     CONTEXT_SIZE,
@@ -43,9 +44,8 @@ from cairn.pipeline.model.folders.own_tensors import (
     LATENT_ATTENTION,
     NULL_CONTEXT,
 )
-from cairn.pipeline.model.landmark_gates import context_size_of
+from cairn.pipeline.model.landmark_reader import context_size_of
 from cairn.pipeline.model.latent_attention import LatentAttention, read_latent_attention
-from cairn.pipeline.model.sequence_dropout import with_null_token
 from jaxtyping import Bool, Float
 from torch import nn
 from typing_extensions import override

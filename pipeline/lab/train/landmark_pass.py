@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.lab.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.lab.train.packed_rows import PackedRows
-from cairn.pipeline.model.engine.differentiable import Angles, Attend, DifferentiableOperations
 from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from cairn.pipeline.model.engine.layer import run_layer
 from cairn.pipeline.model.engine.transformer import Transformer
@@ -54,7 +54,7 @@ def run_rows(
         device=engine.device,
     )
     places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(engine.device)
-    angles = {is_local: table.at(places_N) for is_local, table in (engine.rotary or {}).items()}
+    angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
     x_ND = _embed(engine, rows, places_N)
     found: dict[int, torch.Tensor] = {}
     for index in range(max(layers)):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.weights import NewTensors
-from cairn.pipeline.model.families.readers import reader_of
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 

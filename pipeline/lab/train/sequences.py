@@ -29,7 +29,7 @@ from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs
 from cairn.pipeline.lab.train.settings import TrainedAttention, TrainedPooling
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.model.landmarks import Chunks, Rows, chunk_rows, split_into_chunks, window_rows
+from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out, split_into_chunks
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Int32, Int64
 from tokenizers import Tokenizer
@@ -255,19 +255,15 @@ class SequenceMaker:
 
     def _laid_out(self, ids_T: Int32[np.ndarray, " T"], chunks: Chunks) -> Rows:
         """Lay out chunks as an ingest with this attention does; windows of full attention do not overlap."""
-        if self._attention == "full":
-            longest_row = 2 + int(np.diff(chunks.token_offsets).max())
-            return window_rows(
-                ids_T,
-                chunks,
-                cls_id=self._cls_id,
-                landmark_id=self._landmark_id,
-                pooling=self._pooling,
-                max_window_tokens=max(longest_row, self._window_tokens - self.prefix_tokens),
-                overlap_tokens=0,
-            )
-        return chunk_rows(
-            ids_T, chunks, cls_id=self._cls_id, landmark_id=self._landmark_id, pooling=self._pooling
+        longest_row = 2 + int(np.diff(chunks.token_offsets).max(initial=0))
+        return lay_out(
+            ids_T,
+            chunks,
+            attention="full" if self._attention == "full" else "chunk",
+            cls_id=self._cls_id,
+            landmark_id=self._landmark_id,
+            pooling=self._pooling,
+            max_window_tokens=max(longest_row, self._window_tokens - self.prefix_tokens),
         )
 
 
@@ -279,7 +275,7 @@ def behind_prefixes(
     is_pooled: bool,
     has_cls: bool = True,
 ) -> PackedRows:
-    """Put a prefix behind the [CLS] of each row, as :func:`chunk_rows` has one.
+    """Put a prefix behind the [CLS] of each row, as :func:`lay_out` has one.
 
     With a prefix that is not pooled [CLS] is not pooled either, unless it is all that is.
     """

@@ -39,12 +39,12 @@ from cairn.pipeline.lab.train.objectives.distillation import distillation_loss
 from cairn.pipeline.lab.train.objectives.matryoshka import over_widths
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.processes import ALONE, Processes
+from cairn.pipeline.lab.train.sequence_dropout import draw_dropped
 from cairn.pipeline.lab.train.sequences import SequenceBatch, SequenceMaker, split_rows
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.surrogate import PairVectors
 from cairn.pipeline.lab.train.trainer import Report
 from cairn.pipeline.model.landmarks import draw_intervals
-from cairn.pipeline.model.sequence_dropout import draw_dropped
 from jaxtyping import Bool, Float32, Int64
 
 DISTILLED_TOGETHER = 512

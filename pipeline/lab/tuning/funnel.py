@@ -25,7 +25,7 @@ import numpy as np
 from cairn.pipeline.errors import SourceError
 from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex, top_k_of
 from cairn.pipeline.index.faiss_index import one_faiss_thread
-from cairn.pipeline.model.matryoshka import first_dims, require_dims
+from cairn.pipeline.model.pooling import first_dims, require_dims
 from jaxtyping import Float32, Int64
 
 TOP_K: Final = 50

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.model.engine.workspace import Workspace
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32
 
 SCORES_PER_STEP: Final = 1 << 20
 """Scores made at a time by plain products: 128 queries of 8,192 keys, or many heads of short rows."""
@@ -77,26 +76,15 @@ def _plain_attention(
     queries_a_step = min(num_queries, max(1, SCORES_PER_STEP // num_keys))
     # Several rows go whole; a row too large for one step goes head by head, and a head in blocks of queries.
     heads_a_step = min(num_heads, max(1, SCORES_PER_STEP // (queries_a_step * num_keys)))
+    whole_bias = None if bias is None else bias.expand(num_rows, num_heads, num_queries, num_keys)
     for row in range(0, num_rows, rows_a_step):
-        rows = slice(row, row + rows_a_step)
-        row_bias = bias if bias is None or len(bias) == 1 else bias[rows]
         for head in range(0, num_heads, heads_a_step):
-            part = (rows, slice(head, head + heads_a_step))
-            part_bias = row_bias if row_bias is None or row_bias.shape[1] == 1 else row_bias[:, part[1]]
+            part = (slice(row, row + rows_a_step), slice(head, head + heads_a_step))
             for first in range(0, num_queries, queries_a_step):
                 step = (*part, slice(first, first + queries_a_step))
-                step_bias = (
-                    part_bias if part_bias is None or part_bias.shape[2] == 1 else part_bias[:, :, step[2]]
-                )
-                _mix(
-                    query_BHQd[step],
-                    key_BHSd[part],
-                    value_BHSd[part],
-                    step_bias,
-                    scale,
-                    workspace,
-                    out_BHQd[step],
-                )
+                step_bias = None if whole_bias is None else whole_bias[step]
+                keys, values = key_BHSd[part], value_BHSd[part]
+                _mix(query_BHQd[step], keys, values, step_bias, scale, workspace, out_BHQd[step])
     return out
 
 
@@ -136,19 +124,6 @@ def _mix(
     else:
         torch.bmm(scores, value, out=mixed)
     out_BHQd.copy_(mixed.view(num_rows, num_heads, num_queries, head_dim))
-
-
-def visible_keys(
-    lengths_B: Int64[np.ndarray, " B"], num_tokens: int, num_context: int, device: torch.device
-) -> Bool[torch.Tensor, "B S"] | None:
-    """Say which keys hold context or text; None when all do.
-
-    Validity is by true length, as padding may be a token texts use too.
-    """
-    if int(lengths_B.min(initial=num_tokens)) == num_tokens:
-        return None
-    lengths = torch.from_numpy(lengths_B).to(device)
-    return torch.arange(num_context + num_tokens, device=device)[None] < (lengths + num_context)[:, None]
 
 
 def bias_where(visible: Bool[torch.Tensor, "*shape"]) -> Float32[torch.Tensor, "*shape"]:

@@ -5,7 +5,9 @@ A backbone turns token ids into last hidden states and knows nothing of chunks o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -28,96 +30,61 @@ class Projection(Protocol):
         ...
 
 
-@runtime_checkable
-class Backbone(Protocol):
-    """A bidirectional encoder in inference mode."""
+class Backbone(ABC):
+    """A bidirectional encoder in inference mode.
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Return the fast tokenizer, without padding and truncation."""
-        ...
+    ``tokenizer``: the fast one, without padding and truncation. ``cls_id``: the id of [CLS], else BOS, None
+    where the tokenizer has neither and rows begin with their text. ``landmark_id``: that of SEP, else EOS.
+    ``model_dim``: the width of a hidden state. ``context_dim`` and ``max_context``: the width of the context
+    vectors it reads, and how many at most, None for any number. ``max_positions``: the longest row of text.
+    ``weights_fingerprint``: of weights, tokenizer and configuration. ``own_tensors``: the checkpoint's that
+    are not the transformer's, such as a landmark mixer's. ``projection``: what stands behind the pooling;
+    most have nothing. ``own_first_stage``: the backbone that embeds context documents, where the checkpoint
+    holds one of its own (CDE §4.2).
+    """
 
-    @property
-    def cls_id(self) -> int | None:
-        """Return the id of [CLS], else BOS.
-
-        None where the tokenizer has neither and rows begin with their text.
-        """
-        ...
-
-    @property
-    def landmark_id(self) -> int:
-        """Return the id of SEP, else EOS."""
-        ...
-
-    @property
-    def pad_id(self) -> int:
-        """Return the id that fills a batch."""
-        ...
-
-    @property
-    def model_dim(self) -> int:
-        """Return the width of a hidden state."""
-        ...
+    tokenizer: Tokenizer
+    cls_id: int | None
+    landmark_id: int
+    pad_id: int
+    model_dim: int
+    context_dim: int
+    max_context: int | None = None
+    max_positions: int
+    weights_fingerprint: str
+    config: Mapping[str, Any]
+    own_tensors: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    device: torch.device
+    projection: Projection | None = None
+    own_first_stage: Backbone | None = None
 
     @property
     def embedding_dim(self) -> int:
         """Return the width of a chunk's embedding, after ``project``."""
-        ...
-
-    @property
-    def context_dim(self) -> int:
-        """Return the width of the context vectors it reads."""
-        ...
-
-    @property
-    def max_context(self) -> int | None:
-        """Return how many context vectors it reads at most; None for any number."""
-        ...
+        return self.model_dim if self.projection is None else self.projection.output_dim
 
     @property
     def first_stage(self) -> Backbone:
-        """Return the backbone that embeds context documents.
+        """Return the backbone that embeds the context: one of its own, or itself without its projection."""
+        if self.own_first_stage is not None:
+            return self.own_first_stage
+        if self.projection is None:
+            return self
+        unprojected = copy(self)
+        unprojected.projection = None
+        return unprojected
 
-        Itself, unless the checkpoint holds one of its own (CDE §4.2).
-        """
-        ...
-
-    @property
-    def max_positions(self) -> int:
-        """Return the longest row of text the model reads."""
-        ...
-
-    @property
-    def weights_fingerprint(self) -> str:
-        """Identify weights, tokenizer and configuration."""
-        ...
+    def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
+        """Apply what a checkpoint has behind its pooling."""
+        return pooled_MD if self.projection is None else self.projection(pooled_MD)
 
     @property
-    def config(self) -> Mapping[str, Any]:
-        """Return what config.json says."""
-        ...
-
-    @property
-    def own_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return the checkpoint's tensors that are not the transformer's, such as a landmark mixer's."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return what hidden states are computed in."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Return where the weights lie."""
-        ...
-
-    @property
+    @abstractmethod
     def token_embeddings(self) -> Float32[np.ndarray, "vocabulary D"]:
         """Return the input table, one row a token id."""
-        ...
 
+    @abstractmethod
     def hidden_states(
         self,
         ids_BT: Int64[np.ndarray, "B T"],
@@ -136,8 +103,3 @@ class Backbone(Protocol):
         "Length-Induced Embedding Collapse"): below 1 attention is sharper, against the collapse of long texts
         onto one direction. One τ serves all layers of a call.
         """
-        ...
-
-    def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
-        """Apply what a checkpoint has behind its pooling; most have nothing."""
-        ...

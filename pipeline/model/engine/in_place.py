@@ -58,11 +58,9 @@ class InPlaceOperations:
         self._margins = pattern.margins(is_local=layer.is_local)
 
     def norm(self, norm: Norm, x_ND: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`; a new tensor."""
         return norm(x_ND)
 
     def heads(self, qkv: AnyLinear, x_ND: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`; with the rows of zeros before and after that the pattern asks for."""
         heads = project(qkv, x_ND, self._workspace, "qkv")
         if any(self._margins):
             heads = self._padded(heads)
@@ -81,42 +79,34 @@ class InPlaceOperations:
         return padded_NPd[lead : len(padded_NPd) - trail]
 
     def norm_heads(self, query_norm: Norm, key_norm: Norm, padded_NPd: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
-        num_heads, num_keys = self._shape.num_heads, self._shape.num_key_value_heads
-        query, key, _ = self._of_tokens(padded_NPd).split([num_heads, num_keys, num_keys], dim=1)
+        query, key, _ = self._of_tokens(padded_NPd).split(self._shape.heads_by_kind, dim=1)
         query.copy_(query_norm(query))
         key.copy_(key_norm(key))
         return padded_NPd
 
     def rotate(self, padded_NPd: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         num_rotated = self._shape.num_heads + self._shape.num_key_value_heads
         self._pattern.rotate_(self._of_tokens(padded_NPd)[:, :num_rotated], is_local=self._is_local)
         return padded_NPd
 
     def attend(self, padded_NPd: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return self._pattern.attend(
             padded_NPd, self._index, is_local=self._is_local, drop_lead=self._drop_lead
         )
 
     def continuing(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return self._pattern.text(x_ND) if self._drop_lead else x_ND
 
     def inner(self, up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return project(up, x_ND, self._workspace, "inner", activation)
 
     def gated_inner(self, gate_up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         gate_NI, up_NI = project(gate_up, x_ND, self._workspace, "inner").chunk(2, dim=1)
         return _ACTIVATE[activation](gate_NI).mul_(up_NI)
 
     def add_projection(
         self, linear: AnyLinear, x_NE: torch.Tensor, residual_ND: torch.Tensor
     ) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return add_projection(linear, x_NE, residual_ND)
 
 

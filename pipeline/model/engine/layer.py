@@ -3,9 +3,9 @@
     post-norm (BERT)     x ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ + ─▶ norm
     pre-norm             x ─▶ norm ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ +
 
-:func:`run_layer` calls a small set of operations. Three modules implement them: ``in_place`` for inference,
-``differentiable`` for training, ``openvino_graph`` for OpenVINO. How tokens are laid out and which of them
-see one another is the operations' matter.
+:func:`run_layer` calls a small set of operations. They are implemented by ``in_place`` for inference,
+``openvino_backbone`` for OpenVINO, and ``pipeline/lab/differentiable`` for training. How tokens are laid out
+and which of them see one another is the operations' matter.
 
 The feed-forward is plain, ``down(act(up(x)))`` as in BERT, or gated, ``down(act(gate(x)) · up(x))`` as GeGLU
 and SwiGLU.

@@ -15,16 +15,11 @@ from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
 from jaxtyping import Float, Int64
 
 
-class Packed:
-    """Implements :class:`cairn.pipeline.model.engine.pattern.Pattern` for N vectors, those of all rows."""
+class Packed(Pattern):
+    """N vectors, those of all rows."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        settings: PassSettings,
-    ) -> None:
-        self._batch = batch
-        self._settings = settings
+    def __init__(self, batch: Batch, settings: PassSettings) -> None:
+        super().__init__(batch, settings)
         lengths_B = torch.from_numpy(batch.lengths_B)
         place_S = torch.arange(batch.width)
         is_kept_BS = place_S < lengths_B[:, None] + batch.num_lead
@@ -39,31 +34,21 @@ class Packed:
             _Rows(lengths_B + extra, settings.device)
             for extra in (batch.num_lead, 0, batch.num_lead - batch.num_unplaced)
         )
-        # The angle of position 0 is 0, which is no rotation: what vectors without a position get.
-        position_N = torch.where(is_placed_N, place_N - batch.num_unplaced + batch.first_position, 0).to(
-            settings.device
-        )
-        self._angles = {kind: table.at(position_N) for kind, table in (settings.rotary or {}).items()}
+        position_N = batch.positions(place_N).to(settings.device)
+        self._angles = {kind: table.at(position_N) for kind, table in settings.rotary.items()}
 
     def pack(self, x_BSD: Float[torch.Tensor, "B S D"]) -> Float[torch.Tensor, "N D"]:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         return x_BSD.reshape(-1, x_BSD.shape[2])[self._kept_N]
 
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`; padding is zero."""
         batch, kept_M = self._batch, self._kept_N[self._text_M]
         place_M = kept_M // batch.width * batch.num_tokens + kept_M % batch.width - batch.num_lead
         x_BTD = x_MD.new_zeros(len(batch.lengths_B) * batch.num_tokens, x_MD.shape[1])
         x_BTD[place_M] = x_MD
         return x_BTD.view(len(batch.lengths_B), batch.num_tokens, -1)
 
-    def margins(self, *, is_local: bool) -> tuple[int, int]:  # noqa: ARG002 - the seam's, for patterns that work in blocks
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`: none."""
-        return 0, 0
-
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
-        if self._settings.rotary is not None:
+        if is_local in self._angles:
             self._settings.rotary[is_local].rotate_(
                 heads_NPd, self._angles[is_local], self._settings.workspace
             )
@@ -71,11 +56,8 @@ class Packed:
     def attend(
         self, padded_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         shape = self._settings.shape
-        query, key, value = padded_NPd.split(
-            [shape.num_heads, shape.num_key_value_heads, shape.num_key_value_heads], dim=1
-        )
+        query, key, value = padded_NPd.split(shape.heads_by_kind, dim=1)
         if shape.is_causal and self._batch.num_unplaced and not drop_lead:
             return self._mix_causal(query, key, value).flatten(1)
         if not is_local or shape.local_radius is None:
@@ -112,15 +94,7 @@ class Packed:
         return mixed_NHd
 
     def text(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "M D"]:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
         return x_ND[self._text_M]
-
-    def without_lead(self) -> Pattern:
-        """See :class:`cairn.pipeline.model.engine.pattern.Pattern`."""
-        return Packed(
-            self._batch.without_lead(),
-            self._settings,
-        )
 
     def _mix(
         self,

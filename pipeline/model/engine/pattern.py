@@ -10,9 +10,9 @@ A pattern is made for one batch and used by all its layers: the engine lays toke
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -33,6 +33,11 @@ class Shape:
     is_causal: bool = False
     local_radius: int | None = None
 
+    @property
+    def heads_by_kind(self) -> list[int]:
+        """Return how many heads queries, keys and values have."""
+        return [self.num_heads, self.num_key_value_heads, self.num_key_value_heads]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PassSettings:
@@ -42,9 +47,8 @@ class PassSettings:
     """
 
     shape: Shape
-    rotary: Mapping[bool, RotaryTable] | None
+    rotary: Mapping[bool, RotaryTable]
     temperature: float
-    dtype: torch.dtype
     workspace: Workspace
     device: torch.device
 
@@ -72,6 +76,11 @@ class Batch:
         """Return how many vectors of the lead have a position."""
         return self.num_lead - self.num_unplaced
 
+    def positions(self, place: Int64[torch.Tensor, " N"]) -> Int64[torch.Tensor, " N"]:
+        """Return the positions of places in a row; 0 for what has none, whose angle is no rotation."""
+        position = place - self.num_unplaced + self.first_position
+        return torch.where(place < self.num_unplaced, 0, position)
+
     def without_lead(self) -> Batch:
         """Return the texts alone, at the positions they have behind their lead."""
         return Batch(
@@ -81,26 +90,30 @@ class Batch:
         )
 
 
-@runtime_checkable
-class Pattern(Protocol):
+class Pattern(ABC):
     """A batch laid out as N tokens; P heads are those of queries, keys and values together."""
 
+    def __init__(self, batch: Batch, settings: PassSettings) -> None:
+        self._batch = batch
+        self._settings = settings
+
+    @abstractmethod
     def pack(self, x_BSD: Float[torch.Tensor, "B S D"]) -> Float[torch.Tensor, "N D"]:
         """Lay rows of lead and text out."""
-        ...
 
+    @abstractmethod
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
         """Return the text's vectors in rows; positions after a row's length hold no meaning."""
-        ...
 
-    def margins(self, *, is_local: bool) -> tuple[int, int]:
+    def margins(self, *, is_local: bool) -> tuple[int, int]:  # noqa: ARG002 - asked by patterns that work in blocks
         """Return how many rows of zeros ``attend`` wants before and after the tokens."""
-        ...
+        return 0, 0
 
+    @abstractmethod
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
-        """Turn queries and keys by their positions, in place."""
-        ...
+        """Turn queries and keys by their positions, in place, where the model has rotary ones."""
 
+    @abstractmethod
     def attend(
         self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
@@ -108,12 +121,14 @@ class Pattern(Protocol):
 
         All tokens, or the text's alone when the lead is dropped.
         """
-        ...
 
+    @abstractmethod
     def text(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "M D"]:
         """Return the text's vectors alone, as memory of their own."""
-        ...
 
     def without_lead(self) -> Pattern:
-        """Return the pattern of the layers after the one that dropped the lead."""
-        ...
+        """Return the pattern of the layers after the one that dropped the lead.
+
+        Only a lead without positions can be dropped before the last layer, so the text's own stay.
+        """
+        return type(self)(self._batch.without_lead(), self._settings)

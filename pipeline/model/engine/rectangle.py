@@ -1,62 +1,61 @@
 """A batch as a padded rectangle, the layout of a CPU.
 
-Batches there hold rows of nearly one length, and products of one shape are fast.
+Batches there hold rows of nearly one length, and products of one shape are fast. Local layers cost as much as
+the batch is long: a block of queries sees its own keys and ``radius`` around.
+
+    tokens of all rows laid end to end   … | block g-1 | block g | block g+1 | …
+    queries of block g                                  ▔▔▔▔▔▔▔▔▔
+    keys of block g                            ◀ radius ▔▔▔▔▔▔▔▔▔ radius ▶
+
+A mask takes back what a block sees too much: tokens further than the radius, other rows, padding. Keys and
+values of neighbouring blocks overlap in memory and are never copied. Exact to the masked full product.
+
+Context vectors have no position, so they are in no token's window and no token is in theirs: in a local layer
+each sees itself alone, and only global layers carry context to text. Padding sees itself too, so that its
+outputs stay finite.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+import numpy as np
 import torch
-from cairn.pipeline.model.engine.attention import attend, bias_where, visible_keys
-from cairn.pipeline.model.engine.block_local_attention import LocalWindow
+from cairn.pipeline.model.engine.attention import attend, bias_where
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
-from jaxtyping import Float
+from cairn.pipeline.model.engine.workspace import Workspace
+from jaxtyping import Float, Int64
 
 
-class Rectangle:
-    """Implements :class:`Pattern` for ``B x S`` tokens, N = B S."""
+class Rectangle(Pattern):
+    """``B x S`` tokens, N = B S."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        settings: PassSettings,
-    ) -> None:
-        self._batch = batch
-        self._settings = settings
-        width_placed = batch.width - batch.num_unplaced
-        self._angles = {
-            kind: table.angles(batch.num_unplaced, width_placed, batch.first_position)
-            for kind, table in (settings.rotary or {}).items()
-        }
+    def __init__(self, batch: Batch, settings: PassSettings) -> None:
+        super().__init__(batch, settings)
+        position_S = batch.positions(torch.arange(batch.width)).to(settings.device)
+        self._angles = {kind: table.at(position_S) for kind, table in settings.rotary.items()}
         self._bias = self._global_bias()
         self._window: LocalWindow | None = None
         if settings.shape.local_radius is not None:
             self._window = LocalWindow(
                 batch.lengths_B + batch.num_placed,
-                num_tokens=width_placed,
+                num_tokens=batch.width - batch.num_unplaced,
                 num_context=batch.num_unplaced,
                 radius=settings.shape.local_radius,
                 device=settings.device,
             )
 
     def pack(self, x_BSD: Float[torch.Tensor, "B S D"]) -> Float[torch.Tensor, "N D"]:
-        """See :class:`Pattern`."""
         return x_BSD.reshape(-1, x_BSD.shape[2])
 
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
-        """See :class:`Pattern`."""
         return x_MD.view(len(self._batch.lengths_B), self._batch.num_tokens, -1)
 
-    def rows(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "B S D"]:
-        """Return the vectors of lead and text in rows."""
-        return x_ND.view(len(self._batch.lengths_B), self._batch.width, -1)
-
     def margins(self, *, is_local: bool) -> tuple[int, int]:
-        """See :class:`Pattern`."""
         return (self._window.lead, self._window.trail) if is_local and self._window else (0, 0)
 
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
-        """See :class:`Pattern`."""
-        if self._settings.rotary is not None:
+        if is_local in self._angles:
             rows_BSPd = heads_NPd.view(-1, self._batch.width, *heads_NPd.shape[1:])
             self._settings.rotary[is_local].rotate_(
                 rows_BSPd, self._angles[is_local], self._settings.workspace
@@ -65,48 +64,125 @@ class Rectangle:
     def attend(
         self, padded_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
-        """See :class:`Pattern`."""
         shape, workspace, temperature = (
             self._settings.shape,
             self._settings.workspace,
             self._settings.temperature,
         )
-        num_heads, num_kv = shape.num_heads, shape.num_key_value_heads
         if is_local and self._window:
-            mixed_ND = self._window.attend(
-                padded_NPd.view(-1, 3, num_heads, shape.head_dim), workspace, temperature
-            )
+            heads_N3Hd = padded_NPd.view(-1, 3, shape.num_heads, shape.head_dim)
+            mixed_ND = self._window.attend(heads_N3Hd, workspace, temperature)
             return self.text(mixed_ND) if drop_lead else mixed_ND
         rows_BPSd = padded_NPd.view(-1, self._batch.width, *padded_NPd.shape[1:]).transpose(1, 2)
-        query, key, value = rows_BPSd.split([num_heads, num_kv, num_kv], dim=1)
+        query, key, value = rows_BPSd.split(shape.heads_by_kind, dim=1)
         bias, skip = self._bias, self._batch.num_lead if drop_lead else 0
         if bias is not None and bias.shape[2] > 1:
             bias = bias[:, :, skip:]
         mixed_BQHd = attend(query[:, :, skip:], key, value, bias, workspace, temperature)
-        return mixed_BQHd.reshape(-1, num_heads * shape.head_dim)
+        return mixed_BQHd.reshape(-1, shape.num_heads * shape.head_dim)
 
     def text(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "M D"]:
-        """See :class:`Pattern`."""
         x_BSD = x_ND.view(-1, self._batch.width, x_ND.shape[1])
         return x_BSD[:, self._batch.num_lead :].reshape(-1, x_ND.shape[1])
 
-    def without_lead(self) -> Pattern:
-        """See :class:`Pattern`.
-
-        Only a lead without positions can be dropped before the last layer, so the text's own stay.
-        """
-        return Rectangle(
-            self._batch.without_lead(),
-            self._settings,
-        )
-
     def _global_bias(self) -> Float[torch.Tensor, "B 1 _Q S"] | None:
-        batch = self._batch
-        visible_BS = visible_keys(batch.lengths_B, batch.num_tokens, batch.num_lead, self._settings.device)
+        batch, device, visible_BS = self._batch, self._settings.device, None
+        order_S = torch.arange(batch.width, device=device)
+        # Validity is by true length, as padding may be a token that texts use too.
+        if int(batch.lengths_B.min(initial=batch.num_tokens)) < batch.num_tokens:
+            lengths_B = torch.from_numpy(batch.lengths_B).to(device)
+            visible_BS = order_S < (lengths_B + batch.num_lead)[:, None]
         if self._settings.shape.is_causal:
-            order_S = torch.arange(batch.width, device=self._settings.device)
             # Keys without a position come before all queries.
             sees_SS = (order_S[None] <= order_S[:, None]) | (order_S[None] < batch.num_unplaced)
             visible = sees_SS[None] if visible_BS is None else sees_SS & visible_BS[:, None]
             return bias_where(visible[:, None])
         return None if visible_BS is None else bias_where(visible_BS[:, None, None])
+
+
+MIN_BLOCK: Final = 16
+"""Narrower blocks would cost more in calls than they save in products."""
+
+
+class LocalWindow:
+    """The window of one batch of B equally wide rows; made once, used by all its local layers.
+
+    ``lead`` and ``trail`` are how many rows of zeros the caller keeps before and after the tokens of its q,
+    k, v.
+    """
+
+    def __init__(
+        self,
+        lengths_B: Int64[np.ndarray, " B"],
+        *,
+        num_tokens: int,
+        num_context: int,
+        radius: int,
+        device: torch.device,
+    ) -> None:
+        num_rows, width = len(lengths_B), num_context + num_tokens
+        is_padded = int(lengths_B.min(initial=num_tokens)) < num_tokens
+        self._width = width
+        self.block = max(radius, MIN_BLOCK)
+        self.num_keys = self.block + 2 * radius
+        self.is_blocked = width > self.num_keys
+        if not self.is_blocked:
+            self.lead = self.trail = 0
+            # Rows of one length share one mask.
+            tags_BS = _row_tags(lengths_B if is_padded else lengths_B[:1], num_tokens, num_context, device)
+            self.bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None])
+            return
+        tags_BS = _row_tags(lengths_B, num_tokens, num_context, device)
+        num_all = num_rows * width
+        self.num_blocks = -(-num_all // self.block)
+        self.lead, self.trail = radius, self.num_blocks * self.block - num_all + radius
+        tags = torch.full((self.lead + num_all + self.trail,), -1, device=device)
+        tags[radius : radius + num_all] = tags_BS.reshape(-1)
+        keys_GK = tags.unfold(0, self.num_keys, self.block)
+        queries_Gb = tags[radius : radius + self.num_blocks * self.block].view(-1, self.block)
+        self.bias = bias_where(_seen(queries_Gb[:, :, None], keys_GK[:, None, :], radius, radius)[:, None])
+
+    def attend(
+        self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace, temperature: float = 1.0
+    ) -> Float[torch.Tensor, "M D"]:
+        """Mix values inside the window.
+
+        ``qkv`` has ``lead`` and ``trail`` rows around the tokens, the result has only the tokens.
+        """
+        num_heads, head_dim = qkv_N3Hd.shape[2:]
+        if not self.is_blocked:
+            query, key, value = qkv_N3Hd.view(-1, self._width, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
+            return attend(query, key, value, self.bias, workspace, temperature).reshape(
+                -1, num_heads * head_dim
+            )
+        step = qkv_N3Hd.stride(0)
+        num_inside = self.num_blocks * self.block
+
+        def blocks(part: int, first: int, length: int) -> torch.Tensor:
+            source = qkv_N3Hd[first:, part]
+            return source.as_strided(
+                (self.num_blocks, num_heads, length, head_dim), (self.block * step, head_dim, step, 1)
+            )
+
+        query = blocks(0, self.lead, self.block)
+        mixed = attend(
+            query, blocks(1, 0, self.num_keys), blocks(2, 0, self.num_keys), self.bias, workspace, temperature
+        )
+        return mixed.reshape(num_inside, num_heads * head_dim)[: len(qkv_N3Hd) - self.lead - self.trail]
+
+
+def _row_tags(
+    lengths_B: Int64[np.ndarray, " B"], num_tokens: int, num_context: int, device: torch.device
+) -> Int64[torch.Tensor, "B S"]:
+    """Return the row a text token belongs to, -1 for context and padding."""
+    lengths = torch.from_numpy(lengths_B).to(device)
+    position_S = torch.arange(-num_context, num_tokens, device=device)
+    is_text_BS = (position_S >= 0) & (position_S < lengths[:, None])
+    return torch.where(is_text_BS, torch.arange(len(lengths), device=device)[:, None], -1)
+
+
+def _seen(query_tags: torch.Tensor, key_tags: torch.Tensor, first_query: int, radius: int) -> torch.Tensor:
+    """Say which keys a query sees: those of its own row within the radius, and itself."""
+    queries = torch.arange(query_tags.shape[1], device=query_tags.device)[:, None] + first_query
+    distance = (queries - torch.arange(key_tags.shape[2], device=query_tags.device)).abs()
+    return ((query_tags == key_tags) & (query_tags >= 0) & (distance <= radius)) | (distance == 0)

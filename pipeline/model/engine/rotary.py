@@ -49,28 +49,14 @@ class RotaryTable:
         if stretch is not None:
             frequencies_E = stretch(frequencies_E)
         angles_PE = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies_E
-        self._rotary_dim = rotary_dim
+        self.rotary_dim = rotary_dim
         self._cos_PE = angles_PE.cos().to(device)
         self._sin_PE = angles_PE.sin().to(device)
-
-    def angles(
-        self, num_context: int, num_tokens: int, first_position: int = 0
-    ) -> tuple[Float32[torch.Tensor, "S E"], Float32[torch.Tensor, "S E"]]:
-        """Return cosines and sines of a row.
-
-        Angle 0 for the context, positions from ``first_position`` on for the text.
-        """
-        text = slice(first_position, first_position + num_tokens)
-        cos_TE, sin_TE = self._cos_PE[text], self._sin_PE[text]
-        if num_context == 0:
-            return cos_TE, sin_TE
-        unturned = (num_context, cos_TE.shape[1])
-        return torch.cat([cos_TE.new_ones(unturned), cos_TE]), torch.cat([sin_TE.new_zeros(unturned), sin_TE])
 
     def at(
         self, position_N: Int64[torch.Tensor, " N"]
     ) -> tuple[Float32[torch.Tensor, "N E"], Float32[torch.Tensor, "N E"]]:
-        """Return cosines and sines of positions, one each."""
+        """Return cosines and sines of positions, one each; those of position 0 do not turn."""
         return self._cos_PE[position_N], self._sin_PE[position_N]
 
     def rotate_(
@@ -81,7 +67,7 @@ class RotaryTable:
     ) -> None:
         """Turn the heads of queries and keys in place, in float32 whatever they are stored in."""
         cos, sin = (table[:, None] for table in angles)
-        first, second = x_SPd[..., : self._rotary_dim].chunk(2, dim=-1)
+        first, second = x_SPd[..., : self.rotary_dim].chunk(2, dim=-1)
         old_first, old_second = first.float(), second.float()
         new_first = workspace.take("rotated first", tuple(first.shape), torch.float32)
         new_second = workspace.take("rotated second", tuple(first.shape), torch.float32)

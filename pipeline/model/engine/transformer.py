@@ -17,16 +17,14 @@ After the last layer that can show the lead to the text, only the text goes on. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.backbone import Projection
+from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.engine.in_place import InPlaceOperations
 from cairn.pipeline.model.engine.layer import Layer, run_layer
 from cairn.pipeline.model.engine.packed import Packed
@@ -35,10 +33,8 @@ from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.rotary import RotaryTable
 from cairn.pipeline.model.engine.weights import Norm
 from cairn.pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Float, Float32, Int64
-from tokenizers import Tokenizer
-
-_Layout = TypeVar("_Layout")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,57 +62,31 @@ class Embedding:
         return x
 
 
-@runtime_checkable
-class Source(Protocol):
-    """What an engine takes over from the checkpoint it was read from."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...  # noqa: D102 - Backbone says what each of them is
-    @property
-    def cls_id(self) -> int | None: ...  # noqa: D102
-    @property
-    def landmark_id(self) -> int: ...  # noqa: D102
-    @property
-    def pad_id(self) -> int: ...  # noqa: D102
-    @property
-    def fingerprint(self) -> str: ...  # noqa: D102
-    @property
-    def config(self) -> Mapping[str, Any]: ...  # noqa: D102
-    @property
-    def own_tensors(self) -> Mapping[str, torch.Tensor]: ...  # noqa: D102
-
-
-class Transformer:
-    """Implements :class:`cairn.pipeline.model.engine.backbone.Backbone`."""
-
-    rectangle_type: type[Rectangle] = Rectangle
+class Transformer(Backbone):
+    """A backbone of layers, read from a checkpoint by its family's reader."""
 
     def __init__(
         self,
-        source: Source,
+        checkpoint: Checkpoint,
         *,
         embedding: Embedding,
         layers: Sequence[Layer],
         final_norm: Norm | None,
         shape: Shape,
-        rotary: Mapping[bool, RotaryTable] | None,
+        rotary: Mapping[bool, RotaryTable],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.tokenizer = source.tokenizer
-        self.cls_id = source.cls_id
-        self.landmark_id = source.landmark_id
-        self.pad_id = source.pad_id
-        self.weights_fingerprint = source.fingerprint
-        self.config = source.config
-        self.own_tensors = source.own_tensors
+        self.tokenizer = checkpoint.tokenizer
+        self.cls_id, self.landmark_id = checkpoint.cls_id, checkpoint.landmark_id
+        self.pad_id = checkpoint.pad_id
+        self.weights_fingerprint = checkpoint.fingerprint
+        self.config = checkpoint.config
+        self.own_tensors = checkpoint.own_tensors
         self.device = device
         self.dtype = dtype
         self.model_dim = self.context_dim = int(embedding.tokens_VD.shape[1])
-        self.projection: Projection | None = None
-        self.own_first_stage: Transformer | None = None
         self.max_positions = shape.max_positions
-        self.max_context: int | None = None
         self.embedding = embedding
         self.layers = list(layers)
         self.num_layers = len(layers)
@@ -125,30 +95,11 @@ class Transformer:
         self.rotary = rotary
         self.workspace = Workspace(device)
         # The flash kernels know half precision only.
-        self.pattern_type = (
-            Packed
-            if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-            else self.rectangle_type
-        )
+        is_packed = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        self.pattern_type: type[Pattern] = Packed if is_packed else Rectangle
         self._last_global = max(
             (index for index, layer in enumerate(layers) if not layer.is_local), default=-1
         )
-
-    @property
-    def embedding_dim(self) -> int:
-        """Return the width of a chunk's embedding, after ``project``."""
-        return self.model_dim if self.projection is None else self.projection.output_dim
-
-    @property
-    def first_stage(self) -> Transformer:
-        """Return the backbone that embeds the context: one of its own, or itself without its projection."""
-        if self.own_first_stage is not None:
-            return self.own_first_stage
-        if self.projection is None:
-            return self
-        unprojected = copy(self)
-        unprojected.projection = None
-        return unprojected
 
     def pack(self) -> None:
         """Lay the layers' weights out as this processor multiplies them, one layer after another.
@@ -163,10 +114,6 @@ class Transformer:
         """Return the input table, one row a token id."""
         return self.embedding.tokens_VD.cpu().numpy()
 
-    def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
-        """Apply the modules that the checkpoint's folder lists behind its pooling; most list none."""
-        return pooled_MD if self.projection is None else self.projection(pooled_MD)
-
     @torch.inference_mode()
     def hidden_states(
         self,
@@ -175,7 +122,6 @@ class Transformer:
         context_CD: Float32[np.ndarray, "C D"] | None = None,
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
-        """Return the last hidden states of the text; see the protocol."""
         x_BSD = self.embed_tokens(ids_BT)
         num_context = 0
         if context_CD is not None:
@@ -209,7 +155,6 @@ class Transformer:
         """Apply the embedding norm, where the family has one."""
         return x_BSD if self.embedding.norm is None else self.embedding.norm(x_BSD)
 
-    @torch.inference_mode()
     def encode_embedded(
         self,
         x_BSD: Float32[torch.Tensor, "B S D"],
@@ -226,43 +171,28 @@ class Transformer:
         position, so their order does not matter and local layers do not show them to the text; positions of
         the others and the text count from ``first_position``.
         """
-        num_tokens = x_BSD.shape[1] - num_lead
-        batch = Batch(
-            lengths_B=lengths_B,
-            num_tokens=num_tokens,
-            num_lead=num_lead,
-            num_unplaced=num_unplaced,
-            first_position=first_position,
-        )
-        pattern: Pattern = self._lay_out(batch, temperature, self.pattern_type)
-        # A lead with positions is in the windows of local layers too.
-        last_read = self._last_global if num_unplaced == num_lead else len(self.layers) - 1
-        return self.encode_pattern(x_BSD, pattern, drop_lead_at=last_read if num_lead else None)
-
-    @torch.inference_mode()
-    def encode_with_lead(
-        self, x_BSD: Float32[torch.Tensor, "B S D"], batch: Batch, temperature: float = 1.0
-    ) -> Float[torch.Tensor, "B S D"]:
-        """Run the layers as ``encode_embedded`` does, and return the states of lead and text."""
-        rectangle = self._lay_out(batch, temperature, self.rectangle_type)
-        x_ND = self.run_layers(
-            rectangle.pack(self.norm_embeddings(x_BSD).to(self.dtype)), rectangle, drop_lead_at=None
-        )
-        return rectangle.rows(x_ND if self.final_norm is None else self.final_norm(x_ND))
-
-    def _lay_out(self, batch: Batch, temperature: float, pattern_type: Callable[..., _Layout]) -> _Layout:
-        if batch.num_unplaced and self._last_global < 0:
+        if num_unplaced and self._last_global < 0:
             raise ModelError(
                 "a model that reads context must have a global layer, got local ones only; go on without "
                 "context"
             )
-        num_positions = batch.first_position + batch.width - batch.num_unplaced
+        num_positions = first_position + x_BSD.shape[1] - num_unplaced
         if num_positions > self.max_positions:
             raise ModelError(
                 f"a row must have at most {self.max_positions} positions, got {num_positions}; choose a "
                 "smaller window"
             )
-        return pattern_type(batch, self.pass_settings(temperature))
+        batch = Batch(
+            lengths_B=lengths_B,
+            num_tokens=x_BSD.shape[1] - num_lead,
+            num_lead=num_lead,
+            num_unplaced=num_unplaced,
+            first_position=first_position,
+        )
+        # A lead with positions is in the windows of local layers too.
+        last_read = self._last_global if num_unplaced == num_lead else self.num_layers - 1
+        pattern = self.pattern_type(batch, self.pass_settings(temperature))
+        return self.encode_pattern(x_BSD, pattern, drop_lead_at=last_read if num_lead else None)
 
     def pass_settings(self, temperature: float) -> PassSettings:
         """Return what every pattern of this model needs to know."""
@@ -270,7 +200,6 @@ class Transformer:
             shape=self.shape,
             rotary=self.rotary,
             temperature=temperature,
-            dtype=self.dtype,
             workspace=self.workspace,
             device=self.device,
         )

@@ -136,9 +136,21 @@ class NewTensors(dict[str, torch.Tensor]):
 
 
 class WeightReader:
-    """Finds tensors below whatever prefix the file gives ``anchor``."""
+    """Finds tensors below whatever prefix the file gives ``anchor``.
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], anchor: str, device: torch.device) -> None:
+    Matrices and norms of layers are read in ``dtype``; ``epsilon`` and ``kind`` are those of all its norms.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        anchor: str,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        epsilon: float = 1e-12,
+        kind: Literal["layer", "rms"] = "layer",
+    ) -> None:
         names = [name for name in tensors if name == anchor or name.endswith(f".{anchor}")]
         if isinstance(tensors, NewTensors):
             names = [anchor]
@@ -150,13 +162,16 @@ class WeightReader:
         self._prefix = names[0].removesuffix(anchor)
         self._tensors = tensors
         self._device = device
+        self._dtype = dtype
+        self._epsilon = epsilon
+        self._kind: Literal["layer", "rms"] = kind
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         """Say whether the file holds a tensor."""
         return self._prefix + name in self._tensors
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a tensor of exactly this shape.
 
         A missing one or another shape raises :class:`ModelError`.
@@ -188,13 +203,18 @@ class WeightReader:
                 "give the model_type they were made for"
             )
 
-    def linear(self, name: str, shape: tuple[int, int], dtype: torch.dtype, *, bias: bool) -> AnyLinear:
+    def linear(self, name: str, shape: tuple[int, int], *, bias: bool) -> AnyLinear:
         """Return ``name.weight``, quantised where the file has it so, and ``name.bias`` when there is one."""
-        bias_E = self.read(f"{name}.bias", shape[:1], dtype) if bias else None
+        bias_E = self.read(f"{name}.bias", shape[:1], self._dtype) if bias else None
         matrix = self._quantized(f"{name}.weight", shape)
         if matrix is not None:
-            return QuantizedLinear(matrix=matrix, dtype=dtype, bias=bias_E)
-        return Linear(weight=self.read(f"{name}.weight", shape, dtype), bias=bias_E)
+            return QuantizedLinear(matrix=matrix, dtype=self._dtype, bias=bias_E)
+        return Linear(weight=self.read(f"{name}.weight", shape, self._dtype), bias=bias_E)
+
+    def stacked(self, names: Sequence[str], rows: Sequence[int], width: int, *, bias: bool) -> AnyLinear:
+        """Return projections of one input, of so many rows each, one below the other."""
+        parts = zip(names, rows, strict=True)
+        return stack_rows([self.linear(name, (size, width), bias=bias) for name, size in parts])
 
     def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix | None:
         """Return a matrix as it is stored; None where it is not quantised or of another shape."""
@@ -206,21 +226,12 @@ class WeightReader:
         self._read.add(self._prefix + name)
         return matrix.to(self._device)
 
-    def norm(
-        self,
-        name: str,
-        width: int,
-        dtype: torch.dtype,
-        *,
-        epsilon: float,
-        bias: bool = False,
-        kind: Literal["layer", "rms"] = "layer",
-    ) -> Norm:
-        """Return the norm of a width."""
-        weight = self.read(f"{name}.weight", (width,), dtype)
+    def norm(self, name: str, width: int, dtype: torch.dtype | None = None, *, bias: bool = True) -> Norm:
+        """Return the norm of a width; RMSNorm has no bias."""
+        dtype = dtype or self._dtype
         return Norm(
-            weight=weight,
-            bias=self.read(f"{name}.bias", (width,), dtype) if bias else None,
-            epsilon=epsilon,
-            kind=kind,
+            weight=self.read(f"{name}.weight", (width,), dtype),
+            bias=self.read(f"{name}.bias", (width,), dtype) if bias and self._kind == "layer" else None,
+            epsilon=self._epsilon,
+            kind=self._kind,
         )

@@ -14,7 +14,7 @@ from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.layer import Layer, PlainMlp, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
-from cairn.pipeline.model.engine.weights import WeightReader, stack_rows
+from cairn.pipeline.model.engine.weights import WeightReader
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
 WORD_EMBEDDINGS: Final = "embeddings.word_embeddings.weight"
@@ -40,7 +40,7 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
         )
     num_positions = checkpoint.integer("max_position_embeddings")
     num_types = checkpoint.integer("type_vocab_size", default=2)
-    reader = WeightReader(checkpoint.tensors, WORD_EMBEDDINGS, device)
+    reader = WeightReader(checkpoint.tensors, WORD_EMBEDDINGS, device, dtype, epsilon=epsilon)
     # Tables are kept in float32 where layers are in less, and in their own precision where they are in more.
     wide = torch.promote_types(dtype, torch.float32)
     tokens_VD = reader.read(WORD_EMBEDDINGS, (checkpoint.integer("vocab_size"), width), wide)
@@ -54,11 +54,10 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
             tokens_VD=tokens_VD,
             positions_PD=positions_PD,
             token_type_D=types_D,
-            norm=reader.norm("embeddings.LayerNorm", width, wide, epsilon=epsilon, bias=True),
+            norm=reader.norm("embeddings.LayerNorm", width, wide),
         ),
         layers=[
-            _read_layer(reader, checkpoint, index, epsilon, dtype)
-            for index in range(checkpoint.integer("num_hidden_layers"))
+            _read_layer(reader, checkpoint, index) for index in range(checkpoint.integer("num_hidden_layers"))
         ],
         final_norm=None,
         shape=Shape(
@@ -68,30 +67,25 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
             max_positions=len(positions_PD),
             norm_first=False,
         ),
-        rotary=None,
+        rotary={},
         dtype=dtype,
         device=device,
     )
 
 
-def _read_layer(
-    reader: WeightReader, checkpoint: Checkpoint, index: int, epsilon: float, dtype: torch.dtype
-) -> Layer:
+def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int) -> Layer:
     width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
     prefix = f"encoder.layer.{index}"
     attention = f"{prefix}.attention"
-    parts = [
-        reader.linear(f"{attention}.self.{name}", (width, width), dtype, bias=True)
-        for name in ("query", "key", "value")
-    ]
+    parts = [f"{attention}.self.{name}" for name in ("query", "key", "value")]
     return Layer(
-        qkv=stack_rows(parts),
-        attention_output=reader.linear(f"{attention}.output.dense", (width, width), dtype, bias=True),
-        attention_norm=reader.norm(f"{attention}.output.LayerNorm", width, dtype, epsilon=epsilon, bias=True),
+        qkv=reader.stacked(parts, [width] * 3, width, bias=True),
+        attention_output=reader.linear(f"{attention}.output.dense", (width, width), bias=True),
+        attention_norm=reader.norm(f"{attention}.output.LayerNorm", width),
         mlp=PlainMlp(
-            up=reader.linear(f"{prefix}.intermediate.dense", (inner, width), dtype, bias=True),
-            down=reader.linear(f"{prefix}.output.dense", (width, inner), dtype, bias=True),
+            up=reader.linear(f"{prefix}.intermediate.dense", (inner, width), bias=True),
+            down=reader.linear(f"{prefix}.output.dense", (width, inner), bias=True),
             activation=activation_named("hidden_act", str(checkpoint.config.get("hidden_act", "gelu"))),
         ),
-        mlp_norm=reader.norm(f"{prefix}.output.LayerNorm", width, dtype, epsilon=epsilon, bias=True),
+        mlp_norm=reader.norm(f"{prefix}.output.LayerNorm", width),
     )

@@ -20,14 +20,22 @@ Fewer than J context vectors are read as they are, or filled up to J with null t
 one (trained with sequence dropout); so without any context a text stands behind J null tokens, else behind
 the soft prompts alone.
 
-The published sources disagree on two points, so both are settings of config.json, off unless it says
-otherwise: a residual around the output projection (``output_projection_residual``, a name of ours) and a mean
-over lead and text (``pool_ignore_contextual_tokens`` = false). ``pool_ignore_instruction_tokens`` is a matter
-of the layout, as for every model.
+The mean is over the text alone, as both checkpoints say (``pool_ignore_contextual_tokens``), and the output
+projection has no residual. ``pool_ignore_instruction_tokens`` is a matter of the layout, as for every model.
 
 Public copies of v1's backbone differ further, in how often token type 0 is added and in what its rotation
 counts; here the type is added at each pass through the embedding layer, as the published inference code does,
 and rotation counts positions. Neither version has been compared with vectors of its published weights.
+
+The checkpoint holds, beside heads and soft prompts, a backbone a stage:
+
+    first_stage_model.embedder.*      of the sizes of the model that ``embedder`` names
+    second_stage_model.backbone.*     sized as ``dataset_backbone``, else ``embedder``
+
+The configuration of a named model is looked for in the checkpoint's folder and beside it, as
+``NAME/config.json`` or ``NAME.json`` with the last part of the name; then among the published sizes known
+here, so that a folder means the same on every machine; then in the Hugging Face cache. Nothing is downloaded,
+no remote code is run. A tensor that no part reads is refused as one that is missing is.
 
 Source: Morris & Rush 2024 (CDE), §4.2 and §10.4, and the public checkpoints. Differs: one token per context
 document; no decoders as M2.
@@ -35,23 +43,28 @@ document; no decoders as M2.
 
 from __future__ import annotations
 
+import json
+from collections import UserDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.engine.pattern import Batch
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, WeightReader
-from cairn.pipeline.model.families.cde_checkpoint import StagedCheckpoint
 from cairn.pipeline.model.families.modernbert import read_modernbert
 from cairn.pipeline.model.families.nomic_bert import read_nomic_bert
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.folders.names import model_folder
 from jaxtyping import Float, Float32, Int64
-from tokenizers import Tokenizer
 
 NUM_SOFT_PROMPTS: Final = 8
 """Fixed in the published code; no setting names it."""
@@ -72,50 +85,38 @@ class _Head:
     second: AnyLinear
     activate: Callable[[torch.Tensor], torch.Tensor]
 
+    @property
+    def output_dim(self) -> int:
+        return len(self.second.weight)
+
+    @torch.inference_mode()
     def __call__(self, x_ND: torch.Tensor) -> torch.Tensor:
         inner = self.activate(F.linear(x_ND, self.first.weight, self.first.bias))
         return F.linear(inner, self.second.weight, self.second.bias)
 
 
-class _Stage:
-    """What both stages take over from their backbone."""
+class FirstStage(Backbone):
+    """M1: a transformer with an MLP behind its pooling; it reads no context itself."""
 
-    def __init__(self, backbone: Transformer, max_positions: int, embedding_dim: int) -> None:
+    def __init__(self, backbone: Transformer, projection: _Head, max_positions: int) -> None:
+        # What it takes over, the layers aside.
+        for name in ("tokenizer", "cls_id", "landmark_id", "pad_id", "weights_fingerprint", "config"):
+            setattr(self, name, getattr(backbone, name))
+        for name in ("own_tensors", "dtype", "device", "model_dim", "context_dim"):
+            setattr(self, name, getattr(backbone, name))
         self._backbone = backbone
-        self.tokenizer: Tokenizer = backbone.tokenizer
-        self.cls_id = backbone.cls_id
-        self.landmark_id = backbone.landmark_id
-        self.pad_id = backbone.pad_id
-        self.weights_fingerprint = backbone.weights_fingerprint
-        self.config = backbone.config
-        self.own_tensors = backbone.own_tensors
-        self.dtype = backbone.dtype
-        self.device = backbone.device
-        self.model_dim = backbone.model_dim
-        self.embedding_dim = embedding_dim
-        self.max_context: int | None = None
-        self.max_positions = max_positions
+        self.max_positions = min(max_positions, backbone.max_positions)
+        self.projection = projection
+
+    @property
+    def first_stage(self) -> Backbone:
+        """Return the stage that embeds the context: itself, with its MLP, where it is the first."""
+        return self.own_first_stage or self
 
     @property
     def token_embeddings(self) -> Float32[np.ndarray, "vocabulary D"]:
         """Return the input table, one row a token id."""
         return self._backbone.token_embeddings
-
-
-class FirstStage(_Stage):
-    """M1: implements :class:`cairn.pipeline.model.engine.backbone.Backbone`; it reads no context itself."""
-
-    def __init__(self, backbone: Transformer, mlp: _Head, max_seq_length: int) -> None:
-        super().__init__(
-            backbone, min(max_seq_length, backbone.max_positions), int(mlp.second.weight.shape[0])
-        )
-        self._mlp = mlp
-        self.context_dim = backbone.context_dim
-
-    @property
-    def first_stage(self) -> FirstStage:
-        """Return itself."""
-        return self
 
     def hidden_states(
         self,
@@ -124,18 +125,13 @@ class FirstStage(_Stage):
         context_CD: Float32[np.ndarray, "C D"] | None = None,
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
-        """Return the last hidden states of the text; see the protocol."""
+        """Return the last hidden states of the text; see the base."""
         assert context_CD is None, "the first stage reads no context"
         return self._backbone.hidden_states(ids_BT, lengths_B, None, temperature)
 
-    @torch.inference_mode()
-    def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
-        """Pass pooled states through the stage's MLP."""
-        return self._mlp(pooled_MD)
 
-
-class CdeBackbone(_Stage):
-    """M2 with its M1: implements :class:`cairn.pipeline.model.engine.backbone.Backbone`."""
+class CdeBackbone(FirstStage):
+    """M2 with its M1."""
 
     def __init__(
         self,
@@ -157,37 +153,21 @@ class CdeBackbone(_Stage):
                 "before a text, "
                 f"got {backbone.max_positions}; config.json does not fit the model"
             )
-        super().__init__(
-            backbone, min(_max_seq_length(checkpoint), room), int(output_projection.second.weight.shape[0])
-        )
-        config = checkpoint.config
-        self.first_stage = first_stage
+        super().__init__(backbone, output_projection, min(_max_seq_length(checkpoint), room))
+        self.own_first_stage = first_stage
         self.max_context = self._context_size = context_size
         self.context_dim = first_stage.embedding_dim
-        self._pools_lead = not config.get("pool_ignore_contextual_tokens", True)
-        self._has_residual = bool(config.get("output_projection_residual", False))
         self._is_nomic = is_nomic
-        self._is_placed = not (is_nomic and config.get("disable_transductive_rotary_embedding", True))
+        self._is_placed = not (
+            is_nomic and checkpoint.config.get("disable_transductive_rotary_embedding", True)
+        )
         self._soft_prompts_LD = soft_prompts_LD
-        self._output_projection = output_projection
         self._type_D = backbone.embed_context(np.zeros((1, backbone.model_dim), np.float32))
         self._null_D = null_D
         if self.context_dim != self.model_dim:
             raise ModelError(
                 f"the stages of a CDE model must have one width, got {self.context_dim} and "
                 f"{self.model_dim}; config.json does not fit"
-            )
-        if self._has_residual and self.embedding_dim != self.model_dim:
-            raise ModelError(
-                "output_projection_residual must be off where embedding_output_dim differs from the "
-                f"model's {self.model_dim}, "
-                f"got {self.embedding_dim}; set it to false"
-            )
-        if self._pools_lead and config.get("pool_ignore_instruction_tokens", False):
-            raise ModelError(
-                "pool_ignore_contextual_tokens of a CDE model must be true where "
-                "pool_ignore_instruction_tokens is, got false; "
-                "set both to false"
             )
 
     @torch.inference_mode()
@@ -198,11 +178,7 @@ class CdeBackbone(_Stage):
         context_CD: Float32[np.ndarray, "C D"] | None = None,
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
-        """Return the last hidden states of the text; see the protocol.
-
-        Where lead and text are pooled together, each state is moved so that the mean over a row is the mean
-        over its lead and text.
-        """
+        """Return the last hidden states of the text; see the base."""
         if ids_BT.shape[1] > self.max_positions:
             raise ModelError(
                 f"a row must have at most {self.max_positions} tokens, got {ids_BT.shape[1]}; choose a "
@@ -213,21 +189,14 @@ class CdeBackbone(_Stage):
         text_BTD = self._backbone.embed_tokens(ids_BT)
         text_BTD = text_BTD + self._type_D if self._is_nomic else self._backbone.norm_embeddings(text_BTD)
         x_BSD = torch.cat([lead_LD.expand(len(text_BTD), -1, -1), text_BTD], dim=1)
-        place = {
-            "num_lead": len(lead_LD),
-            "num_unplaced": 0 if self._is_placed else len(context),
-            "first_position": 0 if self._is_placed else self._context_size,
-        }
-        if not self._pools_lead:
-            return self._backbone.encode_embedded(x_BSD, lengths_B, **place, temperature=temperature)
-        batch = Batch(lengths_B=lengths_B, num_tokens=ids_BT.shape[1], **place)
-        return _mixed(self._backbone.encode_with_lead(x_BSD, batch, temperature), lengths_B, len(lead_LD))
-
-    @torch.inference_mode()
-    def project(self, pooled_MD: Float32[torch.Tensor, "M D"]) -> Float32[torch.Tensor, "M E"]:
-        """Pass pooled states through the output projection."""
-        projected_ME = self._output_projection(pooled_MD)
-        return projected_ME + pooled_MD if self._has_residual else projected_ME
+        return self._backbone.encode_embedded(
+            x_BSD,
+            lengths_B,
+            num_lead=len(lead_LD),
+            num_unplaced=0 if self._is_placed else len(context),
+            first_position=0 if self._is_placed else self._context_size,
+            temperature=temperature,
+        )
 
     def _context(self, context_CD: Float32[np.ndarray, "C D"] | None) -> Float32[torch.Tensor, "_ _"]:
         """Return the vectors before the soft prompts, filled up with null tokens where there is one."""
@@ -260,17 +229,36 @@ def read_cde(
     """
     staged = StagedCheckpoint(checkpoint, num_layers)
     first, second = (
-        run_on(_read_backbone(staged, stage, dtype, device))
+        run_on(_READERS[stage.config["model_type"]](staged.watched(stage), dtype=dtype, device=device))
         for stage in (staged.first_stage, staged.second_stage)
     )
+
+    def read_head(name: str, width: int, output_dim: int, activate: Callable[..., torch.Tensor]) -> _Head:
+        """Read two projections, numbered 0 and 2 as the modules around their activation are."""
+        reader = WeightReader(staged.tensors(f"{name}."), f"{name}.0.weight", device)
+        return _Head(
+            first=reader.linear(f"{name}.0", (width, width), bias=True),
+            second=reader.linear(f"{name}.2", (output_dim, width), bias=True),
+            activate=activate,
+        )
+
+    mlp = read_head("first_stage_model.mlp", first.model_dim, first.model_dim, F.gelu)
+    width = second.model_dim
+    prompts = read_head("second_stage_model.prompt_projection", width, width * NUM_SOFT_PROMPTS, F.relu)
+    output_dim = checkpoint.integer("embedding_output_dim", default=width)
+    null_D = None
+    # The null token exists exactly where the model was trained with sequence dropout.
+    if checkpoint.config.get("transductive_sequence_dropout_prob"):
+        null_D = WeightReader(staged.tensors(_NULL), _NULL, device).read(_NULL, (width,))
     backbone = CdeBackbone(
         checkpoint,
         second,
-        FirstStage(first, _read_mlp(staged, first.model_dim, device), _max_seq_length(checkpoint)),
+        FirstStage(first, mlp, _max_seq_length(checkpoint)),
         is_nomic=staged.second_stage.config["model_type"] == "nomic_bert",
-        soft_prompts_LD=_read_soft_prompts(staged, second.model_dim, device),
-        output_projection=_read_output_projection(staged, checkpoint, second.model_dim, device),
-        null_D=_read_null(staged, checkpoint, second.model_dim, device),
+        # The constant that the prompt projection makes of a vector of ones.
+        soft_prompts_LD=prompts(torch.ones(width, device=device)).view(NUM_SOFT_PROMPTS, width),
+        output_projection=read_head("second_stage_model.output_projection", width, output_dim, F.relu),
+        null_D=null_D,
     )
     staged.require_whole()
     return backbone
@@ -280,68 +268,209 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
     return checkpoint.integer("max_seq_length", default=512)
 
 
-def _read_backbone(
-    staged: StagedCheckpoint, stage: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> Transformer:
-    return _READERS[stage.config["model_type"]](staged.watched(stage), dtype=dtype, device=device)
+FIRST_STAGE: Final = "first_stage_model.embedder."
+SECOND_STAGE: Final = "second_stage_model.backbone."
+
+_LAYER_COUNTS: Final = {"nomic_bert": "n_layer", "modernbert": "num_hidden_layers"}
+_TOKEN_TABLES: Final = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+_MOST_NAMED: Final = 3
+"""Tensors named in a refusal before the rest is only counted."""
+
+_REQUIRED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "autoregressive_backbone": (False, None),
+    "transductive_tokens_per_document": (1, None),
+    "pooling_strategy": ("mean", None),
+    "biencoder_pooling_strategy": ("mean", None),
+    "pool_ignore_contextual_tokens": (True, None),
+    "output_projection_residual": (False, None),
+}
+"""Settings of which one value, or none, is read here."""
+
+_PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "nomic-bert-2048": {
+            "model_type": "nomic_bert",
+            "activation_function": "swiglu",
+            "layer_norm_epsilon": 1e-12,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_inner": 3072,
+            "n_layer": 12,
+            "n_positions": 2048,
+            "rotary_emb_base": 1000,
+            "rotary_emb_fraction": 1.0,
+            "type_vocab_size": 2,
+            "vocab_size": 30528,
+        },
+        "ModernBERT-base": {
+            "model_type": "modernbert",
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0,
+            "hidden_activation": "gelu",
+            "hidden_size": 768,
+            "intermediate_size": 1152,
+            "local_attention": 128,
+            "local_rope_theta": 10000.0,
+            "max_position_embeddings": 8192,
+            "norm_eps": 1e-5,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 22,
+            "vocab_size": 50368,
+        },
+    }
+)
+"""Sizes of the backbones of cde-small-v1 and cde-small-v2, as their authors publish them."""
 
 
-def _read_head(
-    staged: StagedCheckpoint,
-    prefix: str,
-    widths: tuple[int, int, int],
-    activate: Callable[[torch.Tensor], torch.Tensor],
-    device: torch.device,
-) -> _Head:
-    """Read two projections, numbered 0 and 2 as the modules around their activation are."""
-    reader = WeightReader(staged.tensors(f"{prefix}."), f"{prefix}.0.weight", device)
-    source, inner, target = widths
-    return _Head(
-        first=reader.linear(f"{prefix}.0", (inner, source), torch.float32, bias=True),
-        second=reader.linear(f"{prefix}.2", (target, inner), torch.float32, bias=True),
-        activate=activate,
-    )
+class StagedCheckpoint:
+    """The parts of a CDE checkpoint; once all are read, ``require_whole`` refuses tensors left over.
 
-
-def _read_mlp(staged: StagedCheckpoint, width: int, device: torch.device) -> _Head:
-    return _read_head(staged, "first_stage_model.mlp", (width, width, width), F.gelu, device)
-
-
-def _read_output_projection(
-    staged: StagedCheckpoint, checkpoint: Checkpoint, width: int, device: torch.device
-) -> _Head:
-    output_dim = checkpoint.integer("embedding_output_dim", default=width)
-    return _read_head(
-        staged, "second_stage_model.output_projection", (width, width, output_dim), F.relu, device
-    )
-
-
-def _read_soft_prompts(staged: StagedCheckpoint, width: int, device: torch.device) -> torch.Tensor:
-    """Return the constant that the prompt projection makes of a vector of ones."""
-    head = _read_head(
-        staged,
-        "second_stage_model.prompt_projection",
-        (width, width, width * NUM_SOFT_PROMPTS),
-        F.relu,
-        device,
-    )
-    return head(torch.ones(width, device=device)).view(NUM_SOFT_PROMPTS, width)
-
-
-def _read_null(
-    staged: StagedCheckpoint, checkpoint: Checkpoint, width: int, device: torch.device
-) -> torch.Tensor | None:
-    """Return the null token, which exists exactly where the model was trained with sequence dropout."""
-    if not checkpoint.config.get("transductive_sequence_dropout_prob"):
-        return None
-    return WeightReader(staged.tensors(_NULL), _NULL, device).read(_NULL, (width,), torch.float32)
-
-
-def _mixed(states_BSD: torch.Tensor, lengths_B: Int64[np.ndarray, " B"], num_lead: int) -> torch.Tensor:
-    """Return the text's states, each with its row's lead mixed in.
-
-    Their mean over the row is the mean over lead and text.
+    ``num_layers`` are the layers of the second stage that run (Matryoshka), of those the checkpoint has.
     """
-    lead_BD = states_BSD[:, :num_lead].float().sum(dim=1)
-    lengths = torch.from_numpy(lengths_B).to(states_BSD.device)[:, None, None]
-    return (states_BSD[:, num_lead:].float() * lengths + lead_BD[:, None]) / (lengths + num_lead)
+
+    def __init__(self, checkpoint: Checkpoint, num_layers: int | None = None) -> None:
+        for name, allowed in _REQUIRED.items():
+            if checkpoint.config.get(name) not in allowed:
+                raise ModelError(
+                    f"{name} of a CDE model must be {allowed[0]!r}, got {checkpoint.config[name]!r}; "
+                    "choose another model"
+                )
+        self._checkpoint = checkpoint
+        self._tensors = _with_tied_tokens(checkpoint)
+        self._read: set[str] = set()
+        embedder = self._config_named("embedder")
+        self.first_stage = self._backbone(FIRST_STAGE, embedder, "limit_layers_first_stage")
+        backbone = (
+            self._config_named("dataset_backbone") if checkpoint.config.get("dataset_backbone") else embedder
+        )
+        whole = self._backbone(SECOND_STAGE, backbone, "limit_layers")
+        cut = first_layers(whole, num_layers)
+        self._read |= set(whole.tensors) - set(cut.tensors)
+        # The first stage's weights lie in the same file, whose hash is in the checkpoint's fingerprint.
+        self.second_stage = replace(
+            cut,
+            fingerprint=fingerprint(kind="cde", first=self.first_stage.fingerprint, second=cut.fingerprint),
+        )
+
+    def tensors(self, prefix: str) -> Mapping[str, torch.Tensor]:
+        """Return the tensors below a prefix, under their full names."""
+        return _Watched(
+            {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}, self._read
+        )
+
+    def watched(self, stage: Checkpoint) -> Checkpoint:
+        """Return a stage's checkpoint so that what is read of it counts as read."""
+        return replace(stage, tensors=_Watched(stage.tensors, self._read))
+
+    def require_whole(self) -> None:
+        """Raise :class:`ModelError` for tensors that no part has read."""
+        surplus = sorted(set(self._checkpoint.tensors) - self._read)
+        if surplus:
+            more = f" and {len(surplus) - _MOST_NAMED} more" if len(surplus) > _MOST_NAMED else ""
+            raise ModelError(
+                "a CDE checkpoint must hold the tensors of its config.json and no others, got "
+                f"{', '.join(surplus[:_MOST_NAMED])}{more}; "
+                "the file does not fit its config.json"
+            )
+
+    def _config_named(self, setting: str) -> Mapping[str, Any]:
+        name = self._checkpoint.config.get(setting)
+        if not isinstance(name, str) or not name:
+            raise ModelError(
+                f"{setting} of a CDE model must name the model its backbone is made like, got {name!r}; "
+                "fetch it again"
+            )
+        config = _find_config(self._checkpoint.folder, name)
+        if config.get("model_type") not in _LAYER_COUNTS:
+            raise ModelError(
+                f"the backbone of a CDE model must be one of {', '.join(_LAYER_COUNTS)}, got "
+                f"{config.get('model_type')!r} for {name}; "
+                "choose another model"
+            )
+        return config
+
+    def _backbone(self, prefix: str, config: Mapping[str, Any], limit_setting: str) -> Checkpoint:
+        """Return a stage's backbone as a checkpoint, its configuration cut to the layers the file holds."""
+        tensors = {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
+        nested = replace(
+            self._checkpoint,
+            config=config,
+            tensors=tensors,
+            fingerprint=fingerprint(
+                kind="cde-stage",
+                checkpoint=self._checkpoint.fingerprint,
+                stage=prefix,
+                config=dict(sorted(config.items())),
+            ),
+        )
+        if self._checkpoint.config.get(limit_setting) is None:
+            return nested
+        # Tensors of layers beyond the limit stay: the file was saved without them, so they would be surplus.
+        limited = first_layers(nested, self._checkpoint.integer(limit_setting))
+        return replace(limited, tensors=tensors)
+
+
+class _Watched(UserDict[str, torch.Tensor]):
+    """Tensors that note the names of those taken out."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+        super().__init__()
+        self.data = dict(tensors)
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._read.add(name)
+        return super().__getitem__(name)
+
+
+def _with_tied_tokens(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
+    """Return the tensors with one token table for both stages where the configuration ties them.
+
+    A file may hold it once.
+    """
+    if not checkpoint.config.get("transductive_tie_token_embeddings"):
+        return checkpoint.tensors
+    tensors = dict(checkpoint.tensors)
+    for table in _TOKEN_TABLES:
+        found = [tensors[stage + table] for stage in (FIRST_STAGE, SECOND_STAGE) if stage + table in tensors]
+        if len(found) == 2 and not torch.equal(*found):
+            raise ModelError(
+                f"{table} must be the same in both stages (transductive_tie_token_embeddings), got two; "
+                "fetch the model again"
+            )
+        if found:
+            tensors |= {FIRST_STAGE + table: found[0], SECOND_STAGE + table: found[0]}
+    return tensors
+
+
+def _find_config(folder: Path, name: str) -> Mapping[str, Any]:
+    last = name.rstrip("/").rpartition("/")[2]
+    for place in (folder, folder.parent):
+        for path in (place / last / "config.json", place / f"{last}.json"):
+            if path.is_file():
+                return _read_config(path)
+    if last in _PUBLISHED:
+        return _PUBLISHED[last]
+    try:
+        return _read_config(model_folder(name) / "config.json")
+    except ConfigError as error:
+        raise ModelError(
+            f"the model that a CDE checkpoint is made like must be one of {', '.join(_PUBLISHED)}, or "
+            "have its configuration beside the "
+            f"checkpoint, got {name!r} and none; save its config.json as {last}.json in the checkpoint's "
+            "folder"
+        ) from error
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path.name} of a CDE model's backbone must be JSON, got an unreadable file; fetch it again"
+        ) from error
+    if not isinstance(config, dict):
+        raise ModelError(
+            f"{path.name} of a CDE model's backbone must hold settings, got something else; fetch it again"
+        )
+    return config

@@ -28,7 +28,7 @@ from cairn.pipeline.model.engine.layer import GatedMlp, Layer, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
-from cairn.pipeline.model.engine.weights import Norm, WeightReader, stack_rows
+from cairn.pipeline.model.engine.weights import WeightReader
 from cairn.pipeline.model.families.rope_settings import read_rope
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
@@ -69,19 +69,19 @@ def read_decoder(
         device=device,
         stretch=rope.stretch,
     )
-    reader = WeightReader(checkpoint.tensors, "embed_tokens.weight", device)
+    reader = WeightReader(
+        checkpoint.tensors, "embed_tokens.weight", device, dtype, epsilon=epsilon, kind="rms"
+    )
     return Transformer(
         checkpoint,
         embedding=Embedding(
-            tokens_VD=reader.read(
-                "embed_tokens.weight", (checkpoint.integer("vocab_size"), width), torch.float32
-            )
+            tokens_VD=reader.read("embed_tokens.weight", (checkpoint.integer("vocab_size"), width))
         ),
         layers=[
-            _read_layer(reader, checkpoint, index, shape, dtype)
+            _read_layer(reader, checkpoint, index, shape)
             for index in range(checkpoint.integer("num_hidden_layers"))
         ],
-        final_norm=reader.norm("norm", width, dtype, epsilon=epsilon, kind="rms"),
+        final_norm=reader.norm("norm", width),
         shape=shape,
         rotary={False: rotary},
         dtype=dtype,
@@ -123,43 +123,30 @@ def _has_window(checkpoint: Checkpoint) -> bool:
     )
 
 
-def _read_layer(
-    reader: WeightReader, checkpoint: Checkpoint, index: int, shape: Shape, dtype: torch.dtype
-) -> Layer:
+def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, shape: Shape) -> Layer:
     config, prefix = checkpoint.config, f"layers.{index}"
     width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
-    epsilon = checkpoint.number("rms_norm_eps", default=1e-6)
-    of_queries, of_keys = shape.num_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     output_bias, mlp_bias = bool(config.get("attention_bias", False)), bool(config.get("mlp_bias", False))
     input_bias = output_bias or config.get("model_type") == "qwen2"
-    parts = {"q": of_queries, "k": of_keys, "v": of_keys}
-
-    def head_norm(name: str) -> Norm | None:
-        if config.get("model_type") != "qwen3":
-            return None
-        return reader.norm(f"{prefix}.self_attn.{name}", shape.head_dim, dtype, epsilon=epsilon, kind="rms")
-
-    gate_and_up = [
-        reader.linear(f"{prefix}.mlp.{name}_proj", (inner, width), dtype, bias=mlp_bias)
-        for name in ("gate", "up")
-    ]
+    rows = [num_heads * shape.head_dim for num_heads in shape.heads_by_kind]
+    query_norm, key_norm = (
+        reader.norm(f"{attention}.{name}_norm", shape.head_dim)
+        if config.get("model_type") == "qwen3"
+        else None
+        for name in "qk"
+    )
+    gate_and_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     layer = Layer(
-        attention_norm=reader.norm(f"{prefix}.input_layernorm", width, dtype, epsilon=epsilon, kind="rms"),
-        qkv=stack_rows(
-            [
-                reader.linear(f"{prefix}.self_attn.{name}_proj", (rows, width), dtype, bias=input_bias)
-                for name, rows in parts.items()
-            ]
-        ),
-        query_norm=head_norm("q_norm"),
-        key_norm=head_norm("k_norm"),
-        attention_output=reader.linear(
-            f"{prefix}.self_attn.o_proj", (width, of_queries), dtype, bias=output_bias
-        ),
-        mlp_norm=reader.norm(f"{prefix}.post_attention_layernorm", width, dtype, epsilon=epsilon, kind="rms"),
+        attention_norm=reader.norm(f"{prefix}.input_layernorm", width),
+        qkv=reader.stacked([f"{attention}.{name}_proj" for name in "qkv"], rows, width, bias=input_bias),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        attention_output=reader.linear(f"{attention}.o_proj", (width, rows[0]), bias=output_bias),
+        mlp_norm=reader.norm(f"{prefix}.post_attention_layernorm", width),
         mlp=GatedMlp(
-            gate_up=stack_rows(gate_and_up),
-            down=reader.linear(f"{prefix}.mlp.down_proj", (width, inner), dtype, bias=mlp_bias),
+            gate_up=reader.stacked(gate_and_up, [inner] * 2, width, bias=mlp_bias),
+            down=reader.linear(f"{mlp}.down_proj", (width, inner), bias=mlp_bias),
             activation=activation_named("hidden_act", str(config.get("hidden_act", "silu"))),
         ),
     )

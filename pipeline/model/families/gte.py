@@ -17,14 +17,15 @@ from typing import Any, Final
 
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.layer import GatedMlp, Layer, activation_named
+from cairn.pipeline.model.engine.layer import Activation, GatedMlp, Layer, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
-from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader, stack_rows
+from cairn.pipeline.model.engine.weights import Linear, WeightReader
 from cairn.pipeline.model.families.rope_settings import read_rope
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
+_TOKENS: Final = "embeddings.word_embeddings.weight"
 _DEFAULT_THETA: Final = {"new": 10_000.0, "gte": 160_000.0}
 _REQUIRED: Final = {
     "position_embedding_type": "rope",
@@ -52,20 +53,17 @@ def read_gte(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device
         device=device,
         stretch=rope.stretch,
     )
-    reader = WeightReader(checkpoint.tensors, "embeddings.word_embeddings.weight", device)
+    reader = WeightReader(checkpoint.tensors, _TOKENS, device, dtype, epsilon=epsilon)
     read_layer = _read_published_layer if "encoder.layer.0.attn_ln.weight" in reader else _read_native_layer
     return Transformer(
         checkpoint,
         embedding=Embedding(
-            tokens_VD=reader.read(
-                "embeddings.word_embeddings.weight", (checkpoint.integer("vocab_size"), width), torch.float32
-            ),
-            token_type_D=_read_token_type(checkpoint, reader, width),
-            norm=reader.norm("embeddings.LayerNorm", width, torch.float32, epsilon=epsilon, bias=True),
+            tokens_VD=reader.read(_TOKENS, (checkpoint.integer("vocab_size"), width)),
+            token_type_D=read_token_type(checkpoint, reader, width, default=1),
+            norm=reader.norm("embeddings.LayerNorm", width, torch.float32),
         ),
         layers=[
-            read_layer(reader, checkpoint, index, epsilon, dtype)
-            for index in range(checkpoint.integer("num_hidden_layers"))
+            read_layer(reader, checkpoint, index) for index in range(checkpoint.integer("num_hidden_layers"))
         ],
         final_norm=None,
         shape=Shape(
@@ -81,87 +79,61 @@ def read_gte(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device
     )
 
 
-def _read_token_type(checkpoint: Checkpoint, reader: WeightReader, width: int) -> torch.Tensor | None:
-    """Return the embedding of type 0; gte-base-en-v1.5 has no types."""
-    name = "embeddings.token_type_embeddings.weight"
-    num_types: Any = checkpoint.config.get("type_vocab_size", 1)
+def read_token_type(
+    checkpoint: Checkpoint, reader: WeightReader, width: int, *, default: int
+) -> torch.Tensor | None:
+    """Return the embedding of type 0, None of a model without types, such as gte-base-en-v1.5."""
+    num_types: Any = checkpoint.config.get("type_vocab_size", default)
     if num_types == 0:
         return None
-    return reader.read(name, (checkpoint.integer("type_vocab_size", default=1), width), torch.float32)[
-        0
-    ].clone()
+    num_types = checkpoint.integer("type_vocab_size", default=default)
+    return reader.read("embeddings.token_type_embeddings.weight", (num_types, width))[0].clone()
 
 
-def _read_published_layer(
-    reader: WeightReader, checkpoint: Checkpoint, index: int, epsilon: float, dtype: torch.dtype
-) -> Layer:
+def _read_published_layer(reader: WeightReader, checkpoint: Checkpoint, index: int) -> Layer:
     prefix = f"encoder.layer.{index}"
+    attention, mlp = f"{prefix}.attention", f"{prefix}.mlp"
     width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
     if checkpoint.config.get("pack_qkv", True):
-        qkv = reader.linear(f"{prefix}.attention.qkv_proj", (3 * width, width), dtype, bias=True)
+        qkv = reader.linear(f"{attention}.qkv_proj", (3 * width, width), bias=True)
     else:
-        qkv = stack_rows(
-            [
-                reader.linear(f"{prefix}.attention.{name}_proj", (width, width), dtype, bias=True)
-                for name in "qkv"
-            ]
-        )
-    up, gate = reader.read(f"{prefix}.mlp.up_gate_proj.weight", (2 * inner, width), dtype).chunk(2)
-    return _layer(
-        checkpoint,
-        qkv=qkv,
-        output=reader.linear(f"{prefix}.attention.o_proj", (width, width), dtype, bias=True),
-        norms=[
-            reader.norm(f"{prefix}.{name}", width, dtype, epsilon=epsilon, bias=True)
-            for name in ("attn_ln", "mlp_ln")
-        ],
-        gate_up=Linear(weight=torch.cat([gate, up])),
-        down=reader.linear(f"{prefix}.mlp.down_proj", (width, inner), dtype, bias=True),
-    )
-
-
-def _read_native_layer(
-    reader: WeightReader, checkpoint: Checkpoint, index: int, epsilon: float, dtype: torch.dtype
-) -> Layer:
-    prefix = f"layers.{index}"
-    width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
-    return _layer(
-        checkpoint,
-        qkv=stack_rows(
-            [
-                reader.linear(f"{prefix}.self_attn.{name}_proj", (width, width), dtype, bias=True)
-                for name in "qkv"
-            ]
-        ),
-        output=reader.linear(f"{prefix}.self_attn.o_proj", (width, width), dtype, bias=True),
-        norms=[
-            reader.norm(f"{prefix}.post_{name}_layernorm", width, dtype, epsilon=epsilon, bias=True)
-            for name in ("attention", "mlp")
-        ],
-        gate_up=stack_rows(
-            [
-                reader.linear(f"{prefix}.mlp.{name}_proj", (inner, width), dtype, bias=False)
-                for name in ("gate", "up")
-            ]
-        ),
-        down=reader.linear(f"{prefix}.mlp.down_proj", (width, inner), dtype, bias=True),
-    )
-
-
-def _layer(
-    checkpoint: Checkpoint,
-    *,
-    qkv: AnyLinear,
-    output: AnyLinear,
-    norms: list[Norm],
-    gate_up: AnyLinear,
-    down: AnyLinear,
-) -> Layer:
-    activation = str(checkpoint.config.get("hidden_act", "gelu"))
+        qkv = reader.stacked([f"{attention}.{name}_proj" for name in "qkv"], [width] * 3, width, bias=True)
+    up_gate = reader.linear(f"{mlp}.up_gate_proj", (2 * inner, width), bias=False)
     return Layer(
         qkv=qkv,
-        attention_output=output,
-        attention_norm=norms[0],
-        mlp_norm=norms[1],
-        mlp=GatedMlp(gate_up=gate_up, down=down, activation=activation_named("hidden_act", activation)),
+        attention_output=reader.linear(f"{attention}.o_proj", (width, width), bias=True),
+        attention_norm=reader.norm(f"{prefix}.attn_ln", width),
+        mlp_norm=reader.norm(f"{prefix}.mlp_ln", width),
+        mlp=GatedMlp(
+            gate_up=Linear(weight=torch.cat(up_gate.weight.chunk(2)[::-1])),
+            down=reader.linear(f"{mlp}.down_proj", (width, inner), bias=True),
+            activation=_activation(checkpoint),
+        ),
     )
+
+
+def _read_native_layer(reader: WeightReader, checkpoint: Checkpoint, index: int) -> Layer:
+    width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
+    return native_layer(reader, index, width, inner, _activation(checkpoint), bias=True)
+
+
+def native_layer(
+    reader: WeightReader, index: int, width: int, inner: int, activation: Activation, *, bias: bool
+) -> Layer:
+    """Read a layer as transformers names its tensors; ``bias`` is that of all projections but the gate's."""
+    attention, mlp = f"layers.{index}.self_attn", f"layers.{index}.mlp"
+    return Layer(
+        qkv=reader.stacked([f"{attention}.{name}_proj" for name in "qkv"], [width] * 3, width, bias=bias),
+        attention_output=reader.linear(f"{attention}.o_proj", (width, width), bias=bias),
+        attention_norm=reader.norm(f"layers.{index}.post_attention_layernorm", width),
+        mlp_norm=reader.norm(f"layers.{index}.post_mlp_layernorm", width),
+        mlp=GatedMlp(
+            gate_up=reader.stacked([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, width, bias=False),
+            down=reader.linear(f"{mlp}.down_proj", (width, inner), bias=bias),
+            activation=activation,
+        ),
+    )
+
+
+def _activation(checkpoint: Checkpoint) -> Activation:
+    return activation_named("hidden_act", str(checkpoint.config.get("hidden_act", "gelu")))

@@ -12,7 +12,7 @@ Source: Warner et al., "Smarter, Better, Faster, Longer" (ModernBERT). No scaled
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from cairn.pipeline.errors import ModelError
@@ -23,6 +23,7 @@ from cairn.pipeline.model.engine.transformer import Embedding, Transformer
 from cairn.pipeline.model.engine.weights import WeightReader
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
+_TOKENS: Final = "embeddings.tok_embeddings.weight"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
@@ -33,20 +34,18 @@ def read_modernbert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
     epsilon = checkpoint.number("norm_eps", default=1e-5)
     max_positions = checkpoint.integer("max_position_embeddings", default=8192)
     norm_bias = bool(checkpoint.config.get("norm_bias", False))
-    reader = WeightReader(checkpoint.tensors, "embeddings.tok_embeddings.weight", device)
+    reader = WeightReader(checkpoint.tensors, _TOKENS, device, dtype, epsilon=epsilon)
     return Transformer(
         checkpoint,
         embedding=Embedding(
-            tokens_VD=reader.read(
-                "embeddings.tok_embeddings.weight", (checkpoint.integer("vocab_size"), width), torch.float32
-            ),
-            norm=reader.norm("embeddings.norm", width, torch.float32, epsilon=epsilon, bias=norm_bias),
+            tokens_VD=reader.read(_TOKENS, (checkpoint.integer("vocab_size"), width)),
+            norm=reader.norm("embeddings.norm", width, torch.float32, bias=norm_bias),
         ),
         layers=[
-            _read_layer(reader, checkpoint, index, kind, dtype)
+            _read_layer(reader, checkpoint, index, kind)
             for index, kind in enumerate(_layer_kinds(checkpoint))
         ],
-        final_norm=reader.norm("final_norm", width, dtype, epsilon=epsilon, bias=norm_bias),
+        final_norm=reader.norm("final_norm", width, bias=norm_bias),
         shape=Shape(
             num_heads=num_heads,
             num_key_value_heads=num_heads,
@@ -102,28 +101,22 @@ def _thetas(config: Mapping[str, Any]) -> dict[str, float]:
     return {_GLOBAL: float(of_global), _LOCAL: float(of_local)}
 
 
-def _read_layer(
-    reader: WeightReader, checkpoint: Checkpoint, index: int, kind: str, dtype: torch.dtype
-) -> Layer:
-    config = checkpoint.config
+def _read_layer(reader: WeightReader, checkpoint: Checkpoint, index: int, kind: str) -> Layer:
+    config, prefix = checkpoint.config, f"layers.{index}"
     width, inner = checkpoint.integer("hidden_size"), checkpoint.integer("intermediate_size")
-    epsilon = checkpoint.number("norm_eps", default=1e-5)
     norm_bias, attention_bias, mlp_bias = (
         bool(config.get(name, False)) for name in ("norm_bias", "attention_bias", "mlp_bias")
     )
-    prefix = f"layers.{index}"
     return Layer(
         is_local=kind == _LOCAL,
         # The embedding norm has just been applied when the first layer begins.
-        attention_norm=reader.norm(f"{prefix}.attn_norm", width, dtype, epsilon=epsilon, bias=norm_bias)
-        if index
-        else None,
-        qkv=reader.linear(f"{prefix}.attn.Wqkv", (3 * width, width), dtype, bias=attention_bias),
-        attention_output=reader.linear(f"{prefix}.attn.Wo", (width, width), dtype, bias=attention_bias),
-        mlp_norm=reader.norm(f"{prefix}.mlp_norm", width, dtype, epsilon=epsilon, bias=norm_bias),
+        attention_norm=reader.norm(f"{prefix}.attn_norm", width, bias=norm_bias) if index else None,
+        qkv=reader.linear(f"{prefix}.attn.Wqkv", (3 * width, width), bias=attention_bias),
+        attention_output=reader.linear(f"{prefix}.attn.Wo", (width, width), bias=attention_bias),
+        mlp_norm=reader.norm(f"{prefix}.mlp_norm", width, bias=norm_bias),
         mlp=GatedMlp(
-            gate_up=reader.linear(f"{prefix}.mlp.Wi", (2 * inner, width), dtype, bias=mlp_bias),
-            down=reader.linear(f"{prefix}.mlp.Wo", (width, inner), dtype, bias=mlp_bias),
+            gate_up=reader.linear(f"{prefix}.mlp.Wi", (2 * inner, width), bias=mlp_bias),
+            down=reader.linear(f"{prefix}.mlp.Wo", (width, inner), bias=mlp_bias),
             activation=activation_named("hidden_activation", str(config.get("hidden_activation", "gelu"))),
         ),
     )

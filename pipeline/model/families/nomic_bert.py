@@ -12,17 +12,20 @@ was trained on is read up to that length, where nothing is stretched.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.layer import ACTIVATIONS, GatedMlp, Layer
+from cairn.pipeline.model.engine.layer import GatedMlp, Layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
-from cairn.pipeline.model.engine.weights import AnyLinear, WeightReader, stack_rows
+from cairn.pipeline.model.engine.weights import WeightReader
+from cairn.pipeline.model.families.gte import native_layer, read_token_type
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 
+_TOKENS: Final = "embeddings.word_embeddings.weight"
 _OTHER_VARIANTS: Final = (
     "prenorm",
     "causal",
@@ -54,28 +57,19 @@ def read_nomic_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
         num_positions=max_positions,
         device=device,
     )
-    reader = WeightReader(checkpoint.tensors, "embeddings.word_embeddings.weight", device)
-    num_types = checkpoint.config.get("type_vocab_size", 2)
-    types_D = None
-    if num_types:
-        types_D = reader.read("embeddings.token_type_embeddings.weight", (num_types, width), torch.float32)[
-            0
-        ].clone()
-    is_published = "emb_ln.weight" in reader
-    embedding_norm, read_layer = (
-        ("emb_ln", _read_published_layer) if is_published else ("embeddings.LayerNorm", _read_native_layer)
-    )
+    reader = WeightReader(checkpoint.tensors, _TOKENS, device, dtype, epsilon=epsilon)
+    embedding_norm, read_layer = "embeddings.LayerNorm", partial(native_layer, activation="silu", bias=False)
+    if "emb_ln.weight" in reader:
+        embedding_norm, read_layer = "emb_ln", _read_published_layer
     return Transformer(
         checkpoint,
         embedding=Embedding(
-            tokens_VD=reader.read(
-                "embeddings.word_embeddings.weight", (checkpoint.integer("vocab_size"), width), torch.float32
-            ),
-            token_type_D=types_D,
-            norm=reader.norm(embedding_norm, width, torch.float32, epsilon=epsilon, bias=True),
+            tokens_VD=reader.read(_TOKENS, (checkpoint.integer("vocab_size"), width)),
+            token_type_D=read_token_type(checkpoint, reader, width, default=2),
+            norm=reader.norm(embedding_norm, width, torch.float32),
         ),
         layers=[
-            read_layer(reader, index, width, inner, epsilon, dtype)
+            read_layer(reader, index, width, inner)
             for index in range(checkpoint.integer("n_layer", "num_hidden_layers"))
         ],
         final_norm=None,
@@ -124,47 +118,18 @@ def _theta(checkpoint: Checkpoint) -> float:
     )
 
 
-def _read_published_layer(
-    reader: WeightReader, index: int, width: int, inner: int, epsilon: float, dtype: torch.dtype
-) -> Layer:
+def _read_published_layer(reader: WeightReader, index: int, width: int, inner: int) -> Layer:
     prefix = f"encoder.layers.{index}"
-    qkv = reader.linear(f"{prefix}.attn.Wqkv", (3 * width, width), dtype, bias=False)
     # fc12 is the gate, fc11 what it multiplies.
-    gate, up = (
-        reader.linear(f"{prefix}.mlp.{name}", (inner, width), dtype, bias=False) for name in ("fc12", "fc11")
-    )
+    gate_and_up = [f"{prefix}.mlp.fc12", f"{prefix}.mlp.fc11"]
     return Layer(
-        qkv=qkv,
-        attention_output=reader.linear(f"{prefix}.attn.out_proj", (width, width), dtype, bias=False),
-        attention_norm=reader.norm(f"{prefix}.norm1", width, dtype, epsilon=epsilon, bias=True),
-        mlp=_gated_mlp(gate, up, reader.linear(f"{prefix}.mlp.fc2", (width, inner), dtype, bias=False)),
-        mlp_norm=reader.norm(f"{prefix}.norm2", width, dtype, epsilon=epsilon, bias=True),
-    )
-
-
-def _read_native_layer(
-    reader: WeightReader, index: int, width: int, inner: int, epsilon: float, dtype: torch.dtype
-) -> Layer:
-    prefix = f"layers.{index}"
-    gate, up = (
-        reader.linear(f"{prefix}.mlp.{name}_proj", (inner, width), dtype, bias=False)
-        for name in ("gate", "up")
-    )
-    return Layer(
-        qkv=stack_rows(
-            [
-                reader.linear(f"{prefix}.self_attn.{name}_proj", (width, width), dtype, bias=False)
-                for name in "qkv"
-            ]
+        qkv=reader.linear(f"{prefix}.attn.Wqkv", (3 * width, width), bias=False),
+        attention_output=reader.linear(f"{prefix}.attn.out_proj", (width, width), bias=False),
+        attention_norm=reader.norm(f"{prefix}.norm1", width),
+        mlp=GatedMlp(
+            gate_up=reader.stacked(gate_and_up, [inner] * 2, width, bias=False),
+            down=reader.linear(f"{prefix}.mlp.fc2", (width, inner), bias=False),
+            activation="silu",
         ),
-        attention_output=reader.linear(f"{prefix}.self_attn.o_proj", (width, width), dtype, bias=False),
-        attention_norm=reader.norm(
-            f"{prefix}.post_attention_layernorm", width, dtype, epsilon=epsilon, bias=True
-        ),
-        mlp=_gated_mlp(gate, up, reader.linear(f"{prefix}.mlp.down_proj", (width, inner), dtype, bias=False)),
-        mlp_norm=reader.norm(f"{prefix}.post_mlp_layernorm", width, dtype, epsilon=epsilon, bias=True),
+        mlp_norm=reader.norm(f"{prefix}.norm2", width),
     )
-
-
-def _gated_mlp(gate: AnyLinear, up: AnyLinear, down: AnyLinear) -> GatedMlp:
-    return GatedMlp(gate_up=stack_rows([gate, up]), down=down, activation=ACTIVATIONS["silu"])

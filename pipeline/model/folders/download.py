@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError, ModelError, TryAgainError
-from cairn.pipeline.model.folders.cde_settings import is_cde
+from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import HUB_NAME, cache_folder, model_folder
 from cairn.pipeline.options import shown
 

@@ -22,10 +22,9 @@ from typing import Any, Final
 from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
 from cairn.pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
-from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, model_type_named
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, is_cde, model_type_named
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
 from cairn.pipeline.model.folders.quantized_weights import write_quantized
 from cairn.pipeline.model.folders.sentence_transformers_folder import (

@@ -1,7 +1,13 @@
-"""The first layers of a checkpoint, as a model of their own (m³BERT §2.1, the truncated embedding h^l).
+"""Models inside a checkpoint: its first layers, and the first stage that it may hold beside the second.
 
-Whatever follows the last layer, such as a final norm, follows the last one kept. A first stage of its own
-stays whole.
+The first layers are a model of their own (m³BERT §2.1, the truncated embedding h^l). Whatever follows the
+last layer, such as a final norm, follows the last one kept. A first stage of its own stays whole.
+
+    first_stage.<published name>        a layer, or an embedding, of the first stage (CDE §4.2)
+
+Its tensors lie in ``cairn_extra.safetensors``. It has as many layers as there are here, and the second
+stage's configuration and tokenizer; what lies outside layers and is not here, such as frozen embeddings, is
+the second stage's. CDE's own folders hold both stages otherwise: see ``families/cde.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES
@@ -67,3 +73,33 @@ def layer_of(tensor_name: str) -> int:
     """Return the number of the layer a tensor belongs to, -1 for one outside layers."""
     found = OF_LAYER.search(tensor_name)
     return int(found[1]) if found else -1
+
+
+def split_stages(checkpoint: Checkpoint) -> tuple[Checkpoint, Checkpoint | None]:
+    """Return the second stage and the first; None where the model embeds its context itself.
+
+    The second stage keeps the fingerprint of both. Raises :class:`ModelError` for a first stage without
+    layers.
+    """
+    own = {
+        name.removeprefix(FIRST_STAGE): tensor
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith(FIRST_STAGE)
+    }
+    if not own:
+        return checkpoint, None
+    num_layers = 1 + max(map(layer_of, own))
+    if not num_layers:
+        raise ModelError(
+            f"{FIRST_STAGE}* of the model must hold at least one layer, got none; train the model again"
+        )
+    tensors = {name: each for name, each in checkpoint.tensors.items() if not name.startswith(FIRST_STAGE)}
+    shared = {name: tensor for name, tensor in tensors.items() if layer_of(name) < 0}
+    first = replace(
+        checkpoint,
+        config=of_so_many_layers(checkpoint.config, num_layers),
+        tensors={**shared, **own},
+        steps=(),
+        fingerprint=fingerprint(kind="first-stage", checkpoint=checkpoint.fingerprint),
+    )
+    return replace(checkpoint, tensors=tensors), first

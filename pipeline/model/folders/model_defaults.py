@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from cairn.pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.folders.cde_settings import cde_settings, is_cde
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES
-from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES
-from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, cde_settings, is_cde
+from cairn.pipeline.model.folders.names import MODEL_NAMES, model_folder
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     read_json,

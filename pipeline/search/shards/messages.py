@@ -31,7 +31,7 @@ class PartKey(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A call of :class:`~cairn.pipeline.search.shards.shard_part.ShardPart` for the part that a shard has."""
+    """A call of :class:`~cairn.pipeline.search.shards.held_parts.ShardPart` for the part that a shard has."""
 
     shard: int
     key: PartKey
@@ -59,17 +59,10 @@ class WordTotals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Words:
-    """A query whose words are scored, with the totals of the collection."""
+    """A query whose words are scored, with the totals of the collection; passages of ``size`` chunks rank."""
 
     query: str
     totals: WordTotals
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BestAsked:
-    """How many documents are wanted by BM25, and of how many chunks the passages are that nominate others."""
-
-    num_candidates: int
     size: int
 
 
@@ -77,13 +70,12 @@ class BestAsked:
 class PartScoresAsked:
     """What is to be scored with a search: what the shard finds, and ``known`` documents of it.
 
-    ``parts`` are cosines; BM25 is that of passages of ``rank_size`` chunks. Windows of ``window_size`` are
-    scored, None for none. ``min_documents`` are scored however long they are.
+    ``parts`` are cosines. Windows of ``window_size`` are scored, None for none. ``min_documents`` are scored
+    however long they are.
     """
 
     known: Int64[np.ndarray, " A"]
     parts: Sequence[str]
-    rank_size: int
     window_size: int | None
     min_documents: int
 
@@ -92,8 +84,8 @@ class PartScoresAsked:
 class SearchAsked:
     """One search of a shard: the documents and chunks nearest to a vector, None of an index not asked.
 
-    Only ``allowed`` documents count, None for all. ``best`` asks for the best by the ``words``, ``scores``
-    for scores of all that is found.
+    Only ``allowed`` documents count, None for all. ``num_best`` documents and passages are wanted by the
+    ``words``, None for none. ``scores`` asks for scores of all that is found.
     """
 
     vector_V: Float32[np.ndarray, " V"]
@@ -101,7 +93,7 @@ class SearchAsked:
     num_chunks: int | None
     allowed: Int64[np.ndarray, " A"] | None
     words: Words | None
-    best: BestAsked | None
+    num_best: int | None
     scores: PartScoresAsked | None
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
-from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import Generation, sampled_chunks
 from cairn.pipeline.search.candidates import documents_of_best_chunks
@@ -26,10 +25,8 @@ from cairn.pipeline.search.reader import (
     TokenMatches,
     WordsAsked,
 )
-from cairn.pipeline.search.shards.corpus_totals import CorpusTotals
 from cairn.pipeline.search.shards.fan_out import FanOut, Places, best, gathered
-from cairn.pipeline.search.shards.fetched_scores import FetchedScores, FoundNominees
-from cairn.pipeline.search.shards.fetched_words import FetchedWords
+from cairn.pipeline.search.shards.fetched import CorpusTotals, FetchedScores, FetchedWords, FoundNominees
 from cairn.pipeline.search.shards.messages import Nearest, PartFound, PartScoresAsked, SearchAsked
 from cairn.pipeline.search.shards.routes import Routes
 from jaxtyping import Float32, Int64
@@ -42,11 +39,6 @@ class ShardedReader:
     """
 
     def __init__(self, generation: Generation, shards: FanOut) -> None:
-        if any(segment.lengths is None for segment in generation.segments):
-            raise StorageError(
-                f"generation {generation.number} of {generation.layout.name!r} must have word counts of its "
-                f"documents to be searched in shards; run `{generation.layout.command('compact')}`"
-            )
         self._generation = generation
         self._shards = shards
         self._totals = CorpusTotals(generation)
@@ -104,8 +96,8 @@ class ShardedReader:
     ) -> FoundNominees:
         words = scores.words
         assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
-        best_asked = None if words is None else words.best_asked
-        known = {} if words is None or best_asked is not None else self._numbers(words)
+        is_asked = words is not None and not words.is_known
+        known = {} if words is None or is_asked else self._numbers(words)
         allowed = self._asked_shards(vector_V, asked, set(known))
         questions = {
             shard: SearchAsked(
@@ -114,11 +106,10 @@ class ShardedReader:
                 num_chunks=asked.num_chunks,
                 allowed=own,
                 words=None if words is None else words.words,
-                best=best_asked,
+                num_best=words.num_candidates if words is not None and is_asked else None,
                 scores=PartScoresAsked(
                     known=known.get(shard, np.empty(0, np.int64)),
                     parts=scores.parts,
-                    rank_size=0 if words is None else words.size,
                     window_size=scores.size,
                     min_documents=asked.min_documents,
                 ),
@@ -126,7 +117,7 @@ class ShardedReader:
             for shard, own in allowed.items()
         }
         found = self._ask(questions)
-        if words is not None and best_asked is not None:
+        if words is not None and is_asked:
             words.keep({shard: each.words for shard, each in found.items() if each.words is not None})
         return FoundNominees(lists=self._lists(asked, questions, found), found=found)
 
@@ -163,7 +154,7 @@ class ShardedReader:
             if num_hits > num_asked:
                 wider = {
                     shard: replace(
-                        each, num_documents=None, num_chunks=num_hits, words=None, best=None, scores=None
+                        each, num_documents=None, num_chunks=num_hits, words=None, num_best=None, scores=None
                     )
                     for shard, each in questions.items()
                 }

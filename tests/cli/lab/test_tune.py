@@ -71,4 +71,4 @@ def test_tune_refuses_in_one_sentence(call: Any, collection: str, options: list[
 def test_tune_of_a_collection_that_is_not_there_is_one_sentence(call: Any) -> None:
     code, _, err = call("tune", "c")
 
-    assert (code, err.count("\n"), "must exist under the root" in err) == (2, 1, True)
+    assert (code, err.count("\n"), "must exist under /" in err) == (2, 1, True)

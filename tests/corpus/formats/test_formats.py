@@ -14,8 +14,6 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.formats import FORMATS
-from cairn.pipeline.corpus.formats.json_lines import JsonLinesFormat
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
 from pyarrow import csv
@@ -163,17 +161,6 @@ def test_a_file_that_changes_between_the_count_and_the_reading_loses_no_row(
             list(read_checked(scan, CorpusConfig()))
 
 
-def test_a_file_damaged_behind_its_last_counted_row_is_not_whole(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    line = json.dumps({"id": "a", "text": "x" * 700_000}).encode() + b"\n"
-    path.write_bytes(gzip.compress(line))
-    scan = scan_sources([str(path)], CorpusConfig())
-    path.write_bytes(gzip.compress(line * 2) + b"damage")
-    batches = list(read_checked(scan, CorpusConfig()))
-    assert sum(batch.rows.num_rows for batch in batches) == 1
-    assert reasons(row for batch in batches for row in batch.rejected.to_pylist()) == [(1, "damaged_rows")]
-
-
 def test_keys_and_values_that_no_column_can_hold_cost_at_most_their_row(tmp_path: Path) -> None:
     lines = [
         '{"id": "a", "text": "x", "deep": ' + "[" * 700 + "]" * 700 + "}",
@@ -199,19 +186,6 @@ def test_files_without_columns_or_with_too_many_are_refused(tmp_path: Path) -> N
     (tmp_path / "a.csv").write_bytes(b"id,text\ra,x\rb,y")
     with pytest.raises(SourceError, match="its header cannot be read: new-line character"):
         scan_sources([str(tmp_path / "a.csv")], CorpusConfig())
-
-
-def test_batches_of_json_lines_are_bounded_by_the_bytes_of_their_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    line = json.dumps({"id": "a", "text": "x", "unread": [1] * 1_000, "nested": {"x": "y" * 1_000}})
-    path.write_text(f"{line}\n" * 20)
-    config = CorpusConfig(batch_bytes=10_000, max_document_bytes=10_000, metadata_columns=("id",))
-    scan = scan_sources([str(path)], config)
-    types = {"id": pa.string(), "text": pa.string()}
-    batches = list(JsonLinesFormat().decode(scan.files[0], 20, types, config))
-    sizes = [batch.num_rows for batch in batches]
-    assert sum(sizes) == 20
-    assert max(sizes) <= 4
 
 
 @pytest.mark.parametrize("name", ["rows.feather", "rows.arrow", "rows.jsonl.gz"])
@@ -258,7 +232,7 @@ def test_batches_of_arrow_are_bounded_and_only_wanted_columns_decoded(tmp_path: 
     scan = scan_sources([str(tmp_path)], config)
     types = {"id": pa.string(), "text": pa.string()}
     before = pa.total_allocated_bytes()
-    for batch in FORMATS["arrow"].decode(scan.files[0], 8, types, config):
+    for batch in scan.files[0].format.read(scan.files[0], types, config):
         assert isinstance(batch, pa.RecordBatch)
         assert pa.total_allocated_bytes() - before < 1 << 20
     assert len(read(tmp_path, config=config)[0]) == 8

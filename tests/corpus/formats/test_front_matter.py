@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.front_matter import FrontMatter, read_front_matter
+from cairn.pipeline.corpus.formats.text import FrontMatter, read_front_matter
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError
 
@@ -157,14 +157,3 @@ def test_the_columns_of_a_collection_decide_and_what_does_not_fit_is_left_out(tm
         "the collection has no column 'mood': left out; ingest into a new collection to keep it",
         f"column 'year' of the collection is of type int64: the value in {tmp_path}/b.md is left out",
     )
-
-
-def test_rows_of_any_format_may_lack_columns_of_the_collection(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"id": "a", "text": "x", "year": null}\n')
-    (tmp_path / "b.jsonl").write_text('{"id": "b", "text": "x", "year": 3, "lang": "de"}\n')
-    rows, warnings = stored_rows(tmp_path)
-    assert rows == [
-        {"year": None, "tags": None, "lang": None},
-        {"year": 3, "tags": None, "lang": "de"},
-    ]
-    assert warnings == ()

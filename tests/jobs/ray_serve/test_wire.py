@@ -14,7 +14,6 @@ from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.reader import TokenMatches, WindowScores
 from cairn.pipeline.search.shards.messages import (
-    BestAsked,
     BestWords,
     Nearest,
     PartFound,
@@ -32,7 +31,9 @@ PLACES = np.array([3, 1 << 40, 0])
 NONE = np.empty(0, np.int64)
 TOTALS = Totals(texts=3, length=11, holding={"caf\u00e9": 2, "\ud800": 1})
 WORDS = Words(
-    query='a "query"\n', totals=WordTotals(documents=(TOTALS, TOTALS), passages={2: (TOTALS, TOTALS)})
+    query='a "query"\n',
+    totals=WordTotals(documents=(TOTALS, TOTALS), passages={2: (TOTALS, TOTALS)}),
+    size=2,
 )
 LATE = LateQuery(vectors_qV=VECTOR[None].repeat(2, 0), weights_q=VECTOR[:2], places_q=PLACES[:2])
 WINDOWS = WindowScores(cosine_W=VECTOR, words_W=None)
@@ -56,8 +57,8 @@ ASKED = SearchAsked(
     num_chunks=None,
     allowed=NONE,
     words=WORDS,
-    best=BestAsked(num_candidates=5, size=2),
-    scores=PartScoresAsked(known=NONE, parts=("document",), rank_size=2, window_size=None, min_documents=1),
+    num_best=5,
+    scores=PartScoresAsked(known=NONE, parts=("document",), window_size=None, min_documents=1),
 )
 
 

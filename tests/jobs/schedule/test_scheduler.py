@@ -121,6 +121,17 @@ def test_missed_runs_are_made_up_for_once_with_the_counts_of_the_report(
     assert len(read_history(file.history_path)) == 1
 
 
+@pytest.mark.parametrize(("newly", "exit_code"), [(0, 0), (1, 3)])
+def test_rows_that_were_quarantined_before_are_no_failure(
+    make: Callable[..., Scheduler], file: ScheduleFile, newly: int, exit_code: int
+) -> None:
+    file.add(yearly())
+    report = {"quarantined": 2, "newly_quarantined": newly}
+    with running(make(f"import json, sys; print(json.dumps({report})); sys.exit(3)")):
+        (run,) = runs(file)
+    assert (run.exit_code, run.error, run.counts["quarantined"]) == (exit_code, None, 2)
+
+
 def test_command_gets_its_words_its_folder_and_the_flags_of_a_report(
     make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
 ) -> None:

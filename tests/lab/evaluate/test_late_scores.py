@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.encode.token_states import embed_tokens
 from cairn.pipeline.lab.evaluate import late_scores
 from cairn.pipeline.lab.evaluate.late_scores import score_pieces
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.lab.token_states import embed_tokens
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.term_weights import token_idf
-from cairn.pipeline.token_vectors.max_sim import max_sim
+from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
 from cairn.pipeline.types import silent_progress
 
 

@@ -22,7 +22,7 @@ from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config
-from cairn.pipeline.model.landmark_gates import INITIAL_GATE
+from cairn.pipeline.model.landmark_reader import INITIAL_GATE
 
 from tests.lab.train.conftest import LOOP_SETTINGS
 from tests.lab.train.families import FAMILIES, tiny_new

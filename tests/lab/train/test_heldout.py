@@ -16,7 +16,7 @@ from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
-from cairn.pipeline.model.landmark_gates import INITIAL_GATE
+from cairn.pipeline.model.landmark_reader import INITIAL_GATE
 
 
 def test_choose_heldout_takes_whole_documents_and_at_most_a_tenth():

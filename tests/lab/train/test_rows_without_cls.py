@@ -19,7 +19,7 @@ from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
-from cairn.pipeline.model.landmark_gates import INITIAL_GATE
+from cairn.pipeline.model.landmark_reader import INITIAL_GATE
 
 from tests.lab.train.conftest import LOOP_SETTINGS
 

@@ -15,7 +15,7 @@ from cairn.pipeline.lab.train.sequences import (
     units_of_a_batch,
 )
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
-from cairn.pipeline.model.landmarks import chunk_rows, split_into_chunks
+from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
 
 
 def pairs_of(*pairs: tuple[str, str, str]) -> TrainingPairs:
@@ -164,7 +164,7 @@ def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder: Path, pooling: 
     checkpoint = read_checkpoint(tiny_model_folder)
     prefix = Prefix.of("the old: ", checkpoint.tokenizer)
     tokens = tokenize_after(prefix, checkpoint.tokenizer, THREE.documents)
-    expected = chunk_rows(
+    expected = lay_out(
         tokens.ids,
         split_into_chunks(tokens.breaks, tokens.text_offsets, 3),
         cls_id=checkpoint.cls_id,
@@ -172,6 +172,7 @@ def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder: Path, pooling: 
         pooling=pooling,
         prefix_ids=prefix.ids,
         pool_prefix=pool_prefix,
+        attention="chunk",
     )
     made = maker(tiny_model_folder, pooling=pooling, document_prefix="the old: ", pool_prefix=pool_prefix)
     rows, _ = made.documents(range(3), 3)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from cairn.pipeline.model.engine import attention
-from cairn.pipeline.model.engine.attention import attend, bias_where, visible_keys
+from cairn.pipeline.model.engine.attention import attend, bias_where
 from cairn.pipeline.model.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
@@ -51,13 +50,3 @@ def test_attend_long_bf16_rows_equal_the_naive_softmax(num_keys):
     key, value = torch.randn(2, 1, 2, num_keys, 8, generator=generator).bfloat16()
     mixed = attend(query, key, value, None, Workspace(CPU))
     assert float((mixed.double() - _naive(query, key, value, None)).abs().max()) <= 0.005
-
-
-def test_visible_keys_of_equal_rows_are_none():
-    assert visible_keys(np.array([4, 4]), 4, 2, CPU) is None
-
-
-def test_visible_keys_are_the_context_and_the_text():
-    visible = visible_keys(np.array([1, 3]), 3, 2, CPU)
-    assert visible is not None
-    assert visible.int().tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from cairn.pipeline.model.engine.block_local_attention import LocalWindow
+from cairn.pipeline.model.engine.rectangle import LocalWindow
 from cairn.pipeline.model.engine.workspace import Workspace
 
 HEADS, HEAD_DIM = 2, 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
 from cairn.pipeline.model.engine.attention import attend
 from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from cairn.pipeline.model.engine.workspace import Workspace
@@ -124,73 +123,6 @@ def test_attention_any_windows_equal_dense_reference(texts, num_context, scores_
     inputs = _inputs(sum(lengths), num_context=num_context)
     ours = _ours(*inputs, lengths, windows, scores_per_step=scores_per_step)
     torch.testing.assert_close(ours, _naive(*inputs, lengths, windows), atol=1e-5, rtol=0)
-
-
-def test_attention_bf16_is_close_to_float32():
-    lengths, windows = WINDOWS["mixed"]
-    inputs = _inputs(sum(lengths), num_context=5, dtype=torch.bfloat16)
-    exact = _naive(
-        *(x.float() if isinstance(x, torch.Tensor) else x for x in inputs[:3]),
-        _float(inputs[3]),
-        *inputs[4:],
-        lengths,
-        windows,
-    )
-    cosine = F.cosine_similarity(_ours(*inputs, lengths, windows).float().flatten(1), exact.flatten(1), dim=1)
-    assert float(cosine.min()) >= 0.999
-
-
-def _float(memory):
-    return Memory(key_GCd=memory.key_GCd.float(), value_GCd=memory.value_GCd.float())
-
-
-def test_attention_closed_gates_equal_attention_inside_each_chunk():
-    lengths, windows = WINDOWS["mixed"]
-    query, key, value, memory, gates, context_gates = _inputs(sum(lengths), num_context=5)
-    closed = torch.full_like(gates, CLOSED)
-    ours = _ours(query, key, value, memory, closed, closed, lengths, windows)
-    rows = [x.split(lengths) for x in (query, key, value)]
-    alone = [
-        F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in row)).transpose(0, 1)
-        for row in zip(*rows, strict=True)
-    ]
-    torch.testing.assert_close(ours, torch.cat(alone), atol=1e-6, rtol=0)
-    shown = _ours(query, key, value, memory, gates, context_gates, lengths, windows)
-    assert not torch.allclose(ours, shown, atol=1e-2)
-
-
-def test_attention_one_closed_head_leaves_the_others_open():
-    lengths, windows = WINDOWS["one window"]
-    query, key, value, _, gates, context_gates = _inputs(sum(lengths))
-    open_heads = _ours(query, key, value, None, gates, context_gates, lengths, windows)
-    gates[2] = CLOSED
-    ours = _ours(query, key, value, None, gates, context_gates, lengths, windows)
-    is_same = (ours == open_heads).flatten(2).all(2).all(0)
-    assert is_same.tolist() == [True, True, False, True]
-
-
-def test_attention_context_in_another_order_changes_nothing():
-    lengths, windows = WINDOWS["mixed"]
-    query, key, value, memory, *gates = _inputs(sum(lengths), num_context=9)
-    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
-    shuffled = Memory(key_GCd=memory.key_GCd[:, order], value_GCd=memory.value_GCd[:, order])
-    ours = _ours(query, key, value, shuffled, *gates, lengths, windows)
-    torch.testing.assert_close(
-        ours, _ours(query, key, value, memory, *gates, lengths, windows), atol=1e-5, rtol=0
-    )
-
-
-def test_attention_windows_read_alone_and_in_one_batch_are_the_same():
-    lengths, windows = WINDOWS["mixed"]
-    query, key, value, memory, *gates = _inputs(sum(lengths), num_context=3)
-    together = _ours(query, key, value, memory, *gates, lengths, windows)
-    ends = np.cumsum(lengths)
-    for window in set(windows):
-        rows = [row for row, owner in enumerate(windows) if owner == window]
-        tokens = slice(int(ends[rows[0]]) - lengths[rows[0]], int(ends[rows[-1]]))
-        own = [lengths[row] for row in rows]
-        alone = _ours(query[tokens], key[tokens], value[tokens], memory, *gates, own, [0] * len(own))
-        torch.testing.assert_close(alone, together[tokens], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ REPORTED = """
 import os, sys
 forks = []
 os.register_at_fork(before=lambda: forks.append(1))
-from cairn.pipeline.model.engine.openvino_runtime import ov
+from cairn.pipeline.model.engine.openvino_backbone import ov
 import time
 time.sleep(0.2)
 print(ov.__name__, len(forks), "openvino_telemetry" in sys.modules)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import numpy as np
 import torch
+from cairn.pipeline.model.engine.pattern import Batch
 from cairn.pipeline.model.engine.rotary import RotaryTable
 from cairn.pipeline.model.engine.workspace import Workspace
 
@@ -17,7 +19,10 @@ def _vectors():
 
 def _rotated(table, vectors, num_context=0):
     turned = vectors.clone()
-    table.rotate_(turned, table.angles(num_context, vectors.shape[1] - num_context), Workspace(CPU))
+    batch = Batch(
+        lengths_B=np.array([7]), num_tokens=7 - num_context, num_lead=num_context, num_unplaced=num_context
+    )
+    table.rotate_(turned, table.at(batch.positions(torch.arange(7))), Workspace(CPU))
     return turned
 
 
@@ -60,6 +65,7 @@ def test_rotate_bf16_is_the_rounded_float32():
 
 def test_rotate_from_a_first_position_on_turns_by_it():
     vectors, turned, table = _vectors(), _vectors(), _table()
-    table.rotate_(turned, table.angles(2, 5, 9), Workspace(CPU))
+    batch = Batch(lengths_B=np.array([5]), num_tokens=5, num_lead=2, num_unplaced=2, first_position=9)
+    table.rotate_(turned, table.at(batch.positions(torch.arange(7))), Workspace(CPU))
     assert torch.equal(turned[:, :2], vectors[:, :2])
     assert float((turned[:, 2:] - _naive(vectors[:, 2:], range(9, 14))).abs().max()) <= 1e-6

@@ -56,8 +56,3 @@ def test_backbone_on_a_processor_multiplies_packed_weights(tiny_model_folder: Pa
     assert all(
         layer.qkv.weight.is_mkldnn and layer.attention_output.weight.is_mkldnn for layer in backbone.layers
     )
-
-
-def test_packed_projection_of_a_packed_one_is_itself():
-    packed = linear(8, 8, torch.float32, bias=True).packed()
-    assert packed.packed() is packed

@@ -12,7 +12,6 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.families.cde import read_cde
-from cairn.pipeline.model.families.cde_checkpoint import StagedCheckpoint
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -106,13 +105,6 @@ def test_surplus_tensor_is_refused_by_name(version, name, make_cde, tmp_path):
         load(folder)
 
 
-def test_many_surplus_tensors_are_counted(make_cde, tmp_path):
-    folder = copied(make_cde(2), tmp_path)
-    change_tensors(folder, **{f"extra.{index}": torch.zeros(1) for index in range(9)})
-    with pytest.raises(ModelError, match=r"got extra\.0, extra\.1, extra\.2 and 6 more;"):
-        load(folder)
-
-
 @VERSIONS
 @pytest.mark.parametrize("setting", ["limit_layers", "limit_layers_first_stage"])
 def test_layers_beyond_a_limit_are_surplus(version, setting, make_cde, tmp_path):
@@ -171,26 +163,14 @@ def test_missing_null_token_of_a_model_trained_with_one_is_refused(make_cde, tmp
             "must have more positions than the 98 vectors before a text, got 96",
         ),
         (
-            {"output_projection_residual": True, "embedding_output_dim": 12},
-            "output_projection_residual must be off",
-        ),
-        (
-            {"pool_ignore_contextual_tokens": False, "pool_ignore_instruction_tokens": True},
-            "pool_ignore_contextual_tokens of a CDE model must be true where",
+            {"pool_ignore_contextual_tokens": False},
+            "pool_ignore_contextual_tokens of a CDE model must be True",
         ),
     ],
 )
 def test_setting_that_is_not_read_is_refused(version, changes, sentence, make_cde, tmp_path):
     folder = copied(make_cde(version), tmp_path)
     change_config(folder, **changes)
-    if "embedding_output_dim" in changes:
-        change_tensors(
-            folder,
-            **{
-                "second_stage_model.output_projection.2.weight": torch.zeros(12, 32),
-                "second_stage_model.output_projection.2.bias": torch.zeros(12),
-            },
-        )
     with pytest.raises(ModelError) as caught:
         load(folder)
     assert sentence in str(caught.value)
@@ -223,19 +203,6 @@ def test_configuration_of_the_backbone_is_found_in_and_beside_the_folder(place, 
     path = folder / place.format(name="nomic-bert-2048")
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    assert load(folder).model_dim == 32
-
-
-def test_configuration_of_an_unknown_backbone_is_found_in_the_cache(make_cde, tmp_path, monkeypatch):
-    folder = copied(make_cde(1), tmp_path)
-    content = (folder / "nomic-bert-2048.json").read_text()
-    change_config(folder, embedder="someone/their-nomic")
-    cached = tmp_path / "hub" / "models--someone--their-nomic"
-    (cached / "snapshots" / "abc").mkdir(parents=True)
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
-    (cached / "snapshots" / "abc" / "config.json").write_text(content)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     assert load(folder).model_dim == 32
 
 
@@ -343,13 +310,3 @@ def test_fingerprints_cover_the_configuration_of_the_backbone(version, make_cde,
     after = load(folder)
     assert after.weights_fingerprint != before.weights_fingerprint
     assert after.first_stage.weights_fingerprint != before.first_stage.weights_fingerprint
-
-
-def test_stages_have_fingerprints_of_their_own(make_cde):
-    backbone = load(make_cde(1))
-    assert backbone.weights_fingerprint != backbone.first_stage.weights_fingerprint
-
-
-def test_require_whole_before_anything_is_read_names_tensors(make_cde):
-    with pytest.raises(ModelError, match=r"got first_stage_model\.embedder\.emb_ln\.bias, .* more;"):
-        StagedCheckpoint(read_checkpoint(make_cde(1))).require_whole()

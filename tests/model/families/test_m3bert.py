@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 
@@ -56,12 +55,3 @@ def test_backbone_equals_layers_written_out_at_every_exit(saved: Any, num_layers
 
 def test_backbone_temperature_equals_logits_divided_by_it(saved: Any):
     require_same(saved, 2, 0.5)
-
-
-def test_backbone_has_no_biases(saved: Any):
-    assert not [name for name in saved[1] if name.endswith("bias")]
-
-
-def test_backbone_causal_is_refused(saved: Any):
-    with pytest.raises(ConfigError, match="got a model of type m3bert"):
-        load_backbone(EncoderConfig(model=str(saved[0]), causal=True))

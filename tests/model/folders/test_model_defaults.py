@@ -7,8 +7,8 @@ import pytest
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, IngestConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
-from cairn.pipeline.model.folders.embedded_weights import embedded_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, model_defaults, settings_of_a_folder
+from cairn.pipeline.model.folders.names import embedded_folder
 
 OURS = EncoderConfig(
     pooling="lmk",
@@ -62,12 +62,6 @@ def test_plain_transformer_brings_nothing(tiny_model_folder):
     assert model_defaults({"model": str(tiny_model_folder)}) == {}
 
 
-def test_plain_decoder_brings_nothing(tiny_model_folder, tmp_path):
-    folder = shutil.copytree(tiny_model_folder, tmp_path / "decoder")
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    assert model_defaults({"model": str(folder)}) == {}
-
-
 def test_nv_embed_brings_latent_attention(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "nvembed"}))
     assert model_defaults({"model": str(folder)}) == {"pooling": "latent"}
@@ -82,11 +76,6 @@ def test_decoder_of_sentence_transformers_brings_its_mask_unless_it_says_otherwi
     assert model_defaults({"model": str(folder), "causal": False}) == {"pooling": "cls"}
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "is_causal": False}))
     assert model_defaults({"model": str(folder)}) == {"pooling": "cls"}
-
-
-def test_folder_cairn_saved_brings_all_its_settings(own_folder):
-    brought = encoder_config({"model": str(own_folder), "precision": "fp32"})
-    assert settings_of_a_folder(brought) == settings_of_a_folder(OURS)
 
 
 def test_folder_cairn_saved_brings_nothing_that_is_chosen(own_folder):

@@ -3,14 +3,12 @@ from __future__ import annotations
 import re
 import shutil
 
-import numpy as np
 import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.folders import names
-from cairn.pipeline.model.folders.embedded_weights import embedded_folder
-from cairn.pipeline.model.folders.names import model_folder, require_shipped_files
+from cairn.pipeline.model.folders.names import embedded_folder, model_folder, require_shipped_files
 
 COMMIT = "1f0c" * 10
 OLDER = "2e9b" * 10
@@ -50,10 +48,6 @@ def test_folder_of_the_embedded_name_is_the_embedded_one(cache, tiny_model_folde
         == model_folder("sentence-transformers/all-MiniLM-L6-v2")
         == embedded_folder()
     )
-
-
-def test_folder_of_a_path_is_the_path(cache, tiny_model_folder):
-    assert model_folder(str(tiny_model_folder)) == tiny_model_folder
 
 
 def test_folder_of_a_cached_name_is_the_snapshot_of_main(cache, tiny_model_folder):
@@ -124,18 +118,6 @@ def test_name_that_no_model_can_have_is_refused(cache, model, monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="model must be cairn-minilm, all-MiniLM-L6-v2"):
         model_folder(model)
-
-
-def test_encoder_of_a_cached_name_gives_the_vectors_of_its_folder(cache, tiny_model_folder):
-    _add(cache, "stone/small-v1", tiny_model_folder)
-    by_name, by_path = (
-        DocumentEncoder(EncoderConfig(model=model)) for model in ("stone/small-v1", str(tiny_model_folder))
-    )
-    assert by_name.fingerprint == by_path.fingerprint
-    np.testing.assert_array_equal(
-        by_name.encode(["the old cat"]).document_vectors_NV,
-        by_path.encode(["the old cat"]).document_vectors_NV,
-    )
 
 
 @pytest.mark.parametrize("damage", ["flipped", "removed"])

@@ -12,12 +12,12 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.compress.plain_pass import Gates, last_states
+from cairn.pipeline.lab.compress.pruning import KeptParts, require_prunable, smaller_checkpoint
 from cairn.pipeline.lab.compress.reading import read_engine
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
-from cairn.pipeline.model.folders.smaller_layers import KeptParts, require_prunable, smaller_checkpoint
 
-from tests.model.decoders import LENGTHS, load, published, published_hidden, random_ids, worst
+from tests.model.published import LENGTHS, load, published, published_hidden, random_ids, worst
 
 IDS = np.array([2, 9, 11, 7, 30, 31, 12, 8, 40, 15, 22, 3])
 FAMILIES = ["bert", "modernbert", "nomic_bert", "gte", "mistral", "qwen3"]

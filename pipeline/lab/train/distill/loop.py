@@ -34,9 +34,9 @@ from cairn.pipeline.lab.train.teacher import Teacher, fitted_positions, laid_ont
 from cairn.pipeline.lab.train.trainer import Steps, Trainer
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.precision import resolve_precision
-from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
+from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from cairn.pipeline.types import ProgressListener, silent_progress

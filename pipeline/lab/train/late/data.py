@@ -18,8 +18,8 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.encoder_fit import prefixes_of
 from cairn.pipeline.encode.prefixes import Prefix
-from cairn.pipeline.encode.token_states import TokenStates, embed_tokens
 from cairn.pipeline.errors import SourceError
+from cairn.pipeline.lab.token_states import TokenStates, embed_tokens
 from cairn.pipeline.lab.train.late.settings import LateConfig
 from cairn.pipeline.lab.train.mining import mine_hard_negatives
 from cairn.pipeline.lab.train.pairs import TrainingPairs

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline import durable
 from cairn.pipeline.config import Backend, Precision
-from cairn.pipeline.encode.token_states import TokenStates
 from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.token_states import TokenStates
 from cairn.pipeline.lab.train.late.data import LateData, draw_batches, embed_pairs, num_held_out
 from cairn.pipeline.lab.train.late.head import TokenHead
 from cairn.pipeline.lab.train.late.losses import LateBatch, late_loss, max_sims, padded_places, pool_padded
@@ -46,8 +46,8 @@ from cairn.pipeline.model.folders.model_defaults import (
     settings_of_a_folder,
 )
 from cairn.pipeline.model.folders.names import is_folder, model_folder
-from cairn.pipeline.model.term_weights import token_idf
 from cairn.pipeline.token_vectors.codes import pool_neighbours
+from cairn.pipeline.token_vectors.max_sim import token_idf
 from cairn.pipeline.token_vectors.projection import TokenProjection, save_token_projection
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64

@@ -35,9 +35,9 @@ from cairn.pipeline.lab.train.optimizer import cosine_lr_factor, set_lr
 from cairn.pipeline.lab.train.output_folder import log_path_of, require_new
 from cairn.pipeline.lab.train.pairs import read_pairs
 from cairn.pipeline.lab.train.principal import principal_rotation
-from cairn.pipeline.model.folders.cde_settings import is_cde
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import Base, base_of_folder, encoder_config
+from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
 from cairn.pipeline.model.landmark_mixer import LandmarkMixer

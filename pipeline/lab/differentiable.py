@@ -41,47 +41,37 @@ class DifferentiableOperations:
         self._angles = angles
 
     def norm(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return norm(x)
 
     def heads(self, qkv: AnyLinear, x: torch.Tensor) -> _Heads:
-        """See :class:`LayerOperations`."""
-        num_heads, num_keys = self._shape.num_heads, self._shape.num_key_value_heads
         heads = _project(qkv, x).unflatten(-1, (-1, self._shape.head_dim))
-        query, key, value = heads.split([num_heads, num_keys, num_keys], dim=-2)
+        query, key, value = heads.split(self._shape.heads_by_kind, dim=-2)
         return query, key, value
 
     def norm_heads(self, query_norm: Norm, key_norm: Norm, heads: _Heads) -> _Heads:
-        """See :class:`LayerOperations`."""
         query, key, value = heads
         return query_norm(query), key_norm(key), value
 
     def rotate(self, heads: _Heads) -> _Heads:
-        """See :class:`LayerOperations`."""
         if self._angles is None:
             return heads
         query, key, value = heads
         return _rotated(query, self._angles), _rotated(key, self._angles), value
 
     def attend(self, heads: _Heads) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return self._attend(*heads).flatten(-2)
 
     def continuing(self, x: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`: all of them."""
         return x
 
     def inner(self, up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         return _ACTIVATE[activation](_project(up, x))
 
     def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`."""
         gate, up = _project(gate_up, x).chunk(2, dim=-1)
         return _ACTIVATE[activation](gate) * up
 
     def add_projection(self, linear: AnyLinear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """See :class:`LayerOperations`; a new tensor."""
         return residual + _project(linear, x)
 
 

@@ -18,7 +18,7 @@ from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.model.batching import run_in_batches
 from cairn.pipeline.model.document_encoder import pad_rows
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.landmarks import NO_PREFIX, chunk_rows, split_into_chunks
+from cairn.pipeline.model.landmarks import NO_PREFIX, lay_out, split_into_chunks
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Float16, Int32, Int64
 
@@ -63,9 +63,10 @@ def embed_tokens(
     head = len(prefix_ids) + (backbone.cls_id is not None)
     room = backbone.max_positions - head - 1
     chunks = split_into_chunks(tokens.breaks[own], offsets_N1, min(row_tokens or room, room))
-    rows = chunk_rows(
+    rows = lay_out(
         tokens.ids[own],
         chunks,
+        attention="chunk",
         cls_id=backbone.cls_id,
         landmark_id=backbone.landmark_id,
         pooling="mean",

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.model.sequence_dropout import draw_dropped, null_bias
+from cairn.pipeline.lab.train.sequence_dropout import draw_dropped, null_bias
 
 
 def drawn(seed: int = 0) -> torch.Generator:

@@ -12,18 +12,21 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.decode import GROUP_BUDGET_BATCHES
-from cairn.pipeline.corpus.formats.format import Undecoded, check_names
+from cairn.pipeline.corpus.formats.format import Format, SourceFile, Undecoded, check_names
+from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
 from cairn.pipeline.corpus.source_record import Footer
-from cairn.pipeline.corpus.sources import SourceFile
+from typing_extensions import override
 
 _MAGIC: Final = b"ARROW1"
 
 
-class ArrowFileFormat:
+class ArrowFormat(Format):
     """Reads Arrow files and streams."""
 
-    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:  # noqa: ARG002
+    suffixes = (".arrow", ".feather")
+
+    @override
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read the schema, and count the rows; a stream is read for it, a file's footer is enough."""
         with _opened(file) as reader:
             check_names(reader.schema)
@@ -31,15 +34,10 @@ class ArrowFileFormat:
                 return Footer(schema=reader.schema, num_rows=reader.count_rows())
             return Footer(schema=reader.schema, num_rows=sum(batch.num_rows for batch in reader))
 
-    def decode(
-        self,
-        file: SourceFile,
-        num_rows: int,
-        types: Mapping[str, pa.DataType],
-        config: CorpusConfig,
+    @override
+    def read(
+        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
     ) -> Iterator[pa.RecordBatch | Undecoded]:
-        """Yield the rows of each batch."""
-        done = 0
         with _opened(file) as reader:
             indices = [reader.schema.get_field_index(name) for name in types]
         with _opened(file, pa.ipc.IpcReadOptions(included_fields=indices)) as reader:
@@ -47,16 +45,12 @@ class ArrowFileFormat:
                 chosen = batch.select([*types])
                 refused = _refusal(chosen, config)
                 if refused is not None:
-                    done += batch.num_rows
                     yield Undecoded(num_rows=batch.num_rows, detail=refused)
                     continue
                 for column in chosen.columns:
                     _as_binary(column).validate(full=True)
-                done += batch.num_rows
                 for start in range(0, batch.num_rows, config.batch_rows):
                     yield chosen.slice(start, config.batch_rows)
-        if done < num_rows:
-            yield Undecoded(num_rows=None, detail=f"it ends {num_rows - done} rows early")
 
 
 @contextmanager

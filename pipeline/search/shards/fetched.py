@@ -1,21 +1,148 @@
-"""Scores of candidates as shards computed them: most with the search, others in a question of their own."""
+"""What shards computed, as a ranking reads it: BM25 and scores of one query, and the totals that BM25 needs.
+
+BM25 is asked for with the vector of the query, and most scores come with that answer; others are asked for in
+a question of their own. The process that asks counts the words of the whole collection. Counting a word reads
+its postings; the counts are kept, since frequent words cost most and come back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
 
 import numpy as np
+from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.words import terms_of
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.candidates import windows_of_documents
-from cairn.pipeline.search.feedback import NUM_WINDOWS
-from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.reader import Nominees, ScoresAsked, WindowScores
-from cairn.pipeline.search.shards.fan_out import FanOut, Places, gathered
-from cairn.pipeline.search.shards.fetched_words import FetchedWords
-from cairn.pipeline.search.shards.messages import PartFound, PartMatches, PartScores
+from cairn.pipeline.search.candidates import documents_of_chunks, windows_of_documents
+from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
+from cairn.pipeline.search.lexical import bounded_words
+from cairn.pipeline.search.reader import Nominees, ScoresAsked, WindowScores, WordsAsked
+from cairn.pipeline.search.shards.fan_out import FanOut, Places, best, gathered
+from cairn.pipeline.search.shards.messages import (
+    BestWords,
+    PartFound,
+    PartMatches,
+    PartScores,
+    Words,
+    WordTotals,
+)
 from jaxtyping import Float32, Int64
+
+KEPT_TERMS: Final = 50_000
+"""About 15 MB; with more, all are counted again."""
+
+
+class CorpusTotals:
+    """Totals of one generation; safe to share between threads."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._documents, self._passages = generation.document_bm25, generation.passage_bm25
+        self._held: dict[str, tuple[int, int, int]] = {}
+
+    def of(self, query: str, sizes: Sequence[int]) -> WordTotals:
+        """Return the totals for the words of a query, those of passages by the sizes of their windows."""
+        terms = dict.fromkeys(terms_of(bounded_words(query)))
+        held = {term: self._held.get(term) or self._count(term) for term in terms}
+        text, title = self._documents.totals(())
+        chunks = {term: counts[2] for term, counts in held.items()}
+        return WordTotals(
+            documents=(
+                replace(text, holding={term: counts[0] for term, counts in held.items()}),
+                replace(title, holding={term: counts[1] for term, counts in held.items()}),
+            ),
+            passages={size: self._of_passages(size, chunks) for size in sizes},
+        )
+
+    def _of_passages(self, size: int, chunks: Mapping[str, int]) -> tuple[Totals, Totals]:
+        windows, all_chunks = self._passages.totals((), size)
+        return windows, replace(all_chunks, holding=chunks)
+
+    def _count(self, term: str) -> tuple[int, int, int]:
+        """Count the texts, titles and chunks that hold a term."""
+        if len(self._held) >= KEPT_TERMS:
+            self._held = {}
+        text, title = self._documents.totals((term,))
+        chunks = self._passages.totals((term,), 1)[1]
+        counts = text.holding[term], title.holding[term], chunks.holding[term]
+        self._held[term] = counts
+        return counts
+
+
+class FetchedWords:
+    """:class:`~cairn.pipeline.search.reader.WordScores`; passages of ``size`` chunks rank."""
+
+    def __init__(self, generation: Generation, shards: FanOut, asked: WordsAsked, totals: WordTotals) -> None:
+        self._generation, self._shards = generation, shards
+        self.num_candidates = asked.num_candidates
+        self.words = Words(query=asked.query, totals=totals, size=asked.size)
+        self.size = asked.size
+        self.shown_size = asked.size if asked.shown_size is None else asked.shown_size
+        self._found: Mapping[int, BestWords] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the shards of a search have been asked for it."""
+        return self._found is not None
+
+    def keep(self, found: Mapping[int, BestWords]) -> None:
+        """Take what the shards of a search found."""
+        self._found = found
+
+    def has_windows(self, size: int) -> bool:
+        """Tell whether a word stands in any passage of a size: of those that rank, or of those shown."""
+        return self.has_passages if size == self.size else self.shown_high is not None
+
+    @property
+    def documents(self) -> Places:
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
+        return self._best[0]
+
+    @property
+    def scores(self) -> Float32[np.ndarray, " A"]:
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
+        return self._best[1]
+
+    @property
+    def nominees(self) -> Sequence[Places]:
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
+        by_passage = documents_of_chunks(self._generation, self._passages)
+        return [self.documents, by_passage] if len(by_passage) else [self.documents]
+
+    @property
+    def has_passages(self) -> bool:
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
+        return len(self._passages) > 0
+
+    @property
+    def shown_high(self) -> float | None:
+        """See :class:`~cairn.pipeline.search.reader.WordScores`."""
+        return max(each.highs[self.shown_size] for each in self._parts.values()) or None
+
+    @property
+    def _parts(self) -> Mapping[int, BestWords]:
+        assert self._found is not None, "words are looked at after the search that asks for them"
+        return self._found
+
+    @cached_property
+    def _best(self) -> tuple[Places, Float32[np.ndarray, " A"]]:
+        documents_of = self._shards.placement.documents_of
+        return best(
+            [(documents_of(shard, each.documents), each.scores) for shard, each in self._parts.items()],
+            self.num_candidates,
+        )
+
+    @cached_property
+    def _passages(self) -> Places:
+        chunks_of = self._shards.placement.chunks_of
+        found, _ = best(
+            [(chunks_of(shard, each.passages), each.passage_scores) for shard, each in self._parts.items()],
+            self.num_candidates,
+        )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +272,6 @@ class FetchedScores:
                 self._vector_V,
                 asked.parts,
                 words.words if words is not None and has_words else None,
-                words.size if words is not None else 0,
                 asked.size,
             ),
         )

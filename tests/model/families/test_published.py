@@ -1,0 +1,346 @@
+"""What every family computes against transformers' own model of the same folder, in all published layouts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from safetensors.torch import load_file, save_file
+
+from tests.model.published import (
+    LENGTHS,
+    LLAMA3,
+    load,
+    native,
+    published,
+    published_behind_context,
+    published_hidden,
+    random_ids,
+    worst,
+)
+
+TODAYS_NAMES = {
+    "global_attn_every_n_layers": None,
+    "global_rope_theta": None,
+    "local_rope_theta": None,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 3000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    },
+}
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    name: (name, {})
+    for name in (
+        "bert",
+        "roberta",
+        "xlm-roberta",
+        "modernbert",
+        "nomic_bert",
+        "gte",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "llama",
+    )
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "modernbert prefix": ("modernbert", {"prefix": "model."}),
+    "modernbert norm bias": ("modernbert", {"bias": True}),
+    "modernbert wide window": ("modernbert", {"local_attention": 41}),
+    "modernbert narrow window": ("modernbert", {"local_attention": 2}),
+    "modernbert todays names": ("modernbert", TODAYS_NAMES),
+    "nomic prefix": ("nomic_bert", {"prefix": "bert."}),
+    "nomic base": ("nomic_bert", {"rotary_emb_base": 20}),
+    "nomic no types": ("nomic_bert", {"type_vocab_size": 0}),
+    "gte plain": ("gte", {"rope_scaling": None}),
+    "gte factor one": ("gte", {"rope_scaling": {"type": "ntk", "factor": 1.0}}),
+    "gte no types": ("gte", {"type_vocab_size": 0}),
+    "gte single projections": ("gte", {"pack_qkv": False}),
+    "gte prefix": ("gte", {"prefix": "new."}),
+    "one shared head": ("mistral", {"num_key_value_heads": 1}),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "qwen3 biases": ("qwen3", {"attention_bias": True}),
+    "llama3": ("llama", {"rope_scaling": LLAMA3}),
+    "llama3 todays names": ("llama", {"rope_theta": None, "rope_parameters": LLAMA3 | {"rope_theta": 500.0}}),
+    "linear": ("qwen2", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+}
+DECODERS = ("mistral", "qwen2", "qwen3", "llama")
+CONTEXT = np.random.default_rng(1).normal(size=(6, 32)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def make(
+    tiny_model_folder: Path,
+    tiny_roberta_folder: Path,
+    make_modernbert: Callable[..., Path],
+    make_nomic_bert: Callable[..., Path],
+    make_gte: Callable[..., Path],
+    make_decoder: Callable[..., Path],
+) -> Callable[..., Path]:
+    """Return a writer of folders by family; settings may be changed or, as None, left out."""
+    makers: dict[str, Callable[..., Path]] = {
+        "bert": lambda: tiny_model_folder,
+        "roberta": lambda: tiny_roberta_folder,
+        "modernbert": make_modernbert,
+        "nomic_bert": make_nomic_bert,
+        "gte": make_gte,
+    }
+    return lambda family, **changes: (
+        makers[family](**changes) if family in makers else make_decoder(family, **changes)
+    )
+
+
+def with_settings(folder: Path, **changes: Any) -> Path:
+    """Change what config.json says and leave the weights as they are."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "lengths", [LENGTHS, np.array([13, 9, 13]), np.array([3, 3])], ids=["long", "short", "tiny"]
+)
+@pytest.mark.parametrize(("family", "changes"), (PLAIN | VARIANTS).values(), ids=(PLAIN | VARIANTS).keys())
+def test_hidden_states_equal_transformers(make, family, changes, lengths) -> None:
+    folder = make(family, **changes)
+    backbone = load(folder)
+    ids = random_ids(backbone, lengths)
+    ours = backbone.hidden_states(ids, lengths)
+    assert worst(ours, published_hidden(published(folder), ids, lengths), lengths) <= 1e-5
+    assert bool(ours.isfinite().all())
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("family", PLAIN)
+def test_hidden_states_temperature_and_mask_equal_transformers(make, monkeypatch, family, is_causal) -> None:
+    if is_causal and family not in DECODERS:
+        pytest.skip("an encoder has no causal mask")
+    folder = make(family)
+    backbone, model = load(folder, causal=is_causal), published(folder)
+    if family == "modernbert":
+        from transformers.models.modernbert import modeling_modernbert as modernbert
+
+        eager = modernbert.eager_attention_forward
+        monkeypatch.setattr(
+            modernbert,
+            "eager_attention_forward",
+            lambda *given, scaling, **others: eager(*given, scaling=scaling / 0.5, **others),
+        )
+    for module in model.modules():
+        if hasattr(module, "scaling"):
+            module.scaling /= 0.5
+    ids = random_ids(backbone)
+    ours = backbone.hidden_states(ids, LENGTHS, temperature=0.5)
+    assert worst(ours, published_hidden(model, ids, LENGTHS, is_causal=is_causal)) <= 3e-5
+    assert worst(ours, backbone.hidden_states(ids, LENGTHS)) > 1e-2
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_hidden_states_causal_equal_the_published_forward_pass(make, family) -> None:
+    """Without any mask of ours: one row through the model as its authors run it."""
+    folder, length = make(family), np.array([30])
+    backbone = load(folder, causal=True)
+    ids = random_ids(backbone, length)
+    with torch.inference_mode():
+        theirs = published(folder)(input_ids=torch.from_numpy(ids), use_cache=False).last_hidden_state
+    assert worst(backbone.hidden_states(ids, length), theirs, length) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "is_causal"),
+    [
+        *((family, {}, False) for family in PLAIN),
+        *((family, {}, True) for family in DECODERS),
+        ("modernbert", TODAYS_NAMES, False),
+    ],
+)
+def test_hidden_states_behind_context_equal_unplaced_input_embeddings(
+    make, family, changes, is_causal
+) -> None:
+    folder = make(family, **changes)
+    backbone, model = load(folder, causal=is_causal), published(folder)
+    ids = random_ids(backbone)
+    ours = backbone.hidden_states(ids, LENGTHS, CONTEXT)
+    for row, length in enumerate(LENGTHS.tolist()):
+        theirs = published_behind_context(model, ids[row, :length], CONTEXT, is_causal=is_causal)
+        assert float((ours[row, :length] - theirs).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["nomic_bert", "gte"])
+def test_load_names_of_transformers_give_the_same(make, family) -> None:
+    folder = make(family)
+    plain = load(folder)
+    ids = random_ids(plain)
+    before = plain.hidden_states(ids, LENGTHS)
+    config, tensors = native(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    assert worst(load(folder).hidden_states(ids, LENGTHS), before) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gte"])
+def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family) -> None:
+    folder = make(family)
+    backbone, model = load(folder, layers=1), published(folder)
+    model.layers = model.layers[:1]
+    model.config.num_hidden_layers = 1
+    ids = random_ids(backbone)
+    assert worst(backbone.hidden_states(ids, LENGTHS), published_hidden(model, ids, LENGTHS)) <= 1e-5
+
+
+def test_hidden_states_half_rotated_heads_move_them(make) -> None:
+    plain, other = load(make("nomic_bert")), load(make("nomic_bert", rotary_emb_fraction=0.5))
+    ids = random_ids(plain)
+    assert worst(plain.hidden_states(ids, LENGTHS), other.hidden_states(ids, LENGTHS)) > 1e-2
+
+
+def test_hidden_states_head_width_that_is_not_given_is_the_hidden_size_divided(make) -> None:
+    folder = make("mistral", head_dim=8)
+    given = load(folder)
+    ids = random_ids(given)
+    before = given.hidden_states(ids, LENGTHS)
+    assert torch.equal(load(with_settings(folder, head_dim=None)).hidden_states(ids, LENGTHS), before)
+
+
+def test_load_local_base_that_is_null_means_the_global_one(make) -> None:
+    folder = with_settings(make("modernbert", global_rope_theta=500.0), local_rope_theta=None)
+    same = load(make("modernbert", global_rope_theta=500.0, local_rope_theta=500.0))
+    ids = random_ids(same)
+    assert torch.equal(load(folder).hidden_states(ids, LENGTHS), same.hidden_states(ids, LENGTHS))
+
+
+def test_hidden_states_context_without_a_global_layer_is_refused(make) -> None:
+    backbone = load(make("modernbert", **TODAYS_NAMES | {"layer_types": ["sliding_attention"] * 4}))
+    with pytest.raises(ModelError, match="must have a global layer"):
+        backbone.hidden_states(random_ids(backbone), LENGTHS, CONTEXT)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic_bert"])
+def test_hidden_states_row_beyond_the_positions_is_refused(make, family) -> None:
+    with pytest.raises(ModelError, match="at most 96 tokens, got 97"):
+        load(make(family)).hidden_states(np.full((1, 97), 7), np.array([97]))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "bidirectional", "causal"),
+    [
+        ("modernbert", {"max_position_embeddings": 200}, 200, None),
+        ("nomic_bert", {"n_positions": 200}, 200, None),
+        (
+            "nomic_bert",
+            {"n_positions": 200, "rotary_scaling_factor": 2.0, "max_trained_positions": 100},
+            100,
+            None,
+        ),
+        ("mistral", {"sliding_window": 40}, 96, 40),
+        ("mistral", {"sliding_window": None}, 96, 96),
+        ("qwen2", {"sliding_window": 40, "use_sliding_window": False}, 96, 96),
+        ("qwen3", {"sliding_window": 40, "use_sliding_window": True}, 96, 40),
+    ],
+)
+def test_positions_come_from_the_configuration_and_end_with_a_causal_window(
+    make, family, changes, bidirectional, causal
+) -> None:
+    folder = make(family, **changes)
+    assert load(folder).max_positions == bidirectional
+    assert causal is None or load(folder, causal=True).max_positions == causal
+
+
+def test_fingerprint_of_a_causal_decoder_is_its_own_and_of_a_free_one_the_checkpoints(make) -> None:
+    folder = make("qwen3")
+    config = EncoderConfig(model=str(folder), precision="fp32")
+    free, causal = load(folder), load(folder, causal=True)
+    assert free.weights_fingerprint == read_checkpoint(folder).fingerprint != causal.weights_fingerprint
+    encoders = [DocumentEncoder(replace(config, causal=is_causal)).fingerprint for is_causal in (False, True)]
+    assert encoders[0] != encoders[1]
+
+
+@pytest.mark.parametrize("family", ["bert", "gte"])
+def test_causal_encoder_is_refused(make, family) -> None:
+    with pytest.raises(ConfigError, match="causal must go with a decoder"):
+        load(make(family), causal=True)
+
+
+_SHAPE = r"must have the shape \(50, 32\), got \(48, 32\)"
+_DOUBLE = r"must have the shape \(100, 32\), got \(96, 32\)"
+_HEADS = "heads divide into even parts, got 32 for 5 heads"
+_PLAIN = "rotary positions must be the plain ones"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "sentence"),
+    [
+        ("modernbert", {"hidden_activation": "swish"}, "hidden_activation must be one of"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types must name 4 layers"),
+        ("modernbert", {"layer_types": ["causal"] * 4}, "layer_types must name 4 layers"),
+        ("modernbert", {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, _PLAIN),
+        ("modernbert", {"rope_scaling": {"type": "dynamic"}}, _PLAIN),
+        ("modernbert", {"intermediate_size": 50}, "mlp.Wi.weight " + _DOUBLE),
+        ("modernbert", {"norm_bias": True}, r"must hold embeddings\.norm\.bias"),
+        ("modernbert", {"num_hidden_layers": 5}, r"must hold layers\.4\.attn"),
+        ("modernbert", {"hidden_size": None}, "must give hidden_size as a positive number, got None"),
+        (
+            "modernbert",
+            {"num_attention_heads": "four"},
+            "as a positive number, got 'four'",
+        ),
+        ("modernbert", {"num_attention_heads": 5}, _HEADS),
+        ("nomic_bert", {"prenorm": True}, "prenorm of a NomicBERT must be off"),
+        ("nomic_bert", {"num_experts": 8}, "num_experts of a NomicBERT must be off, got 8"),
+        ("nomic_bert", {"activation_function": "gelu"}, "must be swiglu or silu, got 'gelu'"),
+        ("nomic_bert", {"rope_parameters": {"rope_type": "dynamic"}}, _PLAIN),
+        ("nomic_bert", {"n_inner": 50}, "fc12.weight " + _SHAPE),
+        ("nomic_bert", {"n_layer": 3}, r"must hold encoder\.layers\.2\.attn\.Wqkv"),
+        ("nomic_bert", {"n_embd": None}, "must give n_embd or hidden_size as a positive number, got None"),
+        ("gte", {"position_embedding_type": "absolute"}, "of a GTE must be 'rope', got 'absolute'"),
+        ("gte", {"logn_attention_scale": True}, "logn_attention_scale of a GTE must be False, got True"),
+        ("gte", {"layer_norm_type": "rms_norm"}, "of a GTE must be 'layer_norm', got 'rms_norm'"),
+        ("gte", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "got 'dynamic' over 1"),
+        ("gte", {"intermediate_size": 50}, "up_gate_proj.weight " + _DOUBLE),
+        ("gte", {"type_vocab_size": "two"}, "must give type_vocab_size as a positive number, got 'two'"),
+        ("gte", {"pack_qkv": False}, r"must hold encoder\.layer\.0\.attention\.q_proj"),
+        ("mistral", {"intermediate_size": 50}, "mlp.gate_proj.weight " + _SHAPE),
+        ("mistral", {"num_hidden_layers": 3}, r"must hold layers\.2\."),
+        ("qwen3", {"model_type": "qwen2"}, r"must hold layers\.0\.self_attn\.q_proj\.bias"),
+        ("mistral", {"model_type": "qwen3"}, r"must hold layers\.0\.self_attn\.q_norm"),
+        (
+            "qwen3",
+            {"model_type": "mistral"},
+            r"got model\.layers\.0\.self_attn\.k_norm\.weight as well; give the model_type",
+        ),
+        ("qwen2", {"model_type": "llama"}, r"got model\.layers\.0\.self_attn\.k_proj\.bias as well"),
+        ("llama", {"num_key_value_heads": 3}, "got 4 heads for 3 and 12 dimensions"),
+        ("llama", {"head_dim": 11}, "even head_dim, got 4 heads for 2 and 11"),
+        ("llama", {"vocab_size": 7}, "embed_tokens.weight must have the shape"),
+        ("qwen2", {"rope_scaling": "linear"}, "rope_scaling .* must hold settings by name, got 'linear'"),
+        ("llama", {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "must be below high_freq_factor"),
+        ("llama", {"partial_rotary_factor": 0.5}, "over the whole head, got 'default' over 0.5"),
+    ],
+)
+def test_load_model_that_does_not_fit_is_refused_in_one_sentence(make, family, changes, sentence) -> None:
+    with pytest.raises(ModelError, match=sentence) as refused:
+        load(with_settings(make(family), **changes))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_load_norm_that_is_missing_or_in_whole_numbers_is_refused(make, is_missing) -> None:
+    folder = make("mistral")
+    tensors = load_file(folder / "model.safetensors")
+    norm = tensors.pop("model.norm.weight")
+    save_file(
+        tensors if is_missing else tensors | {"model.norm.weight": norm.int()}, folder / "model.safetensors"
+    )
+    with pytest.raises(ModelError, match=r"must hold norm\.weight, got none" if is_missing else "got int32"):
+        load(folder)

@@ -1,0 +1,196 @@
+"""A model's folder as we load it and as transformers does, the oracle, and rows of ids for both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.model.backbone_loader import load_backbone
+from safetensors.torch import load_file
+
+LENGTHS = np.array([61, 40, 7, 1])
+"""In blocks of local layers the longest is several long, the others end inside one."""
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Settings of rotary positions."""
+
+_NOMIC_SETTINGS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+_NOMIC_NAMES = {
+    "encoder.layers": "layers",
+    "emb_ln": "embeddings.LayerNorm",
+    "attn.out_proj": "self_attn.o_proj",
+    "fc11": "up_proj",
+    "fc12": "gate_proj",
+    "fc2": "down_proj",
+    "norm1": "post_attention_layernorm",
+    "norm2": "post_mlp_layernorm",
+}
+_GTE_NAMES = {
+    "encoder.layer": "layers",
+    "attention.": "self_attn.",
+    "attn_ln": "post_attention_layernorm",
+    "mlp_ln": "post_mlp_layernorm",
+}
+_JOINT = {
+    "attn.Wqkv": ("self_attn", "qkv"),
+    "self_attn.qkv_proj": ("self_attn", "qkv"),
+    "mlp.up_gate_proj": ("mlp", ("up", "gate")),
+}
+_TYPES = "embeddings.token_type_embeddings.weight"
+
+
+def load(folder: Path, **settings: Any) -> Any:
+    """Return the backbone, in fp32 unless told otherwise."""
+    named: dict[str, Any] = {"precision": "fp32"} | settings
+    return load_backbone(EncoderConfig(model=str(folder), **named))
+
+
+def random_ids(backbone: Any, lengths: np.ndarray = LENGTHS) -> np.ndarray:
+    """Return padded rows of those lengths."""
+    ids = np.random.default_rng(0).integers(
+        5, len(backbone.token_embeddings), (len(lengths), int(lengths.max()))
+    )
+    return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, backbone.pad_id).astype(np.int64)
+
+
+def published(folder: Path) -> Any:
+    """Return the folder's model as transformers reads it: eager, float32, every name used."""
+    from transformers import AutoConfig, AutoModel
+
+    config, tensors = native(folder)
+    if config.get("type_vocab_size") == 0:  # the library has no model without types
+        config["type_vocab_size"], tensors[_TYPES] = 1, torch.zeros(1, config["hidden_size"])
+    settings = AutoConfig.for_model(config.pop("model_type"), **config)
+    model = AutoModel.from_config(settings, attn_implementation="eager").eval()
+    found = model.load_state_dict(tensors, strict=False)
+    assert {name.partition(".")[0] for name in found.unexpected_keys} <= {
+        "head",
+        "decoder",
+        "lm_head",
+        "pooler",
+    }
+    assert {name.partition(".")[0] for name in found.missing_keys} <= {"pooler"}
+    return model
+
+
+def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return a folder's configuration and tensors in the names transformers gives them."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    tensors = {
+        name.removeprefix("model.").removeprefix("bert.").removeprefix("new."): tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    if "n_embd" in config:
+        rope = {"rope_type": "default", "rope_theta": config["rotary_emb_base"]}
+        named = {name: config[published] for published, name in _NOMIC_SETTINGS.items()}
+        kept = {name: config[name] for name in ("model_type", "type_vocab_size", "vocab_size")}
+        return {**kept, **named, "rope_parameters": rope}, _renamed(tensors, _NOMIC_NAMES)
+    if config["model_type"] == "new":
+        scaling, theta = config.pop("rope_scaling", None), config.pop("rope_theta")
+        rope = {"rope_type": "default", "rope_theta": theta}
+        if scaling and scaling["factor"] > 1:
+            # Fixed NTK is a larger base with all frequencies divided; a head has 8 dimensions.
+            factor = scaling["factor"]
+            rope = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / 8)}
+        for name in ("pack_qkv", "logn_attention_scale"):
+            config.pop(name)
+        return config | {"model_type": "gte", "rope_parameters": rope}, _renamed(tensors, _GTE_NAMES)
+    return config, tensors
+
+
+def _renamed(tensors: dict[str, torch.Tensor], names: dict[str, str]) -> dict[str, torch.Tensor]:
+    renamed: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        for joint, parts in (
+            ("attn.Wqkv", "qkv"),
+            ("self_attn.qkv_proj", "qkv"),
+            ("mlp.up_gate_proj", ("up", "gate")),
+        ):
+            if joint in name:
+                folder = "mlp" if joint.startswith("mlp") else "self_attn"
+                for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+                    renamed[name.replace(joint, f"{folder}.{part}_proj")] = rows.clone()
+                break
+        else:
+            renamed[name] = tensor
+    return renamed
+
+
+def visible_bias(visible: torch.Tensor) -> torch.Tensor:
+    """Return a mask for transformers, given whole so that nothing is added to it."""
+    return torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+
+
+@torch.inference_mode()
+def published_hidden(
+    model: Any, ids: np.ndarray, lengths: np.ndarray, *, is_causal: bool = False
+) -> torch.Tensor:
+    """All tokens of a row see each other, or those before them."""
+    num_tokens = ids.shape[1]
+    is_text = torch.arange(num_tokens) < torch.from_numpy(lengths)[:, None]
+    if not hasattr(model, "embed_tokens"):  # an encoder, whose masks are its own
+        return model(input_ids=torch.from_numpy(ids), attention_mask=is_text.long()).last_hidden_state
+    visible = is_text[:, None, None].expand(-1, 1, num_tokens, -1)
+    if is_causal:
+        visible = visible & torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+    return model(
+        input_ids=torch.from_numpy(ids), attention_mask=visible_bias(visible), use_cache=False
+    ).last_hidden_state
+
+
+@torch.inference_mode()
+def published_behind_context(
+    model: Any, ids: np.ndarray, context: np.ndarray, *, is_causal: bool = False
+) -> torch.Tensor:
+    """Return one text's states behind context as input embeddings that have no position.
+
+    They stand at angle 0, see and are seen in global layers alone, and a learned position that the model adds
+    is taken away before. The text's positions start where they do without context.
+    """
+    num_context, kind = len(context), model.config.model_type
+    first = model.config.pad_token_id + 1 if kind in ("roberta", "xlm-roberta", "camembert") else 0
+    unplaced = torch.from_numpy(context)
+    if hasattr(model, "embeddings") and hasattr(model.embeddings, "position_embeddings"):
+        unplaced = unplaced - model.embeddings.position_embeddings.weight[0]
+    embeds = torch.cat([unplaced, model.get_input_embeddings()(torch.from_numpy(ids))])[None]
+    place = torch.arange(embeds.shape[1])
+    positions = torch.where(place < num_context, 0, place - num_context + first)[None]
+    settings: dict[str, Any] = {}
+    if hasattr(model, "embed_tokens"):
+        visible = torch.ones(len(place), len(place), dtype=torch.bool)
+        visible = visible.tril() | (place < num_context) if is_causal else visible
+        settings = {"attention_mask": visible_bias(visible)[None, None], "use_cache": False}
+    elif kind == "modernbert":
+        is_near = (place[:, None] - place).abs() <= model.config.local_attention // 2
+        is_near &= (place[:, None] >= num_context) & (place >= num_context)
+        local = torch.where(is_near | torch.eye(len(place), dtype=torch.bool), 0.0, -torch.inf)[None, None]
+        settings["attention_mask"] = {"full_attention": torch.zeros_like(local), "sliding_attention": local}
+    found = model(inputs_embeds=embeds, position_ids=positions, **settings)
+    return found.last_hidden_state[0, num_context:]
+
+
+def worst(ours: torch.Tensor, theirs: torch.Tensor, lengths: np.ndarray = LENGTHS) -> float:
+    """Return the largest difference of tokens that are not padding."""
+    return max(
+        float((ours[row, :length] - theirs[row, :length]).abs().max())
+        for row, length in enumerate(lengths.tolist())
+    )
