@@ -58,8 +58,7 @@ def analyse(
     MODEL is a name or a folder. It runs in fp32, without prefixes or a context.
     """
     from cairn.pipeline.lab.analysis.length_collapse import TEMPERATURES
-    from cairn.pipeline.lab.analysis.report import analyse_model
-    from cairn.pipeline.lab.analysis.texts import read_texts
+    from cairn.pipeline.lab.analysis.report import analyse_model, read_texts
     from cairn.pipeline.model.folders.model_defaults import encoder_config
 
     config = encoder_config({"model": model, **({"layers": layers} if layers else {})})

@@ -57,8 +57,8 @@ def compare(
         raise click.UsageError("compare must have either --queries or --known-items")
     from cairn.pipeline.collection import Collection
     from cairn.pipeline.index.layout import CollectionLayout
-    from cairn.pipeline.lab.evaluate import asked_queries
-    from cairn.pipeline.lab.evaluate.shadow import compare_collections
+    from cairn.pipeline.lab.evaluate.shadow import compare_collections, read_asked_queries
+    from cairn.pipeline.lab.evaluate.shadow import known_items as first_sentences
 
     def opened(name: str) -> Collection:
         layout = CollectionLayout.at(Path(root), name)
@@ -67,9 +67,9 @@ def compare(
 
     before, after = opened(old), opened(new)
     asked = (
-        asked_queries.known_items(before, known_items or 0, seed)
+        first_sentences(before, known_items or 0, seed)
         if queries is None
-        else asked_queries.read_asked_queries(queries).sample(max_queries, seed)
+        else read_asked_queries(queries).sample(max_queries, seed)
     )
     for warning in asked.warnings:
         click.echo(f"warning: {warning}", err=True)

@@ -12,7 +12,6 @@ from cairn.cli.lab.evaluation_tables import (
     advice_lines,
     compared_cells,
     context_table,
-    length_table,
     measure_table,
     set_lines,
 )
@@ -84,11 +83,6 @@ if TYPE_CHECKING:
     metavar="RUN RUN",
     help="Only compare two TREC run files on one set.",
 )
-@click.option(
-    "--length-report",
-    is_flag=True,
-    help="Only measure whether longer texts get embeddings that are more alike.",
-)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -108,7 +102,6 @@ def evaluate(
     runs: Path | None,
     cache: Path | None,
     compare: tuple[Path, Path] | None,
-    length_report: bool,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -138,17 +131,13 @@ def evaluate(
     require_distinct_names(sets)
     if compare:
         return _compare_runs(sets, compare, seed, as_json=as_json)
-    if length_report:
-        return _report_lengths(
-            sets, encoder_config(chosen(ctx, EncoderConfig)), seed, quiet=quiet, as_json=as_json
-        )
     require_measures()
     model = chosen(ctx, EncoderConfig).get("model", DEFAULT_MODEL)
     context = context_config(model, {**chosen(ctx, ContextConfig), "seed": seed})
     if ablate_context:
         encoder = encoder_config(chosen(ctx, EncoderConfig))
         return _ablate_context(sets, encoder, context, quiet=quiet, as_json=as_json)
-    systems = _systems(chosen(ctx, EncoderConfig), baseline_model, patterns, ablate=ablate)
+    systems = _systems(chosen(ctx, EncoderConfig), context, baseline_model, patterns, ablate=ablate)
     _require_known(against, systems)
     if not (quiet or as_json):
         _say_estimate(sets, systems)
@@ -159,10 +148,15 @@ def evaluate(
 
 
 def _systems(
-    settings: Mapping[str, Any], baseline_model: str | None, patterns: Sequence[str], *, ablate: bool
+    settings: Mapping[str, Any],
+    context: ContextConfig,
+    baseline_model: str | None,
+    patterns: Sequence[str],
+    *,
+    ablate: bool,
 ) -> Sequence[System]:
     """Choose the systems, and say which were left out."""
-    from cairn.pipeline.lab.evaluate.selection import baseline_config, choose_systems
+    from cairn.pipeline.lab.evaluate.systems import baseline_config, choose_systems
     from cairn.pipeline.model.folders.model_defaults import encoder_config
     from cairn.pipeline.model.untrained_settings import window_warning
 
@@ -171,7 +165,7 @@ def _systems(
     if window is not None:
         click.echo(f"warning: {window}", err=True)
     selection = choose_systems(
-        base, baseline_config(settings, baseline_model), patterns, is_whole_table=ablate
+        base, baseline_config(settings, baseline_model), context, patterns, is_whole_table=ablate
     )
     reasons = selection.left_out
     for reason in dict.fromkeys(reasons.values()):
@@ -181,9 +175,11 @@ def _systems(
 
 
 def _say_estimate(sets: Sequence[RetrievalSet], systems: Sequence[System]) -> None:
-    from cairn.pipeline.lab.evaluate.estimate import estimate_seconds
+    from cairn.pipeline.lab.evaluate.bench import estimate_seconds
 
     estimate = estimate_seconds(sets, systems)
+    if estimate is None:
+        return
     click.echo(
         f"about {duration(estimate.seconds)} of encoding: {counted(len(systems), 'row')}, "
         f"{counted(estimate.encodings, 'encoding')} of {thousands(estimate.tokens)} tokens; ranking, and a "
@@ -211,7 +207,7 @@ def _score(
     from dataclasses import replace
 
     from cairn.pipeline.lab.evaluate.bench import run_bench
-    from cairn.pipeline.lab.evaluate.run_files import write_run
+    from cairn.pipeline.lab.evaluate.measures import write_run
 
     for judged in sets:
         for result in run_bench(judged, systems, context, progress, cache):
@@ -225,8 +221,7 @@ def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: 
     from dataclasses import asdict
 
     from cairn.pipeline.errors import ConfigError
-    from cairn.pipeline.lab.evaluate.measures import measure_run
-    from cairn.pipeline.lab.evaluate.run_files import read_run
+    from cairn.pipeline.lab.evaluate.measures import measure_run, read_run
     from cairn.pipeline.lab.evaluate.significance import compare_paired
 
     if len(sets) != 1:
@@ -267,33 +262,6 @@ def _ablate_context(
     for name, own in rows.items():
         click.echo(f"\n{name}: nDCG@10 by vectors alone, and the difference from the context as served")
         click.echo(context_table(own))
-    return 0
-
-
-def _report_lengths(
-    sets: Sequence[RetrievalSet], base: EncoderConfig, seed: int, *, quiet: bool, as_json: bool
-) -> int:
-    from dataclasses import asdict
-
-    from cairn.pipeline.lab.analysis.length_collapse import TEMPERATURES, measure_length_collapse
-
-    temperatures = sorted({*TEMPERATURES, base.temperature}, reverse=True)
-    with ProgressBars(quiet=quiet) as progress:
-        measured = {
-            judged.name: measure_length_collapse(
-                judged.texts, base, temperatures=temperatures, seed=seed, progress=progress
-            )
-            for judged in sets
-        }
-    if as_json:
-        click.echo(json.dumps({name: [asdict(row) for row in rows] for name, rows in measured.items()}))
-        return 0
-    for name, rows in measured.items():
-        click.echo(
-            f"\n{name}: mean cosine of pieces of different documents, and sigma_a of the last layer's "
-            "attention, by τ"
-        )
-        click.echo(length_table(rows, temperatures))
     return 0
 
 

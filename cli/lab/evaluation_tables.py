@@ -1,4 +1,4 @@
-"""Tables of `cairn evaluate` for people: measures, differences, advice, length collapse."""
+"""Tables of `cairn evaluate` for people: measures, differences, advice."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from cairn.cli.terminal import duration, size, table, thousands
 
 if TYPE_CHECKING:
-    from cairn.pipeline.lab.analysis.length_collapse import LengthCollapse
     from cairn.pipeline.lab.evaluate.bench import Cost
     from cairn.pipeline.lab.evaluate.context_ablation import AblationRow
     from cairn.pipeline.lab.evaluate.report import Report
@@ -79,27 +78,22 @@ def _cost_cells(cost: Cost) -> tuple[str, str, str]:
 
 
 def advice_lines(report: Report, seed: int) -> Iterator[str]:
-    """Yield which configuration to use, a cheaper one where there is one, and what is noise."""
-    from cairn.pipeline.lab.evaluate.report import MAX_LOSS
-
-    advice = report.advise(seed)
-    for title, own in zip(
-        ("use", f"cheaper, and worse by at most {MAX_LOSS:g} (95 %)"), advice, strict=False
-    ):
-        yield f"\n{title}: {own.system}   (quality {own.quality:.4f})"
-        yield f"  ingest SOURCE --collection NAME {own.ingest_flags}".rstrip()
-        yield f"  cairn search QUERY --collection NAME {own.search_flags}".rstrip()
-        speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
-        yield (
-            f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens "
-            f"({thousands(speed)} a second), "
-            f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
-        )
-    if not advice:
+    """Yield which configuration to use, what it costs, and what is noise."""
+    own = report.advise(seed)
+    if own is None:
         return
-    yield from _noise_lines(report, advice[0].system, seed)
+    speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
+    yield f"\nuse: {own.system}   (quality {own.quality:.4f})"
+    yield f"  ingest SOURCE --collection NAME {own.ingest_flags}".rstrip()
+    yield f"  cairn search QUERY --collection NAME {own.search_flags}".rstrip()
+    yield (
+        f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens "
+        f"({thousands(speed)} a second), "
+        f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
+    )
+    yield from _noise_lines(report, own.system, seed)
     best = report.best_baseline()
-    if best is not None and report.quality(best) > advice[0].quality:
+    if best is not None and report.quality(best) > own.quality:
         yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"
 
 
@@ -121,21 +115,4 @@ def context_table(rows: Sequence[AblationRow]) -> str:
     for row in rows:
         compared = ("", "", "") if row.comparison is None else compared_cells(row.comparison)
         lines.append((row.name, row.context_documents, row.max_document_tokens, f"{row.ndcg:.4f}", *compared))
-    return table(lines)
-
-
-def length_table(rows: Sequence[LengthCollapse], temperatures: Sequence[float]) -> str:
-    """Return the table of similarity and attention by length and temperature."""
-    lines: list[Sequence[object]] = [
-        (
-            "tokens",
-            "pieces",
-            *(f"cosine τ={value:g}" for value in temperatures),
-            *(f"sigma_a τ={value:g}" for value in temperatures),
-        )
-    ]
-    for tokens in dict.fromkeys(row.tokens for row in rows):
-        own = [row for row in rows if row.tokens == tokens]
-        sigmas = ["" if row.sigma_a is None else f"{row.sigma_a:.3f}" for row in own]
-        lines.append((tokens, own[0].pieces, *(f"{row.cosine:.3f}" for row in own), *sigmas))
     return table(lines)

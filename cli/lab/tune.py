@@ -183,13 +183,6 @@ def _temperature_lines(report: TemperatureReport) -> Iterator[str]:
             ),
         ]
     )
-    yield "\nwhitening instead, all queries"
-    yield table(
-        [
-            ("gamma", "difference", "95 % interval", "p", ""),
-            *((f"{row.gamma:g}", *compared_cells(row.comparison), row.verdict) for row in report.whitened),
-        ]
-    )
     yield "\nboth sides, on the half of the queries that chooses"
     yield table(
         [

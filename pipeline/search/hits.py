@@ -16,7 +16,7 @@ import pyarrow as pa
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.highlights import Explanation
-from cairn.pipeline.search.passages import ChosenPassage
+from cairn.pipeline.search.passages import ChosenPassage, joined
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking
 from cairn.pipeline.types import RESERVED_COLUMNS, Hit, Passage
 
@@ -28,8 +28,13 @@ def make_hits(
 ) -> list[tuple[Hit, ...]]:
     """Return the hits of each ranking, in its order; a document that several rankings return is read once.
 
-    Passages of a query with an explanation have highlights.
+    Passages of a query with an explanation have highlights. Those within a budget that stand side by side
+    become one.
     """
+    if search.options.max_characters is not None:
+        rankings = [
+            replace(ranking, passages=[joined(pieces) for pieces in ranking.passages]) for ranking in rankings
+        ]
     metadata = [name for name in search.generation.document_schema.names if name not in RESERVED_COLUMNS]
     columns = ["doc_id", "title", *(["text"] if search.options.passages else []), *metadata]
     positions = np.concatenate([ranking.positions for ranking in rankings])

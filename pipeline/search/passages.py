@@ -53,9 +53,9 @@ def best_within(
     max_characters: int,
     max_documents: int,
 ) -> dict[int, list[ChosenPassage]]:
-    """Return the best passages of all documents within the budget, by document and best first.
+    """Return the pieces of all documents that are read within the budget, by document and best first.
 
-    The first passage that does not fit ends the selection. Once ``max_documents`` have a
+    The first one that does not fit ends the selection. Once ``max_documents`` have a
     passage, those of others are passed over.
     """
     chosen: dict[int, list[ChosenPassage]] = {}
@@ -68,7 +68,7 @@ def best_within(
         if characters > max_characters:
             break
         chosen.setdefault(owner, []).append(_passage(scored, window, first, end))
-    return {owner: _merged(pieces) for owner, pieces in chosen.items()}
+    return chosen
 
 
 def budget_warning(max_characters: int, smallest: int) -> str:
@@ -76,7 +76,7 @@ def budget_warning(max_characters: int, smallest: int) -> str:
     return f"no passage fits in {max_characters:,} characters; ask for at least {smallest:,}"
 
 
-def _merged(pieces: Sequence[ChosenPassage]) -> list[ChosenPassage]:
+def joined(pieces: Sequence[ChosenPassage]) -> list[ChosenPassage]:
     """Join pieces that stand side by side; the best one's score and parts stand for all."""
     merged: list[ChosenPassage] = []
     for piece in sorted(pieces, key=lambda piece: piece.first):

@@ -3,8 +3,8 @@
     lengths 1, 2 to 3, 4 to 7, … tokens ─▶ mean cosine over all pairs of a sample of each
 
 A curve that rises with length means that long documents lie close together and are hard to tell apart; a low,
-flat curve is better. It also depends on the topics of long and short documents; ``cairn evaluate
---length-report`` does not, since it measures pieces of equal texts.
+flat curve is better. It also depends on the topics of long and short documents; ``cairn analyse`` does not,
+since it measures pieces of equal texts.
 
 Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", figure 1c. Differs:
 whole documents, as indexed.

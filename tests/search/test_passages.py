@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from cairn.pipeline.search.candidates import ScoredWindows
-from cairn.pipeline.search.passages import best_of_each, best_within
+from cairn.pipeline.search.passages import ChosenPassage, best_of_each, best_within, joined
 
 SPANS = np.arange(0, 110, 10)
 """Ten chunks of ten characters: four of document 0, six of document 1."""
@@ -27,6 +27,12 @@ def spans(passages) -> list[tuple[int, int, float]]:
     return [(passage.first, passage.end, passage.score) for passage in passages]
 
 
+def within(max_characters: int, max_documents: int) -> dict[int, list[ChosenPassage]]:
+    """Return what a search with a budget shows of each document."""
+    found = best_within(scored(SCORES), START, END, max_characters, max_documents)
+    return {owner: joined(pieces) for owner, pieces in found.items()}
+
+
 def test_best_of_each_are_its_best_windows_that_share_no_chunk() -> None:
     first, second = best_of_each(scored(SCORES), 2, 2, 3)
     assert spans(first) == [(2, 4, 0.9), (0, 2, 0.2)]
@@ -34,7 +40,7 @@ def test_best_of_each_are_its_best_windows_that_share_no_chunk() -> None:
 
 
 def test_best_within_joins_what_stands_side_by_side() -> None:
-    found = best_within(scored(SCORES), START, END, 70, 2)
+    found = within(70, 2)
     assert {owner: spans(passages) for owner, passages in found.items()} == {
         0: [(2, 4, 0.9)],
         1: [(5, 10, 0.8)],
@@ -42,21 +48,19 @@ def test_best_within_joins_what_stands_side_by_side() -> None:
 
 
 def test_best_within_carries_the_parts_of_the_best_window() -> None:
-    assert [dict(p.parts) for p in best_within(scored(SCORES), START, END, 70, 2)[1]] == [
-        {"chunk": pytest.approx(0.08)}
-    ]
+    assert [dict(p.parts) for p in within(70, 2)[1]] == [{"chunk": pytest.approx(0.08)}]
 
 
 @pytest.mark.parametrize("max_characters", range(5, 120, 5))
 def test_best_within_is_never_longer_than_its_budget(max_characters: int) -> None:
-    found = best_within(scored(SCORES), START, END, max_characters, 2)
+    found = within(max_characters, 2)
     characters = [10 * (passage.end - passage.first) for passages in found.values() for passage in passages]
     assert sum(characters) <= max_characters
     assert bool(characters) == (max_characters >= 20)
 
 
 def test_best_within_ends_at_the_first_passage_that_does_not_fit() -> None:
-    found = best_within(scored(SCORES), START, END, 49, 2)
+    found = within(49, 2)
     assert {owner: spans(passages) for owner, passages in found.items()} == {
         0: [(2, 4, 0.9)],
         1: [(5, 7, 0.8)],
@@ -64,5 +68,5 @@ def test_best_within_ends_at_the_first_passage_that_does_not_fit() -> None:
 
 
 def test_best_within_passes_over_further_documents() -> None:
-    assert list(best_within(scored(SCORES), START, END, 1_000, 1)) == [0]
-    assert spans(best_within(scored(SCORES), START, END, 1_000, 1)[0]) == [(0, 4, 0.9)]
+    assert list(within(1_000, 1)) == [0]
+    assert spans(within(1_000, 1)[0]) == [(0, 4, 0.9)]

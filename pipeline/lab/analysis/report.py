@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 import torch
-from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, EncoderConfig
+from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.context.whitening import Whitening
+from cairn.pipeline.corpus.judged_files import corpus_files, read_columns
 from cairn.pipeline.corpus.tokenization import TokenizedTexts
-from cairn.pipeline.errors import ConfigError, SourceError
+from cairn.pipeline.errors import SchemaError, SourceError
 from cairn.pipeline.lab.analysis.attention_by_position import PositionShares, measure_positions
 from cairn.pipeline.lab.analysis.landmark_sides import MIN_CHUNKS, LandmarkSides, measure_sides
 from cairn.pipeline.lab.analysis.length_collapse import (
@@ -26,6 +30,7 @@ from cairn.pipeline.lab.analysis.length_collapse import (
     embed_pieces,
     lengths_read,
     mean_cosine,
+    require_temperatures,
     row_of,
 )
 from cairn.pipeline.lab.analysis.low_pass import (
@@ -40,7 +45,6 @@ from cairn.pipeline.lab.analysis.traced_pass import require_attention, trace_row
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.types import ProgressListener, silent_progress
-from jaxtyping import Float32
 
 MAX_PIECES: Final = 100
 """Of each length, for cosines: the paper's number."""
@@ -96,7 +100,7 @@ def analyse_model(
     Raises :class:`ConfigError` for a model that shows no attention and for a temperature out of bounds,
     :class:`SourceError` where fewer than two texts are long enough.
     """
-    _require_temperatures(temperatures)
+    require_temperatures(temperatures)
     precise = replace(config.without_context, precision="fp32")
     backbone = require_attention(load_backbone(precise), config.model)
     generator = np.random.default_rng(seed)
@@ -137,13 +141,19 @@ def analyse_model(
     )
 
 
-def _require_temperatures(temperatures: Sequence[float]) -> None:
-    for each in temperatures:
-        if not LOWEST_TEMPERATURE <= each <= HIGHEST_TEMPERATURE:
-            raise ConfigError(
-                f"a temperature must lie between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
-                f"{each:g}; the paper tries 0.1 to 1"
-            )
+def read_texts(path: Path, column: str = "text") -> list[str]:
+    """Return the texts of a column of a file, or of all in a folder, that are not empty.
+
+    Of a judged folder its corpus alone.
+    """
+    texts: list[str] = []
+    for file in corpus_files(path):
+        try:
+            found = read_columns(file, (column,)).column(column).cast(pa.large_string()).to_pylist()
+        except pa.ArrowException as error:
+            raise SchemaError(f"column {column} of {file.name} must hold text; name another") from error
+        texts += [text for text in found if text]
+    return texts
 
 
 def _drawn(
@@ -174,19 +184,13 @@ def _similarities(
     whitening = Whitening.of(np.concatenate(plain), gamma=1.0)
     rows: list[Similarity] = []
     for pieces, vectors_MV in zip(drawn, plain, strict=True):
-        document_M = np.array([piece.document for piece in pieces])
-
-        def cosine(own_MV: Float32[np.ndarray, "M V"], document_M: Any = document_M) -> float:
-            return mean_cosine(own_MV, document_M)
-
+        cosine = partial(mean_cosine, document_M=np.array([piece.document for piece in pieces]))
+        by_temperature = {each: cosine(embed_pieces(backbone, pieces, each)) for each in temperatures}
         rows.append(
             Similarity(
                 tokens=len(pieces[0].ids),
                 pieces=len(pieces),
-                cosine={
-                    temperature: cosine(embed_pieces(backbone, pieces, temperature))
-                    for temperature in temperatures
-                },
+                cosine=by_temperature,
                 flow=cosine(embed_pieces(backbone, pieces, last_two=True)),
                 whitened=cosine(whitening.apply(vectors_MV)),
             )

@@ -68,11 +68,6 @@ class Trace:
         return self.attentions[places[-1]] if places else None
 
 
-def shows_attention(backbone: Backbone) -> bool:
-    """Tell whether a model's layers can be run one by one."""
-    return type(backbone) is Transformer
-
-
 def require_attention(backbone: Backbone, name: str) -> Transformer:
     """Return a model whose layers can be run one by one; raise :class:`ConfigError` for another."""
     if type(backbone) is not Transformer:

@@ -7,22 +7,29 @@ import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from cairn.pipeline import durable
 from cairn.pipeline.config import Backend, Precision
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.compress.calibration import read_calibration
+from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.compress.measuring import BEFORE, MeasuredModel, measure_model
+from cairn.pipeline.lab.compress.plain_pass import read_engine
 from cairn.pipeline.lab.compress.pruning import pruned
 from cairn.pipeline.lab.compress.quantization import quantized
-from cairn.pipeline.lab.compress.reading import read_engine
 from cairn.pipeline.lab.compress.settings import CompressConfig
+from cairn.pipeline.lab.train.distill.rows import text_row
+from cairn.pipeline.lab.train.pretrain.texts import read_texts
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
+from jaxtyping import Int64
+
+MIN_TOKENS: Final = 8
+"""A shorter text says nothing of how tokens read one another."""
+MIN_TEXTS: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +63,7 @@ def compress(
         )
     source = model_folder(model)
     checkpoint, settings = read_checkpoint(source), encoder_config({"model": model})
-    rows = read_calibration(
+    rows = _read_calibration(
         texts,
         checkpoint,
         num_texts=config.calibration_texts,
@@ -70,16 +77,40 @@ def compress(
             f"max_tokens must be at most the model's {most} positions, got a text of {longest} tokens; lower "
             "it"
         )
+    measured: list[MeasuredModel] = []
+
+    def measure(step: str, of: Path) -> None:
+        measured.append(measure_model(step, of, rows, scorer, backend=backend, precision=precision))
+
     with _scratch_beside(output) as scratch:
-        measured = [measure_model(BEFORE, source, rows, scorer, backend=backend, precision=precision)]
+        measure(BEFORE, source)
         folder = source
         for step, smaller in _steps(checkpoint, rows, config, is_causal=settings.causal, progress=progress):
             folder = scratch / step
             save_encoder_folder(folder, smaller, settings, context=trained_context(model))
-            measured.append(measure_model(step, folder, rows, scorer, backend=backend, precision=precision))
+            measure(step, folder)
         with durable.storage_errors(f"saving the model to {output}"):
             durable.put_in_place(folder, output)
     return CompressReport(folder=str(output), calibration_texts=len(rows), steps=tuple(measured))
+
+
+def _read_calibration(
+    paths: Sequence[Path], checkpoint: Checkpoint, *, num_texts: int, max_tokens: int, prefix: str = ""
+) -> list[Int64[np.ndarray, " _"]]:
+    """Return the first ``max_tokens`` of evenly spread texts of Parquet or JSON-lines files with a text.
+
+    Fewer than eight rows of eight tokens raise :class:`SourceError`.
+    """
+    texts = read_texts(paths).texts
+    spread = np.linspace(0, max(0, len(texts) - 1), min(num_texts, len(texts))).astype(int)
+    rows = [text_row(texts[place], checkpoint, max_tokens=max_tokens, prefix=prefix) for place in spread]
+    long_enough = [ids_T for ids_T in rows if len(ids_T) >= MIN_TOKENS]
+    if len(long_enough) < MIN_TEXTS:
+        raise SourceError(
+            f"calibration must have at least {MIN_TEXTS} different texts of {MIN_TOKENS} tokens, got "
+            f"{len(long_enough)}; give more or longer ones with --texts"
+        )
+    return long_enough
 
 
 @contextlib.contextmanager

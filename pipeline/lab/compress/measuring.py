@@ -13,7 +13,7 @@ import torch
 from cairn.pipeline.config import Backend, Precision
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.lab.compress.importance import Rows
-from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.lab.compress.plain_pass import read_engine
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.engine.precision import resolve_precision

@@ -16,10 +16,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.lab.differentiable import DifferentiableOperations
+from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.layer import Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear
+from cairn.pipeline.model.families.decoder import language_model
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Bool, Float32, Int64
 from typing_extensions import override
 
@@ -30,6 +33,15 @@ class Gates:
 
     heads_LH: Float32[torch.Tensor, "L H"]
     inner_LI: Float32[torch.Tensor, "L I"]
+
+
+def read_engine(
+    checkpoint: Checkpoint, *, is_causal: bool, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """Return a checkpoint as float32 on the CPU, weights as they lie; a misfit raises :class:`ModelError`."""
+    read = reader_of(checkpoint.config.get("model_type"))
+    settings = {"is_causal": True} if is_causal else {}
+    return read(language_model(checkpoint), dtype=dtype, device=torch.device("cpu"), **settings)
 
 
 Seen = Callable[[AnyLinear, torch.Tensor], None]

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.compress.importance import Rows, gate_importance, most_important_layers
-from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.lab.compress.plain_pass import read_engine
 from cairn.pipeline.lab.compress.settings import CompressConfig
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.engine.transformer import Transformer

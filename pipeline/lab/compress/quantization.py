@@ -14,8 +14,7 @@ from typing import Final, Literal
 import torch
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.compress.importance import Rows
-from cairn.pipeline.lab.compress.plain_pass import run_one_layer
-from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.lab.compress.plain_pass import read_engine, run_one_layer
 from cairn.pipeline.lab.compress.rounding import rounded_to_nearest, rounded_with_feedback
 from cairn.pipeline.lab.compress.settings import CompressConfig
 from cairn.pipeline.manifest import fingerprint

@@ -6,33 +6,39 @@ documents is asked once a set.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from cairn.pipeline.config import ContextConfig
-from cairn.pipeline.lab.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate.baselines import (
+    NUM_CANDIDATES,
+    LexicalHits,
+    PieceRanker,
+    score_pieces,
+    search_bm25,
+)
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
-    Encoding,
     build_encoder,
-    encode_documents,
-    encode_queries,
+    encode_set,
+    only_cut,
     piece_texts,
 )
 from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans, ceiling, evidence_by_query, evidence_recall
-from cairn.pipeline.lab.evaluate.late_scores import score_pieces
-from cairn.pipeline.lab.evaluate.lexical import LexicalHits, Lexicon, read_lexicon, search_bm25
-from cairn.pipeline.lab.evaluate.measures import NDCG, RankedDocuments, document_measures
-from cairn.pipeline.lab.evaluate.piece_ranking import PieceRanker
-from cairn.pipeline.lab.evaluate.ranking import NUM_CANDIDATES, Answer, SetRanker
+from cairn.pipeline.lab.evaluate.measures import NDCG, Answer, RankedDocuments, document_measures
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.token_vectors.projection import TokenProjection
 from cairn.pipeline.types import ProgressListener, silent_progress
-from jaxtyping import Float32, Float64, Int64
+from jaxtyping import Float64
 
 EVIDENCE_MEASURES = tuple(f"evidence@{budget}" for budget in BUDGETS)
 CUT_MEASURES = tuple(f"evidence@{budget}-cut" for budget in BUDGETS)
@@ -83,35 +89,16 @@ def run_bench(
     With ``cache``, a folder, encoded sets are kept there and taken from there.
     """
     evidence = evidence_by_query(judged.judgements, len(judged.query_ids))
-    needs_bm25 = any(system.needs_document_bm25 for system in systems)
-    document_bm25 = (
-        search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress) if needs_bm25 else None
-    )
-    needs_titled = any(system.needs_lexicon for system in systems)
-    titled_bm25 = (
-        search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress, judged.titles)
-        if needs_titled
-        else None
-    )
+    has_evidence_Q = np.array([bool(len(own.start_S)) for own in evidence])
+    document_bm25 = None
+    if any(system.needs_document_bm25 for system in systems):
+        document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress)
     for encoding in dict.fromkeys(system.encoding for system in systems):
         sharing = [system for system in systems if system.encoding == encoding]
-        encoded, projection = _encode(
-            judged, encoding, sharing, context_config or ContextConfig(), progress, cache
-        )
-        chunk_bm25 = _chunk_bm25(judged, encoding, encoded, sharing, progress)
-        needs_lexicon = any(system.needs_lexicon for system in sharing)
-        lexicon = (
-            read_lexicon(judged.texts, encoded, judged.queries, titled_bm25)
-            if titled_bm25 and needs_lexicon
-            else None
-        )
-        if encoding.stride_tokens is None:
-            ranker = SetRanker(judged.doc_ids, encoded, document_bm25, chunk_bm25, lexicon, projection)
-        else:
-            judge = partial(_max_sim, judged, encoding, encoded, progress)
-            ranker = PieceRanker(judged.doc_ids, encoded, chunk_bm25, judge)
+        encoded, projection = _encode(judged, sharing, context_config or ContextConfig(), progress, cache)
+        ranker = make_ranker(judged, sharing, encoded, projection, document_bm25, progress)
         for number, system in enumerate(sharing, start=1):
-            answers = ranker.rank(system, np.array([bool(len(own.start_S)) for own in evidence]))
+            answers = ranker.rank(system, has_evidence_Q)
             progress("rank", number, len(sharing), "systems")
             run = [answer.documents for answer in answers]
             yield SystemResult(
@@ -119,7 +106,7 @@ def run_bench(
                 system=system,
                 values={**document_measures(judged, run), **_evidence_values(answers, evidence)},
                 run=run,
-                cost=_cost(system, encoded, _lexical_bytes(system, document_bm25, chunk_bm25, lexicon)),
+                cost=_cost(system, encoded, ranker.word_bytes(system)),
             )
 
 
@@ -146,64 +133,51 @@ def primary_measures(values: Mapping[str, object]) -> list[str]:
 
 def _encode(
     judged: RetrievalSet,
-    encoding: Encoding,
     sharing: Sequence[System],
     context_config: ContextConfig,
     progress: ProgressListener,
     cache: Path | None,
 ) -> tuple[EncodedSet, TokenProjection | None]:
-    # The stage is named by the systems' common part, so that a bar says what it is busy with; BM25 lends the
-    # chunks only.
-    named = min(sharing, key=lambda system: system.ranking == "bm25").name
-    name = named.rpartition("/")[0] or named
+    """Encode a set for the systems that share an encoding; where BM25 alone is asked, nothing is encoded."""
+    encoding = sharing[0].encoding
+    if not any(system.reads_vectors for system in sharing):
+        return only_cut(judged, encoding), None
+    # The stage is named by the systems' common part, so that a bar says what it is busy with.
+    name = sharing[0].name.rpartition("/")[0] or sharing[0].name
 
     def listen(stage: str, done: int, total: int | None, unit: str) -> None:
         progress(f"{stage} {name}", done, total, unit)
 
     if encoding.encoder.needs_context:
-        progress(f"context {name}", 0, None, "documents")
-    encoder, context_seconds = build_encoder(judged, encoding, context_config)
-    path = None if cache is None else cache_file(cache, judged, encoding, encoder)
-    encoded = None if path is None else read_encoded(path)
-    if encoded is None:
-        encoded = encode_queries(
-            encoder, encode_documents(encoder, judged, encoding, listen, context_seconds), judged.queries
-        )
-        if path is not None:
-            write_encoded(path, encoded)
-    return encoded, encoder.token_projection
+        listen("context", 0, None, "documents")
+    encoder, seconds = build_encoder(judged, encoding, context_config)
+    return encode_set(judged, encoding, encoder, listen, seconds, cache), encoder.token_projection
 
 
-def _chunk_bm25(
+def make_ranker(
     judged: RetrievalSet,
-    encoding: Encoding,
-    encoded: EncodedSet,
     sharing: Sequence[System],
-    progress: ProgressListener,
-) -> LexicalHits | None:
-    if any(system.needs_piece_bm25 for system in sharing):
-        pieces = _pieces(judged, encoding, encoded)
-        return search_bm25(pieces, judged.queries, len(pieces), progress)
-    if judged.has_evidence and any(system.needs_chunk_bm25 for system in sharing):
-        chunks = _pieces(judged, encoding, encoded)
-        return search_bm25(chunks, judged.queries, NUM_CANDIDATES, progress)
-    return None
-
-
-def _pieces(judged: RetrievalSet, encoding: Encoding, encoded: EncodedSet) -> list[str]:
-    titles = judged.titles if encoding.has_titles else None
-    return piece_texts(titles, judged.texts, encoded.chunk_document, encoded.start_char, encoded.end_char)
-
-
-def _max_sim(
-    judged: RetrievalSet,
-    encoding: Encoding,
     encoded: EncodedSet,
-    progress: ProgressListener,
-    asked_QK: Int64[np.ndarray, "Q K"],
-) -> Float32[np.ndarray, "Q K"]:
-    pieces = _pieces(judged, encoding, encoded)
-    return score_pieces(encoding.encoder, pieces, judged.queries, asked_QK, progress)
+    projection: TokenProjection | None,
+    document_bm25: LexicalHits | None,
+    progress: ProgressListener = silent_progress,
+) -> SearchedSet | PieceRanker:
+    """Return what ranks for systems that share an encoding; ``document_bm25`` is that of the baselines."""
+    encoding = sharing[0].encoding
+    if not sharing[0].is_baseline:
+        return SearchedSet(judged, encoded, projection)
+    titles = judged.titles if encoding.has_titles else None
+    pieces = piece_texts(titles, judged.texts, encoded.chunk_offsets, encoded.start_char, encoded.end_char)
+    piece_bm25 = None
+    if any(each.needs_piece_bm25 and _reads_pieces(each, judged) for each in sharing):
+        piece_bm25 = search_bm25(pieces, judged.queries, len(pieces), progress)
+    judge = partial(score_pieces, encoding.encoder, pieces, judged.queries, progress=progress)
+    return PieceRanker(judged.doc_ids, encoded, document_bm25, piece_bm25, judge)
+
+
+def _reads_pieces(system: System, judged: RetrievalSet) -> bool:
+    """Say whether BM25 of pieces matters: passages alone ask for it where documents have their own."""
+    return judged.has_evidence or not system.needs_document_bm25
 
 
 def _evidence_values(
@@ -221,18 +195,7 @@ def _evidence_values(
     )
 
 
-def _lexical_bytes(
-    system: System, document: LexicalHits | None, chunk: LexicalHits | None, lexicon: Lexicon | None
-) -> int:
-    needed = (
-        (system.needs_document_bm25, document),
-        (system.needs_chunk_bm25 or system.needs_piece_bm25, chunk),
-        (system.needs_lexicon, lexicon),
-    )
-    return sum(index.index_bytes for is_needed, index in needed if is_needed and index is not None)
-
-
-def _cost(system: System, encoded: EncodedSet, lexical_bytes: int) -> Cost:
+def _cost(system: System, encoded: EncodedSet, word_bytes: int) -> Cost:
     vectors = len(encoded.document_vectors_NV) * system.reads_document_vectors
     vectors += len(encoded.chunk_vectors_MV) * system.reads_chunk_vectors
     encodes = vectors > 0
@@ -244,6 +207,46 @@ def _cost(system: System, encoded: EncodedSet, lexical_bytes: int) -> Cost:
         encode_seconds=encoded.encode_seconds if encodes else 0.0,
         tokens=encoded.tokens if encodes else 0,
         vectors=vectors,
-        index_bytes=vectors * width * 4 + lexical_bytes + token_bytes,
+        index_bytes=vectors * width * 4 + word_bytes + token_bytes,
         query_milliseconds=1_000 * encoded.query_seconds / len(encoded.query_vectors_QV) if encodes else 0.0,
     )
+
+
+SAMPLE_CHARACTERS: Final = 40_000
+"""Some 10,000 tokens: a second or two of encoding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """Seconds of all encodings together, how many there are, and the tokens of the texts, once."""
+
+    seconds: float
+    encodings: int
+    tokens: int
+
+
+def estimate_seconds(sets: Sequence[RetrievalSet], systems: Sequence[System]) -> Estimate | None:
+    """Estimate how long the encodings take from a timed sample; None where nothing is to be encoded.
+
+    What is ranked afterwards, a context and token states of pieces are not counted. Encodings that a cache
+    holds take no time, and are counted all the same.
+    """
+    encodings = list(dict.fromkeys(each.encoding for each in systems if each.reads_vectors))
+    if not encodings:
+        return None
+    characters = sum(len(text) for judged in sets for text in judged.texts)
+    encoder = DocumentEncoder(encodings[-1].encoder.without_context)
+    ends = accumulate(len(text) for text in sets[0].texts)
+    num_sampled = 1 + sum(end < SAMPLE_CHARACTERS for end in ends)
+    sample = [text[:SAMPLE_CHARACTERS] for text in sets[0].texts[:num_sampled]]
+    encoder.encode(sample[:1])  # the first pass is slower
+    started = time.monotonic()
+    tokens = int(encoder.encode(sample).num_tokens.sum())
+    seconds = time.monotonic() - started
+    share = characters / max(1, sum(map(len, sample)))
+    # Pieces that overlap encode a text as often as they cover it.
+    passes = sum(
+        each.encoder.landmark_interval / each.stride_tokens if each.stride_tokens else 1.0
+        for each in encodings
+    )
+    return Estimate(seconds=passes * share * seconds, encodings=len(encodings), tokens=round(share * tokens))

@@ -16,7 +16,7 @@ from typing import Final
 
 from cairn.pipeline.config import Backend, ContextConfig, Precision
 from cairn.pipeline.lab.evaluate.bench import primary_measures, run_bench
-from cairn.pipeline.lab.evaluate.encoding_cache import text_digest
+from cairn.pipeline.lab.evaluate.encodings import text_digest
 from cairn.pipeline.lab.evaluate.measures import require_measures
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, require_distinct_names
 from cairn.pipeline.lab.evaluate.systems import System, configured_systems

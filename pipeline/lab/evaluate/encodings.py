@@ -10,12 +10,16 @@ stays that of the chunk. Overlapping chunks begin every ``stride_tokens`` tokens
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
+from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.corpus.tokenization import tokenize
@@ -23,6 +27,7 @@ from cairn.pipeline.encode.documents import DocumentEncoder, EncodedDocuments
 from cairn.pipeline.encode.texts import first_tokens
 from cairn.pipeline.lab.evaluate.contexts import corpus_context, random_context, tied_context
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmarks import chunk_spans, split_into_chunks
@@ -58,22 +63,6 @@ class Encoding:
         return self.has_titles or self.stride_tokens is not None
 
 
-def _no_codes() -> UInt8[np.ndarray, "0 0"]:
-    return np.zeros((0, 0), np.uint8)
-
-
-def _no_states() -> Float32[np.ndarray, "0 0"]:
-    return np.zeros((0, 0), np.float32)
-
-
-def _no_ids() -> Int32[np.ndarray, " 0"]:
-    return np.zeros(0, np.int32)
-
-
-def _no_offsets() -> Int64[np.ndarray, " 1"]:
-    return np.zeros(1, np.int64)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncodedSet:
     """Vectors of N documents, their M chunks and Q queries, L2-normalised; spans are characters of the text.
@@ -92,28 +81,18 @@ class EncodedSet:
     tokens: int
     encode_seconds: float
     query_seconds: float
-    chunk_codes: UInt8[np.ndarray, "P bytes"] = field(default_factory=_no_codes)
-    chunk_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=_no_offsets)
-    title_codes: UInt8[np.ndarray, "S bytes"] = field(default_factory=_no_codes)
-    title_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=_no_offsets)
-    query_states: Float32[np.ndarray, "q D"] = field(default_factory=_no_states)
-    query_token_ids: Int32[np.ndarray, " q"] = field(default_factory=_no_ids)
-    query_token_offsets: Int64[np.ndarray, " K1"] = field(default_factory=_no_offsets)
+    chunk_codes: UInt8[np.ndarray, "P bytes"] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    chunk_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=lambda: np.zeros(1, np.int64))
+    title_codes: UInt8[np.ndarray, "S bytes"] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    title_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=lambda: np.zeros(1, np.int64))
+    query_states: Float32[np.ndarray, "q D"] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    query_token_ids: Int32[np.ndarray, " q"] = field(default_factory=lambda: np.zeros(0, np.int32))
+    query_token_offsets: Int64[np.ndarray, " K1"] = field(default_factory=lambda: np.zeros(1, np.int64))
 
     @property
     def chunk_document(self) -> Int64[np.ndarray, " M"]:
         """Return the document each chunk belongs to."""
         return np.repeat(np.arange(len(self.chunk_offsets) - 1), np.diff(self.chunk_offsets))
-
-
-def encode_set(
-    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, progress: ProgressListener
-) -> EncodedSet:
-    """Encode documents and queries of a set."""
-    encoder, seconds = build_encoder(judged, encoding, context_config)
-    return encode_queries(
-        encoder, encode_documents(encoder, judged, encoding, progress, seconds), judged.queries
-    )
 
 
 def build_encoder(
@@ -157,19 +136,31 @@ def encode_documents(
 ) -> EncodedSet:
     """Encode the documents of a set, without queries yet."""
     started = time.monotonic()
-    meter = _Meter(progress)
-    texts = (
-        judged.texts
-        if encoding.max_document_tokens is None
-        else first_tokens(encoder.backbone.tokenizer, judged.texts, encoding.max_document_tokens)
-    )
+    tokens = 0
+
+    def count(more: int) -> None:
+        nonlocal tokens
+        tokens += more
+        progress("encode", tokens, None, "tokens")
+
+    texts = judged.texts
+    if encoding.max_document_tokens is not None:
+        texts = first_tokens(encoder.backbone.tokenizer, texts, encoding.max_document_tokens)
     codes: dict[str, Any] = {}
     if encoding.has_pieces:
-        document_NV, chunk_MV, offsets, start, end = _encode_pieces(
-            encoder, encoding, judged.titles, texts, meter.add
+        pieces = cut_pieces(encoder.backbone, judged.titles, texts, encoding)
+        # Room for the longest title a row can hold; a longer piece becomes the mean of two rows.
+        room = min(encoder.config.window_tokens, encoder.backbone.max_positions) - 2
+        config = replace(encoder.config, landmark_interval=room)
+        chunk_MV = (
+            DocumentEncoder(config, None, encoder.backbone).encode(pieces.texts, count).document_vectors_NV
         )
+        sums_NV = np.add.reduceat(chunk_MV, pieces.offsets[:-1], axis=0)
+        norms_N1 = np.linalg.norm(sums_NV, axis=1, keepdims=True)
+        document_NV = sums_NV / np.maximum(norms_N1, np.finfo(np.float32).tiny)
+        offsets, start, end = pieces.offsets, pieces.start_char, pieces.end_char
     else:
-        encoded = encoder.encode(texts, meter.add, titles=judged.titles)
+        encoded = encoder.encode(texts, count, titles=judged.titles)
         document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
         offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
         codes = _codes(encoded)
@@ -180,10 +171,28 @@ def encode_documents(
         chunk_offsets=offsets,
         start_char=start,
         end_char=end,
-        tokens=meter.tokens,
+        tokens=tokens,
         encode_seconds=context_seconds + time.monotonic() - started,
         query_seconds=0.0,
         **codes,
+    )
+
+
+def only_cut(judged: RetrievalSet, encoding: Encoding) -> EncodedSet:
+    """Cut the documents of a set into pieces for BM25 alone: the vectors have no dimensions."""
+    pieces = cut_pieces(load_backbone(encoding.encoder), judged.titles, judged.texts, encoding)
+    counts = len(judged.texts), len(pieces.texts), len(judged.queries)
+    document_NV, chunk_MV, query_QV = (np.zeros((count, 0), np.float32) for count in counts)
+    return EncodedSet(
+        document_vectors_NV=document_NV,
+        chunk_vectors_MV=chunk_MV,
+        query_vectors_QV=query_QV,
+        chunk_offsets=pieces.offsets,
+        start_char=pieces.start_char,
+        end_char=pieces.end_char,
+        tokens=0,
+        encode_seconds=0.0,
+        query_seconds=0.0,
     )
 
 
@@ -203,16 +212,6 @@ def _codes(encoded: EncodedDocuments) -> dict[str, Any]:
     }
 
 
-class _Meter:
-    def __init__(self, progress: ProgressListener) -> None:
-        self.tokens = 0
-        self._progress = progress
-
-    def add(self, tokens: int) -> None:
-        self.tokens += tokens
-        self._progress("encode", self.tokens, None, "tokens")
-
-
 def context_for(
     judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, backbone: Backbone
 ) -> ContextSet | None:
@@ -223,67 +222,116 @@ def context_for(
     return make(judged, context_config, backbone, encoding.encoder)
 
 
+class Pieces(NamedTuple):
+    """M pieces of N texts: those of text n are ``offsets[n]`` to ``offsets[n + 1]``, spans are characters."""
+
+    texts: list[str]
+    offsets: Int64[np.ndarray, " N1"]
+    start_char: Int64[np.ndarray, " M"]
+    end_char: Int64[np.ndarray, " M"]
+
+
+def cut_pieces(backbone: Backbone, titles: Sequence[str], texts: Sequence[str], encoding: Encoding) -> Pieces:
+    """Cut texts into pieces of the encoder's landmark interval, which begin every ``stride_tokens``."""
+    interval = encoding.encoder.landmark_interval
+    stride = encoding.stride_tokens or interval
+    tokens = tokenize(backbone.tokenizer, texts)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, stride)
+    start, end = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
+    # Windows slide by one chunk; a text with fewer is one window.
+    size, num_chunks_N = interval // stride, np.diff(chunks.chunk_offsets)
+    num_windows_N = np.maximum(num_chunks_N - size + 1, 1)
+    first_W = ranges(chunks.chunk_offsets[:-1], num_windows_N)
+    end_W = first_W + np.repeat(np.minimum(size, num_chunks_N), num_windows_N)
+    start, end = start[first_W], end[end_W - 1]
+    offsets = np.concatenate([[0], np.cumsum(num_windows_N)])
+    return Pieces(
+        piece_texts(titles if encoding.has_titles else None, texts, offsets, start, end), offsets, start, end
+    )
+
+
 def piece_texts(
     titles: Sequence[str] | None,
     texts: Sequence[str],
-    document_M: Int64[np.ndarray, " M"],
+    offsets: Int64[np.ndarray, " N1"],
     start_M: Int64[np.ndarray, " M"],
     end_M: Int64[np.ndarray, " M"],
 ) -> list[str]:
-    """Return the text of every chunk, with ``titles`` its document's title and a line break first."""
-    pieces: list[str] = []
-    for number, start, end in zip(document_M.tolist(), start_M.tolist(), end_M.tolist(), strict=True):
-        document = int(number)
-        title = titles[document] if titles is not None else ""
-        piece = texts[document][start:end]
-        pieces.append(f"{title}\n{piece}" if title else piece)
-    return pieces
+    """Return the text of every piece, with ``titles`` its document's title and a line break first."""
+    document_M = np.repeat(np.arange(len(texts)), np.diff(offsets)).tolist()
+    heads = [f"{title}\n" if title else "" for title in titles or [""] * len(texts)]
+    return [
+        heads[document] + texts[document][start:end]
+        for document, start, end in zip(document_M, start_M.tolist(), end_M.tolist(), strict=True)
+    ]
 
 
-def sliding_windows(
-    chunk_offsets: Int64[np.ndarray, " N1"], size: int
-) -> tuple[Int64[np.ndarray, " W"], Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]]:
-    """Return document, first and end chunk of every window of ``size`` neighbouring chunks.
-
-    Windows slide by one chunk; a document with fewer chunks is one window.
-    """
-    num_chunks_N = np.diff(chunk_offsets)
-    num_windows_N = np.maximum(num_chunks_N - size + 1, 1)
-    document_W = np.repeat(np.arange(len(num_chunks_N)), num_windows_N)
-    first_W = ranges(chunk_offsets[:-1], num_windows_N)
-    return document_W, first_W, first_W + np.minimum(size, num_chunks_N)[document_W]
+CACHE_FORMAT: Final = 2
 
 
-def _encode_pieces(
-    encoder: DocumentEncoder,
+def encode_set(
+    judged: RetrievalSet,
     encoding: Encoding,
-    titles: Sequence[str],
-    texts: Sequence[str],
-    on_tokens: Callable[[int], None],
-) -> tuple[
-    Float32[np.ndarray, "N V"],
-    Float32[np.ndarray, "M V"],
-    Int64[np.ndarray, " N1"],
-    Int64[np.ndarray, " M"],
-    Int64[np.ndarray, " M"],
-]:
-    interval = encoder.config.landmark_interval
-    stride = encoding.stride_tokens or interval
-    tokens = tokenize(encoder.backbone.tokenizer, texts)
-    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, stride)
-    start, end = chunk_spans(chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts)))
-    document, first_chunk, end_chunk = sliding_windows(chunks.chunk_offsets, interval // stride)
-    start, end = start[first_chunk], end[end_chunk - 1]
-    pieces = piece_texts(titles if encoding.has_titles else None, texts, document, start, end)
-    offsets = np.searchsorted(document, np.arange(len(texts) + 1))
-    # Room for the longest title a row can hold; a piece that is longer still becomes the mean of two rows.
-    room = min(encoder.config.window_tokens, encoder.backbone.max_positions) - 2
-    chunk_MV = (
-        DocumentEncoder(replace(encoder.config, landmark_interval=room), None, encoder.backbone)
-        .encode(pieces, on_tokens)
-        .document_vectors_NV
+    encoder: DocumentEncoder,
+    progress: ProgressListener,
+    context_seconds: float = 0.0,
+    cache: Path | None = None,
+) -> EncodedSet:
+    """Encode documents and queries of a set.
+
+    ``cache`` is a folder that keeps encoded sets, one file each, named by everything that moves a vector in
+    it. A long table that was killed goes on with what it had encoded, and a new way to rank costs no
+    encoding. Times are kept with the vectors: they are those of the run that encoded. A file that cannot be
+    read is encoded again; nothing is ever removed.
+    """
+    path = None if cache is None else _cache_file(cache, judged, encoding, encoder)
+    kept = None if path is None else _read_encoded(path)
+    if kept is not None:
+        return kept
+    encoded = encode_documents(encoder, judged, encoding, progress, context_seconds)
+    encoded = encode_queries(encoder, encoded, judged.queries)
+    if path is not None:
+        with durable.storage_errors(f"writing {path.name} to the cache"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            arrays: dict[str, Any] = {
+                field.name: np.asarray(getattr(encoded, field.name)) for field in fields(EncodedSet)
+            }
+            with durable.replacing(path) as temporary, temporary.open("wb") as stream:
+                np.savez(stream, **arrays)
+    return encoded
+
+
+def _cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: DocumentEncoder) -> Path:
+    key = fingerprint(
+        format=CACHE_FORMAT,
+        encoder=encoder.fingerprint,
+        precision=encoding.encoder.precision,
+        has_titles=encoding.has_titles,
+        max_document_tokens=encoding.max_document_tokens,
+        **({} if encoding.stride_tokens is None else {"stride_tokens": encoding.stride_tokens}),
+        **({} if encoder.token_projection is None else {"late": encoder.token_projection.fingerprint}),
+        texts=text_digest(judged.texts),
+        titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
+        queries=text_digest(judged.queries),
     )
-    sums_NV = np.add.reduceat(chunk_MV, offsets[:-1], axis=0)
-    norms_N1 = np.linalg.norm(sums_NV, axis=1, keepdims=True)
-    document_NV = sums_NV / np.maximum(norms_N1, np.finfo(np.float32).tiny)
-    return document_NV, chunk_MV, offsets, start, end
+    return folder / f"{key}.npz"
+
+
+def _read_encoded(path: Path) -> EncodedSet | None:
+    """Return what is kept, None where nothing whole is."""
+    try:
+        # The stream is ours: numpy leaves a damaged file open.
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            kept = {field.name: arrays[field.name] for field in fields(EncodedSet)}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return EncodedSet(**{name: array if array.ndim else array.item() for name, array in kept.items()})
+
+
+def text_digest(texts: Iterable[str]) -> str:
+    """Identify texts and their order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        content = text.encode("utf-8", "surrogatepass")
+        digest.update(len(content).to_bytes(8, "little") + content)
+    return digest.hexdigest()

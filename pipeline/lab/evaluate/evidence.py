@@ -35,6 +35,12 @@ class Spans:
     start_S: Int64[np.ndarray, " S"]
     end_S: Int64[np.ndarray, " S"]
 
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Spans:
+        """Take documents, starts and ends."""
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(document_S=table[:, 0], start_S=table[:, 1], end_S=table[:, 2])
+
     @property
     def num_characters(self) -> int:
         """Count the characters of all spans."""
@@ -60,8 +66,7 @@ def _merged(
             merged[-1][2] = max(merged[-1][2], e)
         else:
             merged.append([d, s, e])
-    table = np.array(merged, np.int64).reshape(-1, 3)
-    return Spans(document_S=table[:, 0], start_S=table[:, 1], end_S=table[:, 2])
+    return Spans.of(merged)
 
 
 def evidence_recall(

@@ -1,7 +1,8 @@
 """Any system of the table as a model of MTEB, for ``mteb.evaluate(MtebModel(system), tasks)``.
 
-Retrieval and reranking tasks (MTEB's SearchProtocol) are ranked as the system ranks: exactly, its context
-drawn from the task's own corpus, BM25 fused where it fuses it. All other tasks (EncoderProtocol) get its
+Retrieval and reranking tasks (MTEB's SearchProtocol) are ranked as the system ranks, its context drawn from
+the task's own corpus, BM25 fused where it fuses it. Cairn's rows answer as a search does: with at most 200
+documents, and from a given list as with a filter. All other tasks (EncoderProtocol) get its
 document vectors. They have no corpus, so a system with context draws it from the task's texts: those that a
 split is first asked for, so that all texts of the split are embedded behind one context.
 
@@ -25,6 +26,8 @@ from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.prefixes import instruction_prefix
 from cairn.pipeline.errors import ConfigError, install_command
+from cairn.pipeline.lab.evaluate.baselines import NUM_CANDIDATES, search_bm25
+from cairn.pipeline.lab.evaluate.bench import make_ranker
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
     build_encoder,
@@ -32,22 +35,14 @@ from cairn.pipeline.lab.evaluate.encodings import (
     encode_documents,
     encode_queries,
 )
-from cairn.pipeline.lab.evaluate.lexical import read_lexicon, search_bm25
 from cairn.pipeline.lab.evaluate.measures import RankedDocuments
-from cairn.pipeline.lab.evaluate.ranking import NUM_CANDIDATES, SetRanker
 from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
+from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 from jaxtyping import Float32
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Indexed:
-    corpus: RetrievalSet
-    encoder: DocumentEncoder
-    encoded: EncodedSet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +65,7 @@ class MtebModel:
         self._context = context or ContextConfig()
         self._backbone = load_backbone(system.encoding.encoder)
         self._split: _Split | None = None
-        self._indexed: _Indexed | None = None
+        self._indexed: tuple[RetrievalSet, DocumentEncoder, EncodedSet] | None = None
 
     @property
     def mteb_model_meta(self) -> Any:
@@ -114,7 +109,7 @@ class MtebModel:
             encoding = replace(encoding, encoder=replace(encoding.encoder, query_prefix=instruction))
         encoder, _ = build_encoder(held, encoding, self._context, self._backbone)
         encoded = encode_documents(encoder, held, self.system.encoding, silent_progress)
-        self._indexed = _Indexed(corpus=held, encoder=encoder, encoded=encoded)
+        self._indexed = held, encoder, encoded
 
     def search(
         self,
@@ -127,39 +122,28 @@ class MtebModel:
         """Return query id to document id to score of the best ``top_k`` documents, or of ``top_ranked``."""
         if self._indexed is None:
             raise ConfigError("a corpus must be indexed before it is searched, got none; call index() first")
-        corpus = self._indexed.corpus
         rows = list(queries)
-        texts = [f"{row['text']} {row.get('instruction') or ''}".strip() for row in rows]
-        needs_bm25 = self.system.needs_document_bm25 or self.system.needs_lexicon
-        bm25 = (
-            search_bm25(corpus.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress)
-            if needs_bm25
-            else None
-        )  # titles are in the texts
-        lexicon = (
-            read_lexicon(corpus.texts, self._indexed.encoded, texts, bm25)
-            if bm25 and self.system.needs_lexicon
-            else None
-        )
-        ranker = SetRanker(
-            corpus.doc_ids,
-            encode_queries(self._indexed.encoder, self._indexed.encoded, texts),
-            bm25,
-            None,
-            lexicon,
-            self._indexed.encoder.token_projection,
-        )
-        depth = top_k if top_ranked is None else len(corpus.doc_ids)
-        answers = ranker.rank(self.system, np.zeros(len(rows), np.bool_), depth)
-        ranked = {
-            str(row["id"]): _scores(corpus, answer.documents)
-            for row, answer in zip(rows, answers, strict=True)
-        }
-        return (
-            ranked
-            if top_ranked is None
-            else {query_id: _only(own, top_ranked[query_id]) for query_id, own in ranked.items()}
-        )
+        texts = tuple(f"{row['text']} {row.get('instruction') or ''}".strip() for row in rows)
+        query_ids = tuple(str(row["id"]) for row in rows)
+        corpus, encoder, documents = self._indexed
+        held = replace(corpus, query_ids=query_ids, queries=texts)
+        encoded = encode_queries(encoder, documents, texts)
+        bm25 = None
+        if self.system.needs_document_bm25:
+            bm25 = search_bm25(held.texts, texts, max(top_k, NUM_CANDIDATES), silent_progress)
+        ranker = make_ranker(held, [self.system], encoded, encoder.token_projection, bm25)
+        if top_ranked is not None and isinstance(ranker, SearchedSet):
+            place = {doc_id: position for position, doc_id in enumerate(held.doc_ids)}
+            wanted = [np.array(sorted(place[doc_id] for doc_id in top_ranked[each])) for each in query_ids]
+            found = [ranker.rank_among(self.system, query, own) for query, own in enumerate(wanted)]
+        else:
+            depth = top_k if top_ranked is None else len(held.doc_ids)
+            answers = ranker.rank(self.system, np.zeros(len(rows), np.bool_), depth)
+            found = [answer.documents for answer in answers]
+        ranked = {query_id: _scores(held, own) for query_id, own in zip(query_ids, found, strict=True)}
+        if top_ranked is None:
+            return ranked
+        return {query_id: _only(own, top_ranked[query_id]) for query_id, own in ranked.items()}
 
     def encode(
         self,
@@ -214,7 +198,6 @@ class MtebModel:
 
 
 def _corpus(ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> RetrievalSet:
-    none = np.zeros(0, np.int64)
     return RetrievalSet(
         name="mteb",
         doc_ids=tuple(ids),
@@ -222,7 +205,7 @@ def _corpus(ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> 
         texts=tuple(texts),
         query_ids=(),
         queries=(),
-        judgements=Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none),
+        judgements=Judgements.none(),
     )
 
 

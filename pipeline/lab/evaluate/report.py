@@ -3,9 +3,6 @@
 Systems are chosen by their quality: the mean of the primary measures of a set (nDCG@10, and evidence recall
 at 2,000 characters where there is evidence), averaged over the sets. The advice names only what an ingest can
 build. The settings as they were given, searched without flags, stand as long as none is better beyond noise.
-The advice also names a cheaper one, where one of at most half the encoding time or half the bytes loses at
-most .02 to it (the 95 % interval, paired over all queries): a few queries show no difference between
-anything, and so none that small either.
 
 Tests are paired query by query; with several sets the queries of all count alike, so a large set decides more
 of a test than of an average.
@@ -27,14 +24,10 @@ from cairn.pipeline.model.folders.model_defaults import model_defaults
 from cairn.pipeline.options import Option, options_of
 from jaxtyping import Float64
 
-MAX_LOSS = 0.02
-"""Quality that a cheaper configuration may lose, at the far end of the interval."""
-CHEAPER = 0.5
-"""How much of the best one's cost a cheaper configuration may take to be worth naming."""
-
 _SEARCH_FLAGS = {
     "document": "--granularity document --no-hybrid",
     "chunk": "--granularity chunk --no-hybrid",
+    "dense": "--granularity chunk --no-hybrid",
     "fused": "--no-hybrid",
     "fused+bm25": "",
     "late": "--no-hybrid",
@@ -105,24 +98,18 @@ class Report:
             if measure in own.values
         ]
 
-    def advise(self, seed: int) -> list[Advice]:
-        """Return the best configuration an ingest can build, then a cheaper one about as good, if any.
+    def advise(self, seed: int) -> Advice | None:
+        """Return the best configuration an ingest can build, None where there is none to choose from.
 
-        The configuration as it was given is the best one unless another is better beyond noise.
+        It is the one that was given unless another is better beyond noise.
         """
-        buildable = self._buildable()
-        best = self._best(buildable)
+        best = self._best(self._buildable())
         if best is None:
-            return []
-        not_told_apart = self.not_told_apart(best, seed)
-        best = next((name for name in not_told_apart if _is_as_given(self.by_system[name][0].system)), best)
-        as_good = [
-            name
-            for name in buildable
-            if name != best and self._is_cheaper(name, best) and self._keeps_up(name, best, seed)
-        ]
-        cheaper = self._best(as_good)
-        return [self._advice(name) for name in (best, cheaper) if name is not None]
+            return None
+        alike = self.not_told_apart(best, seed)
+        return self._advice(
+            next((name for name in alike if _is_as_given(self.by_system[name][0].system)), best)
+        )
 
     def not_told_apart(self, name: str, seed: int) -> dict[str, Comparison]:
         """Return what an ingest can build, too, and whose difference from this one is noise."""
@@ -144,14 +131,14 @@ class Report:
         }
         compared = self._comparisons(reference, seed) if reference else {}
         advice = self.advise(seed)
-        alike = self.not_told_apart(advice[0].system, seed) if advice else {}
+        alike = self.not_told_apart(advice.system, seed) if advice else {}
         return {
             "systems": results,
             "averages": self.averages(),
             "quality": {name: self.quality(name) for name in self.by_system},
             "reference": reference,
             "comparisons": compared,
-            "advice": [asdict(each) for each in advice],
+            "advice": [asdict(advice)] if advice else [],
             "not_told_apart": {name: asdict(each) for name, each in alike.items()},
         }
 
@@ -168,15 +155,6 @@ class Report:
 
     def _best(self, names: Sequence[str]) -> str | None:
         return min(names, key=lambda name: (-self.quality(name), name), default=None)
-
-    def _is_cheaper(self, name: str, other: str) -> bool:
-        own, theirs = self._advice(name), self._advice(other)
-        return (
-            own.encode_seconds <= CHEAPER * theirs.encode_seconds and own.index_bytes <= theirs.index_bytes
-        ) or (own.index_bytes <= CHEAPER * theirs.index_bytes and own.encode_seconds <= theirs.encode_seconds)
-
-    def _keeps_up(self, name: str, best: str, seed: int) -> bool:
-        return compare_paired(self._per_query(name), self._per_query(best), seed=seed).low >= -MAX_LOSS
 
     def _per_query(self, name: str) -> Float64[np.ndarray, " Q"]:
         """Return the mean of a query's primary measures, those of all sets one after the other."""
@@ -204,13 +182,13 @@ class Report:
 def is_buildable(system: System) -> bool:
     """Whether an ingest and a search give this system.
 
-    They give no titles in front, no cut documents, no context of random words, no RRF, no windows that
-    overlap by another number than the default, for which there is no flag.
+    They give no pieces with titles in front, no cut documents, no context of random words, no RRF, no windows
+    that overlap by another number than the default, for which there is no flag.
     """
     encoding = system.encoding
     if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.window_tokens):
         return False
-    is_whole = not encoding.has_titles and encoding.max_document_tokens is None
+    is_whole = not encoding.has_pieces and encoding.max_document_tokens is None
     return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,15 +35,14 @@ class Judgements:
     start_J: Int64[np.ndarray, " J"]
     end_J: Int64[np.ndarray, " J"]
 
+    @classmethod
+    def none(cls) -> Judgements:
+        """Return no judgements."""
+        return cls(**{field.name: np.zeros(0, np.int64) for field in fields(cls)})
+
     def take(self, kept_J: np.ndarray) -> Judgements:
         """Return the judgements at these positions, or where a mask is true."""
-        return Judgements(
-            query_J=self.query_J[kept_J],
-            document_J=self.document_J[kept_J],
-            gain_J=self.gain_J[kept_J],
-            start_J=self.start_J[kept_J],
-            end_J=self.end_J[kept_J],
-        )
+        return Judgements(**{field.name: getattr(self, field.name)[kept_J] for field in fields(self)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,6 +65,27 @@ class RetrievalSet:
     def has_evidence(self) -> bool:
         """Whether any judgement names the characters that hold the evidence."""
         return bool((self.judgements.start_J >= 0).any())
+
+    def with_queries(self, kept_Q: Int64[np.ndarray, " q"]) -> RetrievalSet:
+        """Return the set with some of its queries, ascending."""
+        kept = self.judgements.take(np.isin(self.judgements.query_J, kept_Q))
+        return replace(
+            self,
+            query_ids=_pick(self.query_ids, kept_Q),
+            queries=_pick(self.queries, kept_Q),
+            judgements=replace(kept, query_J=np.searchsorted(kept_Q, kept.query_J)),
+        )
+
+    def with_documents(self, kept_N: Int64[np.ndarray, " n"]) -> RetrievalSet:
+        """Return the set with some of its documents, ascending, all judged ones among them."""
+        judgements = self.judgements
+        return replace(
+            self,
+            doc_ids=_pick(self.doc_ids, kept_N),
+            titles=_pick(self.titles, kept_N),
+            texts=_pick(self.texts, kept_N),
+            judgements=replace(judgements, document_J=np.searchsorted(kept_N, judgements.document_J)),
+        )
 
 
 def read_retrieval_set(folder: Path) -> RetrievalSet:
@@ -136,28 +156,12 @@ def sample_set(
     scores of a sampled corpus compare with each other, not with those of the whole.
     """
     generator = np.random.default_rng(seed)
-    kept_Q = _draw(generator, len(whole.query_ids), max_queries)
-    judgements = whole.judgements.take(np.isin(whole.judgements.query_J, kept_Q))
-    judged_N = np.unique(judgements.document_J)
+    sample = whole.with_queries(_draw(generator, len(whole.query_ids), max_queries))
+    judged_N = np.unique(sample.judgements.document_J)
     others_N = np.setdiff1d(np.arange(len(whole.doc_ids)), judged_N)
     num_others = None if max_documents is None else max(0, max_documents - len(judged_N))
-    kept_N = np.union1d(judged_N, others_N[_draw(generator, len(others_N), num_others)])
-    return RetrievalSet(
-        name=whole.name,
-        doc_ids=_pick(whole.doc_ids, kept_N),
-        titles=_pick(whole.titles, kept_N),
-        texts=_pick(whole.texts, kept_N),
-        query_ids=_pick(whole.query_ids, kept_Q),
-        queries=_pick(whole.queries, kept_Q),
-        judgements=Judgements(
-            query_J=np.searchsorted(kept_Q, judgements.query_J),
-            document_J=np.searchsorted(kept_N, judgements.document_J),
-            gain_J=judgements.gain_J,
-            start_J=judgements.start_J,
-            end_J=judgements.end_J,
-        ),
-        skipped=whole.skipped,
-    )
+    drawn_N = others_N[_draw(generator, len(others_N), num_others)]
+    return sample.with_documents(np.union1d(judged_N, drawn_N))
 
 
 def _draw(generator: np.random.Generator, count: int, limit: int | None) -> Int64[np.ndarray, " _"]:
@@ -223,11 +227,9 @@ def _judgements(
     query_of, document_of = (
         {name: position for position, name in enumerate(ids)} for ids in (query_ids, doc_ids)
     )
-    query_J = np.array(
-        [query_of.get(name, -1) for name in _ids(qrels, "query_id", "qrels").to_pylist()], np.int64
-    )
-    document_J = np.array(
-        [document_of.get(name, -1) for name in _ids(qrels, "doc_id", "qrels").to_pylist()], np.int64
+    query_J, document_J = (
+        np.array([known.get(name, -1) for name in _ids(qrels, column, "qrels").to_pylist()], np.int64)
+        for known, column in ((query_of, "query_id"), (document_of, "doc_id"))
     )
     start_J, end_J = _spans(qrels)
     skipped["judgements of unknown queries"] += int((query_J < 0).sum())
@@ -296,20 +298,5 @@ def _with_usable_queries(whole: RetrievalSet, skipped: Counter[str]) -> Retrieva
             f"{whole.name} must hold a query with a relevant document of the corpus, got none ({counted}); "
             "check the ids of the qrels"
         )
-    kept = judgements.take(np.isin(judgements.query_J, kept_Q))
-    return RetrievalSet(
-        name=whole.name,
-        doc_ids=whole.doc_ids,
-        titles=whole.titles,
-        texts=whole.texts,
-        query_ids=_pick(whole.query_ids, kept_Q),
-        queries=_pick(whole.queries, kept_Q),
-        judgements=Judgements(
-            query_J=np.searchsorted(kept_Q, kept.query_J),
-            document_J=kept.document_J,
-            gain_J=kept.gain_J,
-            start_J=kept.start_J,
-            end_J=kept.end_J,
-        ),
-        skipped={reason: count for reason, count in skipped.items() if count},
-    )
+    kept = {reason: count for reason, count in skipped.items() if count}
+    return replace(whole.with_queries(kept_Q), skipped=kept)

@@ -1,7 +1,13 @@
 """What changes where one collection takes another's place: the same queries asked of both, nothing switched.
 
 Each query is asked of both in turn, and who is asked first alternates, so that a machine that slows down
-slows both. A difference of quality or time is noise where a paired test over the queries says so.
+slows both. A difference of quality or time is noise where a paired test over the queries says so. Queries:
+
+    a .txt file                          a query a line
+    a file in any format of a source     the column ``query``
+    a folder of a server's feedback log  its searches; clicked documents count as relevant
+    a judged folder                      its queries and qrels; scores above 0 are relevant
+    known items                          first sentences of the collection's own documents
 
     Q queries
 """
@@ -10,18 +16,114 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from cairn.pipeline.cluster.queries import leading_sentence
 from cairn.pipeline.collection import Collection
+from cairn.pipeline.corpus.judged_files import find_judged_file, read_columns
+from cairn.pipeline.corpus.sources import resolve_sources
+from cairn.pipeline.errors import SourceError
 from cairn.pipeline.index.stored_files import read_manifest
-from cairn.pipeline.lab.evaluate.asked_queries import AskedQueries
+from cairn.pipeline.lab.evaluate.known_items import MIN_QUERY_CHARACTERS
+from cairn.pipeline.lab.evaluate.retrieval_set import read_queries, read_relevant
 from cairn.pipeline.lab.evaluate.significance import Comparison, Verdict, compare_paired, verdict_of
 from cairn.pipeline.types import ProgressListener, silent_progress
 
+LOG_FILES: Final = "queries-*.parquet"
 MAX_CHANGED: Final = 10
 """Queries that are shown, those that changed most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskedQueries:
+    """Distinct queries, and the ids of the documents that answer each; empty where none is known.
+
+    ``warnings`` say why there are fewer than were asked for.
+    """
+
+    queries: tuple[str, ...]
+    relevant: tuple[frozenset[str], ...]
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, queries: Sequence[str], answers: Sequence[tuple[str, str]] = ()) -> AskedQueries:
+        """Take queries in order, and pairs of a query and a document that answers it."""
+        found: dict[str, set[str]] = {query: set() for query in queries if query.strip()}
+        for query, doc_id in answers:
+            if query in found:
+                found[query].add(doc_id)
+        return cls(queries=tuple(found), relevant=tuple(map(frozenset, found.values())))
+
+    def sample(self, max_queries: int, seed: int) -> AskedQueries:
+        """Draw at most so many queries, in their order."""
+        if len(self.queries) <= max_queries:
+            return self
+        drawn = np.sort(np.random.default_rng(seed).permutation(len(self.queries))[:max_queries]).tolist()
+        return AskedQueries(
+            queries=tuple(self.queries[place] for place in drawn),
+            relevant=tuple(self.relevant[place] for place in drawn),
+        )
+
+
+def read_asked_queries(path: Path) -> AskedQueries:
+    """Read queries; raises :class:`SourceError` where there are none."""
+    try:
+        asked = _read(path)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise SourceError(
+            "queries must be text, a file with the column query, a judged folder or a feedback log, "
+            f"got {path.name} ({type(error).__name__})"
+        ) from error
+    if not asked.queries:
+        raise SourceError(f"{path.name} must hold at least one query, got none")
+    return asked
+
+
+def known_items(collection: Collection, num_queries: int, seed: int) -> AskedQueries:
+    """Let first sentences of documents ask for their documents, which still hold them."""
+    documents = collection.documents
+    ids = np.array(documents.ids(), dtype=object)
+    answers: dict[str, str] = {}
+    for doc_id in np.random.default_rng(seed).permutation(ids).tolist():
+        if len(answers) == num_queries:
+            break
+        sentence = leading_sentence(documents[doc_id].text)
+        if len(sentence) >= MIN_QUERY_CHARACTERS and sentence not in answers:
+            answers[sentence] = doc_id
+    if not answers:
+        raise SourceError(f"{collection.name!r} has no document with a sentence to ask by; give --queries")
+    asked = AskedQueries.of(list(answers), list(answers.items()))
+    if len(answers) == num_queries:
+        return asked
+    warning = (
+        f"{len(answers):,} queries are asked in place of {num_queries:,}: {collection.name} has {len(ids):,} "
+        f"documents, and no others begin with a sentence of {MIN_QUERY_CHARACTERS} characters of their own"
+    )
+    return replace(asked, warnings=(warning,))
+
+
+def _read(path: Path) -> AskedQueries:
+    if not path.is_dir():
+        if path.suffix == ".txt":
+            return AskedQueries.of([line.strip() for line in path.read_text("utf-8").splitlines()])
+        read = [read_columns(file, ("query",)) for file in resolve_sources([str(path)])]
+        queries = [query for table in read for query in table.column("query").cast(pa.string()).to_pylist()]
+        return AskedQueries.of([query for query in queries if query])
+    if find_judged_file(path, "queries"):
+        queries = dict(zip(*read_queries(path), strict=True))
+        good = [
+            (queries[query_id], doc_id) for query_id, doc_id in read_relevant(path) if query_id in queries
+        ]
+        return AskedQueries.of([*queries.values()], good)
+    files = sorted(path.glob(LOG_FILES))
+    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+    clicks = [(row["query"], row["doc_ids"][0]) for row in rows if row["kind"] == "click"]
+    return AskedQueries.of([row["query"] for row in rows], clicks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,45 +13,52 @@ for is left out.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, get_args
 
-from cairn.pipeline.config import WINDOW_TOKENS, WITHOUT_CONTEXT, EncoderConfig
-from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.config import (
+    DEFAULT_MODEL,
+    WINDOW_TOKENS,
+    WITHOUT_CONTEXT,
+    ContextConfig,
+    EncoderConfig,
+    IngestConfig,
+)
+from cairn.pipeline.encode.encoder_fit import prefixes_of, require_context_fit, require_fit
+from cairn.pipeline.errors import CairnError, ConfigError
 from cairn.pipeline.lab.evaluate.encodings import ContextKind, Encoding
-from cairn.pipeline.model.backbone_loader import brings_projection
+from cairn.pipeline.model.backbone_loader import brings_projection, load_backbone
+from cairn.pipeline.model.folders.model_defaults import base_of_folder, encoder_config
+from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.options import did_you_mean, shown
 from cairn.pipeline.poolings import PREFIX_POOLINGS, PUBLISHED_POOLINGS
-from cairn.pipeline.search.windows import default_window
 
-PieceRanking = Literal["dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"]
-
-LateRanking = Literal["late", "late+bm25"]
-
-Ranking = Literal["document", "chunk", "fused", "fused+bm25", "bm25", "rrf"] | LateRanking | PieceRanking
-"""By document vector, by best chunk, by both; both with BM25 as a search fuses them; BM25 alone.
+OurRanking = Literal["document", "chunk", "fused", "fused+bm25", "late", "late+bm25"]
+"""By document vector, by best chunk, by both; both with BM25 as a search fuses them.
 
 ``late`` and ``late+bm25`` are ``fused`` and ``fused+bm25`` judged by token vectors, as a search does.
-
-BM25 and chunks by reciprocal rank; overlapping pieces as :mod:`cairn.pipeline.lab.evaluate.piece_ranking`
-says.
 """
+BaselineRanking = Literal[
+    "dense", "bm25", "rrf", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"
+]
+""":mod:`cairn.pipeline.lab.evaluate.baselines` says what each does."""
+Ranking = OurRanking | BaselineRanking
 
 BASELINE_TOKENS: Final = (128, 256)
 OVERLAP: Final = 2
 """Overlapping pieces begin every half of their length."""
-PIECE_RANKINGS: Final[Sequence[tuple[str, PieceRanking]]] = (
-    ("dense", "dense"),
-    ("bm25", "piece-bm25"),
-    ("rrf", "piece-rrf"),
-    ("convex", "convex"),
-)
-LATE_RANKINGS: Final[Sequence[tuple[str, PieceRanking]]] = (
-    ("whitened", "whitened"),
-    ("convex+maxsim", "convex+maxsim"),
-)
+PIECE_RANKINGS: Final[Mapping[str, BaselineRanking]] = {
+    "dense": "dense",
+    "bm25": "piece-bm25",
+    "rrf": "piece-rrf",
+    "convex": "convex",
+}
+JUDGED_RANKINGS: Final[Mapping[str, BaselineRanking]] = {
+    "whitened": "whitened",
+    "convex+maxsim": "convex+maxsim",
+}
 """Asked of the titled pieces of the first size alone: the second needs a state of every token."""
 
 ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -63,37 +70,43 @@ ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Our encoders by name: what differs from the base configuration."""
 
-OUR_RANKINGS: Final[tuple[Ranking, ...]] = ("document", "chunk", "fused", "fused+bm25")
+OUR_RANKINGS: Final[tuple[OurRanking, ...]] = ("document", "chunk", "fused", "fused+bm25")
+LATE_RANKINGS: Final[tuple[OurRanking, ...]] = ("late", "late+bm25")
 CONTEXTS: Final[tuple[ContextKind, ...]] = ("none", "random", "corpus")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class System:
-    """One row of the table: an encoding and a way to rank with it.
-
-    ``window_chunks`` neighbouring chunks make a passage.
-    """
+    """One row of the table: an encoding and a way to rank with it."""
 
     name: str
     encoding: Encoding
     ranking: Ranking
-    window_chunks: int = 1
-    is_baseline: bool = False
+
+    @property
+    def is_baseline(self) -> bool:
+        """Say whether a search has no such ranking."""
+        return self.ranking in get_args(BaselineRanking)
 
     @property
     def needs_document_bm25(self) -> bool:
-        """Whether documents are ranked with BM25 of their text alone, as an index over one column does."""
+        """Say whether whole documents are ranked with BM25 of their text alone."""
         return self.ranking in ("bm25", "rrf")
 
     @property
-    def needs_chunk_bm25(self) -> bool:
-        """Whether passages are single chunks ranked with BM25, as a full-text index over chunks does."""
-        return self.ranking in ("bm25", "rrf")
+    def needs_piece_bm25(self) -> bool:
+        """Say whether pieces are ranked with BM25 of the text that is encoded."""
+        return self.is_baseline and self.ranking not in ("dense", "whitened")
+
+    @property
+    def needs_words(self) -> bool:
+        """Say whether words count as in a search: BM25 of title and text, and of passages."""
+        return self.ranking in ("fused+bm25", "late+bm25")
 
     @property
     def reads_document_vectors(self) -> bool:
         """Say whether document vectors are compared with the query."""
-        return self.ranking == "document" or self.ranking.startswith(("fused", "late"))
+        return not self.is_baseline and self.ranking != "chunk"
 
     @property
     def reads_chunk_vectors(self) -> bool:
@@ -101,14 +114,9 @@ class System:
         return self.ranking not in ("document", "bm25", "piece-bm25")
 
     @property
-    def ranks_pieces(self) -> bool:
-        """Say whether overlapping pieces are ranked, each a text of its own."""
-        return self.ranking in get_args(PieceRanking)
-
-    @property
-    def needs_piece_bm25(self) -> bool:
-        """Say whether pieces are ranked with BM25 of the text that is encoded."""
-        return self.ranks_pieces and self.ranking not in ("dense", "whitened")
+    def reads_vectors(self) -> bool:
+        """Say whether anything must be encoded."""
+        return self.reads_document_vectors or self.reads_chunk_vectors
 
     @property
     def needs_max_sim(self) -> bool:
@@ -116,14 +124,9 @@ class System:
         return self.ranking == "convex+maxsim"
 
     @property
-    def needs_lexicon(self) -> bool:
-        """Whether words count as in a search: BM25 of title and text, and of windows of chunks."""
-        return self.ranking in ("fused+bm25", "late+bm25")
-
-    @property
     def judges_tokens(self) -> bool:
-        """Whether token vectors judge the best windows, as in a search."""
-        return self.ranking in get_args(LateRanking)
+        """Say whether token vectors judge the best passages, as in a search."""
+        return self.ranking in LATE_RANKINGS
 
 
 def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
@@ -167,40 +170,33 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     )
     # Beside the text a row holds [CLS], the prefix and its end.
     room = min(plain.window_tokens, max_positions) - 2 - prefix_tokens
-    systems = [
-        _baseline(
-            "bm25", Encoding(encoder=replace(plain, landmark_interval=min(BASELINE_TOKENS[0], room))), "bm25"
-        )
-    ]
     sizes = [size for size in BASELINE_TOKENS if size <= room]
     encoders = {size: replace(plain, landmark_interval=size) for size in sizes}
-    systems += [_baseline(f"chunks-{size}", Encoding(encoder=encoders[size]), "chunk") for size in sizes]
-    systems += [_baseline(f"rrf-{size}", Encoding(encoder=encoders[size]), "rrf") for size in sizes]
-    systems += [
-        _baseline(f"titled-{size}", Encoding(encoder=encoders[size], has_titles=True), "chunk")
-        for size in sizes
-    ]
-    systems += [
-        _baseline(
-            f"late-{size}",
-            Encoding(encoder=varied(encoders[size], max_positions, attention="full", pooling="mean")),
-            "chunk",
-        )
-        for size in sizes[:1]
-    ]
-    systems += [
-        _baseline(
-            f"document-{size}",
-            Encoding(encoder=replace(plain, landmark_interval=size), max_document_tokens=size),
-            "document",
-        )
-        for size in dict.fromkeys(min(room, size) for size in (256, room))
-    ]
+    smallest = min(BASELINE_TOKENS[0], room)
+    # Its pieces are texts of their own, which nothing encodes.
+    words = Encoding(encoder=replace(plain, landmark_interval=smallest), stride_tokens=smallest)
+    systems = [System(name="bm25", encoding=words, ranking="bm25")]
+    for size, encoder in encoders.items():
+        systems += [System(name=f"rrf-{size}", encoding=Encoding(encoder=encoder), ranking="rrf")]
+    dense = {f"chunks-{size}": Encoding(encoder=encoder) for size, encoder in encoders.items()}
+    dense |= {
+        f"titled-{size}": Encoding(encoder=encoder, has_titles=True) for size, encoder in encoders.items()
+    }
+    for size in sizes[:1]:
+        late = varied(encoders[size], max_positions, attention="full", pooling="mean")
+        dense[f"late-{size}"] = Encoding(encoder=late)
+    for size in dict.fromkeys(min(room, size) for size in (256, room)):
+        whole = replace(plain, landmark_interval=size)
+        dense[f"document-{size}"] = Encoding(encoder=whole, max_document_tokens=size)
+    systems += [System(name=name, encoding=encoding, ranking="dense") for name, encoding in dense.items()]
     for size in sizes:
         for name, has_titles in (("overlap", False), ("titled-overlap", True)):
             encoding = Encoding(encoder=encoders[size], has_titles=has_titles, stride_tokens=size // OVERLAP)
-            rankings = (*PIECE_RANKINGS, *(LATE_RANKINGS if has_titles and size == sizes[0] else ()))
-            systems += [_baseline(f"{name}-{size}/{key}", encoding, own) for key, own in rankings]
+            judged: Mapping[str, BaselineRanking] = JUDGED_RANKINGS if has_titles and size == sizes[0] else {}
+            systems += [
+                System(name=f"{name}-{size}/{key}", encoding=encoding, ranking=own)
+                for key, own in {**PIECE_RANKINGS, **judged}.items()
+            ]
     return systems
 
 
@@ -211,7 +207,6 @@ def our_systems(
     max_positions: int | None = None,
 ) -> list[System]:
     """Return Cairn's own systems on the base configuration's landmark interval."""
-    window = default_window(base.landmark_interval)
     return [
         System(
             name=f"{encoder}/{context}/{ranking}",
@@ -220,7 +215,6 @@ def our_systems(
                 context=context,
             ),
             ranking=ranking,
-            window_chunks=window,
         )
         for context in contexts
         for encoder in encoders
@@ -239,12 +233,9 @@ def configured_systems(base: EncoderConfig) -> list[System]:
 
     What an ingest with these settings gives: with token vectors where the model brings a projection.
     """
-    window = default_window(base.landmark_interval)
     encoding = Encoding(encoder=base, context="corpus" if base.needs_context else "none")
-    return [
-        System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking, window_chunks=window)
-        for ranking in (*OUR_RANKINGS, *(get_args(LateRanking) if brings_projection(base) else ()))
-    ]
+    rankings = (*OUR_RANKINGS, *(LATE_RANKINGS if brings_projection(base) else ()))
+    return [System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking) for ranking in rankings]
 
 
 def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
@@ -252,16 +243,76 @@ def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[S
 
     A pattern that matches none is refused.
     """
+    names = [system.name for system in systems]
     for pattern in patterns:
-        if not any(fnmatchcase(system.name, pattern) for system in systems):
-            names = [system.name for system in systems]
+        if not fnmatch.filter(names, pattern):
             raise ConfigError(f"no row of the table matches {shown(pattern)}{did_you_mean(pattern, names)}")
-    return [
-        system
-        for system in systems
-        if not patterns or any(fnmatchcase(system.name, pattern) for pattern in patterns)
-    ]
+    kept = {name for pattern in patterns or ["*"] for name in fnmatch.filter(names, pattern)}
+    return [system for system in systems if system.name in kept]
 
 
-def _baseline(name: str, encoding: Encoding, ranking: Ranking) -> System:
-    return System(name=name, encoding=encoding, ranking=ranking, is_baseline=True)
+_SHARED_OPTIONS: Final = ("precision", "backend")
+_MODEL_OPTIONS: Final = (
+    "model",
+    "dims",
+    "layers",
+    "causal",
+    "query_prefix",
+    "document_prefix",
+    "pool_prefix",
+)
+
+
+def baseline_config(chosen: Mapping[str, Any], baseline_model: str | None) -> EncoderConfig:
+    """Return the settings of the baselines: their model's own, without Cairn's chunks and pooling.
+
+    Without ``baseline_model`` it is the model the evaluated one was trained on, else that model itself.
+    """
+    base = base_of_folder(model_folder(chosen.get("model", DEFAULT_MODEL)))
+    model = baseline_model or (base.model if base else None)
+    kept = _SHARED_OPTIONS if baseline_model else (*_SHARED_OPTIONS, *_MODEL_OPTIONS)
+    options = {name: chosen[name] for name in kept if name in chosen}
+    return encoder_config({**options, **({"model": model} if model else {})})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """The systems to score, and why others, by name, were left out."""
+
+    systems: Sequence[System]
+    left_out: Mapping[str, str]
+
+
+def choose_systems(
+    base: EncoderConfig,
+    baseline: EncoderConfig,
+    context: ContextConfig,
+    patterns: Sequence[str],
+    *,
+    is_whole_table: bool,
+) -> Selection:
+    """Return the systems whose names match a pattern, without those the models have no room or head for.
+
+    ``is_whole_table`` adds every encoder, with no, random and corpus context, ranked in every way. Settings
+    as they were given must fit: all are checked here, before anything is encoded.
+    """
+    backbones = {config.model: load_backbone(config) for config in (base, baseline)}
+    own, plain = backbones[base.model], backbones[baseline.model]
+    require_fit(base, own)
+    prefix_tokens = max(len(prefix.ids) for prefix in prefixes_of(baseline, plain))
+    systems = baseline_systems(baseline, plain.max_positions, prefix_tokens)
+    systems += our_systems(base, max_positions=own.max_positions) if is_whole_table else []
+    left_out: dict[str, str] = {}
+    for system in systems:
+        config = system.encoding.encoder
+        try:
+            require_fit(config, backbones[config.model])
+        except CairnError as error:
+            left_out[system.name] = str(error)
+    systems = [system for system in systems if system.name not in left_out]
+    known = {system.encoding for system in systems if not system.is_baseline}
+    systems += [system for system in configured_systems(base) if system.encoding not in known]
+    chosen = select_systems(systems, patterns)
+    for system in chosen:
+        require_context_fit(IngestConfig(encoder=system.encoding.encoder, context=context), own)
+    return Selection(systems=chosen, left_out=left_out)

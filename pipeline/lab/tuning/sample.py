@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import numpy as np
-import pyarrow as pa
 from cairn.pipeline.errors import SourceError
+from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.lab.evaluate.known_items import known_items_of
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, judge_documents, sample_set
 
@@ -20,14 +19,8 @@ FEW_DOCUMENTS: Final = 1_000
 
 def small_sample_warning(num_queries: int, num_documents: int) -> str | None:
     """Return a sentence on a collection that is too small to tune well, None where it is large enough."""
-    small = [
-        f"{number:,} {what}"
-        for number, least, what in (
-            (num_documents, FEW_DOCUMENTS, "documents"),
-            (num_queries, FEW_QUERIES, "queries"),
-        )
-        if number < least
-    ]
+    sizes = ((num_documents, FEW_DOCUMENTS, "documents"), (num_queries, FEW_QUERIES, "queries"))
+    small = [f"{number:,} {what}" for number, least, what in sizes if number < least]
     if not small:
         return None
     return (
@@ -36,22 +29,8 @@ def small_sample_warning(num_queries: int, num_documents: int) -> str | None:
     )
 
 
-@runtime_checkable
-class Corpus(Protocol):
-    """What a sample reads of a :class:`cairn.pipeline.index.generation.Generation`."""
-
-    @property
-    def num_documents(self) -> int:
-        """Count the documents."""
-        ...
-
-    def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
-        """Read columns of the documents at these positions, in the order asked."""
-        ...
-
-
 def draw_sample(
-    corpus: Corpus, judged: Path | None, *, name: str, max_documents: int, max_queries: int, seed: int
+    corpus: Generation, judged: Path | None, *, name: str, max_documents: int, max_queries: int, seed: int
 ) -> RetrievalSet:
     """Draw documents of collection ``name`` and queries that find them, with all judged documents.
 

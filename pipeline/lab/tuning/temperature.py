@@ -5,8 +5,8 @@
 
 The queries that chose a pair therefore do not test it, and there is one test only. A pair is recommended if
 the 95 % interval of its gain lies above 0 and p is below .05. Documents are ranked by their vectors alone
-(``cairn/fused``), because BM25 does not depend on τ. Tables show the effect of each τ by the length of texts,
-over all queries, next to the effect of whitening.
+(``cairn/fused``), because BM25 does not depend on τ. A table shows the effect of each τ by the length of
+texts, over all queries.
 
 Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based Models", §4, table 2 and E.6 (τ
 of queries and of documents apart, lower τ for longer texts). Differs: chosen by retrieval on the user's own
@@ -24,21 +24,19 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
-from cairn.pipeline.config import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, ContextConfig, EncoderConfig
-from cairn.pipeline.context.whitening import GAMMA, Whitening
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.corpus.tokenization import tokenize
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.evaluate.encoding_cache import cache_file, read_encoded, write_encoded
+from cairn.pipeline.lab.analysis.length_collapse import require_temperatures
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
     Encoding,
     build_encoder,
-    encode_documents,
     encode_queries,
+    encode_set,
 )
 from cairn.pipeline.lab.evaluate.measures import NDCG, document_measures
-from cairn.pipeline.lab.evaluate.ranking import SetRanker
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
 from cairn.pipeline.lab.evaluate.significance import Comparison, Verdict, compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.model.backbone_loader import load_backbone
@@ -73,15 +71,6 @@ class LengthRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhitenedRow:
-    """What whitening the vectors as they are does over all queries (table 6): ``gamma`` 1 whitens wholly."""
-
-    gamma: float
-    comparison: Comparison
-    verdict: Verdict
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TriedPair:
     """A pair of τ with its mean nDCG@10 on the queries that choose."""
 
@@ -105,7 +94,6 @@ class TemperatureReport:
     best: TriedPair
     tried: Sequence[TriedPair]
     by_length: Sequence[LengthRow]
-    whitened: Sequence[WhitenedRow]
     test: Comparison | None
     verdict: Verdict
     flags: str
@@ -129,25 +117,17 @@ def tune_temperature(
 
     Raises :class:`ConfigError` for a τ out of bounds. ``cache`` keeps encoded sets.
     """
-    for each in temperatures:
-        if not LOWEST_TEMPERATURE <= each <= HIGHEST_TEMPERATURE:
-            raise ConfigError(
-                f"a temperature must lie between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
-                f"{each:g}; the paper tries 0.1 to 1"
-            )
+    require_temperatures(temperatures)
     own_query = config.temperature if config.query_temperature is None else config.query_temperature
     base = (config.temperature, own_query)
     documents = list(dict.fromkeys((base[0], *temperatures)))
     queries = list(dict.fromkeys((base[1], *temperatures)))
     backbone = load_backbone(config)
     values: dict[tuple[float, float], Float64[np.ndarray, " Q"]] = {}
-    whitened: list[WhitenedRow] = []
     for number, each in enumerate(documents, start=1):
         own = replace(config, temperature=each)
         encoded = _encode(judged, own, queries, backbone, context_config or ContextConfig(), cache, progress)
         values |= {(each, query): _ndcg(judged, own_set) for query, own_set in encoded.items()}
-        if each == base[0]:
-            whitened = list(_whitened(judged, encoded[base[1]], values[base], seed))
         progress("temperatures", number, len(documents), "of documents")
     chooses_Q = _half(len(judged.query_ids), seed)
     tried = [
@@ -169,7 +149,6 @@ def tune_temperature(
         best=best,
         tried=tried,
         by_length=list(_by_length(judged, backbone, values, base, seed)),
-        whitened=whitened,
         test=test,
         verdict=verdict,
         flags=_flags(best) if verdict == "helps" else "",
@@ -191,13 +170,7 @@ def _encode(
         context="corpus" if config.needs_context else "none",
     )
     encoder, seconds = build_encoder(judged, encoding, context_config, backbone)
-    path = None if cache is None else cache_file(cache, judged, encoding, encoder)
-    encoded = None if path is None else read_encoded(path)
-    if encoded is None:
-        encoded = encode_documents(encoder, judged, encoding, progress, seconds)
-        encoded = encode_queries(encoder, encoded, judged.queries)
-        if path is not None:
-            write_encoded(path, encoded)
+    encoded = encode_set(judged, encoding, encoder, progress, seconds, cache)
     sets: dict[float, EncodedSet] = {}
     for each in queries:
         asking = copy(encoder)
@@ -207,26 +180,9 @@ def _encode(
 
 
 def _ndcg(judged: RetrievalSet, encoded: EncodedSet) -> Float64[np.ndarray, " Q"]:
-    ranker = SetRanker(judged.doc_ids, encoded, None, None, None)
     system = System(name="cairn/fused", encoding=Encoding(encoder=EncoderConfig()), ranking="fused")
-    answers = ranker.rank(system, np.zeros(len(judged.query_ids), np.bool_))
+    answers = SearchedSet(judged, encoded).rank(system, np.zeros(len(judged.query_ids), np.bool_))
     return document_measures(judged, [answer.documents for answer in answers])[NDCG]
-
-
-def _whitened(
-    judged: RetrievalSet, encoded: EncodedSet, before_Q: Float64[np.ndarray, " Q"], seed: int
-) -> Iterator[WhitenedRow]:
-    """Yield what whitening by the chunk vectors of the sample itself does."""
-    for gamma in (GAMMA, 1.0):
-        whitening = Whitening.of(encoded.chunk_vectors_MV, gamma)
-        own = replace(
-            encoded,
-            document_vectors_NV=whitening.apply(encoded.document_vectors_NV),
-            chunk_vectors_MV=whitening.apply(encoded.chunk_vectors_MV),
-            query_vectors_QV=whitening.apply(encoded.query_vectors_QV),
-        )
-        compared = compare_paired(_ndcg(judged, own), before_Q, seed=seed)
-        yield WhitenedRow(gamma=gamma, comparison=compared, verdict=verdict_of(compared))
 
 
 def _half(num_queries: int, seed: int) -> Bool[np.ndarray, " Q"]:

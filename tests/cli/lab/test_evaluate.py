@@ -143,16 +143,6 @@ def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path
     assert first == second
 
 
-def test_compare_prints_a_line_a_measure(call: Any, folder: str, tmp_path: Path) -> None:
-    call(folder, "--runs", str(tmp_path / "runs"), "--systems", "bm25")
-    run_file = str(tmp_path / "runs" / "walks" / "bm25.trec")
-    code, out, _ = call(folder, "--compare", run_file, run_file)
-
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == ["nDCG@10", "R@100", "MRR@10"]
-    assert "1.0000" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -173,31 +163,6 @@ def test_mistakes_end_in_one_sentence_and_code_2(
     assert error.startswith("error: ")
     assert sentence in error
     assert error.count("\n") == 1
-
-
-def test_length_report_prints_cosine_and_sigma_by_temperature(call: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "long"
-    write_set(folder)
-    pq.write_table(
-        pa.table({"id": list(TEXTS), "text": [text * 4 for text in TEXTS.values()]}),
-        folder / "corpus.parquet",
-    )
-    code, out, _ = call(str(folder), "--length-report")
-
-    assert code == 0
-    assert "tokens  pieces  cosine τ=1  cosine τ=0.9  cosine τ=0.8  sigma_a τ=1" in out
-    assert [line.split()[0] for line in out.splitlines()[3:]] == ["16", "32", "64"]
-
-
-def test_length_report_in_json_has_a_row_a_length_and_temperature(call: Any, folder: str) -> None:
-    _, out, _ = call(folder, "--length-report", "--temperature", "0.7", "--json")
-
-    assert [(row["tokens"], row["temperature"]) for row in json.loads(out)["walks"]] == [
-        (16, 1.0),
-        (16, 0.9),
-        (16, 0.8),
-        (16, 0.7),
-    ]
 
 
 def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
@@ -273,16 +238,6 @@ def test_missing_package_is_said_before_anything_is_encoded(
     )
     assert (code, err.startswith("error: evaluating must have the package ir_measures")) == (2, True)
     assert not (tmp_path / "kept").exists()
-
-
-def test_window_of_another_length_is_named_in_the_advice(call: Any, folder: str) -> None:
-    _, out, _ = call(
-        folder, "--attention", "landmark", "--window-tokens", "512", "--systems", "cairn/*", "--json"
-    )
-
-    assert json.loads(out)["advice"][0]["ingest_flags"].endswith(
-        "--attention landmark --window-tokens 512 --landmark-interval 8"
-    )
 
 
 def test_ablate_context_shows_each_context_with_its_interval(call: Any, folder: str) -> None:

@@ -27,13 +27,6 @@ def test_shares_equal_a_loop_over_heads_and_positions():
     assert special == pytest.approx(weights[:, 0, [0, 12]].sum(axis=1).mean())
 
 
-def test_even_attention_gives_each_tenth_its_share():
-    shares, special = position_shares(np.full((2, 40, 40), 1 / 40), np.ones(40, bool), np.ones(40, bool))
-
-    assert shares.tolist() == pytest.approx([0.1] * 10)
-    assert special == pytest.approx(0.0)
-
-
 def test_landmarks_alone_are_pooled_in_their_layout(backbone):
     row, is_pooled, is_text = lay_out(backbone, [7, 8, 9, 10, 11], "lmk", 2)
 

@@ -22,13 +22,6 @@ def test_ranks_equal_a_loop_over_landmarks_and_chunks():
     assert side_ranks(landmarks, chunks).tolist() == naive_ranks(landmarks, chunks)
 
 
-def test_landmark_that_is_its_left_chunk_hits_on_the_left_alone():
-    chunks = np.eye(5)
-
-    assert side_ranks(chunks[:-1], chunks)[:, 0].tolist() == [0, 0, 0, 0]
-    assert (side_ranks(chunks[:-1], chunks)[:, 1] > 0).all()
-
-
 def test_hits_equal_the_model_in_numpy(backbone, rows, tiny_model_folder):
     ranks: list[list[int]] = []
     for ids in rows:
@@ -52,7 +45,3 @@ def test_chance_is_that_of_drawing_chunks(backbone, rows):
 
     assert own.chance == pytest.approx(2 / 6)
     assert own.chance_any == pytest.approx(1 - (4 / 6) * (3 / 5))
-
-
-def test_rows_of_few_chunks_are_not_measured(backbone, rows):
-    assert measure_sides(backbone, rows, 8) == []

@@ -1,104 +1,45 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.analysis.length_collapse import measure_length_collapse
+from cairn.pipeline.lab.analysis.length_collapse import draw_pieces, draw_texts, embed_pieces, mean_cosine
 from cairn.pipeline.lab.analysis.traced_pass import trace_row
-from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.engine.transformer import Transformer
-
-WORDS = [
-    "stone",
-    "path",
-    "way",
-    "mark",
-    "river",
-    "mountain",
-    "walk",
-    "old",
-    "cat",
-    "mat",
-    "sat",
-    "on",
-    "the",
-    "a",
-]
 
 
-@pytest.fixture
-def texts() -> list[str]:
+def test_pieces_are_as_many_as_the_texts_hold(backbone, texts):
     generator = np.random.default_rng(0)
-    return [" ".join(generator.choice(WORDS, size)) for size in (20, 40, 80, 100, 100)]
+    tokens = draw_texts(backbone, texts, generator)
+    drawn = {length: draw_pieces(tokens, length, 7, generator) for length in (16, 32, 64)}
+
+    assert {length: len(pieces) for length, pieces in drawn.items()} == {16: 7, 32: 7, 64: 3}
+    assert all(len(piece.ids) == length for length, pieces in drawn.items() for piece in pieces)
 
 
-@pytest.fixture
-def config(tiny_model_folder: Path) -> EncoderConfig:
-    return EncoderConfig(model=str(tiny_model_folder), precision="fp32")
-
-
-def test_lengths_go_up_to_what_the_model_reads(texts, config):
-    measured = measure_length_collapse(texts, config, temperatures=(1.0,))
-
-    assert [row.tokens for row in measured] == [16, 32, 64, 94]
-
-
-def test_pieces_are_as_many_as_the_texts_hold(texts, config):
-    measured = measure_length_collapse(texts, config, temperatures=(1.0,), max_pieces=7)
-
-    assert [row.pieces for row in measured] == [7, 7, 3, 2]
-
-
-def test_cosine_is_that_of_the_encoders_own_vectors_across_documents(config):
-    texts = [" ".join(WORDS[index:] + WORDS[:index] + ["old", "cat"]) for index in range(3)]
-    measured = measure_length_collapse(texts, config, temperatures=(1.0,))
-    vectors = (
-        DocumentEncoder(EncoderConfig(model=config.model, precision="fp32", landmark_interval=16))
-        .encode(texts)
-        .document_vectors_NV
+def test_cosine_is_that_of_the_encoders_own_vectors_across_documents(config, backbone):
+    texts = ["stone path way mark", "river mountain walk old", "cat mat sat on"]
+    twice = [" ".join([text] * 4) for text in texts]
+    tokens = draw_texts(backbone, [*twice, " ".join([twice[0]] * 2)], np.random.default_rng(1))
+    pieces = draw_pieces(tokens, 16, 100, np.random.default_rng(0))
+    document_M = np.array([piece.document for piece in pieces])
+    encoder = DocumentEncoder(
+        EncoderConfig(model=config.model, precision="fp32", landmark_interval=16), backbone=backbone
     )
-    pairs = [float(vectors[i] @ vectors[j]) for i in range(3) for j in range(3) if i != j]
+    vectors = encoder.encode([backbone.tokenizer.decode(piece.ids) for piece in pieces]).document_vectors_NV
+    pairs = [
+        float(vectors[i] @ vectors[j])
+        for i in range(len(pieces))
+        for j in range(len(pieces))
+        if document_M[i] != document_M[j]
+    ]
 
-    assert [row.tokens for row in measured] == [16]
-    assert measured[0].cosine == pytest.approx(np.mean(pairs), abs=1e-5)
-
-
-def test_pairs_of_one_document_do_not_count(config):
-    repeated, other = " ".join(["stone"] * 64), " ".join(["river", "cat"] * 8)
-    vectors = DocumentEncoder(
-        EncoderConfig(model=config.model, precision="fp32", landmark_interval=16)
-    ).encode([repeated[:95], other])
-    measured = measure_length_collapse([repeated, other], config, temperatures=(1.0,))
-
-    assert measured[0].cosine == pytest.approx(
-        float(vectors.document_vectors_NV[0] @ vectors.document_vectors_NV[1]), abs=1e-5
-    )
+    assert len(pieces) == 5
+    assert mean_cosine(embed_pieces(backbone, pieces), document_M) == pytest.approx(np.mean(pairs), abs=1e-5)
 
 
-def test_corpus_without_two_long_enough_documents_is_refused(config):
-    with pytest.raises(SourceError, match="two documents of 16 tokens"):
-        measure_length_collapse([" ".join(WORDS * 5), "stone"], config)
-
-
-def test_one_seed_gives_one_report(texts, config):
-    assert measure_length_collapse(texts, config, seed=3) == measure_length_collapse(texts, config, seed=3)
-
-
-def test_temperature_moves_both_numbers(texts, config):
-    plain, sharp = (measure_length_collapse(texts, config, temperatures=(value,))[1] for value in (1.0, 0.5))
-
-    assert plain.cosine != sharp.cosine
-    assert sharp.sigma_a > plain.sigma_a
-
-
-def test_recorded_attention_is_that_of_the_last_layer(config):
-    backbone = load_backbone(config)
-    assert isinstance(backbone, Transformer)
+def test_recorded_attention_is_that_of_the_last_layer(config, backbone):
     ids = np.array([[2, 7, 9, 8, 3]])
     plain = backbone.hidden_states(ids, np.array([5]), None, 0.7)
     trace = trace_row(backbone, ids[0].tolist(), 0.7)

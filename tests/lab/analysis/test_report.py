@@ -7,11 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.errors import ConfigError, SchemaError, SourceError
+from cairn.pipeline.errors import SchemaError, SourceError
 from cairn.pipeline.lab.analysis.length_collapse import Piece, embed_pieces
 from cairn.pipeline.lab.analysis.low_pass import FilterRate
-from cairn.pipeline.lab.analysis.report import _trend, analyse_model
-from cairn.pipeline.lab.analysis.texts import read_texts
+from cairn.pipeline.lab.analysis.report import _trend, analyse_model, read_texts
 
 from tests.lab.analysis.numpy_bert import run_bert
 
@@ -42,10 +41,8 @@ def test_report_holds_every_analysis_and_is_json(config, texts):
     }
     assert [row["layout"] for row in read["positions"]] == ["cls", "mean", "lmk"]
     assert [row["k"] for row in read["sides"]] == [1, 2, 5]
-
-
-def test_one_seed_gives_one_report(config, texts):
-    assert analyse_model(config, texts, seed=4) == analyse_model(config, texts, seed=4)
+    for row in read["similarities"]:
+        assert row["cosine"]["1.0"] != row["cosine"]["0.8"]
 
 
 def test_flow_is_the_mean_of_the_last_two_layers(backbone, rows, tiny_model_folder):
@@ -68,17 +65,6 @@ def test_finding_says_whether_sigma_a_follows_theorem_3(values, words):
     long = replace(RATE, tokens=512, values=values, sigma_a=float(np.mean(values)))
 
     assert words in _trend(RATE, long)
-
-
-def test_texts_that_are_too_short_are_refused(config):
-    with pytest.raises(SourceError, match="two texts of 16 tokens or more"):
-        analyse_model(config, ["stone", "the cat"])
-
-
-@pytest.mark.parametrize("temperature", [0.0, -1.0, 101.0])
-def test_temperature_out_of_bounds_is_refused(config, texts, temperature):
-    with pytest.raises(ConfigError, match="a temperature must lie between"):
-        analyse_model(config, texts, temperatures=(temperature,))
 
 
 def test_texts_come_from_a_file_or_a_folder(tmp_path):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.lab.compress.importance import gate_importance, most_important_layers
-from cairn.pipeline.lab.compress.plain_pass import embed_row, open_gates
-from cairn.pipeline.lab.compress.reading import read_engine
+from cairn.pipeline.lab.compress.plain_pass import embed_row, open_gates, read_engine
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.types import silent_progress
 

@@ -5,12 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig
-from cairn.pipeline.lab.evaluate import bench
-from cairn.pipeline.lab.evaluate.bench import CUT_MEASURES, EVIDENCE_MEASURES, evidence_ceiling, run_bench
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.lab.evaluate import bench, encodings
+from cairn.pipeline.lab.evaluate.bench import (
+    CUT_MEASURES,
+    EVIDENCE_MEASURES,
+    estimate_seconds,
+    evidence_ceiling,
+    run_bench,
+)
 from cairn.pipeline.lab.evaluate.encodings import Encoding
+from cairn.pipeline.lab.evaluate.known_items import known_items_of
 from cairn.pipeline.lab.evaluate.measures import DOCUMENT_MEASURES
 from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
-from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, our_systems
+from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, configured_systems, our_systems
 
 CONTEXT = ContextConfig(context_documents=3)
 
@@ -25,52 +33,52 @@ def systems(tiny_config):
 def count_encodings(monkeypatch) -> list[Encoding]:
     """Return a list that every pass of the encoder adds to."""
     encoded: list[Encoding] = []
-    original = bench.encode_documents
+    original = encodings.encode_documents
 
     def counting(encoder, judged, encoding, *rest):
         encoded.append(encoding)
         return original(encoder, judged, encoding, *rest)
 
-    monkeypatch.setattr(bench, "encode_documents", counting)
+    monkeypatch.setattr(encodings, "encode_documents", counting)
     return encoded
 
 
-def test_every_system_is_scored_with_every_measure(judged, tiny_config):
-    results = list(run_bench(judged, systems(tiny_config), CONTEXT))
-
-    assert sorted(result.system.name for result in results) == sorted(
-        system.name for system in systems(tiny_config)
+def test_every_system_is_scored_with_every_measure_and_each_encoding_encoded_once(
+    judged, tiny_config, monkeypatch, tmp_path
+):
+    encoded = count_encodings(monkeypatch)
+    first, second = (
+        {
+            result.system.name: result
+            for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+        }
+        for _ in range(2)
     )
-    for result in results:
+
+    assert sorted(first) == sorted(system.name for system in systems(tiny_config))
+    for name, result in first.items():
         assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
         assert all(0.0 <= value <= 1.0 for value in result.means().values())
+        assert second[name].means() == result.means()
+        assert second[name].cost.encode_seconds == result.cost.encode_seconds
+    read = {system.encoding for system in systems(tiny_config) if system.reads_vectors}
+    assert len(encoded) == len(set(encoded)) == len(read) == 5
 
 
-def test_each_encoding_is_encoded_once(judged, tiny_config, monkeypatch):
-    encoded = count_encodings(monkeypatch)
-    list(run_bench(judged, systems(tiny_config), CONTEXT))
-
-    assert len(encoded) == len(set(encoded)) == len({system.encoding for system in systems(tiny_config)}) == 6
-
-
-def test_cached_encodings_are_not_encoded_again(judged, tiny_config, monkeypatch, tmp_path):
-    first = {
-        result.system.name: result
-        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
+def test_bm25_encodes_nothing_and_no_result_depends_on_the_others(judged, tiny_config, monkeypatch):
+    together = {
+        result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)
     }
-    encoded = count_encodings(monkeypatch)
-    second = {
-        result.system.name: result
-        for result in run_bench(judged, systems(tiny_config), CONTEXT, cache=tmp_path / "cache")
-    }
+    for system in systems(tiny_config)[1::5]:
+        assert next(run_bench(judged, [system], CONTEXT)).means() == pytest.approx(together[system.name])
+    monkeypatch.setattr(DocumentEncoder, "encode", None)
+    monkeypatch.setattr(DocumentEncoder, "encode_queries", None)
+    bm25 = next(each for each in systems(tiny_config) if each.name == "bm25")
+    (alone,) = run_bench(judged, [bm25], CONTEXT)
 
-    assert encoded == []
-    assert {name: result.means() for name, result in first.items()} == {
-        name: result.means() for name, result in second.items()
-    }
-    assert {name: result.cost.encode_seconds for name, result in first.items()} == {
-        name: result.cost.encode_seconds for name, result in second.items()
-    }
+    assert alone.means() == together["bm25"]
+    assert alone.means()["evidence@1000"] > 0
+    assert estimate_seconds([judged], [bm25]) is None
 
 
 def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
@@ -94,16 +102,6 @@ def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_c
 
     assert {name for result in results for name in result.values} == set(DOCUMENT_MEASURES)
     assert evidence_ceiling(plain) == {}
-
-
-def test_results_do_not_depend_on_the_other_systems_of_the_run(judged, tiny_config):
-    together = {
-        result.system.name: result.means() for result in run_bench(judged, systems(tiny_config), CONTEXT)
-    }
-    alone = [next(run_bench(judged, [system], CONTEXT)) for system in systems(tiny_config)[::5]]
-
-    for result in alone:
-        assert result.means() == pytest.approx(together[result.system.name])
 
 
 def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
@@ -152,3 +150,22 @@ def test_ceiling_is_what_the_best_reader_gets(tmp_path, write):
         "evidence@2000": 0.5,
         "evidence@4000": 1.0,
     }
+
+
+def test_estimate_counts_every_encoding_over_all_texts(monkeypatch, tiny_config):
+    texts = [f"the cat sat on the mat number {each}. {'the old river walks. ' * 20}" for each in range(8)]
+    judged = known_items_of("walks", [*"abcdefgh"], [""] * 8, texts, 2, 0, {})
+    ticks = iter(range(100))
+    monkeypatch.setattr(bench.time, "monotonic", lambda: float(next(ticks)))  # the sample takes a second
+    monkeypatch.setattr(bench, "SAMPLE_CHARACTERS", len(judged.texts[0]))
+    other = replace(tiny_config, landmark_interval=16)
+
+    one = estimate_seconds([judged], configured_systems(tiny_config))
+    both = estimate_seconds([judged, judged], [*configured_systems(tiny_config), *configured_systems(other)])
+
+    share = sum(map(len, judged.texts)) / len(judged.texts[0])
+    assert one
+    assert both
+    assert (one.seconds, one.encodings) == (pytest.approx(share), 1)
+    assert (both.seconds, both.encodings) == (pytest.approx(4 * share), 2)
+    assert both.tokens == pytest.approx(2 * one.tokens, abs=1)

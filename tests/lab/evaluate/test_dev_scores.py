@@ -53,11 +53,6 @@ def test_dev_scorer_fingerprint_is_that_of_texts_and_judgements(judged: Retrieva
     assert len({DevScorer([each]).fingerprint for each in (judged, *others)}) == 3
 
 
-def test_dev_scorer_refuses_two_sets_of_one_name(judged: RetrievalSet):
-    with pytest.raises(ConfigError, match="names of their own"):
-        DevScorer([judged, judged])
-
-
 def test_dev_scorer_without_ir_measures_says_so_before_anything_is_trained(
     judged: RetrievalSet, monkeypatch: pytest.MonkeyPatch
 ):

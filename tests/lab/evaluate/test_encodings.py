@@ -1,18 +1,22 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.lab.evaluate.encodings import Encoding, encode_set
+from cairn.pipeline.lab.evaluate import encodings
+from cairn.pipeline.lab.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_set, only_cut
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set, sample_set
 from cairn.pipeline.types import silent_progress
 
 
-def encode(judged, encoding: Encoding):
-    return encode_set(judged, encoding, ContextConfig(context_documents=3), silent_progress)
+def encode(judged: RetrievalSet, encoding: Encoding, cache: Path | None = None) -> EncodedSet:
+    encoder, _ = build_encoder(judged, encoding, ContextConfig(context_documents=3))
+    return encode_set(judged, encoding, encoder, silent_progress, cache=cache)
 
 
 def test_plain_encoding_is_that_of_the_document_encoder(judged, tiny_config):
@@ -99,3 +103,58 @@ def test_context_with_one_seed_gives_one_encoding(judged, tiny_config, kind):
     first, second = (encode(judged, Encoding(encoder=reading, context=kind)) for _ in range(2))
 
     assert np.array_equal(first.document_vectors_NV, second.document_vectors_NV)
+
+
+def test_pieces_that_are_only_cut_are_those_that_are_encoded(judged, tiny_config):
+    encoding = Encoding(encoder=tiny_config, stride_tokens=8)
+    cut, encoded = only_cut(judged, encoding), encode(judged, encoding)
+
+    for name in ("chunk_offsets", "start_char", "end_char"):
+        assert np.array_equal(getattr(cut, name), getattr(encoded, name))
+    assert cut.chunk_vectors_MV.shape == (len(encoded.chunk_vectors_MV), 0)
+
+
+@pytest.mark.parametrize("kept_bytes", [None, 0, 10, 500])
+def test_kept_set_is_read_back_and_a_damaged_one_encoded_again(
+    judged, tiny_config, tmp_path, monkeypatch, kept_bytes
+):
+    encoding = Encoding(encoder=tiny_config)
+    before = encode(judged, encoding, tmp_path / "cache")
+    (file,) = (tmp_path / "cache").iterdir()
+    if kept_bytes is None:
+        monkeypatch.delattr(encodings, "encode_documents")  # read and not encoded
+    else:
+        file.write_bytes(file.read_bytes()[:kept_bytes])
+    after = encode(judged, encoding, tmp_path / "cache")
+
+    for field in fields(EncodedSet):
+        if kept_bytes is None or not field.name.endswith("_seconds"):
+            one, other = getattr(before, field.name), getattr(after, field.name)
+            assert np.array_equal(one, other)
+            assert type(one) is type(other)
+
+
+def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, write, tiny_config, tmp_path):
+    rows = zip(judged.doc_ids, judged.texts, strict=True)
+    retitled = read_retrieval_set(
+        write(tmp_path / "other", [{"id": doc_id, "text": text, "title": "x"} for doc_id, text in rows])
+    )
+    plain = Encoding(encoder=tiny_config)
+    reading = replace(tiny_config, use_context=True)
+    for a_set, encoding in [
+        (judged, plain),
+        (judged, replace(plain, has_titles=True)),
+        (retitled, replace(plain, has_titles=True)),
+        (judged, replace(plain, max_document_tokens=9)),
+        (judged, replace(plain, stride_tokens=8)),
+        (judged, Encoding(encoder=reading, context="corpus")),
+        (judged, Encoding(encoder=reading, context="random")),
+        (judged, Encoding(encoder=replace(reading, whitening=0.3), context="corpus")),
+        (judged, replace(plain, encoder=replace(tiny_config, temperature=0.9))),
+        (judged, replace(plain, encoder=replace(tiny_config, precision="bf16"))),
+        (sample_set(judged, max_queries=2, max_documents=None, seed=0), plain),
+    ]:
+        encode(a_set, encoding, tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 11
+    encode(retitled, plain, tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 11

@@ -58,22 +58,6 @@ def test_recall_equals_counting_characters(seed, cut):
     )
 
 
-def test_first_passage_that_does_not_fit_ends_the_reading():
-    passages = spans((0, 0, 10), (0, 10, 40), (1, 0, 5))
-
-    assert evidence_recall(passages, spans((1, 0, 5)), (20,)).tolist() == [0.0]
-
-
-def test_cut_reading_ends_the_last_passage_at_the_budget():
-    passages = spans((0, 0, 10), (0, 10, 40))
-
-    assert evidence_recall(passages, spans((0, 10, 30)), (20,), cut=True).tolist() == [0.5]
-
-
-def test_recall_without_passages_is_zero():
-    assert evidence_recall(spans(), spans((0, 0, 5)), (100,)).tolist() == [0.0]
-
-
 def test_overlapping_evidence_of_a_document_is_merged():
     judgements = Judgements(
         query_J=np.array([1, 1, 1, 1, 0]),

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +15,8 @@ from cairn.pipeline.lab.evaluate.measures import MRR, NDCG
 from cairn.pipeline.lab.evaluate.mteb_search import MtebModel
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, configured_systems, our_systems
+
+from tests.lab.evaluate.test_mteb_tasks import scores_of
 
 # Importing mteb takes seconds, so that one worker does it.
 pytestmark = pytest.mark.xdist_group("mteb")
@@ -41,62 +41,23 @@ def judged(tmp_path: Path, write) -> RetrievalSet:
     return read_retrieval_set(write(tmp_path / "s", CORPUS, QUERIES, qrels))
 
 
-def mteb_task() -> Any:
-    """Return a retrieval task of MTEB that holds its own data."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from datasets import Dataset
-        from mteb.abstasks.retrieval import AbsTaskRetrieval
-        from mteb.abstasks.task_metadata import TaskMetadata
-
-    class Walks(AbsTaskRetrieval):
-        metadata = TaskMetadata(
-            name="Walks",
-            description="Four lines about a walk.",
-            reference=None,
-            dataset={"path": "local", "revision": "1"},
-            type="Retrieval",
-            category="t2t",
-            modalities=["text"],
-            eval_splits=["test"],
-            eval_langs=["eng-Latn"],
-            main_score="ndcg_at_10",
-            date=("2026-01-01", "2026-01-02"),
-            domains=["Written"],
-            task_subtypes=[],
-            license="cc0-1.0",
-            annotations_creators="derived",
-            dialect=[],
-            sample_creation="found",
-            bibtex_citation="",
-        )
-
-        def load_data(self, **_: Any) -> None:
-            split = {
-                "queries": Dataset.from_list(QUERIES),
-                "corpus": Dataset.from_list(CORPUS),
-                "relevant_docs": QRELS,
-                "top_ranked": None,
-            }
-            self.dataset = {"default": {"test": split}}
-            self.data_loaded = True
-
-    return Walks()
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name", ["mean/none/fused", "landmarks/corpus/chunk", "mean/none/fused+bm25", "bm25", "rrf-8"]
 )
 def test_mteb_measures_what_the_bench_measures(judged, tiny_config, name):
-    import mteb
+    from datasets import Dataset
 
     system = systems(tiny_config)[name]
     expected = next(run_bench(judged, [system], ContextConfig(context_documents=2))).means()
-    result = mteb.evaluate(
-        MtebModel(system, ContextConfig(context_documents=2)), mteb_task(), cache=None, co2_tracker=False
-    )
-    scores = result.task_results[0].scores["test"][0]
+    parts = {
+        "queries": Dataset.from_list(QUERIES),
+        "corpus": Dataset.from_list(CORPUS),
+        "relevant_docs": QRELS,
+        "top_ranked": None,
+    }
+    model = MtebModel(system, ContextConfig(context_documents=2))
+    scores = scores_of(model, "Retrieval", retrieval=parts)
 
     assert scores["ndcg_at_10"] == pytest.approx(expected[NDCG], abs=1e-4)
     assert scores["mrr_at_10"] == pytest.approx(expected[MRR], abs=1e-4)
@@ -146,8 +107,9 @@ def test_revision_differs_where_vectors_may(tiny_config):
     assert MtebModel(plain).mteb_model_meta.revision == revisions[0]
 
 
-def test_reranking_scores_the_documents_it_is_given(tiny_config):
-    model = MtebModel(systems(tiny_config)["bm25"])
+@pytest.mark.parametrize("name", ["bm25", "mean/none/fused+bm25"])
+def test_reranking_scores_the_documents_it_is_given(tiny_config, name):
+    model = MtebModel(systems(tiny_config)[name])
     model.index(CORPUS)
     found = model.search(QUERIES, top_k=1, top_ranked={"p": ["river", "mat"], "q": ["stone"]})
 

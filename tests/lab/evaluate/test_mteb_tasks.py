@@ -39,8 +39,12 @@ def task(
     texts: Sequence[str] = TEXTS,
     labels: Sequence[int] = LABELS,
     train: Sequence[Mapping[str, Any]] | None = None,
+    retrieval: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a task of a kind that holds its own data; ``train`` are rows to learn classes from, else all."""
+    """Return a task of a kind that holds its own data.
+
+    ``train`` are rows to learn classes from, else all; ``retrieval`` are the parts of such a task.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from datasets import Dataset
@@ -80,6 +84,7 @@ def task(
             "v_measure",
             {"test": Dataset.from_dict({"sentences": texts, "labels": labels})},
         ),
+        "Retrieval": (AbsTaskRetrieval, "ndcg_at_10", {"test": retrieval}),
         "Reranking": (
             AbsTaskRetrieval,
             "ndcg_at_10",
@@ -124,7 +129,7 @@ def task(
         max_fraction_of_documents_to_embed = None
 
         def load_data(self, **_: Any) -> None:
-            self.dataset = {"default": splits} if kind == "Reranking" else splits
+            self.dataset = {"default": splits} if kind in ("Reranking", "Retrieval") else splits
             self.data_loaded = True
 
     return Tiny()
@@ -138,8 +143,6 @@ class Plain(MtebModel):
     def encode(self, inputs: Iterable[Mapping[str, Any]], **_: Any) -> np.ndarray:
         texts = [text for batch in inputs for text in batch["text"]]
         if self.encoder is None:
-            none = np.zeros(0, np.int64)
-            judgements = Judgements(query_J=none, document_J=none, gain_J=none, start_J=none, end_J=none)
             held = RetrievalSet(
                 name="x",
                 doc_ids=tuple(map(str, range(len(texts)))),
@@ -147,7 +150,7 @@ class Plain(MtebModel):
                 texts=tuple(texts),
                 query_ids=(),
                 queries=(),
-                judgements=judgements,
+                judgements=Judgements.none(),
             )
             self.encoder, _ = build_encoder(held, self.system.encoding, CONTEXT)
         return self.encoder.encode(texts).document_vectors_NV

@@ -3,8 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.evaluate.measures import RankedDocuments, document_measures, measure_run
-from cairn.pipeline.lab.evaluate.run_files import read_run, write_run
+from cairn.pipeline.lab.evaluate.measures import (
+    RankedDocuments,
+    document_measures,
+    measure_run,
+    read_run,
+    write_run,
+)
 
 
 def ranked(judged) -> list[RankedDocuments]:

@@ -1,56 +1,43 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.evaluate import systems
 from cairn.pipeline.lab.evaluate.encodings import Encoding
 from cairn.pipeline.lab.evaluate.systems import (
     baseline_systems,
+    choose_systems,
     configured_systems,
     our_systems,
     select_systems,
     varied,
 )
+from cairn.pipeline.model.backbone_loader import load_backbone
 
 BASE = EncoderConfig()
 PIECES = ("dense", "bm25", "rrf", "convex")
 
 
-def test_table_names_every_system_once():
-    names = [system.name for system in baseline_systems(BASE, 512) + our_systems(BASE)]
-
-    assert len(names) == len(set(names)) == 10 + 4 * 4 + 2 + 3 * 5 * 4
-
-
 def test_baselines_are_those_of_a_rag_pipeline():
-    assert [system.name for system in baseline_systems(BASE, 512)] == [
-        *(
-            "bm25",
-            "chunks-128",
-            "chunks-256",
-            "rrf-128",
-            "rrf-256",
-            "titled-128",
-            "titled-256",
-            "late-128",
-            "document-256",
-            "document-510",
-        ),
-        *(f"overlap-128/{ranking}" for ranking in PIECES),
-        *(f"titled-overlap-128/{ranking}" for ranking in (*PIECES, "whitened", "convex+maxsim")),
-        *(f"overlap-256/{ranking}" for ranking in PIECES),
-        *(f"titled-overlap-256/{ranking}" for ranking in PIECES),
-    ]
+    sizes = [f"{name}-{size}" for name in ("chunks", "rrf", "titled") for size in (128, 256)]
+    assert {system.name for system in baseline_systems(BASE, 512)} == {
+        *("bm25", *sizes, "late-128", "document-256", "document-510"),
+        *(f"overlap-{size}/{ranking}" for size in (128, 256) for ranking in PIECES),
+        *(f"titled-overlap-{size}/{ranking}" for size in (128, 256) for ranking in PIECES),
+        *("titled-overlap-128/whitened", "titled-overlap-128/convex+maxsim"),
+    }
 
 
-def test_baselines_without_titles_share_one_encoding_a_chunk_size():
+def test_systems_that_differ_in_ranking_alone_share_one_encoding():
     plain = {
-        system.encoding
-        for system in baseline_systems(BASE, 512)
-        if system.name.startswith(("bm25", "chunks", "rrf"))
+        system.encoding for system in baseline_systems(BASE, 512) if system.name.startswith(("chunks", "rrf"))
     }
 
     assert len(plain) == 2
+    assert len({system.encoding for system in our_systems(BASE)}) == 15
 
 
 def test_baselines_do_not_depend_on_how_the_base_configuration_chunks():
@@ -61,17 +48,6 @@ def test_baselines_do_not_depend_on_how_the_base_configuration_chunks():
 
 def test_baselines_a_small_model_has_no_room_for_are_left_out():
     assert [system.name for system in baseline_systems(BASE, 96)] == ["bm25", "document-94"]
-
-
-def test_our_systems_of_one_encoder_and_context_share_one_encoding():
-    assert len({system.encoding for system in our_systems(BASE)}) == 15
-
-
-@pytest.mark.parametrize(("interval", "window"), [(32, 4), (64, 2), (128, 1), (256, 1)])
-def test_our_passages_are_windows_of_128_tokens(interval, window):
-    assert {system.window_chunks for system in our_systems(EncoderConfig(landmark_interval=interval))} == {
-        window
-    }
 
 
 def test_configured_systems_take_the_configuration_as_it_is():
@@ -116,6 +92,7 @@ def test_window_follows_the_attention_and_what_the_model_reads():
         varied(BASE, 96, attention="full").window_overlap_tokens,
     ) == (96, 48)
     assert varied(BASE, 96, attention="landmark").window_tokens == 8_192
+    assert varied(EncoderConfig(backend="openvino"), attention="landmark").backend == "torch"
 
 
 def test_prefix_is_pooled_where_it_can_be():
@@ -133,10 +110,6 @@ def test_prefix_takes_room_from_whole_documents():
     assert whole[-1] == "document-500"
 
 
-def test_landmark_attention_runs_on_torch():
-    assert varied(EncoderConfig(backend="openvino"), attention="landmark").backend == "torch"
-
-
 def test_baselines_pool_as_the_model_does_and_know_no_temperature():
     systems = baseline_systems(
         EncoderConfig(pooling="cls", temperature=0.9, query_temperature=0.8, use_context=True, whitening=0.3),
@@ -148,3 +121,20 @@ def test_baselines_pool_as_the_model_does_and_know_no_temperature():
     assert {
         (config.temperature, config.query_temperature, config.needs_context) for config in by_name.values()
     } == {(1.0, None, False)}
+
+
+def test_context_that_the_model_cannot_read_is_refused_with_the_choice_of_rows(tiny_config, monkeypatch):
+    config = replace(tiny_config, use_context=True)
+    backbone = load_backbone(config)
+    backbone.max_context = 4
+    monkeypatch.setattr(systems, "load_backbone", lambda _: backbone)
+    few, many = (ContextConfig(context_documents=count) for count in (4, 5))
+    baseline = tiny_config.without_context
+
+    chosen = choose_systems(config, baseline, few, ["bm25", "cairn/*"], is_whole_table=False)
+    assert [system.name for system in chosen.systems][:2] == ["bm25", "cairn/document"]
+    assert (
+        choose_systems(config, baseline, many, ["bm25"], is_whole_table=False).systems == chosen.systems[:1]
+    )
+    with pytest.raises(ConfigError, match="must be at most the model's 4, got 5"):
+        choose_systems(config, baseline, many, ["bm25", "cairn/*"], is_whole_table=False)

@@ -6,9 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
-from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.tuning.sample import draw_sample, small_sample_warning
+from cairn.pipeline.lab.tuning.sample import draw_sample
 
 LONG = "the cat sat on the mat number {}. " + "old stones mark a way. " * 12
 
@@ -63,21 +61,3 @@ def test_judged_documents_are_always_among_the_drawn(tmp_path):
 
     assert len(sample.doc_ids) == 35
     assert set(wanted) <= set(sample.doc_ids)
-
-
-@pytest.mark.parametrize(
-    ("texts", "sentence"),
-    [
-        (["a way."] * 50, "with a sentence and 200 characters after it"),
-        ([LONG.format(n) for n in range(5)], "must give 20 queries to be tuned with, got 5"),
-    ],
-)
-def test_collection_without_enough_long_texts_is_refused(texts, sentence):
-    with pytest.raises(SourceError, match=sentence):
-        draw_sample(collection(texts), None, name="walks", max_documents=100, max_queries=50, seed=0)
-
-
-def test_small_samples_are_warned_of() -> None:
-    assert small_sample_warning(100, 1_000) is None
-    assert str(small_sample_warning(99, 1_000)).startswith("99 queries are too few")
-    assert str(small_sample_warning(20, 40)).startswith("40 documents and 20 queries are too few")

@@ -5,17 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig, EncoderConfig
-from cairn.pipeline.context.whitening import Whitening
-from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.evaluate.bench import run_bench
-from cairn.pipeline.lab.evaluate.encodings import Encoding, encode_set
+from cairn.pipeline.lab.evaluate.encodings import Encoding
 from cairn.pipeline.lab.evaluate.known_items import known_items_of
 from cairn.pipeline.lab.evaluate.measures import NDCG
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
-from cairn.pipeline.lab.evaluate.significance import Comparison, compare_paired, verdict_of
+from cairn.pipeline.lab.evaluate.significance import compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.lab.tuning.temperature import _half, tune_temperature
-from cairn.pipeline.types import silent_progress
 
 WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "on", "the"]
 
@@ -79,26 +76,6 @@ def test_rows_by_length_compare_one_side_alone(judged, config):
         assert row.before == pytest.approx(before.mean())
 
 
-def test_whitening_stands_beside_them(judged, config):
-    rows = tune_temperature(judged, config, temperatures=(0.5,)).whitened
-    encoding = Encoding(encoder=config)
-    encoded = encode_set(judged, encoding, ContextConfig(), silent_progress)
-    expected = np.zeros(24)
-    whitening = Whitening.of(encoded.chunk_vectors_MV, 1.0)
-    documents, chunks, queries = (
-        whitening.apply(each)
-        for each in (encoded.document_vectors_NV, encoded.chunk_vectors_MV, encoded.query_vectors_QV)
-    )
-    for query, wanted in enumerate(judged.judgements.document_J.tolist()):
-        best = np.maximum.reduceat(chunks @ queries[query], encoded.chunk_offsets[:-1])
-        scores = 0.25 * (documents @ queries[query]) + 0.75 * best
-        rank = int((scores > scores[wanted]).sum())
-        expected[query] = 1 / np.log2(rank + 2) if rank < 10 else 0.0
-
-    assert [row.gamma for row in rows] == [0.3, 1.0]
-    assert rows[1].comparison == compare_paired(expected, ndcg(judged, config, 1.0, 1.0), seed=0)
-
-
 def test_what_was_encoded_is_kept(judged, config, tmp_path):
     first = tune_temperature(judged, config, temperatures=(0.5,), cache=tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -106,22 +83,3 @@ def test_what_was_encoded_is_kept(judged, config, tmp_path):
     assert len(files) == 2
     assert tune_temperature(judged, config, temperatures=(0.5,), cache=tmp_path) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "p_value", "verdict"),
-    [
-        (0.01, 0.03, 0.01, "helps"),
-        (0.01, 0.03, 0.13, "noise"),
-        (-0.01, 0.03, 0.04, "noise"),
-        (-0.03, -0.01, 0.01, "hurts"),
-    ],
-)
-def test_verdict_is_helps_only_beyond_noise(low, high, p_value, verdict):
-    comparison = Comparison(difference=0.0, low=low, high=high, p_value=p_value, num_queries=9)
-    assert verdict_of(comparison) == verdict
-
-
-def test_temperature_out_of_bounds_is_refused(judged, config):
-    with pytest.raises(ConfigError, match="a temperature must lie between"):
-        tune_temperature(judged, config, temperatures=(0.0,))

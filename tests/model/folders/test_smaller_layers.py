@@ -11,9 +11,8 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.compress.plain_pass import Gates, last_states
+from cairn.pipeline.lab.compress.plain_pass import Gates, last_states, read_engine
 from cairn.pipeline.lab.compress.pruning import KeptParts, require_prunable, smaller_checkpoint
-from cairn.pipeline.lab.compress.reading import read_engine
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.config import ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.lab.evaluate import searched_set
+from cairn.pipeline.lab.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_set
+from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
+from cairn.pipeline.lab.evaluate.measures import Answer
+from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
+from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
+from cairn.pipeline.lab.evaluate.systems import OurRanking, System
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.types import SearchResult, silent_progress
+
+from tests.late_models import copy_with_projection
+
+WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "the"]
+AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
+    ("document", {"granularity": "document", "hybrid": False, "late": False}),
+    ("chunk", {"granularity": "chunk", "hybrid": False, "late": False}),
+    ("fused", {"granularity": "both", "hybrid": False, "late": False}),
+    ("fused+bm25", {"granularity": "both", "hybrid": True, "late": False}),
+    ("late", {"granularity": "both", "hybrid": False}),
+    ("late+bm25", {"granularity": "both", "hybrid": True}),
+])  # fmt: skip
+
+
+def retrieval_set(ids: list[str], titles: list[str], texts: list[str], queries: list[str]) -> RetrievalSet:
+    return RetrievalSet(
+        name="c",
+        doc_ids=tuple(ids),
+        titles=tuple(titles),
+        texts=tuple(texts),
+        query_ids=tuple(f"q{number}" for number in range(len(queries))),
+        queries=tuple(queries),
+        judgements=Judgements.none(),
+    )
+
+
+@dataclass(frozen=True)
+class Twins:
+    """The same texts as a collection and as an encoded set."""
+
+    collection: Collection
+    judged: RetrievalSet
+    ranker: SearchedSet
+    encoding: Encoding
+
+    def search(self, **options: Any) -> list[SearchResult]:
+        return self.collection.search_batch(list(self.judged.queries), top_k=100, **options)
+
+    def answers(self, ranking: OurRanking) -> list[Answer]:
+        system = System(name="x", encoding=self.encoding, ranking=ranking)
+        return self.ranker.rank(system, np.ones(len(self.judged.queries), np.bool_))
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) -> Twins:
+    folder = tmp_path_factory.mktemp("twins")
+    config = replace(
+        tiny_config,
+        model=str(copy_with_projection(Path(tiny_config.model), folder / "model")),
+        landmark_interval=64,
+        window_tokens=94,
+    )
+    generator = np.random.default_rng(5)
+    # More documents than a run holds, and more than a list of candidates.
+    texts = [" ".join(generator.choice(WORDS, size)) for size in generator.integers(5, 400, 240)]
+    titles = [" ".join(generator.choice(WORDS, 2)) if index % 3 else "" for index in range(len(texts))]
+    queries = [" ".join(generator.choice(WORDS, 4)) for _ in range(5)]
+    ids = [f"d{index:03d}" for index in range(len(texts))]
+    rows = pa.table({"id": ids, "text": texts, "title": [title or None for title in titles]})
+    pq.write_table(rows, folder / "corpus.parquet")
+    build_index([str(folder / "corpus.parquet")], folder / "root", "c", IngestConfig(encoder=config))
+    judged, encoding = retrieval_set(ids, titles, texts, queries), Encoding(encoder=config)
+    encoder, _ = build_encoder(judged, encoding, ContextConfig())
+    encoded = encode_set(judged, encoding, encoder, silent_progress)
+    return Twins(
+        collection=open_collection("c", root=folder / "root"),
+        judged=judged,
+        ranker=SearchedSet(judged, encoded, encoder.token_projection),
+        encoding=encoding,
+    )
+
+
+@AS_SEARCHED
+def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(
+    twins: Twins, ranking: OurRanking, options: dict[str, Any]
+):
+    for answer, result in zip(twins.answers(ranking), twins.search(passages=0, **options), strict=True):
+        assert [twins.judged.doc_ids[position] for position in answer.documents.positions.tolist()] == [
+            hit.doc_id for hit in result.hits
+        ]
+        assert answer.documents.scores.clip(0.0, 1.0).tolist() == pytest.approx(
+            [hit.score for hit in result.hits], abs=1e-6
+        )
+
+
+def read_within(spans: Spans, budget: int) -> list[tuple[int, int, int]]:
+    """Return what fits a budget, with neighbours joined."""
+    rows = list(
+        zip(*(column.tolist() for column in (spans.document_S, spans.start_S, spans.end_S)), strict=True)
+    )
+    totals = itertools.accumulate(end - start for _, start, end in rows)
+    joined: list[tuple[int, int, int]] = []
+    for document, start, end in sorted(
+        row for row, total in zip(rows, totals, strict=True) if total <= budget
+    ):
+        if joined and joined[-1][0] == document and start - joined[-1][2] in (0, 1):
+            joined[-1] = (document, joined[-1][1], end)
+        else:
+            joined.append((document, start, end))
+    return joined
+
+
+@AS_SEARCHED
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_passages_within_a_budget_are_those_a_search_answers_with(
+    twins: Twins, ranking: OurRanking, options: dict[str, Any], budget: int
+):
+    searched = twins.search(max_characters=budget, **options)
+    for answer, result in zip(twins.answers(ranking), searched, strict=True):
+        assert answer.passages is not None
+        found = sorted(
+            (twins.judged.doc_ids.index(hit.doc_id), passage.start_char, passage.end_char)
+            for hit in result.hits
+            for passage in hit.passages
+        )
+        assert read_within(answer.passages, budget) == found
+        assert found
+
+
+def test_documents_of_a_list_are_ranked_as_a_search_with_a_filter_ranks_them(twins: Twins):
+    allowed = np.arange(3, 60, 4)
+    ids = [twins.judged.doc_ids[position] for position in allowed.tolist()]
+    system = System(name="x", encoding=twins.encoding, ranking="late+bm25")
+    found = twins.collection.search(twins.judged.queries[0], top_k=len(ids), filters={"doc_id": ids})
+
+    ranked = twins.ranker.rank_among(system, 0, allowed)
+    assert [twins.judged.doc_ids[position] for position in ranked.positions.tolist()] == [
+        hit.doc_id for hit in found.hits
+    ]
+
+
+def test_passages_come_only_where_they_are_wanted(twins: Twins):
+    wanted = np.array([True, False, True, False, False])
+    system = System(name="x", encoding=twins.encoding, ranking="chunk")
+
+    assert [each.passages is not None for each in twins.ranker.rank(system, wanted)] == wanted.tolist()
+
+
+@pytest.mark.parametrize("ranking", ["fused+bm25", "late+bm25"])
+def test_ranking_does_not_depend_on_how_many_queries_are_ranked_at_once(
+    twins: Twins, ranking: OurRanking, monkeypatch: pytest.MonkeyPatch
+):
+    whole = twins.answers(ranking)
+    monkeypatch.setattr(searched_set, "BLOCK_QUERIES", 2)
+
+    for one, other in zip(whole, twins.answers(ranking), strict=True):
+        assert np.array_equal(one.documents.positions, other.documents.positions)
+
+
+def test_equal_scores_are_ranked_by_id(encoded: EncodedSet):
+    same = np.tile(np.eye(16, dtype=np.float32)[:1], (12, 1))  # products with it are exact
+    ids = [f"doc{index:02d}" for index in range(12)][::-1]
+    judged = retrieval_set(ids, [""] * 12, ["..."] * 12, ["stone"] * 6)
+    system = System(name="x", encoding=Encoding(encoder=EncoderConfig()), ranking="document")
+    answers = SearchedSet(judged, replace(encoded, document_vectors_NV=same)).rank(
+        system, np.zeros(6, np.bool_)
+    )
+
+    assert answers[0].documents.positions.tolist() == list(range(12))[::-1]
