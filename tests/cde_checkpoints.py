@@ -90,28 +90,17 @@ def cde_backbone_config(version: int, size: Size, num_layers: int, vocab_size: i
     """Return the configuration of a version's backbone."""
     if version == 1:
         return {
-            "model_type": "nomic_bert",
-            "n_embd": size.width,
-            "n_head": size.heads,
-            "n_inner": size.inner,
-            "n_layer": num_layers,
-            "n_positions": size.positions,
-            "rotary_emb_base": 1000,
+            "model_type": "nomic_bert", "n_embd": size.width, "n_head": size.heads, "n_inner": size.inner,
+            "n_layer": num_layers, "n_positions": size.positions, "rotary_emb_base": 1000,
             "vocab_size": vocab_size,
-        }
+        }  # fmt: skip
     return {
-        "model_type": "modernbert",
-        "hidden_size": size.width,
-        "num_attention_heads": size.heads,
-        "intermediate_size": size.inner,
-        "num_hidden_layers": num_layers,
-        "max_position_embeddings": size.positions,
-        "global_attn_every_n_layers": 3,
-        "global_rope_theta": 160000.0,
-        "local_rope_theta": 10000.0,
-        "local_attention": size.window,
+        "model_type": "modernbert", "hidden_size": size.width, "num_attention_heads": size.heads,
+        "intermediate_size": size.inner, "num_hidden_layers": num_layers,
+        "max_position_embeddings": size.positions, "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "local_attention": size.window,
         "vocab_size": vocab_size,
-    }
+    }  # fmt: skip
 
 
 def cde_tensors(

@@ -1,8 +1,30 @@
-"""Ways in which a stored file can be damaged."""
+"""Ways in which stored files can be damaged: entries of another kind, and flipped bits."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+
+KINDS = ("file", "folder", "dangling link", "link to itself", "link to a device", "FIFO")
+
+
+def put(path: Path, kind: str) -> None:
+    """Put an entry of a kind in the place of whatever stands at ``path``."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "folder":
+        path.mkdir()
+        (path / "inside").touch()
+    elif kind == "file":
+        path.touch()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        targets = {"dangling link": "nowhere", "link to itself": path.name, "link to a device": "/dev/zero"}
+        path.symlink_to(targets[kind])
 
 
 def flipped_bits(content: bytes) -> Iterator[bytes]:

@@ -34,22 +34,10 @@ def add_machine(number: int) -> list[str]:
     assert process.stdout is not None
     process.stdout.readline()
     inside = ["nsenter", "--target", str(process.pid), "--net"]
-    call(
-        "ip",
-        "link",
-        "add",
-        f"port{number}",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "eth0",
-        "netns",
-        str(process.pid),
-    )
-    call("ip", "link", "set", f"port{number}", "master", "switch", "up")
+    call(*f"ip link add port{number} type veth peer name eth0 netns {process.pid}".split())
+    call(*f"ip link set port{number} master switch up".split())
     call(*inside, "ip", "link", "set", "lo", "up")
-    call(*inside, "ip", "address", "add", f"10.77.0.{number}/24", "dev", "eth0")
+    call(*inside, *f"ip address add 10.77.0.{number}/24 dev eth0".split())
     call(*inside, "ip", "link", "set", "eth0", "up")
     return inside
 
@@ -57,33 +45,15 @@ def add_machine(number: int) -> list[str]:
 def start(temporary: str) -> None:
     call("ip", "link", "set", "lo", "up")
     call("ip", "link", "add", "switch", "type", "bridge")
-    call("ip", "address", "add", f"{HEAD}/24", "dev", "switch")
+    call(*f"ip address add {HEAD}/24 dev switch".split())
     call("ip", "link", "set", "switch", "up")
-    ray = [
-        sys.executable,
-        "-m",
-        "ray.scripts.scripts",
-        "start",
-        "--num-gpus=0",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
-    ]
-    head = [
-        "--head",
-        f"--node-ip-address={HEAD}",
-        f"--port={PORT}",
-        "--num-cpus=0",
-        "--include-dashboard=false",
-        "--disable-usage-stats",
-    ]
-    call(*ray, *head, f"--temp-dir={temporary}")
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-gpus=0"]
+    ray.append(f"--object-store-memory={OBJECT_STORE_BYTES}")
+    head = f"--head --node-ip-address={HEAD} --port={PORT} --num-cpus=0 --include-dashboard=false"
+    call(*ray, *head.split(), "--disable-usage-stats", f"--temp-dir={temporary}")
     for number in (2, 3):
-        call(
-            *add_machine(number),
-            *ray,
-            f"--address={HEAD_ADDRESS}",
-            f"--node-ip-address=10.77.0.{number}",
-            "--num-cpus=1",
-        )
+        machine = f"--address={HEAD_ADDRESS} --node-ip-address=10.77.0.{number} --num-cpus=1"
+        call(*add_machine(number), *ray, *machine.split())
 
 
 def cut_off_oldest(class_name: str) -> None:

@@ -11,7 +11,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.errors import DiskFullError, StorageError, TryAgainError
 from safetensors import SafetensorError
 
-from tests.entries import KINDS, put
+from tests.damages import KINDS, put
 
 
 @pytest.fixture

@@ -12,24 +12,9 @@ from typing import Any
 import pytest
 
 TINY_WORDS = (
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "mat",
-    "stone",
-    "path",
-    "way",
-    "mark",
-    "##s",
-    "##ing",
-    "a",
-    "river",
-    "mountain",
-    "walk",
-    "##er",
-    "old",
-)
+    "the", "cat", "sat", "on", "mat", "stone", "path", "way", "mark", "##s", "##ing", "a", "river",
+    "mountain", "walk", "##er", "old",
+)  # fmt: skip
 TINY_LAYERS = 2
 
 
@@ -117,22 +102,13 @@ def _write_tiny_tokenizer(folder: Path) -> int:
     from tokenizers.pre_tokenizers import BertPreTokenizer
 
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    tokens = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *TINY_WORDS,
-        *letters,
-        *(f"##{letter}" for letter in letters),
-        *".,;:!?'-_()[]/",
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokens = [*special, *TINY_WORDS, *letters, *(f"##{letter}" for letter in letters), *".,;:!?'-_()[]/"]
     vocab = {token: index for index, token in enumerate(dict.fromkeys(tokens))}
     tokenizer = Tokenizer(WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = BertPreTokenizer()
-    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    tokenizer.add_special_tokens(special)
     tokenizer.enable_padding(length=16)
     tokenizer.enable_truncation(max_length=16)
     tokenizer.save(str(folder / "tokenizer.json"))

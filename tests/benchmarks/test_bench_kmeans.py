@@ -9,7 +9,6 @@ from collections.abc import Callable
 import faiss
 import numpy as np
 import pytest
-from cairn.pipeline.cluster.assignment import assign
 from cairn.pipeline.cluster.asymmetric_kmeans import pair_points, train_clusters
 from cairn.pipeline.config import ClusterConfig
 
@@ -67,21 +66,3 @@ def test_bench_train_clusters_against_faiss_alone(capsys: pytest.CaptureFixture[
             f"\ntrain_clusters / faiss.Kmeans on the same {len(points)} points, K={NUM_CLUSTERS}: "
             f"{ratio:.2f} x (goal 1.2 x)"
         )
-
-
-def test_bench_assign_against_one_faiss_iteration(capsys: pytest.CaptureFixture[str]) -> None:
-    phi, psi = pairs()
-    clusters = train_clusters(
-        phi, psi, ClusterConfig(num_clusters=NUM_CLUSTERS, num_iterations=2), surrogate_fingerprint="bench"
-    )
-    index = faiss.IndexFlatIP(2 * VECTOR_DIM)
-    index.add(clusters.centroids_KP)
-    points = pair_points(phi, psi)[:NUM_DOCUMENTS]
-    np.testing.assert_array_equal(assign(clusters, phi, psi), index.search(points, 1)[1][:, 0])
-    measured = [
-        (seconds(lambda: assign(clusters, phi, psi)), seconds(lambda: index.search(points, 1)))
-        for _ in range(REPEATS)
-    ]
-    ratio = statistics.median(mine / theirs for mine, theirs in measured)
-    with capsys.disabled():
-        print(f"\nassign / faiss.IndexFlatIP.search of {NUM_DOCUMENTS} rows, K={NUM_CLUSTERS}: {ratio:.2f} x")

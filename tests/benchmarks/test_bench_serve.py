@@ -1,12 +1,11 @@
-"""Measure HTTP's overhead and latency for one and sixteen clients, beside LanceDB and FAISS.
+"""Measure HTTP's overhead and latency for one and sixteen clients.
 
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_serve.py
 
 ``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the number of documents, of ten chunks each; 2,000 suffice on a busy
 machine. The collection is that of ``test_bench_search.py``: clustered vectors of 384 dimensions, texts of
-random words. all-MiniLM-L6-v2 encodes the queries, behind sentence-transformers for LanceDB and FAISS. The
-server is `cairn serve` in its own process on loopback, and the clients are threads of this one. The overhead
-of HTTP is measured inside a third process.
+random words; all-MiniLM-L6-v2 encodes the queries. The server is `cairn serve` in its own process on
+loopback, and the clients are threads of this one. The overhead of HTTP is measured inside a third process.
 
 Goals: HTTP adds at most 2 ms at p50; one client sees a p50 of at most 12 ms, by vectors 9 ms, and a p99 of
 at most 40 ms; sixteen clients get at least twice the throughput of one, with a p99 of at most 150 ms.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import importlib.util
 import json
 import os
 import re
@@ -29,22 +27,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import faiss
-import lancedb
 import numpy as np
-import pyarrow as pa
 import pytest
-from cairn.pipeline.config import BASE_MODEL, EncoderConfig
+from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.text_encoder import TextEncoder
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
-from lancedb.index import FTS, IvfRq
-from lancedb.rerankers import RRFReranker
+
+from tests.benchmarks import test_bench_search as maker
 
 pytestmark = pytest.mark.bench
 
@@ -55,23 +48,9 @@ DENSE: dict[str, Any] = {"hybrid": False, "granularity": "chunk", "passages": 1}
 HYBRID: dict[str, Any] = {}
 
 
-def load_search_bench() -> ModuleType:
-    """Load the maker of the collection, by path since tests are no packages."""
-    spec = importlib.util.spec_from_file_location(
-        "search_bench", Path(__file__).with_name("test_bench_search.py")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault("search_bench", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
 @dataclass(frozen=True)
 class Bench:
     layout: CollectionLayout
-    chunk_vectors: np.ndarray
-    chunk_texts: list[str]
     queries: list[str]
     folder: Path
 
@@ -82,11 +61,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 
 def make_bench(folder: Path) -> Bench:
-    maker = load_search_bench()
     maker.NUM_DOCUMENTS = NUM_DOCUMENTS
-    maker.FINGERPRINT = TextEncoder(
-        EncoderConfig(landmark_interval=64)
-    ).fingerprint  # the settings the maker publishes
+    # The settings that the maker publishes.
+    maker.FINGERPRINT = TextEncoder(EncoderConfig(landmark_interval=64)).fingerprint
     rng = np.random.default_rng(0)
     topics = maker.normalised(rng.standard_normal((maker.NUM_TOPICS, maker.VECTOR_DIM), dtype=np.float32))
     centres = maker.around(topics[rng.integers(0, maker.NUM_TOPICS, NUM_DOCUMENTS)], 0.8, rng)
@@ -97,15 +74,8 @@ def make_bench(folder: Path) -> Bench:
     texts = maker.zipf_texts(NUM_DOCUMENTS, rng)
     layout = CollectionLayout(folder / "root", "bench")
     maker.publish(layout, texts, documents, chunk_vectors)
-    words = [text.split(" ") for text in texts]
-    size = len(words[0]) // maker.CHUNKS_PER_DOCUMENT
-    chunk_texts = [
-        " ".join(row[start : start + size])
-        for row in words
-        for start in range(0, size * maker.CHUNKS_PER_DOCUMENT, size)
-    ]
     queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
-    return Bench(layout, chunk_vectors, chunk_texts, queries, folder)
+    return Bench(layout, queries, folder)
 
 
 def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
@@ -285,62 +255,6 @@ def ask_at_once(port: int, queries: Sequence[str], options: dict[str, Any]) -> t
         thread.join()
     throughput = NUM_CLIENTS * (len(queries) + 10) / (time.perf_counter() - start)
     return seconds, throughput
-
-
-def test_bench_peers_on_the_same_queries(bench: Bench) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(model_folder(BASE_MODEL)), device="cpu")
-    line(
-        "encoding alone, sentence-transformers",
-        timed(lambda query: model.encode([query], normalize_embeddings=True), bench.queries),
-    )
-
-    dim = bench.chunk_vectors.shape[1]
-    index = faiss.index_factory(
-        dim, f"IVF{min(1024, len(bench.chunk_vectors) // 40)},SQ8", faiss.METRIC_INNER_PRODUCT
-    )
-    index.train(bench.chunk_vectors)
-    index.add(bench.chunk_vectors)
-    index.nprobe = 32
-
-    def ask_faiss(query: str) -> list[str]:
-        _, found = index.search(model.encode([query], normalize_embeddings=True), TOP_K)
-        return [bench.chunk_texts[position] for position in found[0].tolist()]
-
-    line("peer: FAISS IVF SQ8 in memory, texts in a list", timed(ask_faiss, bench.queries))
-
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(bench.chunk_vectors.ravel()), dim)
-    table = lancedb.connect(bench.folder / "peer").create_table(
-        "chunks", pa.table({"text": bench.chunk_texts, "vector": vectors})
-    )
-    table.create_index("vector", config=IvfRq(distance_type="cosine"))
-    table.create_index("text", config=FTS(with_position=False))
-
-    def ask_lance(query: str) -> object:
-        vector = model.encode([query], normalize_embeddings=True)[0]
-        return (
-            table.search(vector)
-            .distance_type("cosine")
-            .refine_factor(10)
-            .select(["text", "_distance"])
-            .limit(TOP_K)
-            .to_list()
-        )
-
-    reranker = RRFReranker()
-
-    def ask_lance_hybrid(query: str) -> object:
-        vector = model.encode([query], normalize_embeddings=True)[0]
-        search = (
-            table.search(query_type="hybrid", vector_column_name="vector", fts_columns="text")
-            .vector(vector)
-            .text(query)
-        )
-        return search.rerank(reranker).limit(TOP_K).to_list()
-
-    line("peer: LanceDB IVF_RQ, refine 10", timed(ask_lance, bench.queries))
-    line("peer: LanceDB hybrid, RRF", timed(ask_lance_hybrid, bench.queries))
 
 
 if __name__ == "__main__":

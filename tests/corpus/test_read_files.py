@@ -24,7 +24,7 @@ from cairn.pipeline.corpus.source_record import create_record, holds_for
 from cairn.pipeline.corpus.staging import stage_changes
 from cairn.pipeline.errors import SourceError
 
-from tests.entries import KINDS, put
+from tests.damages import KINDS, put
 
 CONFIG = CorpusConfig()
 Row = tuple[str | None, str | None]

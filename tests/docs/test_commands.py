@@ -1,4 +1,4 @@
-"""The command blocks of README and guide, run in order, page by page, on a tiny corpus.
+"""The command blocks of README and guide, run in order, page by page, on tiny corpora.
 
 A block that cannot run here is preceded by a comment that names one of :data:`REASONS`; it is read all the
 same. ``pytest tests/docs/test_commands.py --collect-only -q -k not_run`` lists them.
@@ -7,16 +7,29 @@ same. ``pytest tests/docs/test_commands.py --collect-only -q -k not_run`` lists 
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
+from typing import Any
 
+import click
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
+from cairn.cli.settings import load_default_map, settings_of_verb
 
-from tests.docs.pages import GUIDE, README, ROOT, Block, blocks
-from tests.docs.workshop import open_workshop, write_corpora
+from tests.docs.pages import GUIDE, README, ROOT, Block, blocks, shell_lines
 
 REASONS = {
     "docker": "needs a Docker engine; tests/test_compose.py runs the services' commands",
@@ -28,8 +41,199 @@ REASONS = {
     "s3": "needs a bucket; tests/jobs/test_store_index.py has a local one",
 }
 PAGES = [README, *GUIDE]
-BLOCKS = [block for page in PAGES for block in blocks(page)]
-LEFT_OUT = [block for block in BLOCKS if block.reason is not None]
+LEFT_OUT = [block for page in PAGES for block in blocks(page) if block.reason is not None]
+ADDRESS = re.compile(r"(http://)?(127\.0\.0\.1|localhost):8400")
+FEWER_STEPS = {"2000": "2", "200": "2"}
+SETTINGS = {
+    "EVALUATE_CONTEXT_DOCUMENTS": "4", "TRAIN_BATCH_PAIRS": "8", "TRAIN_HELDOUT_PAIRS": "4",
+    "TRAIN_CONTEXT_DOCUMENTS": "4", "PRETRAIN_BATCH_ROWS": "2", "PRETRAIN_MAX_TOKENS": "64",
+    "TRAIN_MIXER_MIN_PAIRS": "8", "TRAIN_MIXER_STEPS": "2", "TRAIN_MIXER_ROTATION_STEPS": "2",
+    "TRAIN_MIXER_HOLD_OUT": "0.2", "SAMPLE_MAX_DOCUMENTS": "8",
+}  # fmt: skip
+"""Of ``CAIRN_*``: training that takes seconds."""
+TOPICS = ("passwords", "accounts", "invoices", "deliveries", "returns", "languages", "printers", "backups")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def write(path: Path, **columns: Sequence[Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({name: list(values) for name, values in columns.items()}), path)
+
+
+def write_corpora(folder: Path) -> None:
+    """Write the files that pages name: corpora, judged queries, pairs, texts with labels, long documents."""
+    count, numbers = len(TOPICS), range(6)
+    texts = [
+        f"To change {topic} open the settings and choose {topic}. " + f"Help with {topic} is there. " * 20
+        for topic in TOPICS
+    ]
+    titles, ids = [f"About {topic}" for topic in TOPICS], [f"guides/{topic}" for topic in TOPICS]
+    ids[-1] = "doc-3"
+    years, kinds = range(2018, 2018 + count), ["guide", "note"] * (count // 2)
+    write(folder / "articles/a.parquet", id=ids, text=texts, title=titles, year=years, kind=kinds)
+    write(folder / "notes.parquet", key=ids, body=texts, headline=titles)
+    query_ids = [f"q{number}" for number in range(count)]
+    write(folder / "judged/corpus.parquet", id=ids, text=texts, title=titles)
+    write(folder / "judged/queries.parquet", id=query_ids, text=[f"how do I change {t}" for t in TOPICS])
+    places = {"start": [0] * count, "end": [60] * count}
+    write(folder / "judged/qrels.parquet", query_id=query_ids, doc_id=ids, score=[1] * count, **places)
+    asked = [f"where is number {number} of the {topic}" for topic in TOPICS for number in numbers]
+    answers = [
+        f"Number {number} of the {topic} lies on shelf {number}." for topic in TOPICS for number in numbers
+    ]
+    pages = [f"Shelves of {topic}" for topic in TOPICS for _ in numbers]
+    sources = ["shelves"] * len(asked)
+    write(folder / "pairs/a.parquet", query=asked, document=answers, title=pages, source=sources)
+    write(folder / "labelled/topics.parquet", query=asked, label=[topic for topic in TOPICS for _ in numbers])
+    manuals = [
+        "\n\n".join(
+            f"# Part {part} of {topic}\n\n"
+            + " ".join(f"Step {n} of part {part} turns the {topic} by {n + part} degrees." for n in range(8))
+            for part in range(4)
+        )
+        for topic in TOPICS
+    ]
+    write(folder / "manuals.parquet", text=manuals, title=titles)
+    shelves = [f"{topic} {number}" for topic in TOPICS for number in range(3)]
+    books = [f"This book explains {shelf} in full. " + f"More on {shelf} follows. " * 40 for shelf in shelves]
+    write(folder / "library/a.parquet", id=shelves, text=books)
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def answers_at(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(address):
+            return True
+    except OSError:
+        return False
+
+
+class Workshop:
+    """Runs the blocks of one page, in order, in one folder, with a test's own version of each program."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, stack: contextlib.ExitStack) -> None:
+        self.patched, self.stack = patched, stack
+        self.names: dict[str, Any] = {}
+        self.server: str | None = None
+        self.programs: dict[str, Callable[[list[str]], None]] = {
+            "cairn": self.cairn,
+            "ingest": lambda words: self.cairn(["ingest", *words]),
+            "curl": self.curl,
+            "pip": self.pip,
+            "make": self.make,
+            "export": self.export,
+            "python": lambda words: None,
+            ".": lambda words: None,
+        }
+
+    def run(self, block: Block) -> None:
+        if block.language == "python":
+            text = ADDRESS.sub(lambda _: self.address(), block.text)
+            exec(compile(text, block.name, "exec"), self.names)
+        elif block.language == "toml":
+            self.settings(block.text)
+        elif block.language == "sh":
+            for line in shell_lines(block.text):
+                program, *words = shlex.split(line, comments=True)
+                assert program in self.programs, f"{block.name}: no test can run {line!r}; say why"
+                self.programs[program](words)
+
+    def cairn(self, words: list[str]) -> None:
+        """Run a verb, and leave it running where it is a server's."""
+        if words[0] == "serve":
+            self.serve(words)
+        elif words == ["schedule", "run"]:
+            self.start(words)
+            wait_until(lambda: run(cairn, ["schedule", "health"], "cairn") == 0)
+        else:
+            assert run(cairn, [FEWER_STEPS.get(word, word) for word in words], "cairn") == 0
+
+    def start(self, words: list[str]) -> None:
+        command = [sys.executable, "-m", "cairn.cli.main", *words]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "pipeline/face")}
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        self.stack.callback(process.wait)
+        self.stack.callback(process.terminate)
+
+    def serve(self, words: list[str]) -> None:
+        """Serve at a port that is free, and wait until collections are open."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.start([*words, "--port", str(port), "--deadline-seconds", "120"])
+        self.server = f"http://127.0.0.1:{port}"
+        wait_until(lambda: answers_at(f"{self.server}/readyz"))
+
+    def address(self) -> str:
+        """Return the server's address, after starting one where the page has not."""
+        if self.server is None:
+            self.serve(["serve"])
+        assert self.server is not None
+        return self.server
+
+    def curl(self, words: list[str]) -> None:
+        address, headers, body = "", {}, None
+        rest = iter(words)
+        for word in rest:
+            if word == "-H":
+                name, _, value = next(rest).partition(": ")
+                headers[name] = value
+            elif word == "-d":
+                body = next(rest).encode()
+            elif word != "-s":
+                address = ADDRESS.sub(lambda _: self.address(), word)
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers)) as response:
+            assert response.status == 200
+            assert response.read().startswith(b"{")
+
+    def export(self, words: list[str]) -> None:
+        for word in words:
+            self.patched.setenv(*word.split("=", 1))
+
+    def settings(self, text: str) -> None:
+        """Read a block as cairn.toml; its keys must be options of its verbs."""
+        Path("cairn.toml").write_text(text, "utf-8")
+        for verb, values in load_default_map().items():
+            command = cairn.get_command(click.Context(cairn), verb)
+            assert command is not None, verb
+            settings_of_verb(command, values)
+        Path("cairn.toml").unlink()
+
+    @staticmethod
+    def pip(words: list[str]) -> None:
+        """Check that what is installed is a folder of ours, an extra of ours, or a requirement of one."""
+        extras = PROJECT["optional-dependencies"]
+        required = [line for lines in (PROJECT["dependencies"], *extras.values()) for line in lines]
+        names = {re.split("[<>=[]", line)[0] for line in required}
+        for word in words[1:]:
+            folder, _, asked = word.removesuffix("]").partition("[")
+            if folder.startswith("."):
+                assert (ROOT / folder / "pyproject.toml").is_file(), word
+                assert set(filter(None, asked.split(","))) <= set(extras), word
+            else:
+                assert word in required or word in names, word
+
+    @staticmethod
+    def make(words: list[str]) -> None:
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        assert set(words) <= set(targets), words
+
+
+@contextlib.contextmanager
+def open_workshop(folder: Path) -> Generator[Workshop]:
+    """Work in a folder until the page is done; everything that was started is ended."""
+    with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as stack:
+        patched.chdir(folder)
+        for name in ("CAIRN_ROOT", "CAIRN_COLLECTION", "CAIRN_CONFIG", "CAIRN_API_KEY", "RAY_ADDRESS"):
+            patched.delenv(name, raising=False)
+        for name, value in SETTINGS.items():
+            patched.setenv(f"CAIRN_{name}", value)
+        yield Workshop(patched, stack)
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +265,3 @@ def test_block_that_is_not_run_can_be_read(block: Block) -> None:
         assert block.language == "sh"
         text = re.sub("…", "x", block.text)
         subprocess.run(["sh", "-n"], input=text, text=True, check=True)
-
-
-def test_pages_run_something() -> None:
-    run_pages = {
-        block.page for block in BLOCKS if block.reason is None and block.language in ("sh", "python")
-    }
-    not_run = {page.stem for page in PAGES} - {page.stem for page in run_pages}
-    assert not_run == {"object-store", "ray", "containers"}
-
-
-def test_curl_shows_every_kind_of_address() -> None:
-    page = (ROOT / "docs" / "guide" / "serve.md").read_text("utf-8")
-    shown = re.findall(r"^curl -s localhost:8400(\S+)", page, re.MULTILINE)
-    assert {re.sub("handbook|guides/passwords", "{}", path) for path in shown} == {
-        "/v1/collections",
-        "/v1/collections/{}/search",
-        "/v1/collections/{}/documents/{}",
-        "/v1/collections/{}/lineage/{}",
-        "/v1/vector_stores/{}/search",
-        "/v1/embeddings",
-    }

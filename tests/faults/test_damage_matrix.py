@@ -158,11 +158,10 @@ def read(layout: CollectionLayout) -> None:
     assert generation.num_documents == len(RIGHT[generation.number])
     assert generation.number == 2 or generation.warning is not None
     try:
-        assert texts(generation) == RIGHT[generation.number]
-    except AssertionError:
-        raise
+        is_right = texts(generation) == RIGHT[generation.number]
     except Exception:  # noqa: BLE001 - rows of Lance are read without hashes; verify finds what is wrong
-        assert verify_collection(layout) != []
+        is_right = False
+    assert is_right or verify_collection(layout) != []
 
 
 def verify(layout: CollectionLayout) -> None:

@@ -13,7 +13,7 @@ from cairn.pipeline.search import searcher
 from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
 from cairn.pipeline.search.searcher import Searcher
 
-from tests.entries import KINDS, put
+from tests.damages import KINDS, put
 from tests.faults.test_copies import Encoder, require_answers
 from tests.faults.test_damage_matrix import RIGHT
 

@@ -6,10 +6,11 @@ CURRENT unchanged, one sentence, nothing doubled afterwards.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
+import resource
+import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -21,51 +22,34 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.segments import merge, writer
 
+from tests.index import stones
+from tests.nightly.forks import forked
+
 DISK_BYTES = 16 << 20
 FREE_KIB = (140, 180, 220, 260, 300, 340, 380)
 """The new segment has no room with the first two; then positions, words, tokens, vectors of the merged."""
-STONES = Path(__file__).parents[1] / "index" / "stones.py"
 
-# Publish where no file may grow beyond so many bytes, and write down what went wrong once files may.
-LIMITED = f"""
-import resource
-sys.path.insert(0, {str(STONES.parent)!r})
-import stones
-from cairn.pipeline.errors import CairnError
-from cairn.pipeline.index import tiers
-from cairn.pipeline.index.layout import CollectionLayout
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-def work(root, limit_bytes, said, is_merge):
+
+def change_limited(root: Path, limit_bytes: int, is_merge: bool) -> None:
+    """Publish where no file may grow beyond so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if is_merge:
         tiers.WHOLE_CHUNKS, tiers.FACTOR, tiers.tier_of = 0, 2, lambda rows: 0
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit_bytes), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
     try:
-        stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
-    except CairnError as error:
+        stones.publish_change(CollectionLayout(root, "stones"), "n")
+    finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        Path(said).write_text(str(error))
-        os._exit(error.exit_code)
-"""
-
-
-@pytest.fixture(scope="module")
-def stones() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stones_of_disk", STONES)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
-def published(tmp_path: Path, stones: ModuleType) -> CollectionLayout:
+def published(tmp_path: Path) -> CollectionLayout:
     layout = CollectionLayout(tmp_path, "stones")
     stones.publish_documents(layout, stones.document_ids(20))
     return layout
 
 
-def assert_unchanged_and_converges(layout: CollectionLayout, stones: ModuleType) -> None:
+def assert_unchanged_and_converges(layout: CollectionLayout) -> None:
     assert layout.current_generation_number() == 1
     assert sorted(stones.served_ids(layout)) == sorted(stones.document_ids(20))
     stones.publish_change(layout, "n")
@@ -87,7 +71,6 @@ def assert_unchanged_and_converges(layout: CollectionLayout, stones: ModuleType)
 )
 def test_full_disk_while_building_leaves_the_old_generation(
     published: CollectionLayout,
-    stones: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     step: str,
@@ -101,12 +84,12 @@ def test_full_disk_while_building_leaves_the_old_generation(
             stones.publish_change(published, "n")
     assert caught.value.exit_code == 75
     assert list(published.generations_folder.glob(".*.tmp")) == []
-    assert_unchanged_and_converges(published, stones)
+    assert_unchanged_and_converges(published)
 
 
 @pytest.mark.parametrize("step", ["append_documents", "write_postings", "join_indexes"])
 def test_full_disk_in_a_merge_leaves_the_old_generation(
-    published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, step: str
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -119,7 +102,7 @@ def test_full_disk_in_a_merge_leaves_the_old_generation(
         with pytest.raises(DiskFullError, match="no space left while publishing generation 2"):
             stones.publish_change(published, "n")
     assert list(published.generations_folder.glob(".*.tmp")) == []
-    assert_unchanged_and_converges(published, stones)
+    assert_unchanged_and_converges(published)
     assert len(open_generation(published).segments) == 1
 
 
@@ -137,7 +120,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("free_kib", FREE_KIB)
 def test_disk_that_fills_up_in_a_merge_leaves_the_old_generation_served(
-    disk: Path, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, free_kib: int
+    disk: Path, monkeypatch: pytest.MonkeyPatch, free_kib: int
 ) -> None:
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
     layout = CollectionLayout(disk, "stones")
@@ -163,7 +146,7 @@ def test_disk_that_fills_up_in_a_merge_leaves_the_old_generation_served(
 
 @pytest.mark.parametrize("call", [1, 2])
 def test_failing_rename_leaves_the_old_generation(
-    published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch, call: int
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     """Renames of a publication: MANIFEST.json, CURRENT."""
     replace, calls = os.replace, 0
@@ -179,39 +162,28 @@ def test_failing_rename_leaves_the_old_generation(
         patched.setattr(os, "replace", fail)
         with pytest.raises(StorageError, match="failed: Input/output error"):
             stones.publish_change(published, "n")
-    assert_unchanged_and_converges(published, stones)
-
-
-@pytest.fixture(scope="module")
-def limited_write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int]:
-    return start_forks(LIMITED)
+    assert_unchanged_and_converges(published)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("limit_bytes", [0, 1_500, 2_600, 4_000])
-@pytest.mark.parametrize("is_merge", ["", "merge"])
+@pytest.mark.parametrize("is_merge", [False, True])
 def test_files_that_may_not_grow_give_one_sentence_and_leave_the_old_generation(
-    published: CollectionLayout,
-    stones: ModuleType,
-    limited_write: Callable[..., int],
-    limit_bytes: int,
-    is_merge: str,
+    published: CollectionLayout, limit_bytes: int, is_merge: bool
 ) -> None:
-    note = published.root / "said"
-    assert limited_write("no-point", str(published.root), str(limit_bytes), str(note), is_merge) == 1
-    said = note.read_text()
-    assert "File too large" in said or "inside LanceDB" in said  # Lance hides the system's error
-    assert str(published.root) not in said
-    assert_unchanged_and_converges(published, stones)
+    outcome = forked(change_limited, published.root, limit_bytes, is_merge)
+    assert outcome.exit_code == 1
+    assert outcome.refusal is not None
+    assert "File too large" in outcome.refusal or "inside LanceDB" in outcome.refusal  # Lance hides the cause
+    assert str(published.root) not in outcome.refusal
+    assert_unchanged_and_converges(published)
 
 
-def test_folder_that_cannot_be_written_gives_one_sentence(
-    published: CollectionLayout, stones: ModuleType
-) -> None:
+def test_folder_that_cannot_be_written_gives_one_sentence(published: CollectionLayout) -> None:
     published.lock_path.unlink()
     published.lock_path.mkdir()  # refused to every user, root included, as a read-only folder is to most
     with pytest.raises(CairnError, match="opening the lock of collection 'stones' failed") as caught:
         stones.publish_change(published, "n")
     assert caught.value.exit_code == 1
     published.lock_path.rmdir()
-    assert_unchanged_and_converges(published, stones)
+    assert_unchanged_and_converges(published)

@@ -1,133 +1,130 @@
-"""Fault matrix 1, 2, 20, 21, 23: a writer killed anywhere, several writers at once, readers meanwhile."""
+"""Fault matrix 1 and 2: a writer killed anywhere, whether it adds a segment, merges or makes all again."""
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from cairn.pipeline.errors import CollectionBusyError
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents, verify_collection
+from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
 from cairn.pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.index.segments import parts
+from cairn.pipeline.index.segments.parts import PART_COMMIT_POINTS
+
+from tests.index import stones
+from tests.nightly import readings
+from tests.nightly.forks import forked
 
 pytestmark = pytest.mark.slow
 
-STONES = Path(__file__).parents[1] / "index" / "stones.py"
-WORK = f"""
-sys.path.insert(0, {str(STONES.parent)!r})
-import stones
-from cairn.pipeline.index.layout import CollectionLayout
-def work(root):
-    stones.publish_change(CollectionLayout(Path(root), "stones"), "n")
-"""
-
-
-@pytest.fixture(scope="module")
-def stones() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stones_of_kills", STONES)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> CollectionLayout:
-    return CollectionLayout(tmp_path, "stones")
-
-
-@pytest.fixture(scope="module")
-def write(start_forks: Callable[[str], Callable[..., int]]) -> Callable[..., int]:
-    return start_forks(WORK)
-
-
-@pytest.fixture(scope="module")
-def killed(
-    stones: ModuleType, write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, CollectionLayout]:
-    """For each commit point, a collection of twenty documents whose second publication died there."""
-    template = tmp_path_factory.mktemp("template")
-    stones.publish_documents(CollectionLayout(template, "stones"), stones.document_ids(20))
-    roots = {point: tmp_path_factory.mktemp(point) for point in COMMIT_POINTS}
-    for root in roots.values():
-        shutil.copytree(template, root, dirs_exist_ok=True)
-    assert {write(point, str(root)) for point, root in roots.items()} == {-signal.SIGKILL}
-    return {point: CollectionLayout(root, "stones") for point, root in roots.items()}
-
-
-@pytest.fixture(scope="module")
-def first_killed(
-    write: Callable[..., int], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, CollectionLayout]:
-    """For each commit point, a collection whose very first publication died there."""
-    roots = {point: tmp_path_factory.mktemp(f"first-{point}") for point in FIRST_POINTS}
-    assert {write(point, str(root)) for point, root in roots.items()} == {-signal.SIGKILL}
-    return {point: CollectionLayout(root, "stones") for point, root in roots.items()}
-
-
+OLD = stones.document_ids(20)
+NEW = sorted([*OLD, *stones.document_ids(10, "n")])
+KILLS, KILLS_A_MERGE = 60, 10
+KINDS = ("whole", "added", "merged")
 FIRST_POINTS = tuple(point for point in COMMIT_POINTS if not point.endswith("-deleted"))
 """A first publication replaces nothing."""
 
 
-def assert_converged(layout: CollectionLayout, stones: ModuleType, expected: list[str]) -> None:
-    assert sorted(stones.served_ids(layout)) == sorted(expected)
-    assert verify_collection(layout) == []
+def change(root: Path, kind: str, is_cut: bool = False) -> None:
+    """Publish a change that makes all again, adds a segment, or merges it with the other one."""
+    if kind != "whole":
+        tiers.WHOLE_CHUNKS, tiers.MAX_DELETED_SHARE = 0, 0.8
+        tiers.FACTOR, tiers.tier_of = 100 if kind == "added" else 2, lambda rows: 0
+    parts.PART_CHUNKS = 5
+    run_tasks = (lambda tasks, folder: [task.run() for task in tasks]) if is_cut else None
+    stones.publish_change(CollectionLayout(root, "stones"), "n", run_tasks)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("template")
+    stones.publish_documents(CollectionLayout(root, "stones"), OLD, with_tokens=True)
+    return root
+
+
+def ids(layout: CollectionLayout) -> list[str]:
+    return sorted(open_generation(layout).doc_ids.to_pylist())
 
 
 @pytest.mark.parametrize("point", COMMIT_POINTS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_writer_killed_at_a_commit_point_leaves_one_whole_generation_and_a_rerun_converges(
-    killed: dict[str, CollectionLayout], stones: ModuleType, point: str
+    layout: CollectionLayout, kind: str, point: str
 ) -> None:
-    layout, old = killed[point], stones.document_ids(20)
-    new = [*old, *stones.document_ids(10, "n")]
+    assert forked(change, layout.root, kind, kill=point).signal == signal.SIGKILL
     is_published = COMMIT_POINTS.index(point) >= COMMIT_POINTS.index("current-replaced")
-    assert sorted(stones.served_ids(layout)) == sorted(new if is_published else old)
-    stones.publish_change(layout, "n")
-    assert_converged(layout, stones, new)
+    assert ids(layout) == sorted(NEW if is_published else OLD)
+    forked(change, layout.root, kind).value_of("the same again")
+    assert ids(layout) == NEW
+    assert (len(open_generation(layout).segments) > 1) == (kind == "added")
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("point", PART_COMMIT_POINTS)
+def test_writer_in_parts_killed_at_a_commit_point_tears_nothing(layout: CollectionLayout, point: str) -> None:
+    kind = "merged" if point == "merged-by-worker" else "added"
+    assert forked(change, layout.root, kind, True, kill=point).signal == signal.SIGKILL
+    assert ids(layout) == sorted(OLD)
+    forked(change, layout.root, kind, True).value_of("the same again")
+    assert ids(layout) == NEW
+    assert list(layout.generations_folder.glob(".*")) == []
+    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("point", FIRST_POINTS)
-def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(
-    first_killed: dict[str, CollectionLayout], stones: ModuleType, point: str
-) -> None:
-    layout = first_killed[point]
+def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(tmp_path: Path, point: str) -> None:
+    layout = CollectionLayout(tmp_path, "stones")
+    assert forked(change, tmp_path, "whole", kill=point).signal == signal.SIGKILL
     stones.publish_change(layout, "n")
-    assert_converged(layout, stones, [*stones.document_ids(10, "n"), "d0"])
+    assert ids(layout) == sorted([*stones.document_ids(10, "n"), "d0"])
+    assert verify_collection(layout) == []
 
 
-def test_writers_killed_at_random_times_never_tear_a_generation(
-    layout: CollectionLayout, stones: ModuleType, write: Callable[..., int]
-) -> None:
-    old = stones.document_ids(20)
-    stones.publish_documents(layout, old)
-    clock = random.Random(0)
-    for _ in range(25):
-        assert write(clock.uniform(0.01, 0.4), str(layout.root)) in (0, -signal.SIGALRM)
-        served = open_generation(layout).doc_ids.to_pylist()
-        assert len(served) == len(set(served))
-        assert sorted(served) in (sorted(old), sorted([*old, *stones.document_ids(10, "n")]))
-    stones.publish_change(layout, "n")
-    assert_converged(layout, stones, [*old, *stones.document_ids(10, "n")])
+def search_until(stop: threading.Event, root: Path, answers: list[readings.State | str]) -> None:
+    while not stop.is_set():
+        readings.by_word(root, OLD[3], {"type": "gte", "key": "year", "value": 2000})
+        answers.append(readings.nearest(root, OLD[3], 0))
+        answers.append(readings.all_documents(root))
 
 
-def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(
-    layout: CollectionLayout, stones: ModuleType
-) -> None:
-    stones.publish_documents(layout, stones.document_ids(20))
-    with layout.writer_lock():
-        for _ in range(3):
-            with pytest.raises(CollectionBusyError):
-                delete_documents(layout, ["d0"])
+def test_writers_killed_at_random_times_under_searches_tear_nothing(template: Path, tmp_path: Path) -> None:
+    rng, kills, runs, answers = random.Random(0), 0, 0, list[readings.State | str]()
+    changed = {doc_id: int(doc_id not in OLD[1:]) for doc_id in NEW}
+    seconds = 0.0
+    while kills < KILLS:
+        runs += 1
+        layout = CollectionLayout(tmp_path / str(runs), "stones")
+        shutil.copytree(template, layout.root)
+        stop = threading.Event()
+        searches = threading.Thread(target=search_until, args=(stop, layout.root, answers))
+        searches.start()
+        for _ in range(KILLS_A_MERGE if seconds else 0):
+            kills += forked(change, layout.root, "merged", kill=rng.uniform(0.01, seconds)).was_killed
+            assert ids(layout) in (sorted(OLD), NEW)
+        begun = time.monotonic()
+        forked(change, layout.root, "merged").value_of("a merge")
+        seconds = time.monotonic() - begun
+        stop.set()
+        searches.join()
+        assert len(open_generation(layout).segments) == 1, "merged"
+        assert verify_collection(layout) == []
+        assert readings.all_documents(layout.root) == changed
+        assert list(layout.generations_folder.glob(".*")) == []
+    assert answers
+    assert [each for each in answers if each not in (dict.fromkeys(OLD, 0), changed, OLD[3])] == []
+
+
+def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(layout: CollectionLayout) -> None:
+    with layout.writer_lock(), pytest.raises(CollectionBusyError):
+        delete_documents(layout, ["d0"])
     outcomes: list[str] = []
 
     def write(prefix: str) -> None:
@@ -143,44 +140,27 @@ def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(
     for thread in threads:
         thread.join()
     assert outcomes
-    expected = {
-        *stones.document_ids(20),
-        *(doc_id for prefix in outcomes for doc_id in stones.document_ids(10, prefix)),
-    }
-    assert_converged(layout, stones, sorted(expected))
+    assert ids(layout) == sorted(
+        {*OLD, *(doc_id for prefix in outcomes for doc_id in stones.document_ids(10, prefix))}
+    )
+    assert verify_collection(layout) == []
 
 
-def test_readers_during_publications_see_whole_generations_only(
-    layout: CollectionLayout, stones: ModuleType
+@pytest.mark.parametrize("name", ["00000002-chunks.faiss", "00000002-passages.arrow", "chunks.faiss"])
+def test_damaged_file_of_a_segment_is_named_where_it_is_read_and_made_again(
+    layout: CollectionLayout, name: str
 ) -> None:
-    stones.publish_documents(layout, stones.document_ids(20))
-    stop = threading.Event()
-    faults: list[str] = []
-    seen: set[int] = set()
-
-    def read() -> None:
-        while not stop.is_set():
-            try:
-                generation = open_generation(layout)
-                texts = generation.fetch_documents(range(generation.num_documents), ["doc_id", "year"])
-                if texts.column("doc_id").to_pylist() != generation.doc_ids.to_pylist():
-                    faults.append("rows of another generation")
-                seen.add(generation.number)
-            except Exception as error:  # noqa: BLE001 - any failure of a reader is the finding
-                faults.append(repr(error))
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    for reader in readers:
-        reader.start()
-    try:
-        for prefix in ("p", "q", "r", "s"):
-            stones.publish_change(layout, prefix)
-            newest = open_generation(layout).number
-            while newest not in seen and not faults:
-                time.sleep(0.01)
-    finally:
-        stop.set()
-        for reader in readers:
-            reader.join()
-    assert faults == []
-    assert len(seen) >= 4
+    """A file of the older segment is one of both generations."""
+    forked(change, layout.root, "added").value_of("a second segment")
+    path = layout.generation_folder(2) / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    is_shared = not name.startswith("0")
+    found = [(problem.generation, problem.file) for problem in verify_collection(layout)]
+    assert found == [(2, name), (1, name)][: 2 if is_shared else 1]
+    if not is_shared:
+        assert open_latest_intact_generation(layout).number == 1
+    repair_collection(layout)
+    assert ids(layout) == NEW
+    assert verify_collection(layout) == []

@@ -7,7 +7,6 @@ well.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -16,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
+from tests.ray_machines import RayCluster
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
@@ -41,7 +42,7 @@ pytestmark = [
         "ignore:Exception ignored in. <_io.FileIO:pytest.PytestUnraisableExceptionWarning"
     ),
 ]
-MORE_FAULTS = pytest.mark.faults
+FAULTS = pytest.mark.faults
 
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 DOCUMENTS = 120
@@ -55,20 +56,11 @@ It is at work, others may still load.
 KILL_SECONDS = 30.0
 """After something was killed a run of small shards is done within this."""
 
-SILENCE_SECONDS = 120.0
+SILENT_SECONDS = 120.0
 """And within this where something fell silent without a word: it is found out by its deadline."""
 
-TESTS = Path(__file__).parents[1]
-NAMESPACES = [
-    "unshare",
-    "--user",
-    "--map-root-user",
-    "--net",
-    "--pid",
-    "--fork",
-    "--kill-child",
-    "--mount-proc",
-]
+ROOT = Path(__file__).parents[2]
+NAMESPACES = "unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc".split()  # noqa: SIM905
 
 # Run in a process of its own: ingest argv[2] into argv[1] on the cluster argv[4] with the model argv[3], and
 # die when a shard is written.
@@ -77,7 +69,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[5])
 from cairn.pipeline import durable
-from test_ray_faults import engine_at, settings
+from tests.faults.test_ray_faults import engine_at, settings
 from cairn.pipeline.line.build_index import build_index
 written = []
 def die(name):
@@ -93,10 +85,10 @@ build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])), engine
 CUT_OFF_DRIVER = """
 import json, sys, time
 from pathlib import Path
-sys.path[:0] = [sys.argv[4], sys.argv[5]]
+sys.path.insert(0, sys.argv[4])
 from cairn.pipeline import durable
-from ray_namespaces import HEAD_ADDRESS, cut_off_oldest
-from test_ray_faults import SHARDS_BEFORE, engine_at, settings
+from tests.ray_namespaces import HEAD_ADDRESS, cut_off_oldest
+from tests.faults.test_ray_faults import SHARDS_BEFORE, engine_at, settings
 from cairn.pipeline.line.build_index import build_index
 written = []
 def cut(name):
@@ -135,14 +127,8 @@ def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConf
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = []
     for number in range(DOCUMENTS):
-        rng = np.random.default_rng(number)
-        rows.append(
-            {
-                "id": f"d{number:03d}",
-                "text": " ".join(rng.choice(WORDS, size=12 + number % 40)),
-                "year": 2000 + number % 7,
-            }
-        )
+        text = " ".join(np.random.default_rng(number).choice(WORDS, size=12 + number % 40))
+        rows.append({"id": f"d{number:03d}", "text": text, "year": 2000 + number % 7})
     path = tmp_path_factory.mktemp("ray-faults") / "corpus.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
@@ -166,44 +152,6 @@ def require_undisturbed(
     return require
 
 
-@pytest.fixture
-def require_overcome(
-    ray_cluster: Any,
-    source: str,
-    tiny_model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    require_undisturbed: Callable[[], None],
-) -> Callable[..., None]:
-    """Return a function that disturbs an ingest on its way, and compares result and time with the goal."""
-    monkeypatch.setattr(durable, "_observers", [])
-
-    def require(
-        disturb: Callable[[], None], *, within_seconds: float = math.inf, deadline_seconds: float = 60.0
-    ) -> None:
-        written: list[float] = []
-
-        def observer(name: str) -> None:
-            if name == "shard-written":
-                written.append(time.monotonic())
-                if len(written) == SHARDS_BEFORE:
-                    disturb()
-
-        durable.observe_commit_points(observer)
-        engine = engine_at(ray_cluster.address, deadline_seconds)
-        report = build_index(
-            [source], tmp_path / "disturbed", "c", settings(tiny_model_folder), engine=engine
-        )
-        durable._observers.clear()
-        seconds = time.monotonic() - written[SHARDS_BEFORE - 1]
-        print(f"overcome after {seconds:.1f} seconds")
-        assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS)
-        assert seconds < within_seconds
-        require_undisturbed()
-
-    return require
-
-
 def signal_all(pids: list[int], number: signal.Signals) -> None:
     assert pids, "there is no process to disturb"
     for pid in pids:
@@ -211,90 +159,82 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-@contextlib.contextmanager
-def killed_afterwards() -> Iterator[list[int]]:
-    """Give a list for what is to be frozen: frozen for ever it would be left behind."""
-    frozen: list[int] = []
+def oldest_worker(cluster: RayCluster) -> list[int]:
+    return cluster.workers("EncoderWorker")[:1]
+
+
+def all_workers(cluster: RayCluster) -> list[int]:
+    return cluster.workers("EncoderWorker")
+
+
+def machine_at_work(cluster: RayCluster) -> list[int]:
+    return cluster.processes(cluster.machine_at_work("EncoderWorker"))
+
+
+@pytest.mark.parametrize(
+    ("processes", "number", "within_seconds", "deadline_seconds"),
+    [
+        # A run of the whole suite leaves a machine little: only make faults holds recoveries to a time.
+        pytest.param(oldest_worker, signal.SIGKILL, math.inf, 60.0, id="killed worker"),
+        pytest.param(all_workers, signal.SIGKILL, KILL_SECONDS, 60.0, id="all workers killed", marks=FAULTS),
+        pytest.param(machine_at_work, signal.SIGKILL, KILL_SECONDS, 60.0, id="killed machine", marks=FAULTS),
+        pytest.param(machine_at_work, signal.SIGSTOP, SILENT_SECONDS, 10.0, id="machine halts", marks=FAULTS),
+        pytest.param(oldest_worker, signal.SIGSTOP, SILENT_SECONDS, 5.0, id="worker hangs", marks=FAULTS),
+    ],
+)
+def test_ingest_that_is_disturbed_gives_the_undisturbed_collection(
+    ray_cluster: RayCluster,
+    source: str,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    require_undisturbed: Callable[[], None],
+    processes: Callable[[RayCluster], list[int]],
+    number: signal.Signals,
+    within_seconds: float,
+    deadline_seconds: float,
+) -> None:
+    monkeypatch.setattr(durable, "_observers", [])
+    written: list[float] = []
+    disturbed: list[int] = []
+
+    def disturb(name: str) -> None:
+        if name == "shard-written":
+            written.append(time.monotonic())
+            if len(written) == SHARDS_BEFORE:
+                disturbed.extend(processes(ray_cluster))
+                signal_all(disturbed, number)
+
+    durable.observe_commit_points(disturb)
+    engine = engine_at(ray_cluster.address, deadline_seconds)
     try:
-        yield frozen
+        report = build_index(
+            [source], tmp_path / "disturbed", "c", settings(tiny_model_folder), engine=engine
+        )
     finally:
-        signal_all(frozen, signal.SIGKILL)
+        durable._observers.clear()
+        if number == signal.SIGSTOP:
+            signal_all(disturbed, signal.SIGKILL)  # frozen for ever they would be left behind
+    seconds = time.monotonic() - written[SHARDS_BEFORE - 1]
+    print(f"overcome after {seconds:.1f} seconds")
+    assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS)
+    assert seconds < within_seconds
+    require_undisturbed()
 
 
-def test_ingest_with_a_killed_worker_gives_the_undisturbed_collection(
-    ray_cluster: Any, require_overcome: Callable[..., None]
-) -> None:
-    # A run of the whole suite leaves a machine little: only make faults holds recoveries to a time.
-    require_overcome(lambda: signal_all(ray_cluster.workers("EncoderWorker")[:1], signal.SIGKILL))
-
-
-@MORE_FAULTS
-def test_ingest_with_all_workers_killed_gives_the_undisturbed_collection(
-    ray_cluster: Any, require_overcome: Callable[..., None]
-) -> None:
-    require_overcome(
-        lambda: signal_all(ray_cluster.workers("EncoderWorker"), signal.SIGKILL), within_seconds=KILL_SECONDS
-    )
-
-
-@MORE_FAULTS
-def test_ingest_with_a_killed_machine_gives_the_undisturbed_collection(
-    ray_cluster: Any, require_overcome: Callable[..., None]
-) -> None:
-    def kill() -> None:
-        signal_all(ray_cluster.processes(ray_cluster.machine_at_work("EncoderWorker")), signal.SIGKILL)
-
-    require_overcome(kill, within_seconds=KILL_SECONDS)
-
-
-@MORE_FAULTS
-def test_ingest_with_a_machine_that_stops_answering_gives_the_undisturbed_collection(
-    ray_cluster: Any, require_overcome: Callable[..., None]
-) -> None:
-    with killed_afterwards() as frozen:
-
-        def freeze() -> None:
-            frozen.extend(ray_cluster.processes(ray_cluster.machine_at_work("EncoderWorker")))
-            signal_all(frozen, signal.SIGSTOP)
-
-        require_overcome(freeze, within_seconds=SILENCE_SECONDS, deadline_seconds=10.0)
-
-
-@MORE_FAULTS
-def test_ingest_with_a_worker_that_hangs_gives_the_undisturbed_collection(
-    ray_cluster: Any, require_overcome: Callable[..., None]
-) -> None:
-    with killed_afterwards() as frozen:
-
-        def freeze() -> None:
-            frozen.extend(ray_cluster.workers("EncoderWorker")[:1])
-            signal_all(frozen, signal.SIGSTOP)
-
-        require_overcome(freeze, within_seconds=SILENCE_SECONDS, deadline_seconds=5.0)
-
-
-@MORE_FAULTS
+@FAULTS
 def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collection(
-    ray_cluster: Any,
+    ray_cluster: RayCluster,
     source: str,
     tiny_model_folder: Path,
     tmp_path: Path,
     require_undisturbed: Callable[[], None],
 ) -> None:
-    root, tests = tmp_path / "disturbed", str(Path(__file__).parent)
-    command = [
-        sys.executable,
-        "-c",
-        KILLED_DRIVER,
-        str(root),
-        source,
-        str(tiny_model_folder),
-        ray_cluster.address,
-        tests,
-    ]
-    assert (
-        subprocess.run(command, capture_output=True, check=False, timeout=300).returncode == -signal.SIGKILL
-    )
+    root = tmp_path / "disturbed"
+    arguments = [str(root), source, str(tiny_model_folder), ray_cluster.address, str(ROOT)]
+    command = [sys.executable, "-c", KILLED_DRIVER, *arguments]
+    died = subprocess.run(command, capture_output=True, check=False, timeout=300)
+    assert died.returncode == -signal.SIGKILL
     kept = sum(
         pq.read_metadata(path).num_rows
         for path in CollectionLayout(root, "c").encoded_folder.glob("documents-*.parquet")
@@ -310,22 +250,16 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
 @pytest.fixture
 def machines_apart() -> list[str]:
     """Return the command that runs others on the head of a cluster of network namespaces."""
-    if missing := [
-        program for program in ("unshare", "nsenter", "ip", "bridge") if not shutil.which(program)
-    ]:
+    if missing := [name for name in ("unshare", "nsenter", "ip", "bridge") if not shutil.which(name)]:
         pytest.skip(f"this machine has no {', '.join(missing)}")
-    probe = subprocess.run(
-        [*NAMESPACES, "ip", "link", "add", "switch", "type", "bridge"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [*NAMESPACES, *["ip", "link", "add", "switch", "type", "bridge"]]
+    probe = subprocess.run(command, capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip(f"this machine allows no network namespaces with a bridge: {probe.stderr.strip()}")
-    return [*NAMESPACES, sys.executable, str(TESTS / "ray_namespaces.py")]
+    return [*NAMESPACES, sys.executable, str(ROOT / "tests/ray_namespaces.py")]
 
 
-@MORE_FAULTS
+@FAULTS
 def test_ingest_with_a_cut_link_gives_the_undisturbed_collection(
     machines_apart: list[str],
     source: str,
@@ -334,13 +268,7 @@ def test_ingest_with_a_cut_link_gives_the_undisturbed_collection(
     require_undisturbed: Callable[[], None],
 ) -> None:
     """With the deadlines that a user has who sets none."""
-    arguments = [
-        str(tmp_path / "disturbed"),
-        source,
-        str(tiny_model_folder),
-        str(TESTS),
-        str(Path(__file__).parent),
-    ]
+    arguments = [str(tmp_path / "disturbed"), source, str(tiny_model_folder), str(ROOT)]
     command = [*machines_apart, sys.executable, "-c", CUT_OFF_DRIVER, *arguments]
     for _ in range(3):  # a busy machine may be too slow for Ray to start
         ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
@@ -350,5 +278,5 @@ def test_ingest_with_a_cut_link_gives_the_undisturbed_collection(
     heard = json.loads(ran.stdout.splitlines()[-1])
     print(f"overcome after {heard['seconds']:.1f} seconds")
     assert (heard["indexed"], heard["encoded"]) == (DOCUMENTS, DOCUMENTS)
-    assert heard["seconds"] < SILENCE_SECONDS
+    assert heard["seconds"] < SILENT_SECONDS
     require_undisturbed()

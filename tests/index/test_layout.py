@@ -16,7 +16,7 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.layout import CollectionLayout, list_collections, list_states
 
-from tests.entries import put
+from tests.damages import put
 
 
 @pytest.mark.parametrize("name", ["", "Upper", "../x", "a/b", "-rf", ".hidden", "a" * 64, "nul\0", "x\n"])

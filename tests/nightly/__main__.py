@@ -9,7 +9,7 @@ import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, flips, hostile, ingests, operations, publications, stores, suites
+from tests.nightly import damage, hostile, ingests, operations, publications, stores
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
@@ -18,11 +18,10 @@ CAMPAIGNS = {
     "publications": publications.episode,
     "hostile": hostile.episode,
     "damage": damage.episode,
-    "flips": flips.episode,
+    "cells": damage.cells_episode,
     "store-kills": stores.kill_episode,
     "store-flips": stores.flip_episode,
-    "rows": suites.row_episode,
-    "api": suites.api_episode,
+    "api": hostile.api_episode,
 }
 
 

@@ -14,7 +14,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +120,3 @@ def commit() -> str:
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Write the summary as JSON."""
     path.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-
-
-def totals(summary: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
-    """Sum counts over the campaigns."""
-    return {name: sum(tally.get(name, 0) for tally in summary["campaigns"].values()) for name in names}

@@ -1,14 +1,17 @@
-"""Flips, cuts and removals in the files of a collection that is being served, and its repair.
+"""Flips, cuts and removals in the files of a collection: while it is served, and under each verb.
 
 Every answer to the damaged collection is right, by one of its generations, or a refusal that names the
 damage. The server mends by itself what costs no row. Rows of Lance are read without hashes, so a wrong text
 may be answered where ``verify`` names the file. After ``repair`` the collection is whole, and what it lacks
 is what the repair named.
+
+Cells of ``tests/faults/test_damage_matrix.py`` are tried with random bits, cuts and bytes in any file.
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -17,16 +20,15 @@ from cairn.pipeline.errors import CollectionBusyError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import repair_collection, verify_collection
 
+from tests.faults.test_damage_matrix import CHANGED, OLD, VERBS
 from tests.index import stones
 from tests.nightly import served
 from tests.nightly.campaign import Tally, require
 from tests.nightly.forks import Worker
 
-OLD = stones.document_ids(20)
-CHANGED = [*stones.document_ids(10, "n"), "d0"]
 ALL = sorted({*OLD, *CHANGED})
 VERSIONS = (0, 1)
-DAMAGES = 15
+DAMAGES, CELLS = 15, 60
 QUERIES = 5
 TAKEN_UP_SECONDS = 30.0
 
@@ -49,6 +51,20 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
                 require(left == [], f"{what}: after the repair verify finds {left}")
                 _wait_until_right(client, set(ALL) - lost, what)
             tally["lost_and_named"] += len(lost)
+
+
+def cells_episode(rng: random.Random, folder: Path, tally: Tally) -> None:
+    """Damage a file of a fresh copy, and do one of the verbs with it, again and again."""
+    whole = folder / "whole"
+    with Worker() as worker:
+        worker.run(_publish, whole).value_of("publishing")
+        for number in range(CELLS):
+            root = folder / str(number)
+            shutil.copytree(whole, root)
+            what, verb = _damage(rng, root, tally), rng.choice(VERBS)
+            tally[verb.__name__] += 1
+            worker.run(verb, CollectionLayout(root, "stones")).value_of(f"{verb.__name__} after {what}")
+            shutil.rmtree(root)
 
 
 def _publish(root: Path) -> None:

@@ -1,27 +1,42 @@
 """Work in processes of its own, which may be killed at a commit point or at any time.
 
-The process that forks only imports: LanceDB and FAISS start threads where they are used, and threads do not
-survive a fork.
+They are forks of a server that has only imported: LanceDB and FAISS start threads where they are used, and
+threads do not survive a fork.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any, Self
 
 from cairn.pipeline import durable
 from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index import tiers
 
 from tests.nightly.campaign import require
 
 PATIENCE_SECONDS = 240.0
 """After which work hangs, on a busy machine."""
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "cairn.pipeline.collection",
+        "cairn.pipeline.index.maintenance",
+        "cairn.pipeline.line.recontextualise",
+        "cairn.pipeline.line.publish",
+        "cairn.pipeline.serve.app",
+        "cairn.pipeline.encode.documents",
+        "pytest",
+    ]
+)
+SEGMENT_SIZES = ("WHOLE_CHUNKS", "FACTOR", "MAX_DELETED_SHARE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +45,7 @@ class Outcome:
 
     value: Any = None
     refusal: str | None = None
+    exit_code: int = 0
     fault: str | None = None
     signal: int | None = None
 
@@ -47,53 +63,47 @@ class Outcome:
 
 
 class Worker:
-    """A fork that does one piece of work after the other, and is replaced by another once it was killed.
+    """A process that does one piece of work after the other, and is replaced once it was killed.
 
-    Functions and arguments go to it pickled, so functions are those of a module.
+    Functions and arguments go to it pickled, so functions are those of a module. Work has the environment
+    and the sizes of segments that are set here.
     """
 
     def __init__(self) -> None:
-        self._pid: int | None = None
+        self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
+        if self._process is not None:
+            self._process.kill()
+            self._reap()
 
     def run(self, work: Callable[..., Any], *arguments: Any, kill: str | float | None = None) -> Outcome:
         """Do some work; ``kill`` names a commit point to die at, or seconds to live."""
-        if self._pipe is None:
-            self._start()
+        if self._process is None:
+            self._pipe, theirs = FORKS.Pipe()
+            self._process = start(_work_on, theirs)
+            theirs.close()
         assert self._pipe is not None
-        assert self._pid is not None
-        self._pipe.send((work, arguments, kill))
-        try:
+        assert self._process.pid is not None
+        sizes = {name: getattr(tiers, name) for name in SEGMENT_SIZES}
+        self._pipe.send((work, arguments, kill, dict(os.environ), sizes))
+        with contextlib.suppress(EOFError, ConnectionResetError):
             if self._pipe.poll(PATIENCE_SECONDS):
                 return self._pipe.recv()
-            os.kill(self._pid, signal.SIGQUIT)  # another signal than a kill that was asked for
-        except (EOFError, ConnectionResetError):
-            pass
+            os.kill(self._process.pid, signal.SIGQUIT)  # another signal than a kill that was asked for
         return Outcome(signal=-self._reap())
 
-    def kill(self) -> None:
-        """Kill the process if there is one."""
-        if self._pid is not None:
-            os.kill(self._pid, signal.SIGKILL)
-            self._reap()
-
-    def _start(self) -> None:
-        self._pipe, theirs = multiprocessing.Pipe()
-        self._pid = fork(_work_on, theirs, self._pipe)
-        theirs.close()
-
     def _reap(self) -> int:
-        assert self._pid is not None
+        assert self._process is not None
         assert self._pipe is not None
-        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._process.join()
         self._pipe.close()
-        self._pid = self._pipe = None
+        code = self._process.exitcode or 0
+        self._process = self._pipe = None
         return code
 
 
@@ -103,31 +113,25 @@ def forked(work: Callable[..., Any], *arguments: Any, kill: str | float | None =
         return worker.run(work, *arguments, kill=kill)
 
 
-def fork(work: Callable[..., Any], *arguments: Any) -> int:
-    """Start work in a fork that ends with it, and with its parent; return the process id."""
-    parent = os.getpid()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Lance and LanceDB, which the parent never uses
-        pid = os.fork()
-    if pid:
-        return pid
-    warnings.simplefilter("ignore")
-    try:
-        if os.getppid() == parent:
-            work(*arguments)
-    finally:
-        os._exit(0)
+def start(work: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    """Start work that ends with this process at the latest."""
+    process = FORKS.Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
-def _work_on(pipe: Connection, of_parent: Connection) -> None:
-    of_parent.close()
-    parent, deadly = os.getppid(), list[str | float | None]()
+def _work_on(pipe: Connection) -> None:
+    deadly = list[str | float | None]()
     durable.observe_commit_points(
         lambda name: os.kill(os.getpid(), signal.SIGKILL) if name in deadly else None
     )
-    while os.getppid() == parent:
-        if pipe.poll(1.0):
-            work, arguments, kill = pipe.recv()
+    with contextlib.suppress(EOFError):
+        while True:
+            work, arguments, kill, environment, sizes = pipe.recv()
+            os.environ.clear()
+            os.environ.update(environment)
+            for name, size in sizes.items():
+                setattr(tiers, name, size)
             deadly[:] = [kill]
             pipe.send(_outcome(work, arguments, kill))
 
@@ -138,7 +142,7 @@ def _outcome(work: Callable[..., Any], arguments: tuple[Any, ...], kill: str | f
     try:
         return Outcome(value=work(*arguments))
     except CairnError as error:
-        return Outcome(refusal=f"{type(error).__name__}: {error}")
+        return Outcome(refusal=f"{type(error).__name__}: {error}", exit_code=error.exit_code)
     except BaseException as error:  # noqa: BLE001 - the finding
         return Outcome(fault=f"{type(error).__name__}: {error}"[:500])
     finally:

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,65 +29,32 @@ SEARCHED_EVERY = 25
 SECONDS = 5.0
 MAX_RESIDENT_BYTES = 1_500 << 20
 PATHS = (
-    served.SEARCH,
-    "/v1/collections/stones",
-    "/v1/collections/stones/documents/d0",
-    "/v1/collections/..%2f..%2fetc/search",
-    "/v1/vector_stores/stones/search",
-    "/v1/embeddings",
-    "/v1/collections/stones/map",
-    "/healthz",
-    "/readyz",
-    "/metrics",
-    "/",
-    "//",
-    "/%00",
-    "/" + "a" * 9_000,
-)
+    served.SEARCH, "/v1/collections/stones", "/v1/collections/stones/documents/d0",
+    "/v1/collections/..%2f..%2fetc/search", "/v1/vector_stores/stones/search", "/v1/embeddings",
+    "/v1/collections/stones/map", "/healthz", "/readyz", "/metrics", "/", "//", "/%00", "/" + "a" *
+    9_000,
+)  # fmt: skip
 METHODS = (
-    "GET",
-    "POST",
-    "HEAD",
-    "PUT",
-    "DELETE",
-    "OPTIONS",
-    "TRACE",
-    "CONNECT",
-    "PATCH",
-    "get",
-    "X" * 40,
+    "GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PATCH", "get", "X" * 40,
     "\x00",
-)
+)  # fmt: skip
 VALUES = (
-    None,
-    True,
-    -1,
-    0,
-    1e308,
-    10**400,
-    "",
-    "x" * 9_000,
-    "\ud800",
-    "\x00",
-    [],
-    [[]],
-    {},
-    {"": None},
+    None, True, -1, 0, 1e308, 10**400, "", "x" * 9_000, "\ud800", "\x00", [], [[]], {}, {"": None},
     ["a"] * 600,
-)
+)  # fmt: skip
 KEYS = (
-    "query",
-    "top_k",
-    "filters",
-    "passages",
-    "cursor",
-    "weights",
-    "granularity",
-    "model",
-    "input",
-    "hybrid",
-    "é",
-)
+    "query", "top_k", "filters", "passages", "cursor", "weights", "granularity", "model", "input",
+    "hybrid", "é",
+)  # fmt: skip
+
+HEADERS = (
+    "Content-Length: 5", "Content-Length: -1", "Transfer-Encoding: chunked",
+    "Transfer-Encoding: gzip, chunked", "Host: evil.example", "Origin: https://evil.example",
+    "Authorization: Bearer " + "k" * 5_000,
+    "Expect: 100-continue", "Upgrade: websocket", "Connection: Upgrade", "X: " + "y" * 70_000,
+    "Range: bytes=0-", ": empty", "no colon",
+)  # fmt: skip
+API_CASES = 100
 
 
 def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
@@ -105,6 +76,23 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
         tally["peak_resident_mb"] = max(tally["peak_resident_mb"], resident >> 20)
         require(resident < MAX_RESIDENT_BYTES, f"the server holds {resident >> 20} MB")
+
+
+def api_episode(rng: random.Random, folder: Path, tally: Tally) -> None:
+    """Send some hundred requests that fit the API's description, or nearly do."""
+    options = ["-s", "--api-cases", str(API_CASES), "--api-seed", str(rng.randrange(2**31))]
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:cacheprovider", *options]
+    done = subprocess.run(
+        [*command, "tests/serve/test_fuzz.py"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTEST_DEBUG_TEMPROOT": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    cases = re.search(r"([\d,]+) cases;", done.stdout)
+    require(done.returncode == 0 and cases is not None, done.stdout[-1_500:])
+    tally["requests"] += API_CASES
 
 
 def _publish(root: Path) -> None:
@@ -162,25 +150,7 @@ def _no_json(rng: random.Random) -> bytes:
 
 
 def _odd_head(rng: random.Random) -> bytes:
-    more = rng.choices(
-        (
-            "Content-Length: 5",
-            "Content-Length: -1",
-            "Transfer-Encoding: chunked",
-            "Transfer-Encoding: gzip, chunked",
-            "Host: evil.example",
-            "Origin: https://evil.example",
-            "Authorization: Bearer " + "k" * 5_000,
-            "Expect: 100-continue",
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            "X: " + "y" * 70_000,
-            "Range: bytes=0-",
-            ": empty",
-            "no colon",
-        ),
-        k=rng.randint(1, 4),
-    )
+    more = rng.choices(HEADERS, k=rng.randint(1, 4))
     return _head(rng, rng.choice(METHODS), rng.choice(PATHS), 2, *more) + b"{}"
 
 

@@ -1,6 +1,6 @@
 """A server in a process of its own over collections of random vectors, and a client of the standard library.
 
-The server is a fork: starting an interpreter and importing costs twenty times what a server's start does.
+The server is forked: starting an interpreter and importing costs twenty times what a server's start does.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Collection, Generator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.index import stones
 from tests.nightly.campaign import require
-from tests.nightly.forks import fork
+from tests.nightly.forks import start
 
 SEARCH = "/v1/collections/stones/search"
 START_SECONDS = 120.0
@@ -111,21 +111,21 @@ def kind_of(reply: Any) -> str:
 def server(root: Path, port: int | None = None) -> Generator[tuple[int, int]]:
     """Serve a root until the block ends and the server is killed; gives its port and its process id."""
     port = free_port() if port is None else port
-    pid = fork(serve, root, port)
+    process = start(serve, root, port)
+    assert process.pid is not None
     try:
-        _wait_until_up(pid, port)
-        yield port, pid
-        require(os.waitpid(pid, os.WNOHANG) == (0, 0), "the server ended by itself")
+        _wait_until_up(process, port)
+        yield port, process.pid
+        require(process.is_alive(), "the server ended by itself")
     finally:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        process.kill()
+        process.join()
 
 
-def _wait_until_up(pid: int, port: int) -> None:
+def _wait_until_up(process: BaseProcess, port: int) -> None:
     """Wait for a server that has tried its collections."""
     limit = time.monotonic() + START_SECONDS
-    while time.monotonic() < limit and os.waitpid(pid, os.WNOHANG) == (0, 0):
+    while time.monotonic() < limit and process.is_alive():
         try:
             _, reply = ask(port, "/readyz")
             if reply.get("detail") != "collections are being opened":

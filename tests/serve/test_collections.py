@@ -26,7 +26,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from tests.entries import put
+from tests.damages import put
 
 pytestmark = pytest.mark.usefixtures("unhealed")
 
