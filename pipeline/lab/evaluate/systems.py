@@ -192,10 +192,12 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     for size in sizes:
         for name, has_titles in (("overlap", False), ("titled-overlap", True)):
             encoding = Encoding(encoder=encoders[size], has_titles=has_titles, stride_tokens=size // OVERLAP)
-            judged: Mapping[str, BaselineRanking] = JUDGED_RANKINGS if has_titles and size == sizes[0] else {}
+            rankings: dict[str, BaselineRanking] = dict(PIECE_RANKINGS)
+            if has_titles and size == sizes[0]:
+                rankings |= JUDGED_RANKINGS
             systems += [
                 System(name=f"{name}-{size}/{key}", encoding=encoding, ranking=own)
-                for key, own in {**PIECE_RANKINGS, **judged}.items()
+                for key, own in rankings.items()
             ]
     return systems
 
