@@ -193,7 +193,8 @@ class Collection:
         cross-encoder, by name or folder, that judges the passages of the best documents again
         (:mod:`cairn.pipeline.search.rerank`); needs the extra ``rerank``.
         """
-        return self._searcher().answer([query], *self._asked(rerank, options))[0]
+        asked = self._asked(rerank, options)
+        return self._searcher().answer([query], *asked)[0]
 
     def search_batch(
         self,
@@ -203,7 +204,8 @@ class Collection:
         **options: Unpack[PublicSearchKeywords],
     ) -> list[SearchResult]:
         """Answer several queries with one encoder pass; the options are those of :meth:`search`."""
-        return self._searcher().answer(queries, *self._asked(rerank, options))
+        asked = self._asked(rerank, options)
+        return self._searcher().answer(queries, *asked)
 
     def _asked(
         self, rerank: str | Reranker | None, options: PublicSearchKeywords

@@ -212,8 +212,10 @@ from cairn.pipeline.line.build_index import build_index
 sys.path.insert(0, sys.argv[4])
 from cairn.jobs.engine_settings import EngineConfig
 from test_bench_ray import peak_config
-engine = EngineConfig(name="ray", max_workers=2)
-build_index([sys.argv[1]], sys.argv[2], "c", peak_config(sys.argv[3]), engine=engine)
+from cairn.jobs.engine import open_engine
+config = peak_config(sys.argv[3])
+engine = open_engine(EngineConfig(name="ray", max_workers=2), config)
+build_index([sys.argv[1]], sys.argv[2], "c", config, engine=engine)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cairn.jobs.engine import open_engine
 from cairn.jobs.engine_settings import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster.pool import WorkerPool
@@ -88,7 +89,7 @@ def test_bench_bytes_of_the_driver_a_chunk(
             object_store.traffic()
             source = write_passages(tmp_path / "corpus.parquet", texts[:size])
             name = f"{'store' if way == 'in the store' else 'driver'}-{size}"
-            engine = EngineConfig(name="ray", max_workers=1)
+            engine = open_engine(EngineConfig(name="ray", max_workers=1), config)
             report = build_index([source], ROOT, name, config, engine=engine)
             traffic = object_store.traffic()
             stored = {"store: sent": traffic["came"], "store: received": traffic["went"]}

@@ -14,6 +14,8 @@ from cairn.pipeline.model.landmarks import split_into_chunks
 from cairn.pipeline.model.latent_attention import latent_attention_of
 from cairn.pipeline.poolings import POOLINGS
 
+from tests.model.wrapped_backbone import WrappedBackbone
+
 TEXTS = [
     "the cat sat on the mat.",
     "old stone path " * 30,
@@ -318,16 +320,10 @@ def test_encode_prefix_leaves_spans_and_token_counts_alone(config, backbone, att
 def test_encode_prefix_is_in_every_row_and_in_no_pooled_span(config, backbone, attention, pooling):
     seen = []
 
-    class Recording:
-        def __init__(self, backbone):
-            self._backbone = backbone
-
-        def __getattr__(self, name):
-            return getattr(self._backbone, name)
-
+    class Recording(WrappedBackbone):
         def hidden_states(self, ids_BT, lengths_B, context_CD=None, temperature=1.0):
             seen.extend(row[:length] for row, length in zip(ids_BT.tolist(), lengths_B.tolist(), strict=True))
-            hidden = self._backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature).clone()
+            hidden = super().hidden_states(ids_BT, lengths_B, context_CD, temperature).clone()
             hidden[:, 1:4] = 1e6
             return hidden
 

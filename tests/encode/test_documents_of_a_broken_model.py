@@ -6,6 +6,8 @@ import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ModelError
 
+from tests.model.wrapped_backbone import WrappedBackbone
+
 TEXTS = [
     "the cat sat on the mat.",
     "old stone path " * 30,
@@ -17,17 +19,15 @@ TEXTS = [
 ]
 
 
-class _Broken:
+class _Broken(WrappedBackbone):
     """A backbone that fails on rows holding one token, or when more rows come than the device can hold."""
 
     def __init__(self, backbone, nan_id=None, max_rows=None):
+        super().__init__(backbone)
         self._backbone, self._nan_id, self._max_rows = backbone, nan_id, max_rows
         # Only a device of its own runs out of memory in a way that a smaller batch mends; the tensors stay
         # where they are.
         self.device = torch.device("cuda") if max_rows else backbone.device
-
-    def __getattr__(self, name):
-        return getattr(self._backbone, name)
 
     def hidden_states(self, ids_BT, lengths_B, context_CD=None, temperature=1.0):
         if self._max_rows is not None and len(ids_BT) > self._max_rows:

@@ -198,7 +198,7 @@ def test_mapped_file_that_is_renamed_away_answers_on_with_a_warning(
     assert "chunks.faiss of generation 2 is missing" in running.warnings[0]
     monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
     path.with_suffix(".gone").rename(path)
-    running._served._retry_at = 0.0
+    running._retry_at = 0.0
     require_answers(running, 2)
     assert running.warnings == ()
 

@@ -24,6 +24,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.jobs.engine import open_engine
 from cairn.jobs.engine_settings import EngineConfig
 from cairn.pipeline import durable
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
@@ -69,6 +70,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[5])
 from cairn.pipeline import durable
+from cairn.jobs.engine import open_engine
 from tests.faults.test_ray_faults import engine_at, settings
 from cairn.pipeline.line.build_index import build_index
 written = []
@@ -77,7 +79,8 @@ def die(name):
     if written.count("shard-written") == 4:
         os.kill(os.getpid(), signal.SIGKILL)
 durable.observe_commit_points(die)
-build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])), engine=engine_at(sys.argv[4]))
+build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])),
+            engine=open_engine(engine_at(sys.argv[4]), settings(Path(sys.argv[3]))))
 """
 
 # Run on the head of ray_namespaces.py: ingest argv[2] into argv[1] with the model argv[3], and cut a machine
@@ -88,6 +91,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from cairn.pipeline import durable
 from tests.ray_namespaces import HEAD_ADDRESS, cut_off_oldest
+from cairn.jobs.engine import open_engine
 from tests.faults.test_ray_faults import SHARDS_BEFORE, engine_at, settings
 from cairn.pipeline.line.build_index import build_index
 written = []
@@ -98,7 +102,8 @@ def cut(name):
             cut_off_oldest("EncoderWorker")
 durable.observe_commit_points(cut)
 engine = engine_at(HEAD_ADDRESS, deadline_seconds=None)
-report = build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])), engine=engine)
+report = build_index([sys.argv[2]], sys.argv[1], "c", settings(Path(sys.argv[3])),
+                     engine=open_engine(engine, settings(Path(sys.argv[3]))))
 seconds = time.monotonic() - written[SHARDS_BEFORE - 1]
 print(json.dumps({"indexed": report.indexed, "encoded": report.encoded, "seconds": seconds}), flush=True)
 """
@@ -209,7 +214,11 @@ def test_ingest_that_is_disturbed_gives_the_undisturbed_collection(
     engine = engine_at(ray_cluster.address, deadline_seconds)
     try:
         report = build_index(
-            [source], tmp_path / "disturbed", "c", settings(tiny_model_folder), engine=engine
+            [source],
+            tmp_path / "disturbed",
+            "c",
+            settings(tiny_model_folder),
+            engine=open_engine(engine, settings(tiny_model_folder)),
         )
     finally:
         durable._observers.clear()
@@ -241,7 +250,11 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
     )
     assert kept
     report = build_index(
-        [source], root, "c", settings(tiny_model_folder), engine=engine_at(ray_cluster.address)
+        [source],
+        root,
+        "c",
+        settings(tiny_model_folder),
+        engine=open_engine(engine_at(ray_cluster.address), settings(tiny_model_folder)),
     )
     assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS - kept)
     require_undisturbed()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from cairn.jobs.engine import open_engine
 from cairn.jobs.engine_settings import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster.engine import RayEngine
@@ -87,7 +88,9 @@ def build(
     source = corpus(tmp_path / "a.parquet", dict.fromkeys(range(60), 0))
 
     def ingest() -> None:
-        build_index([source], ROOT, "c", config, engine=EngineConfig(name="ray", max_workers=2))
+        build_index(
+            [source], ROOT, "c", config, engine=open_engine(EngineConfig(name="ray", max_workers=2), config)
+        )
         build_index([source], tmp_path / "local", "c", config)
         monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
         layout, local = CollectionLayout.at(Path(ROOT), "c"), CollectionLayout(tmp_path / "local", "c")

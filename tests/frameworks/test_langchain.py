@@ -217,7 +217,7 @@ def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) ->
         texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
     )
     store = make_store()
-    vector = store.collection._searcher()._served.take().encoder.encode_queries(["granite"])[0].tolist()
+    vector = store.collection._searcher()._served.encoder.encode_queries(["granite"])[0].tolist()
     by_vector = store.similarity_search_by_vector(vector, k=5)
     plain, apart = (
         store.max_marginal_relevance_search_by_vector(vector, k=3, lambda_mult=weight)

@@ -244,41 +244,6 @@ def test_ingest_with_another_setting_is_refused_before_any_work(
         build_index([source], root, "c", other)
 
 
-def test_collection_older_than_a_setting_opens_and_is_ingested_again(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
-    build_index([source], root, "c", config)
-    path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
-    manifest = json.loads(path.read_text())
-    for younger in ("landmarks", "dims", "layers", "causal", "query_prefix", "document_prefix"):
-        del manifest["settings"]["encoder"][younger]
-    path.write_text(json.dumps(manifest))
-    (root / "c" / "CURRENT").write_bytes(b"00000001\n")  # without a hash, as releases before wrote it
-    assert (
-        open_collection("c", root=root).search(document(3)["text"], hybrid=False).hits[0].doc_id == "doc-003"
-    )
-    assert (
-        build_index([source, write_corpus(tmp_path / "b.parquet", [document(7)])], root, "c", config).encoded
-        == 1
-    )
-
-
-def test_setting_younger_than_the_collection_is_refused_when_it_is_not_the_default(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
-    build_index([source], root, "c", config)
-    path = root / "c" / "generations" / "00000001" / "MANIFEST.json"
-    manifest = json.loads(path.read_text())
-    del manifest["settings"]["encoder"]["query_prefix"]
-    path.write_text(json.dumps(manifest))
-    (root / "c" / "CURRENT").write_bytes(b"00000001\n")  # without a hash, as releases before wrote it
-    other = replace(config, encoder=replace(config.encoder, query_prefix="query: "))
-    with pytest.raises(FingerprintMismatchError, match=r"encoder\.query_prefix is '', got 'query: '"):
-        build_index([source], root, "c", other)
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -15,7 +15,7 @@ import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.index import lance_files
+from cairn.pipeline.index import stored_files
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
@@ -92,7 +92,7 @@ def test_ingests_by_tasks_build_the_collection_of_the_local_engine(
         if name == "tasks":
             with_tasks()
             monkeypatch.setattr(
-                lance_files, "record_file", lambda path: hashed.append(path) or record_file(path)
+                stored_files, "record_file", lambda path: hashed.append(path) or record_file(path)
             )
         for source in (first, second):
             build_index([source], root, name, config)

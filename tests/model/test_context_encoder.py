@@ -8,6 +8,8 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 
+from tests.model.wrapped_backbone import WrappedBackbone
+
 TEXTS = ["the cat sat on the mat", "", "stone " * 200, "old river. " * 5, "x" * 4000 + " cat"]
 
 
@@ -34,13 +36,9 @@ def test_embed_batch_equals_one_mean_a_text(backbone, encoder):
 
 
 def test_embed_without_a_cls_token_reads_one_token_more(backbone):
-    class Headless:
-        cls_id = None
-
-        def __getattr__(self, name):
-            return getattr(backbone, name)
-
-    (row,) = ContextEncoder(Headless(), 20).embed([TEXTS[2]])
+    headless = WrappedBackbone(backbone)
+    headless.cls_id = None
+    (row,) = ContextEncoder(headless, 20).embed([TEXTS[2]])
     ids = [*backbone.tokenizer.encode(TEXTS[2], add_special_tokens=False).ids[:19], backbone.landmark_id]
     naive = backbone.hidden_states(np.array([ids]), np.array([20]))[0].mean(0)
     torch.testing.assert_close(torch.from_numpy(row), naive, atol=1e-5, rtol=0)
@@ -54,13 +52,9 @@ def test_embed_long_text_reads_only_its_head(backbone):
             seen.append(len(text))
             return backbone.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    class Fake:
-        tokenizer = Counting()
-
-        def __getattr__(self, name):
-            return getattr(backbone, name)
-
-    ContextEncoder(Fake(), 20).embed(["cat " * 100_000])
+    counted = WrappedBackbone(backbone)
+    counted.tokenizer = Counting()
+    ContextEncoder(counted, 20).embed(["cat " * 100_000])
     assert max(seen) < 1_000
 
 

@@ -216,7 +216,7 @@ def test_embed_chunks_closed_gates_equal_chunk_attention(model):
 
 
 def test_reader_of_a_model_that_is_not_one_transformer_is_refused(make_cde):
-    of_two = load_backbone(EncoderConfig(model=str(make_cde("v1")), precision="fp32"))
+    of_two = load_backbone(EncoderConfig(model=str(make_cde(1)), precision="fp32"))
     with pytest.raises(ConfigError, match="must go with a model of one transformer, got CdeBackbone"):
         LandmarkReader(of_two)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.jobs.engine import open_engine
 from cairn.jobs.engine_settings import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster import tasks
@@ -91,7 +92,9 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
             patch.setattr(encode_corpus, "write_encoded_shard", write)
             if start:
                 patch.setattr(ray_engine, "_shared_folder", lambda _: (tmp_path / "elsewhere", "mark"))
-            reports["ray", start] = build_index([source], tmp_path, "ray", config, engine=engine)
+            reports["ray", start] = build_index(
+                [source], tmp_path, "ray", config, engine=open_engine(engine, config)
+            )
     assert handed_over == {0: {True}, 40: {False}}
     for start in (0, 40):
         assert _counts(reports["ray", start]) == _counts(reports["local", start])
@@ -123,7 +126,7 @@ def test_segment_and_rows_that_workers_write_are_those_of_the_local_engine(
     config = replace(config, index=IndexConfig(index_kind="ivf_sq8"))
     source = corpus(tmp_path / "a.parquet", range(300))
     for name, chosen in (("ray", engine), ("local", None)):
-        build_index([source], tmp_path, name, config, engine=chosen)
+        build_index([source], tmp_path, name, config, engine=chosen and open_engine(chosen, config))
     require_same(stored(tmp_path, "ray"), stored(tmp_path, "local"))
     assert ("no disk in common" in caplog.text) == (not is_seen)
     ray, local = (open_generation(CollectionLayout(tmp_path, name)).manifest for name in ("ray", "local"))
@@ -144,12 +147,12 @@ def test_interrupted_ray_ingest_goes_on_without_encoding_finished_shards_again(
     source = corpus(tmp_path / "a.parquet", range(60))
     stop_at("shard-written", times=5)
     with pytest.raises(KeyboardInterrupt):
-        build_index([source], tmp_path, "c", config, engine=engine)
+        build_index([source], tmp_path, "c", config, engine=open_engine(engine, config))
     durable._observers.clear()
     encoded_folder = CollectionLayout(tmp_path, "c").encoded_folder
     kept = sum(pq.read_metadata(path).num_rows for path in encoded_folder.glob("documents-*.parquet"))
     assert kept > 0
-    report = build_index([source], tmp_path, "c", config, engine=engine)
+    report = build_index([source], tmp_path, "c", config, engine=open_engine(engine, config))
     assert (report.indexed, report.encoded) == (60, 60 - kept)
     build_index([source], tmp_path, "fresh", config)
     require_same(stored(tmp_path, "c"), stored(tmp_path, "fresh"))
@@ -161,7 +164,7 @@ def test_setting_the_model_has_no_room_for_is_refused_by_a_worker_before_anythin
     source = corpus(tmp_path / "a.parquet", range(5))
     other = replace(config, encoder=replace(config.encoder, dims=33))
     with pytest.raises(ConfigError, match="between 1 and the model's 32, got 33"):
-        build_index([source], tmp_path / "root", "c", other, engine=engine)
+        build_index([source], tmp_path / "root", "c", other, engine=open_engine(engine, other))
     assert not (tmp_path / "root").exists()
 
 
@@ -169,7 +172,11 @@ def test_unchanged_ray_ingest_connects_to_nothing(tmp_path: Path, config: Ingest
     source = corpus(tmp_path / "a.parquet", range(5))
     build_index([source], tmp_path, "c", config)
     report = build_index(
-        [source], tmp_path, "c", config, engine=EngineConfig(name="ray", address="nowhere.invalid:1")
+        [source],
+        tmp_path,
+        "c",
+        config,
+        engine=open_engine(EngineConfig(name="ray", address="nowhere.invalid:1"), config),
     )
     assert (report.unchanged, report.encoded) == (5, 0)
 

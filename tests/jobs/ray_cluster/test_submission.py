@@ -225,7 +225,7 @@ def fake_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobSe
 def test_image_without_the_package_is_one_sentence(fake_server: Callable[..., JobServer]):
     log = (
         "python: Error while finding module specification for 'cairn.pipeline.line.build_index' "
-        "(ModuleNotFoundError: No module named 'jobs')\n"
+        "(ModuleNotFoundError: No module named 'cairn')\n"
     )
     with pytest.raises(
         ClusterError, match="every machine of the cluster must have Cairn installed, got one without it"

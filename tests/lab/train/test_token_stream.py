@@ -13,6 +13,10 @@ from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.train.token_stream import smoothed
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
+from tests.lab.train.test_pretrain import make_stream
+
+__all__ = ["make_stream"]
+
 CLS, LANDMARK = 2, 3
 
 

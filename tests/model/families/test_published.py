@@ -44,7 +44,6 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     for name in (
         "bert",
         "roberta",
-        "xlm-roberta",
         "modernbert",
         "nomic_bert",
         "gte",
