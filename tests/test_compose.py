@@ -300,7 +300,7 @@ class Deployment:
         }
         machine = {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT / "pipeline/face"),
             "HOME": str(self.folder),
             "RAY_TMPDIR": str(self.folder),
             "OMP_NUM_THREADS": "1",

@@ -119,7 +119,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def get(hub: Hub, cache: Path, *names: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(ROOT / "pipeline/face"),
         "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
         "HF_HUB_CACHE": str(cache),
         "HF_HUB_OFFLINE": "0",

@@ -158,7 +158,7 @@ class TestOnACluster:
         def kill(_: str) -> None:
             for process in psutil.process_iter(["cmdline"]):
                 words = process.info["cmdline"] or []
-                if "cairn.pipeline.line.build_index" in words and str(tmp_path) in words:
+                if "cairn.jobs.build_index" in words and str(tmp_path) in words:
                     process.kill()
 
         server = JobServer(ray_cluster.dashboard)
@@ -224,7 +224,7 @@ def fake_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., JobSe
 
 def test_image_without_the_package_is_one_sentence(fake_server: Callable[..., JobServer]):
     log = (
-        "python: Error while finding module specification for 'cairn.pipeline.line.build_index' "
+        "python: Error while finding module specification for 'cairn.jobs.build_index' "
         "(ModuleNotFoundError: No module named 'cairn')\n"
     )
     with pytest.raises(
