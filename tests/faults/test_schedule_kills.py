@@ -34,13 +34,13 @@ SECONDS = 600.0
 # politely interrupts it before.
 CHILD = """
 import os, sys, time
-import cairn.pipeline.line.ingest_settings
 from dataclasses import replace
 from cairn.cli.main import cairn, run
 from cairn.pipeline import durable
-resolve = cairn.pipeline.line.ingest_settings.resolve_ingest_config
-cairn.pipeline.line.ingest_settings.resolve_ingest_config = lambda *given: replace(resolve(*given),
-shard_characters=300) scheduler = os.getppid()
+from cairn.pipeline.line import ingest_settings
+resolve = ingest_settings.resolve_ingest_config
+ingest_settings.resolve_ingest_config = lambda *given: replace(resolve(*given), shard_characters=300)
+scheduler = os.getppid()
 def disturb(name):
     if name == sys.argv[1] and not os.path.exists("disturbed"):
         open("disturbed", "w").close()
