@@ -14,6 +14,7 @@ sizes and rates are far from those of a transformer.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import ClassVar, Final, Literal
@@ -42,7 +43,7 @@ LOWEST_LR: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunConfig:
+class RunConfig(ABC):
     """What the loop of steps reads of a run's settings, whatever is trained."""
 
     betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
@@ -69,9 +70,9 @@ class RunConfig:
         """Return the peak rates of parameters, by name, that have one of their own and no decay."""
         return {}
 
+    @abstractmethod
     def lr_factor(self, step: int) -> float:
         """Return the share of the peak rate that step 0 … steps - 1 is made with."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
