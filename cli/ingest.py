@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import click
-from cairn.cli.engine import engine_options, resolve_engine
+from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import GroupedCommand, add_options, chosen, given
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import ProgressBars, duration, table, thousands
-from cairn.jobs.engine import open_engine
+from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
 from cairn.pipeline.config import (
     DEFAULT_MODEL,
     ClusterConfig,
@@ -27,6 +27,12 @@ from cairn.pipeline.model.folders.names import is_folder
 from cairn.pipeline.types import IngestReport
 
 _QUARANTINED_EXIT = 3
+_STEPS: Final[Mapping[str | None, Any]] = {
+    "cluster": {"until": "cluster"},
+    "encode": {"until": "encode"},
+    "write": {"is_encoded": True},
+}
+"""What :func:`build_index` is told of a step."""
 
 
 _EXAMPLES = """\b
@@ -64,6 +70,11 @@ _FIRST = (
 @click.option(
     "--dry-run", is_flag=True, help="Say what would be done, and how long it would take; change nothing."
 )
+@click.option(
+    "--step",
+    type=click.Choice(("cluster", "encode", "write")),
+    help="Do this step only; the next run goes on from it.",
+)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -75,6 +86,7 @@ def ingest(
     *,
     download: bool,
     dry_run: bool,
+    step: str | None,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -95,30 +107,35 @@ def ingest(
     if download:
         built_with = stored["encoder"]["model"] if stored else DEFAULT_MODEL
         download_if_missing(settings["encoder"].get("model", built_with))
+        if "sparse_model" in settings["encoder"]:
+            download_if_missing(settings["encoder"]["sparse_model"])
     config = resolve_ingest_config(settings, stored)
     if dry_run:
         with ProgressBars(quiet=quiet) as progress:
             plan = plan_index(sources, root, collection, config, progress)
-        click.echo(
+        echo(
             json.dumps(plan)
             if as_json
             else table([(key.replace("_", " "), _cell(value)) for key, value in plan.items()])
         )
         return _QUARANTINED_EXIT if plan["quarantined"] else 0
     with ProgressBars(quiet=quiet) as progress:
-        report = build_index(sources, root, collection, config, progress, open_engine(engine, config))
+        report = build_index(
+            sources, root, collection, config, progress, open_engine(engine, config), **_STEPS.get(step, {})
+        )
     for warning in report.warnings:
-        click.echo(f"warning: {warning}", err=True)
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))
+        echo(f"warning: {warning}", err=True)
+    echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))
     return _QUARANTINED_EXIT if report.quarantined else 0
 
 
 def _chosen(ctx: click.Context) -> dict[str, Any]:
     stages = {stage: chosen(ctx, kind) for stage, kind in STAGES.items()}
     encoder = stages["encoder"]
-    if "model" in encoder and is_folder(encoder["model"]):
-        # A search may start in another folder.
-        encoder["model"] = str(Path(encoder["model"]).expanduser().resolve())
+    for name in ("model", "sparse_model"):
+        if name in encoder and is_folder(encoder[name]):
+            # A search may start in another folder.
+            encoder[name] = str(Path(encoder[name]).expanduser().resolve())
     return {**stages, **chosen(ctx, IngestConfig)}
 
 
@@ -128,10 +145,9 @@ def _cell(value: object) -> str:
     if isinstance(value, int):
         return thousands(value)
     if isinstance(value, dict):
-        from cairn.pipeline.line.build_index import describe_reasons
-
-        return describe_reasons(cast("dict[str, int]", value)) or "none"
-    return "; ".join(cast("list[str]", value)) or "none"
+        named = cast("dict[str, object]", value)
+        return "; ".join(f"{name}: {_cell(each)}" for name, each in named.items()) or "none"
+    return value if isinstance(value, str) else "; ".join(cast("list[str]", value)) or "none"
 
 
 def _summary(report: IngestReport) -> str:
@@ -140,10 +156,14 @@ def _summary(report: IngestReport) -> str:
         ("  indexed", f"{thousands(report.indexed)}  ({thousands(report.encoded)} encoded in this run)"),
         ("  unchanged", thousands(report.unchanged)),
         ("  quarantined", thousands(report.quarantined)),
-        *((f"    {reason}", thousands(count)) for reason, count in sorted(report.quarantine_reasons.items())),
+        *(
+            (f"    {reason}", f"{thousands(count)}  {report.quarantine_examples.get(reason, '')}")
+            for reason, count in sorted(report.quarantine_reasons.items())
+        ),
         *([("    see", report.quarantine_file)] if report.quarantine_file else []),
         ("deleted", thousands(report.deleted)),
         ("files", f"{thousands(report.files)}  ({thousands(report.unread_files)} unchanged and not read)"),
+        *((f"  left out: {reason}", thousands(count)) for reason, count in sorted(report.left_out.items())),
         ("chunks", thousands(report.chunks)),
         ("tokens", thousands(report.tokens)),
         ("generation", str(report.generation)),

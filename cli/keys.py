@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from cairn.cli.options import NamedPath
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import table
+from cairn.cli.terminal import echo, table
 from cairn.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,11 @@ def _place_options(function: _Function) -> _Function:
 @click.argument("name")
 @_place_options
 @click.option(
-    "--scope", "scopes", multiple=True, default=("search",), help="search, embed or admin (metrics); repeat."
+    "--scope",
+    "scopes",
+    multiple=True,
+    default=("search",),
+    help="search, embed, write, admin (metrics) or principal (asks for named readers); repeat.",
 )
 @click.option(
     "--for",
@@ -89,15 +93,13 @@ def create(
     if collections:
         _warn_of_missing(Path(root), collections)
     if as_json:
-        click.echo(json.dumps(_shown(key) if given else {**_shown(key), "key": token}))
+        echo(json.dumps(_shown(key) if given else {**_shown(key), "key": token}))
         return 0
     if given:
-        click.echo(f"key {key.key_id} may {_may(key)}", err=True)
+        echo(f"key {key.key_id} may {_may(key)}", err=True)
         return 0
-    click.echo(token)
-    click.echo(
-        f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True
-    )
+    echo(token)
+    echo(f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True)
     return 0
 
 
@@ -110,13 +112,13 @@ def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
     file.require_kept()
     found = file.read()
     if as_json:
-        click.echo(json.dumps([_shown(key) for key in found]))
+        echo(json.dumps([_shown(key) for key in found]))
         return 0
     rows = [
         ("id", "name", "may", "made", "revoked"),
         *((k.key_id, k.name, _may(k), k.created_at, k.revoked_at or "") for k in found),
     ]
-    click.echo(table(rows) if found else "no keys")
+    echo(table(rows) if found else "no keys")
     return 0
 
 
@@ -126,7 +128,7 @@ def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
 def revoke(*, key: str, root: str, keys_file: Path | None) -> int:
     """Make the key of this id or name worthless, at once and for good."""
     revoked = _file(root, keys_file).revoke(key)
-    click.echo(f"{revoked.key_id} ({revoked.name}) is revoked")
+    echo(f"{revoked.key_id} ({revoked.name}) is revoked")
     return 0
 
 
@@ -144,8 +146,7 @@ def _restriction(root: Path, collections: tuple[str, ...], filters: tuple[str, .
     if not collections:
         raise ConfigError("a key with a filter must be for named collections, got none; say --for COLLECTION")
     from cairn.pipeline.index.generation import open_latest_intact_generation
-    from cairn.pipeline.index.layout import CollectionLayout
-    from cairn.pipeline.index.stored_files import SIZES
+    from cairn.pipeline.index.layout import SIZES, CollectionLayout
     from cairn.pipeline.search.filters import parse_filter
 
     schemas = [
@@ -164,9 +165,7 @@ def _warn_of_missing(root: Path, collections: tuple[str, ...]) -> None:
     from cairn.pipeline.index.layout import list_states
 
     for missing in sorted(set(collections) - set(list_states(root))):
-        click.echo(
-            f"warning: there is no collection {missing} under {root}; the key holds once there is", err=True
-        )
+        echo(f"warning: there is no collection {missing} under {root}; the key holds once there is", err=True)
 
 
 def _may(key: ApiKey) -> str:

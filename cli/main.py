@@ -9,23 +9,20 @@ import errno
 import importlib
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import cache
+from io import TextIOWrapper
 
 import click
-from cairn.cli.settings import (
-    check_tables,
-    load_default_map,
-    name_variables,
-    settings_of_verb,
-    variable_prefix,
-    warn_of_variables,
-)
+from cairn.cli.settings import config_option, name_variables, variable_prefix
+from cairn.cli.terminal import ESCAPED, echo, printable
 from cairn.pipeline import unforeseen
-from cairn.pipeline.errors import CairnError, UsageError, is_panic
+from cairn.pipeline.errors import CairnError, DiskFullError, UsageError, is_panic
 from cairn.pipeline.options import shown
-from typing_extensions import override
+from typing_extensions import TypeIs, override
 
 _VERBS = {
     "ingest": "Index a corpus, or what changed in it since the last time.",
@@ -40,33 +37,35 @@ _VERBS = {
     "switch": "Let a name answer from another collection, and back.",
     "compare": "Show what would change if one collection took another's place.",
     "evaluate": "Score systems on judged corpora, and say which configuration to use.",
-    "analyse": "Show what a model's attention does with long texts, and what its landmarks hold.",
-    "tune": "Choose temperatures of a collection by what they measure, and weigh a funnel search.",
     "pretrain": "Pretrain an encoder on text, before it is fine-tuned.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
-    "negatives": "Add hard negatives of a collection to training pairs.",
-    "train-mixer": "Train what mixes title, document and context into a model's landmarks, on your own "
-    "pairs.",
-    "train-late": "Train the token projection of a model's late interaction, on your own pairs.",
+    "train-landmarks": "Teach a model to pool landmarks, from texts alone.",
     "compress": "Prune and quantise a model, and measure what that costs.",
     "distill": "Let a smaller model follow a larger one on plain texts.",
     "schedule": "Run ingests at the times of cron expressions.",
     "submit": "Run a job from a file on a Ray cluster, and follow it.",
-    "jobs": "List the jobs of a Ray cluster.",
     "models": "List encoders, and fetch one from the Hugging Face hub.",
     "sample": "Write a sample corpus made from Python's own documentation.",
     "verify": "Check every stored file of a collection against its hashes.",
     "repair": "Bring a damaged collection back to its last good state.",
     "compact": "Merge small files and drop what no generation needs.",
+    "retype": "Give metadata columns other types.",
+    "repartition": "Cut a collection into another number of partitions.",
     "delete": "Delete documents by id or by filter.",
     "drop": "Delete a collection.",
 }
-_LABORATORY = {
-    "analyse", "compare", "compress", "distill", "evaluate", "negatives", "pretrain", "train", "train_late",
-    "train_mixer", "tune",
-}  # fmt: skip
-_FILES = {"mcp": "mcp_stdio", "list": "status"} | {name: f"lab.{name}" for name in _LABORATORY}
-"""Where a verb's module is not of its name: it stands beside another, or in the laboratory."""
+_HOMES = {
+    "status": ("list",),
+    "mcp_stdio": ("mcp",),
+    "cluster": ("submit",),
+    "upkeep": ("compact", "delete", "drop", "lineage", "repair", "repartition", "retype", "switch", "verify"),
+    "lab.compare": ("compare",),
+    "lab.compress": ("compress",),
+    "lab.evaluate": ("evaluate",),
+    "lab.training": ("distill", "pretrain", "train", "train-landmarks"),
+}
+_MODULES = {verb: module for module, verbs in _HOMES.items() for verb in verbs}
+"""Where a verb stands, if not in a module of its name."""
 _INTERRUPTED = 130
 _FAILED = 1
 _USAGE = 2
@@ -83,13 +82,7 @@ class _LazyGroup(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
-            return None
-        name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f"cairn.cli.{_FILES.get(name, name)}")
-        command = getattr(module, "list_collections" if name == "list" else name)
-        name_variables(command, variable_prefix(cmd_name))
-        return command
+        return _verb(cmd_name) if cmd_name in _VERBS else None
 
     @override
     def resolve_command(
@@ -105,6 +98,16 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(_VERBS.items()))
 
 
+@cache
+def _verb(name: str) -> click.Command:
+    """Import a verb, and give it ``--config`` and the variables of its options."""
+    module = importlib.import_module(f"cairn.cli.{_MODULES.get(name, name)}")
+    command: click.Command = getattr(module, "list_collections" if name == "list" else name.replace("-", "_"))
+    command.params.append(config_option())
+    name_variables(command, variable_prefix(name))
+    return command
+
+
 def _meant(word: str) -> str:
     close = get_close_matches(word, _VERBS, n=1)
     return f"; did you mean {close[0]!r}?" if close else "; `cairn --help` lists them"
@@ -115,17 +118,8 @@ def _meant(word: str) -> str:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="cairn-index", prog_name="cairn")
-@click.pass_context
-def cairn(ctx: click.Context) -> None:
+def cairn() -> None:
     """Contextual retrieval indexing: documents in, searchable passages out."""
-    ctx.default_map = load_default_map(_VERBS)
-    check_tables(ctx.default_map, _VERBS)
-    verb = cairn.get_command(ctx, ctx.invoked_subcommand or "")
-    if verb is not None:
-        # Before the verb parses: a misspelt setting must not be reported as a missing option.
-        name = str(verb.name)
-        ctx.default_map[name] = settings_of_verb(verb, ctx.default_map.get(name, {}))
-        warn_of_variables(verb, os.environ, _VERBS)
 
 
 def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
@@ -137,26 +131,28 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     except KeyboardInterrupt:
         return _interrupted()
     except click.ClickException as error:
-        vars(error)["message"] = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…", error.message)
+        vars(error)["message"] = printable(_LONG_WORD.sub(lambda word: f"{word[0][:80]}…", error.message))
         error.show()
         return error.exit_code
     except CairnError as error:
-        click.echo(f"error: {error}", err=True)
+        if _is_long_name(error.__cause__):
+            return _refuse_long_name(error.__cause__)
+        echo(f"error: {error}", err=True)
         return error.exit_code
     except MemoryError:
-        click.echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
+        echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
         return _FAILED
     except BrokenPipeError:
-        # The reader of our output (`| head`) is gone: that is its right, not an error; keep Python's own
-        # flush at exit quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output (`| head`) is gone: that is its right, not an error.
+        _leave_stdout()
         return 0
     except Exception as error:  # noqa: BLE001 - no verb ends in a traceback
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            click.echo(
-                f"error: a path must have names of at most 255 bytes, got {shown(error.filename)}", err=True
-            )
-            return _USAGE
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _leave_stdout()
+            echo("error: no space left where the answer is written; free some and try again", err=True)
+            return DiskFullError.exit_code
+        if _is_long_name(error):
+            return _refuse_long_name(error)
         return _unforeseen(error, name, arguments)
     except BaseException as error:
         if not is_panic(error):
@@ -165,25 +161,48 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     return outcome if isinstance(outcome, int) else 0
 
 
+def _is_long_name(error: BaseException | None) -> TypeIs[OSError]:
+    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+
+
+def _refuse_long_name(error: OSError) -> int:
+    echo(f"error: a path must have names of at most 255 bytes, got {shown(error.filename)}", err=True)
+    return _USAGE
+
+
+def _leave_stdout() -> None:
+    """Keep Python's own flush at exit quiet."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _unforeseen(error: BaseException, name: str, arguments: Sequence[str]) -> int:
     verb = next((argument for argument in arguments if argument in _VERBS), "")
-    click.echo(f"error: {unforeseen.sentence_of(error, f'{name} {verb}'.strip())}", err=True)
+    echo(f"error: {unforeseen.sentence_of(error, f'{name} {verb}'.strip())}", err=True)
     return _FAILED
 
 
 def _interrupted() -> int:
-    click.echo("\ninterrupted; finished work is kept, the same command goes on from there", err=True)
+    echo("\ninterrupted; finished work is kept, the same command goes on from there", err=True)
     return _INTERRUPTED
 
 
 def main() -> None:
     """Run `cairn VERB …`."""
-    sys.exit(run(cairn, sys.argv[1:], "cairn"))
+    _run_process(sys.argv[1:])
 
 
 def ingest_main() -> None:
     """Run `ingest …`, the same as `cairn ingest …`."""
-    sys.exit(run(cairn, ["ingest", *sys.argv[1:]], "cairn"))
+    _run_process(["ingest", *sys.argv[1:]])
+
+
+def _run_process(arguments: Sequence[str]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors=ESCAPED)
+    # A stopped job and a drained machine send SIGTERM, which ends a verb as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(run(cairn, arguments, "cairn"))
 
 
 if __name__ == "__main__":

@@ -8,15 +8,15 @@ from typing import Final
 
 import click
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import size, table
-from cairn.pipeline.config import DEFAULT_MODEL
+from cairn.cli.terminal import echo, size, table
+from cairn.pipeline.config import DEFAULT_MODEL, NO_MODEL
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.folders.names import MODEL_NAMES, hub_revision, model_folder
 
 
 @dataclass(frozen=True, slots=True)
 class PublicModel:
-    """One encoder of the Hugging Face hub; ``width`` is that of its vectors."""
+    """One encoder of the Hugging Face hub; ``width`` is that of its vectors, or vocabulary."""
 
     name: str
     million_parameters: int
@@ -25,20 +25,31 @@ class PublicModel:
 
 
 _LONG: Final = "rows of 8,192 tokens"
+_OPENSEARCH: Final = "opensearch-project/opensearch-neural-sparse-encoding"
 
 PUBLIC_MODELS: Final = (
     PublicModel("sentence-transformers/all-MiniLM-L12-v2", 33, 384, "English"),
+    PublicModel("sentence-transformers/all-mpnet-base-v2", 109, 768, "English"),
     PublicModel("BAAI/bge-small-en-v1.5", 33, 384, "English"),
     PublicModel("BAAI/bge-base-en-v1.5", 109, 768, "English"),
     PublicModel("intfloat/multilingual-e5-small", 118, 384, "100 languages"),
     PublicModel("nomic-ai/nomic-embed-text-v1.5", 137, 768, f"English, {_LONG}, --dims"),
     PublicModel("Alibaba-NLP/gte-modernbert-base", 149, 768, f"English, {_LONG}"),
     PublicModel("Alibaba-NLP/gte-multilingual-base", 305, 768, f"70 languages, {_LONG}, --dims"),
+    PublicModel("google/embeddinggemma-300m", 308, 768, "100 languages, --dims; needs HF_TOKEN"),
     PublicModel("jxm/cde-small-v1", 281, 768, "English, reads the context"),
     PublicModel("jxm/cde-small-v2", 306, 768, "English, reads the context"),
     PublicModel("Qwen/Qwen3-Embedding-0.6B", 596, 1024, "100 languages, long rows, --dims"),
+    PublicModel(
+        f"{_OPENSEARCH}-doc-v3-distill", 67, 30_522, "English, --sparse-model; runs none for queries"
+    ),
+    PublicModel("ibm-granite/granite-embedding-30m-sparse", 30, 50_265, "English, --sparse-model"),
     PublicModel("nvidia/NV-Embed-v2", 7850, 4096, "English, latent pooling; not for commercial use"),
 )
+
+_ENDPOINT = PublicModel("https://HOST/v1/embeddings#NAME", 0, 0, "an endpoint: vectors alone, no states")
+
+_GIVEN = PublicModel(NO_MODEL, 0, 0, "given vectors (--vector-column): texts are answered by BM25 alone")
 
 _INSTALLED = (
     PublicModel(DEFAULT_MODEL, 23, 384, "English, mixes the context in, token vectors; the default"),
@@ -60,9 +71,10 @@ def models(ctx: click.Context, *, as_json: bool) -> None:
         return
     rows = [{**asdict(each), "here": "installed"} for each in _INSTALLED]
     rows += [{**asdict(each), "here": _revision(each.name)} for each in PUBLIC_MODELS]
+    rows += [{**asdict(each), "here": None} for each in (_ENDPOINT, _GIVEN)]
     heading = ("model", "million parameters", "width", "brings", "here")
     lines = [heading, *(tuple(str(value or "no") for value in row.values()) for row in rows)]
-    click.echo(json.dumps(rows) if as_json else table(lines))
+    echo(json.dumps(rows) if as_json else table(lines))
 
 
 def _revision(name: str) -> str | None:
@@ -83,6 +95,6 @@ def get(*, name: str) -> None:
     from cairn.pipeline.model.folders.download import download_model
 
     found = download_model(name)
-    click.echo(f"{found.name}: revision {found.revision}, {size(found.size_bytes)} in {found.folder}")
+    echo(f"{found.name}: revision {found.revision}, {size(found.size_bytes)} in {found.folder}")
     if found.tokenizer_of is not None:
-        click.echo(f"its tokenizer is that of {found.tokenizer_of}")
+        echo(f"its tokenizer is that of {found.tokenizer_of}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
-from cairn.pipeline.errors import ConfigError
+from cairn.cli.terminal import echo
 from cairn.pipeline.options import MAX_NUMBER, MAX_SEED, Option, check_value, options_of, shown
 from click.core import ParameterSource
 from typing_extensions import override
@@ -28,29 +28,6 @@ class NamedPath(click.Path):
         if value == "":
             self.fail("a path must name a file or a folder, got ''; leave the option out", param, ctx)
         return super().convert(value, param, ctx)
-
-
-class TemperatureSteps(click.ParamType):
-    """``128:0.95,512:0.9`` or, in ``cairn.toml``, ``[[128, 0.95], [512, 0.9]]``.
-
-    Row lengths in tokens, each with a temperature.
-    """
-
-    name = "tokens:temperature,…"
-
-    @override
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[tuple[int, float], ...]:
-        """Return the pairs; their order and limits are the configuration's business."""
-        steps = [step.split(":") for step in value.split(",")] if isinstance(value, str) else value
-        try:
-            return tuple((_whole(length), float(temperature)) for length, temperature in steps)
-        except (TypeError, ValueError, OverflowError):
-            raise ConfigError(
-                "temperature_by_length must be pairs of a number of tokens and a temperature, got "
-                f"{shown(value)}; write 128:0.95,512:0.9"
-            ) from None
 
 
 class Numbers(click.ParamType):
@@ -92,7 +69,6 @@ _TYPES: Final[Mapping[Any, Any]] = {
     Path: NamedPath(path_type=Path, dir_okay=False),
     tuple[str, ...]: str,
     tuple[int, ...]: Numbers(),
-    tuple[tuple[int, float], ...]: TemperatureSteps(),
 }
 
 
@@ -138,7 +114,7 @@ class GroupedCommand(click.Command):
     def _show_all(self, ctx: click.Context, _param: click.Parameter, value: bool) -> None:
         if value:
             ctx.meta[_SHOWS_ALL] = True
-            click.echo(ctx.get_help())
+            echo(ctx.get_help())
             ctx.exit()
 
     @override
@@ -210,9 +186,9 @@ def click_option(
     else:
         kind: Any = click.Choice(each.choices) if each.choices else _TYPES[each.kind]
         is_list = each.kind == tuple[str, ...]
-        settings |= {"type": kind, "default": default, "multiple": is_list, "metavar": about.metavar}
-        if default is not None:
-            settings["callback"] = _checked(each, default)
+        settings |= {"type": kind, "multiple": is_list, "metavar": about.metavar}
+        if default is not None:  # click takes None for one, and then requires nothing
+            settings |= {"default": default, "callback": _checked(each, default)}
     text = each.default_text if default is None else None  # click shows the command's own
     help_text = about.help if text is None else f"{about.help}  [default: {text}]"
     return click.option(

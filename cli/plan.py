@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-from cairn.cli.engine import engine_options, resolve_engine
+from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import given
 from cairn.cli.settings import collection_argument, json_option
-from cairn.cli.terminal import ProgressBars, duration, table, thousands
-from cairn.jobs.engine import open_engine
+from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
+from cairn.pipeline.config import TOKEN_BYTES
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def plan(
     """Show how far the corpus of collection NAME has drifted from the context its vectors stand in.
 
     With --apply, safe to run every week: nothing is done until the drift is large, searches go on, and a
-    killed run goes on when it is given again. With --apply --late, a collection that was built before its
-    model had a token projection gets token vectors, once.
+    killed run goes on when it is given again. With --apply --late, a collection without token vectors gets
+    them, once.
     """
-    from cairn.pipeline.line.compatibility import require_projection, stored_settings
+    from cairn.pipeline.line.compatibility import stored_settings
     from cairn.pipeline.line.recontextualise import plan_recontextualisation, recontextualise
 
     engine = resolve_engine(given(ctx))
@@ -65,15 +65,14 @@ def plan(
     report = None
     wants_tokens = late and not planned.has_token_vectors
     if is_applied and (wants_tokens or (planned.reads_context and (planned.is_due or force))):
-        config = resolve_ingest_config({}, stored_settings(root, collection))
-        if wants_tokens:
-            require_projection(config.encoder)
+        wanted = {"encoder": {"token_bytes": TOKEN_BYTES}} if wants_tokens else {}
+        config = resolve_ingest_config(wanted, stored_settings(root, collection))
         with ProgressBars(quiet=quiet) as progress:
             report = recontextualise(root, collection, config, progress, open_engine(engine, config))
     if as_json:
-        click.echo(json.dumps(asdict(planned) | {"applied": asdict(report) if report else None}))
+        echo(json.dumps(asdict(planned) | {"applied": asdict(report) if report else None}))
     else:
-        click.echo(table(_applied(report) if report else _planned(planned, is_applied=is_applied)))
+        echo(table(_applied(report) if report else _planned(planned, is_applied=is_applied)))
     return 0
 
 

@@ -23,7 +23,7 @@ _LITERAL: Final = re.compile(r"``([^`]+)``")
 def python_library() -> Iterator[str]:
     """Yield the lines of the page."""
     from cairn.pipeline.client import AsyncRemoteCollection, RemoteCollection
-    from cairn.pipeline.search.stored_documents import StoredDocuments
+    from cairn.pipeline.search.documents import StoredDocuments
 
     yield "Import these names from `cairn`. Options of a search are listed at the end.\n"
     shown = {name: getattr(cairn, name) for name in cairn.__all__ if not name.startswith("__")}
@@ -62,7 +62,7 @@ def _described(name: str, found: Any) -> Iterator[str]:
 def _members(kind: type) -> Iterator[tuple[str, Any]]:
     """Yield the public methods and properties of a class, its bases' too, by name."""
     for name, value in inspect.getmembers_static(kind):
-        member = getattr(kind, name) if isinstance(value, classmethod | staticmethod) else value
+        member = value if isinstance(value, property) else getattr(kind, name)
         is_shown = inspect.isfunction(member) or inspect.ismethod(member) or isinstance(member, property)
         if is_shown and not name.startswith("_"):
             yield name, member

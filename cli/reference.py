@@ -159,6 +159,8 @@ def _type(schema: Mapping[str, Any]) -> str:
     """Say a schema's type and limits in a few words."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
+        if name == "JsonValue":  # it says nothing, and has no section
+            return "any JSON"
         return f"[{name}](#{name.lower()})"
     for choice in ("anyOf", "oneOf"):
         if choice in schema:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import click
 from cairn.cli.options import COUNT
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, table, thousands
+from cairn.cli.terminal import ProgressBars, echo, table, thousands
 from cairn.pipeline.config import SampleKind
 from cairn.pipeline.errors import ConfigError
 
@@ -43,7 +43,7 @@ def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | N
             values["files"] = _uploaded(values["files"], store, folder)
     else:
         values = _written(Path(folder), kinds, max_documents)
-    click.echo(
+    echo(
         json.dumps(values, default=str)
         if as_json
         else table((key.replace("_", " "), _cell(value)) for key, value in values.items())
@@ -59,7 +59,8 @@ def _written(folder: Path, kinds: tuple[SampleKind, ...], max_documents: int | N
 
 
 def _store(uri: str) -> ObjectFolder:
-    from cairn.pipeline.index.object_folder import STORE_URI, ObjectFolder
+    from cairn.pipeline.index.names import STORE_URI
+    from cairn.pipeline.index.object_folder import ObjectFolder
 
     if not STORE_URI.fullmatch(uri):
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""`cairn schedule add | list | remove | run | history | health`.
-
-Ingests and jobs that come back by themselves.
-"""
+"""`cairn schedule list | run | history | health`: ingests and jobs that come back by themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from cairn.cli.options import COUNT, NamedPath
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import duration, table, thousands
+from cairn.cli.terminal import duration, echo, table, thousands
 from cairn.pipeline.errors import ConfigError, install_command
 
 if TYPE_CHECKING:
@@ -48,56 +45,6 @@ def schedule(ctx: click.Context, file: Path) -> None:
     ctx.obj = ScheduleFile(file)
 
 
-@schedule.command()
-@click.argument("name")
-@click.argument("words", nargs=-1, required=True, metavar="-- ingest|plan|submit ARGUMENTS...")
-@click.option("--cron", required=True, help="Minute, hour, day, month and weekday, as in '30 2 * * *'.")
-@click.option("--time-zone", help="Zone of the expression, such as Europe/Vienna.  [default: the machine's]")
-@click.pass_context
-def add(ctx: click.Context, *, name: str, words: tuple[str, ...], cron: str, time_zone: str | None) -> int:
-    """Add schedule NAME: a command line of cairn and its times.
-
-    The command runs in this folder, with its cairn.toml; `cairn schedule run` must be running for it.
-    """
-    from cairn.jobs.schedule.schedules import Schedule
-
-    file: ScheduleFile = ctx.obj
-    folder = None if Path.cwd() == file.path.parent else Path.cwd()
-    added = Schedule(
-        name=name, cron=cron, run=words, time_zone=time_zone, since=datetime.now(UTC), folder=folder
-    )
-    _check_command(ctx, added)
-    file.add(added)
-    click.echo(
-        f"{name}: {added.in_words} ({added.zone}), next {_moment(added.next_fire(datetime.now(UTC)), added)}"
-    )
-    return 0
-
-
-def _check_command(ctx: click.Context, added: Schedule) -> None:
-    """Refuse what the verb itself would.
-
-    Unknown flags, a name that is none, sources or a job file that are not there.
-    """
-    from cairn.cli.main import cairn
-    from cairn.jobs.job_file import VERBS, ingest_of, read_job
-    from cairn.pipeline.corpus.sources import resolve_sources
-    from cairn.pipeline.index.layout import CollectionLayout
-
-    verb = cairn.get_command(ctx, added.run[0])
-    assert verb is not None, "schedules run verbs that there are"
-    parameters = verb.make_context(added.run[0], list(added.run[1:]), parent=ctx.find_root()).params
-    if added.run[0] == "submit":
-        job = read_job(parameters["config"])
-        if VERBS[job.name] == "ingest":  # its sources need be there for the cluster alone
-            asked = ingest_of(job)
-            CollectionLayout.at(Path(asked.root), asked.collection)
-        return
-    CollectionLayout.at(Path(parameters["root"]), parameters["collection"])
-    if "sources" in parameters:
-        resolve_sources(parameters["sources"])
-
-
 @schedule.command("list")
 @json_option
 @click.pass_obj
@@ -107,10 +54,10 @@ def list_(file: ScheduleFile, *, as_json: bool) -> int:
 
     schedules, last, now = file.read(), last_runs(read_history(file.history_path)), datetime.now(UTC)
     if as_json:
-        click.echo(json.dumps([_as_json(each, last.get(name), now) for name, each in schedules.items()]))
+        echo(json.dumps([_as_json(each, last.get(name), now) for name, each in schedules.items()]))
         return 0
     if not schedules:
-        click.echo(f"no schedules in {file.path}")
+        echo(f"no schedules in {file.path}")
         return 0
     rows = [
         (
@@ -123,17 +70,7 @@ def list_(file: ScheduleFile, *, as_json: bool) -> int:
         )
         for name, each in schedules.items()
     ]
-    click.echo(table([("schedule", "times", "zone", "next", "last run", "command"), *rows]))
-    return 0
-
-
-@schedule.command()
-@click.argument("name")
-@click.pass_obj
-def remove(file: ScheduleFile, *, name: str) -> int:
-    """Remove schedule NAME; what is running of it runs to its end."""
-    file.remove(name)
-    click.echo(f"{name}: removed")
+    echo(table([("schedule", "times", "zone", "next", "last run", "command"), *rows]))
     return 0
 
 
@@ -151,7 +88,7 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
     scheduler = Scheduler(
         file=file,
         command=(sys.executable, "-m", "cairn.cli.main"),
-        log=lambda line: click.echo(line, err=True),
+        log=lambda line: echo(line, err=True),
         parallel=parallel,
     )
     received: list[int] = []
@@ -179,10 +116,10 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
     if name is not None and not runs:
         file.require(name, file.read())
     if as_json:
-        click.echo(json.dumps([_run_as_json(each) for each in runs[-last:]]))
+        echo(json.dumps([_run_as_json(each) for each in runs[-last:]]))
         return 0
     if not runs:
-        click.echo("nothing has run yet")
+        echo("nothing has run yet")
         return 0
     header = ("started", "schedule", "exit", "time", *_SHOWN_COUNTS, "")
     rows = [
@@ -196,7 +133,7 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
         )
         for each in runs[-last:]
     ]
-    click.echo(table([header, *rows]))
+    echo(table([header, *rows]))
     return 0
 
 
@@ -207,7 +144,7 @@ def health(file: ScheduleFile) -> int:
     from cairn.jobs.schedule.scheduler import require_scheduler
 
     require_scheduler(file)
-    click.echo("a scheduler runs")
+    echo("a scheduler runs")
     return 0
 
 

@@ -11,14 +11,16 @@ from typing import Any, Final, cast
 import click
 from cairn.cli.options import add_options, chosen, filter_option
 from cairn.cli.settings import json_option, root_option
+from cairn.cli.terminal import echo, printable
 from cairn.pipeline.search_options import OpenOptions, PublicSearchKeywords, SearchOptions
 from cairn.pipeline.types import Passage, SearchResult
 
 _WIDTH = 95
 _EXCERPT_LINES = 4
 """Of a passage; one within a budget of characters is shown whole."""
-_BEGIN, _END = "\x02", "\x03"
-"""Stand around a word in bold while lines are broken."""
+_BEGIN, _END = "\ue0fe", "\ue0ff"
+"""Stand around a word in bold while lines are broken: characters of no script."""
+_BOLD: Final = re.compile(f"{_BEGIN}(.*?){_END}")
 _TERMINAL_DEFAULTS: Final[dict[str, Any]] = {"top_k": 5, "passages": 2}
 """A screen holds fewer documents and passages than the answers to a program."""
 
@@ -59,12 +61,13 @@ def search(
     options["filters"] = opened.parse_filters(filters) if filters else None
     result = opened.search(query, rerank=rerank, **cast("PublicSearchKeywords", options))
     for warning in (*opened.warnings, *result.warnings):
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     if as_json:
-        click.echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
+        echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
     else:
         num_lines = _EXCERPT_LINES if options.get("max_characters") is None else None
-        click.echo("\n".join(_lines(result, num_lines)))
+        shown = printable("\n".join(_lines(result, num_lines)))
+        click.echo(_BOLD.sub(lambda word: click.style(word[1], bold=True), shown))
     return 0
 
 
@@ -104,9 +107,7 @@ def _excerpt(passage: Passage, num_lines: int | None) -> list[str]:
         shown[0] = f"… {shown[0]}"
     if first + num_shown < len(lines):
         shown[-1] += " …"
-    return [
-        re.sub(f"{_BEGIN}(.*?){_END}", lambda word: click.style(word[1], bold=True), line) for line in shown
-    ]
+    return shown
 
 
 def _lines(result: SearchResult, num_lines: int | None) -> Iterator[str]:
@@ -117,7 +118,8 @@ def _lines(result: SearchResult, num_lines: int | None) -> Iterator[str]:
         title, doc_id = (" ".join(name.split()) for name in (hit.title or hit.doc_id, hit.doc_id))
         yield f"{rank}. {title}   [{doc_id}]   score {hit.score:.4f}  ({parts})"
         for passage in hit.passages:
-            yield f"   {passage.start_char}-{passage.end_char}  {passage.score:.3f}"
+            page = f"  {passage.page}" if passage.page else ""
+            yield f"   {passage.start_char}-{passage.end_char}{page}  {passage.score:.3f}"
             yield from (f"     {line}" for line in _excerpt(passage, num_lines))
             if words := ", ".join(_found_by(passage, hit.title or "")):
                 yield f"     found by: {words}"

@@ -12,6 +12,7 @@ from typing import Any
 import click
 from cairn.cli.options import add_options, chosen
 from cairn.cli.settings import root_option
+from cairn.cli.terminal import echo
 from cairn.jobs.ray_serve.settings import ClusterSettings
 from cairn.pipeline.errors import ConfigError, install_command
 from cairn.pipeline.serve.settings import ServeSettings
@@ -42,8 +43,10 @@ def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet:
     """Serve the search API for collections NAME, or for all that stand under the root."""
     values: dict[str, Any] = {**chosen(ctx, ServeSettings), "collections": collections, "root": Path(root)}
     settings, cluster = ServeSettings(**values), ClusterSettings(**chosen(ctx, ClusterSettings))
+    if cluster.engine != "local" and settings.writable:
+        raise ConfigError("a writable server must have the engine local, got ray; leave --writable out")
     if cluster.engine == "local" and set(chosen(ctx, ClusterSettings)) - {"engine", "address"}:
-        click.echo("warning: engine local has no shards; flags about them move nothing", err=True)
+        echo("warning: engine local has no shards; flags about them move nothing", err=True)
     try:
         run = _runner(settings, cluster)
     except ModuleNotFoundError as error:
@@ -58,13 +61,11 @@ def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet:
     )
 
     def say(address: str) -> None:
-        click.echo(
-            f"serving {', '.join(collections) or f'all collections under {root}'} at {address}", err=True
-        )
+        echo(f"serving {', '.join(collections) or f'all collections under {root}'} at {address}", err=True)
 
     with contextlib.suppress(
         KeyboardInterrupt
     ):  # raised or not once the server has ended by the signal, as uvicorn sees fit
         run(say)
-    click.echo("stopped", err=True)
+    echo("stopped", err=True)
     return 0

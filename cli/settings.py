@@ -1,13 +1,7 @@
-"""Where a setting comes from: flag > CAIRN_* environment > cairn.toml > the built collection > default.
+"""Where a setting comes from: flag > CAIRN_* environment > file > the built collection > default.
 
-``cairn.pipeline.line.ingest_settings`` composes them. ``cairn.toml`` in the working folder, or the file that
-``CAIRN_CONFIG`` names, has a table for each verb with long option names as keys::
-
-    [ingest]
-    collection = "handbook"
-    text-column = "body"
-
-``root`` and ``collection`` before the first table apply to every verb.
+``cairn.pipeline.line.ingest_settings`` composes them. The file is that of ``--config``, else of
+``CAIRN_CONFIG``, else ``cairn.toml`` in the working folder. :mod:`cairn.pipeline.settings_file` reads it.
 """
 
 from __future__ import annotations
@@ -21,13 +15,16 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 from cairn.cli.options import FieldOption, NamedPath, Numbers
+from cairn.cli.terminal import echo
 from cairn.pipeline.config import DEFAULT_ROOT
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
 from cairn.pipeline.settings_file import SHARED, check_setting, read_settings_file
+from click.core import ParameterSource
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+_FILE: Final = Path("cairn.toml")
 _KINDS: Final[Mapping[type, type]] = {
     click.types.StringParamType: str,
     NamedPath: str,
@@ -39,36 +36,54 @@ _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 """Variables of other parts of Cairn that are spelt like an option's."""
 
 
-def settings_file() -> Path:
-    """Return where the file of settings is looked for."""
-    return Path(os.environ.get("CAIRN_CONFIG") or "cairn.toml")
+def config_option() -> click.Option:
+    """Return ``--config`` of a verb.
 
-
-def load_default_map(every_verb: Collection[str] = ()) -> dict[str, Any]:
-    """Read ``cairn.toml`` into click's default map; a missing file is an empty one.
-
-    What stands before its first table is given to each of ``every_verb``.
+    It comes before the other options are read: a misspelt setting must not be reported as a missing option.
     """
-    path = settings_file()
-    if not path.is_file():
-        if os.environ.get("CAIRN_CONFIG"):
-            raise ConfigError(f"CAIRN_CONFIG must name a file, got {str(path)!r}")
-        return {}
-    found = read_settings_file(path)
-    return {verb: {**found.shared, **found.tables.get(verb, {})} for verb in {*every_verb, *found.tables}}
+    return click.Option(
+        ["--config", "settings_file"],
+        envvar="CAIRN_CONFIG",
+        type=NamedPath(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        callback=_read_settings,
+        help="File of settings, TOML.  [default: cairn.toml, if any]",
+        show_default=False,
+    )
 
 
-def _parameter_name(option: str) -> str:
-    return option.replace("-", "_")
+def _read_settings(ctx: click.Context, option: click.Parameter, named: Path | None) -> None:
+    """Make the settings of the file the defaults of a verb."""
+    if ctx.parent is None or not isinstance(ctx.parent.command, click.Group):
+        return  # a verb that a program reads by itself, without the others of its file
+    verbs = ctx.parent.command.list_commands(ctx.parent)
+    path = named or _FILE
+    if named is not None and not named.is_file():
+        is_flag = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        raise ConfigError(f"{'--config' if is_flag else 'CAIRN_CONFIG'} must name a file, got {str(named)!r}")
+    ctx.default_map = read_settings(path, ctx.command, verbs) if path.is_file() else {}
+    warn_of_variables(ctx.command, os.environ, verbs)
 
 
-def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a verb's settings of ``cairn.toml`` by parameter, a list where one may be given again.
+def read_settings(path: Path, command: click.Command, verbs: Collection[str]) -> dict[str, Any]:
+    """Return what a file says for a verb, by parameter; refuse tables that no verb reads."""
+    file = read_settings_file(path)
+    for table in file.tables:
+        if table not in verbs:
+            raise ConfigError(f"{path}: [{table}] is no verb{did_you_mean(table, verbs)}")
+    return settings_of_verb(command, {**file.shared, **file.tables.get(str(command.name), {})}, path)
+
+
+def settings_of_verb(
+    command: click.Command, settings: Mapping[str, Any], path: Path = _FILE
+) -> dict[str, Any]:
+    """Return a verb's settings by parameter, a list where one may be given again.
 
     A key that the verb does not have is refused, and so is a value of another type than the option's: a
     setting must not be ignored or changed in silence.
     """
-    options = {_key_of(each): each for each in _options(command)}
+    options = {_key_of(each): each for each in _options(command) if each.expose_value}
     arguments = {
         str(each.name): tuple[str, ...] if each.nargs == -1 else str
         for each in command.params
@@ -77,27 +92,25 @@ def settings_of_verb(command: click.Command, settings: Mapping[str, Any]) -> dic
     found: dict[str, Any] = {}
     for key, value in settings.items():
         option, shown_key = options.get(key), key.replace("_", "-")
+        where = f"{path}: [{command.name}]"
         if key in arguments:
-            check_setting(f"{settings_file()}: [{command.name}] {shown_key}", arguments[key], value)
+            check_setting(f"{where} {shown_key}", arguments[key], value)
             found[key] = value
         elif option is not None:
             value = [value] if option.multiple and isinstance(value, str) else value
-            _check(f"{settings_file()}: [{command.name}] {shown_key}", option, value)
+            _check(f"{where} {shown_key}", option, value)
             found[str(option.name)] = value
         elif key in SHARED:
             found[key] = value  # for the verbs of a group, such as `cairn keys create`
         else:
-            turned_off = {
-                off.removeprefix("--"): on for on, each in options.items() for off in each.secondary_opts
-            }
-            raise ConfigError(
-                f"{settings_file()}: [{command.name}] has no setting {shown_key!r}"
-                + (
-                    f"; write {turned_off[shown_key].replace('_', '-')} = false"
-                    if shown_key in turned_off
-                    else did_you_mean(shown_key, sorted(name.replace("_", "-") for name in options))
-                )
+            on = {off: on for on, each in options.items() for off in each.secondary_opts}.get(
+                f"--{shown_key}"
             )
+            known = sorted(name.replace("_", "-") for name in options)
+            meant = (
+                did_you_mean(shown_key, known) if on is None else f"; write {on.replace('_', '-')} = false"
+            )
+            raise ConfigError(f"{where} has no setting {shown_key!r}{meant}")
     return found
 
 
@@ -124,13 +137,6 @@ def _as_field(option: click.Option) -> Option:
     return Option(name="", kind=kind, is_optional=False, default=None, about=about)
 
 
-def check_tables(settings: Mapping[str, Any], verbs: Collection[str]) -> None:
-    """Refuse tables of ``cairn.toml`` that no verb reads."""
-    unknown = sorted(set(settings) - set(verbs))
-    if unknown:
-        raise ConfigError(f"{settings_file()}: [{unknown[0]}] is no verb{did_you_mean(unknown[0], verbs)}")
-
-
 def name_variables(command: click.Command, prefix: str) -> None:
     """Give each option of a verb, and of the verbs below it, its one variable: ``CAIRN_<VERB>_<FLAG>``.
 
@@ -139,7 +145,7 @@ def name_variables(command: click.Command, prefix: str) -> None:
     for option in _options(command):
         option.envvar = option.envvar or _variable(prefix, option)
     for name, verb in command.commands.items() if isinstance(command, click.Group) else ():
-        name_variables(verb, f"{prefix}_{_parameter_name(name).upper()}")
+        name_variables(verb, variable_prefix(name, prefix))
 
 
 def variables_of(command: click.Command, prefix: str) -> dict[str, str]:
@@ -149,7 +155,7 @@ def variables_of(command: click.Command, prefix: str) -> dict[str, str]:
         guesses = {_variable(prefix, option), _variable("CAIRN", option)} - _SET_ELSEWHERE
         found |= dict.fromkeys((*guesses, str(option.envvar)), str(option.envvar))
     for name, verb in command.commands.items() if isinstance(command, click.Group) else ():
-        found |= variables_of(verb, f"{prefix}_{_parameter_name(name).upper()}")
+        found |= variables_of(verb, variable_prefix(name, prefix))
     return found
 
 
@@ -166,14 +172,12 @@ def warn_of_variables(command: click.Command, environment: Mapping[str, str], ve
             continue
         meant = get_close_matches(name, variables, n=1)
         hint = f"did you mean {variables[meant[0]]}?" if meant else "see its --help"
-        click.echo(
-            f"warning: {name} sets no option of `cairn {command.name}` and is ignored; {hint}", err=True
-        )
+        echo(f"warning: {name} sets no option of `cairn {command.name}` and is ignored; {hint}", err=True)
 
 
-def variable_prefix(verb: str) -> str:
+def variable_prefix(verb: str, above: str = "CAIRN") -> str:
     """Return how the variables of a verb begin."""
-    return f"CAIRN_{_parameter_name(verb).upper()}"
+    return f"{above}_{verb.replace('-', '_').upper()}"
 
 
 def _variable(prefix: str, option: click.Option) -> str:
@@ -186,7 +190,7 @@ def _options(command: click.Command) -> Iterator[click.Option]:
 
 def _key_of(option: click.Option) -> str:
     """Return an option's flag as a name, ``top_k`` of ``--top-k``."""
-    return _parameter_name(option.opts[0].removeprefix("--"))
+    return option.opts[0].removeprefix("--").replace("-", "_")
 
 
 def root_option(function: _Function) -> _Function:

@@ -5,60 +5,35 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import click
-from cairn.cli.options import COUNT, add_options
-from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import duration, size, table, thousands
-from cairn.jobs.ray_serve.settings import ClusterSettings
-from cairn.pipeline.config import EncoderConfig, IngestConfig
+from cairn.cli.options import add_options
+from cairn.cli.settings import collection_argument, json_option, root_option
+from cairn.cli.terminal import duration, echo, size, table, thousands
+from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.counted import counted
-from cairn.pipeline.index.roots import resolve_root
+from cairn.pipeline.index.names import resolve_root
+from cairn.pipeline.model.folders.names import is_endpoint
 from cairn.pipeline.search_options import OpenOptions
-from click.core import ParameterSource
 
-_SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"})
+_SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_context", "batch_tokens"}) | {
+    "sparse_model",
+    "describe",
+    "describe_model",
+}
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("collection", required=False, metavar="[NAME]")
-@root_option
-@click.option(
-    "--route-clusters",
-    type=COUNT,
-    help="Measure searches that ask only the shards of so many clusters, as `cairn serve` does with it.",
-)
-@click.option("--shards", type=COUNT, default=ClusterSettings().shards, help="For --route-clusters.")
+@collection_argument
 @add_options(OpenOptions)
 @json_option
-@click.pass_context
-def status(
-    ctx: click.Context,
-    *,
-    collection: str | None,
-    root: str,
-    route_clusters: int | None,
-    shards: int,
-    verify: bool,
-    as_json: bool,
-) -> int:
-    """Describe collection NAME, or list all collections, as `cairn list` does."""
+def status(*, collection: str, root: str, verify: bool, as_json: bool) -> int:
+    """Describe collection NAME: what it holds, how it was built, how far it drifted."""
     from cairn.pipeline.collection import open_collection
 
-    if collection is None:
-        for name in ("route_clusters", "shards", "verify"):
-            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name.replace('_', '-')} must come with the NAME of a collection")
-        click.echo(_listed(root, as_json=as_json))
-        return 0
-    opened = open_collection(collection, root=root, verify=verify)
-    report = opened.status()
-    if route_clusters is not None:
-        recall = opened.route_recall(shards, route_clusters)
-        report["routing"] = {"route_clusters": route_clusters, "shards": shards, **asdict(recall)}
-    click.echo(json.dumps(report, default=str) if as_json else _describe(report))
+    report = open_collection(collection, root=root, verify=verify).status()
+    echo(json.dumps(report, default=str) if as_json else _describe(report))
     return 0
 
 
@@ -67,16 +42,12 @@ def status(
 @json_option
 def list_collections(*, root: str, as_json: bool) -> int:
     """List the collections under the root: documents, chunks, generation."""
-    click.echo(_listed(root, as_json=as_json))
-    return 0
-
-
-def _listed(root: str, *, as_json: bool) -> str:
     from cairn.pipeline.collection import list_statuses
 
     listed = list_statuses(root)
     if as_json:
-        return json.dumps(listed)
+        echo(json.dumps(listed))
+        return 0
     heading = ("collection", "documents", "chunks", "generation")
     rows = [
         tuple(each[name] for name in heading)
@@ -84,20 +55,8 @@ def _listed(root: str, *, as_json: bool) -> str:
         else (each["collection"], each["status"], "", "")
         for each in listed
     ]
-    return table([heading, *rows]) if rows else f"no collections under {resolve_root(root)}"
-
-
-def _use_of_context(encoder: dict[str, Any]) -> str:
-    """Say what the context does: an older collection has no ``whitening``."""
-    uses = [
-        use
-        for use, is_made in (
-            ("read by the encoder", encoder["use_context"]),
-            ("whitens its vectors", encoder.get("whitening")),
-        )
-        if is_made
-    ]
-    return " and ".join(uses) or "not read by the encoder"
+    echo(table([heading, *rows]) if rows else f"no collections under {resolve_root(root)}")
+    return 0
 
 
 def _clusters(sizes: Sequence[int]) -> str:
@@ -143,24 +102,36 @@ def _index(report: dict[str, Any], table: str) -> str:
     return f"{thousands(held.total())} vectors: {kinds}"
 
 
-def _routing(measured: dict[str, Any]) -> str:
+def _encoder(encoder: dict[str, Any]) -> str:
+    model, interval = encoder["model"], encoder["landmark_interval"]
+    if encoder["given_dims"]:
+        return f"{encoder['given_dims']} numbers that documents bring; queries by {model}"
+    if is_endpoint(model):
+        return f"{model}: a vector for each chunk of at most {interval} tokens"
     return (
-        f"{measured['route_clusters']} clusters: recall@10 {measured['recall_at_10']:.3f} of "
-        f"{measured['queries']} sampled queries, {measured['asked_share']:.0%} of {measured['shards']} "
-        "shards asked"
+        f"{model}: {encoder['pooling']} pooling, {encoder['attention']} attention, a landmark every "
+        f"{interval} tokens"
     )
 
 
-def _token_vectors(found: dict[str, int] | None, collection: str) -> str:
-    if found is None:
-        command = f"cairn plan {collection} --apply --late"
-        return f"none: searches go without; `{command}` makes them where the model can"
-    return f"{found['dims']} dimensions of {found['bits']} bits, {size(found['bytes'])}"
+def _token_vectors(report: dict[str, Any]) -> str:
+    found, encoder = report["token_vectors"], report["encoder"]
+    if found is not None:
+        return f"{found['vector_bytes']} bytes a token, {size(found['bytes'])}"
+    if encoder["given_dims"] or is_endpoint(encoder["model"]):
+        return "none"
+    return f"none: searches go without; `cairn plan {report['collection']} --apply --late` makes them"
+
+
+def _describer(encoder: dict[str, Any]) -> str:
+    model = encoder["describe_model"] or "the language model"
+    return f"each chunk is read, and its words are counted, behind a line by {model} at {encoder['describe']}"
 
 
 def _describe(report: dict[str, Any]) -> str:
     encoder, context, drift = report["encoder"], report["context"], report["context"]["drift"]
-    cost = context["recontextualisation"]
+    cost, sparse = context["recontextualisation"], report["sparse"]
+    use_of_context = "read by the encoder" if encoder["use_context"] else "not read by the encoder"
     rows = [
         ("collection", report["collection"]),
         ("generation", f"{report['generation']}  ({report['created_at']})"),
@@ -171,22 +142,14 @@ def _describe(report: dict[str, Any]) -> str:
         ("segments", _segments(report["segments"], report["merge"])),
         ("document index", _index(report, "documents")),
         ("chunk index", _index(report, "chunks")),
-        (
-            "encoder",
-            (
-                f"{encoder['model']}: {encoder['pooling']} pooling, {encoder['attention']} attention, "
-                f"a landmark every {encoder['landmark_interval']} tokens"
-            ),
-        ),
+        ("encoder", _encoder(encoder)),
         *([("", chosen)] if (chosen := _beyond_the_defaults(encoder)) else []),
         *([("", report["encoder_note"])] if report["encoder_note"] else []),
-        ("token vectors", _token_vectors(report["token_vectors"], report["collection"])),
+        *([("described", _describer(encoder))] if encoder.get("describe") else []),
+        ("token vectors", _token_vectors(report)),
+        *([("sparse weights", f"{sparse['model']}, {size(sparse['bytes'])}")] if sparse else []),
         ("clusters", _clusters(report["cluster_sizes"])),
-        *([("routing", _routing(report["routing"]))] if "routing" in report else []),
-        (
-            "context",
-            (f"{counted(context['documents'], 'document')}, {_use_of_context(encoder)}"),
-        ),
+        ("context", f"{counted(context['documents'], 'document')}, {use_of_context}"),
         (
             "drift",
             (
@@ -199,7 +162,7 @@ def _describe(report: dict[str, Any]) -> str:
             (
                 f"re-contextualising (cairn plan) would encode {counted(cost['documents'], 'document')}, "
                 f"about {duration(cost['seconds'])}"
-                if EncoderConfig(**encoder).needs_context
+                if encoder["use_context"]
                 else "no vector depends on the context"
             ),
         ),

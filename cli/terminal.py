@@ -6,24 +6,57 @@ Bars (counts, rate, time left) are drawn on stderr only when it is a terminal; o
 
 from __future__ import annotations
 
+import codecs
+import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
-from cairn.pipeline.line.progress_log import ProgressLog
-from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _STAGE_WIDTH = 8
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that a terminal obeys, but for tab and newline."""
+
+
+ESCAPED: Final = "cairn-escaped"
+"""Name of what writes characters that an encoding lacks as JSON escapes them."""
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+codecs.register_error(ESCAPED, _escape)
+
+
+def printable(text: str) -> str:
+    r"""Write characters that a terminal obeys as JSON escapes them, such as `\u001b`.
+
+    Texts, titles and names of files may hold any: they could name its window, or fill its clipboard.
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text so that no terminal obeys it; JSON stays JSON."""
+    click.echo(printable(str(text)), err=err, nl=nl)
 
 
 class ProgressBars:
     """A :class:`ProgressListener` that draws one bar a stage; use it as a context manager."""
 
     def __init__(self, *, quiet: bool = False) -> None:
+        from cairn.pipeline.line.progress_log import ProgressLog
+
         self._quiet = quiet
-        self._log = None if sys.stderr.isatty() else ProgressLog(lambda line: click.echo(line, err=True))
+        self._log = None if sys.stderr.isatty() else ProgressLog(lambda line: echo(line, err=True))
         self._stage: str | None = None
         self._bar: tqdm[Any] | None = None
 
@@ -51,6 +84,8 @@ class ProgressBars:
         self._bar.update(done - self._bar.n)
 
     def _start(self, stage: str, total: int | None, unit: str) -> tqdm[Any]:
+        from tqdm import tqdm
+
         if self._bar is not None:
             self._bar.close()
         self._stage = stage

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from cairn.jobs.job import ingest_job, main
-from cairn.pipeline.line.build_index import build_index
+from cairn.jobs.job import main
 
 if __name__ == "__main__":
-    sys.exit(main("build_index", ingest_job(build_index)))
+    main("build_index")

@@ -16,17 +16,18 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cairn.jobs.job_file import Job, read_job
-from cairn.jobs.train_encoder import train_encoder
 from cairn.pipeline import durable
+from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.errors import CairnError, ConfigError
+from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.line.progress_log import ProgressLog
+from cairn.pipeline.options import check_names
+from cairn.pipeline.settings_file import read_settings_file
 from cairn.pipeline.types import ProgressListener
 
 CONFIG: Final = Path(__file__).parent / "configs" / "train_default.toml"
@@ -47,7 +48,6 @@ def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progres
             "source": kept.sources,
             "instruction": kept.instructions,
             "negatives": pa.array(list(map(list, kept.negatives)), pa.list_(pa.string())),
-            "task": kept.tasks,
         }
     )
     with durable.storage_errors(f"writing {target.name}"):
@@ -57,18 +57,21 @@ def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progres
     return len(kept)
 
 
-def job_of(config: Path, work: Path, base: str | None, changes: Sequence[str]) -> Job:
-    """Return the training of a file with sources, output and changed settings in place."""
-    settings = {"base": base} if base else {}
+def settings_of(config: Path, base: str | None, changes: Sequence[str]) -> tuple[str, TrainConfig]:
+    """Return the model to start from and the settings of the training: a file's, with changes."""
+    settings = dict(read_settings_file(config).tables.get("train", {}))
     for change in changes:
         name, _, value = change.partition("=")
         try:
             settings[name.replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"--set must be NAME=VALUE with a value as in TOML, got {change!r}") from error
-    settings |= {"sources": [str(work / "pairs.parquet")], "output": str(work / "run")}
-    job = read_job(config, "train_encoder")
-    return replace(job, settings={**job.settings, **settings})
+    own = {name: settings.pop(name, None) for name in ("base", "sources", "output")}
+    check_names(f"{config}: [train]", settings, TrainConfig)
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
+    }
+    return base or own["base"] or BASE_MODEL, TrainConfig(**fields)
 
 
 def deliver(run: Path, target: Path) -> None:
@@ -111,16 +114,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"{given.work} must hold pairs.parquet, got none; give --pairs")
         if given.prepare_only:
             return 0
-        job = job_of(given.config, given.work, given.base, given.set)
+        base, config = settings_of(given.config, given.base, given.set)
+        from cairn.pipeline.lab.train.contrastive import train  # imports torch
+
         try:
-            report = train_encoder(job, progress, stop_after_seconds=60 * given.minutes)
+            report = train(
+                [prepared],
+                given.work / "run",
+                config,
+                base=base,
+                stop_after_seconds=60 * given.minutes,
+                progress=progress,
+            )
         finally:
             if given.deliver is not None and (given.work / "run" / "log.jsonl").is_file():
                 deliver(given.work / "run", given.deliver)
     except CairnError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(f"{json.dumps(report, default=dict)}\n")
+    sys.stdout.write(f"{json.dumps(report.to_dict())}\n")
     return 0
 
 

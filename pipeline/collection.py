@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, Unpack
 
 import numpy as np
-from cairn.pipeline.config import DEFAULT_ROOT, ContextConfig, CorpusConfig
+from cairn.pipeline.config import DEFAULT_ROOT, MAX_DELETED, ContextConfig, CorpusConfig, Precision
 from cairn.pipeline.context.drift import measure_drift
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.counted import counted
@@ -37,25 +38,30 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.aliases import target_of
 from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
-from cairn.pipeline.index.layout import CollectionLayout, list_states
+from cairn.pipeline.index.layout import SIZES, Checks, CollectionLayout, list_states, read_manifest
 from cairn.pipeline.index.names import CONTEXT_ARROW
 from cairn.pipeline.index.status import collection_status
-from cairn.pipeline.index.stored_files import SIZES, Checks, read_manifest
-from cairn.pipeline.model.folders.names import MODEL_NAMES, describe_model, is_folder, model_folder
-from cairn.pipeline.model.untrained_settings import settings_warnings
+from cairn.pipeline.model.folders.model_defaults import settings_warnings
+from cairn.pipeline.model.folders.names import (
+    MODEL_NAMES,
+    describe_model,
+    is_endpoint,
+    is_folder,
+    model_folder,
+)
 from cairn.pipeline.options import check_names, did_you_mean, shown
-from cairn.pipeline.search.documents import matching_documents
+from cairn.pipeline.search.contents import DEFAULT_VALUES
+from cairn.pipeline.search.documents import StoredDocuments, visible_documents
 from cairn.pipeline.search.filters import parse_filter
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import require_encoder
-from cairn.pipeline.search.shards.placement import Sharding
-from cairn.pipeline.search.shards.route_recall import RouteRecall, measure_route_recall
-from cairn.pipeline.search.stored_documents import StoredDocuments
 from cairn.pipeline.search_options import PublicSearchKeywords, SearchOptions
 from cairn.pipeline.types import (
+    ColumnSummary,
     Document,
     IngestReport,
     Lineage,
+    ListedDocument,
     ProgressListener,
     QueryEncoder,
     QueryTokens,
@@ -68,6 +74,7 @@ from typing_extensions import override
 
 if TYPE_CHECKING:
     from cairn.pipeline.corpus.given_rows import GivenRows
+    from cairn.pipeline.encode.sparse import SparseEncoder
     from cairn.pipeline.encode.text_encoder import TextEncoder
     from cairn.pipeline.index.maintenance import DeleteReport
 
@@ -114,6 +121,8 @@ class ColumnKeywords(TypedDict, total=False):
     title_column: str | None
     query_column: str | None
     metadata_columns: tuple[str, ...] | None
+    vector_column: str | None
+    id_prefix: bool
 
 
 class Collection:
@@ -131,11 +140,16 @@ class Collection:
         verify: bool = False,
     ) -> None:
         self.layout = layout
-        self._settings = settings or {}
+        self.settings: Mapping[str, Mapping[str, Any]] = settings or {}
+        """What a new collection is to be built with, by stage."""
         self._verify = verify
         self._given_encoder = encoder
         self._opened: Searcher | None = None
         self._rerankers: dict[str, Reranker] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is opened: a copy, in this process or another, opens files and models of its own."""
+        return {**self.__dict__, "_opened": None, "_rerankers": {}}
 
     @classmethod
     def create(
@@ -165,8 +179,12 @@ class Collection:
             check_names(f"the stage {stage}", values, STAGES[stage])
         chosen = {stage: dict(values) for stage, values in (settings or {}).items()}
         if model is not None:
-            folder = model_folder(model)
-            chosen.setdefault("encoder", {})["model"] = str(folder.resolve()) if is_folder(model) else model
+            model_folder(model)  # raises for one that cannot be had
+            chosen.setdefault("encoder", {})["model"] = model
+        for key in ("model", "sparse_model"):
+            named = chosen.get("encoder", {}).get(key)
+            if isinstance(named, str) and is_folder(named):
+                chosen["encoder"][key] = str(model_folder(named).resolve())
         resolve_ingest_config(chosen, None)
         return cls(layout, settings=chosen)
 
@@ -251,7 +269,7 @@ class Collection:
         others: dict[str, Any] = {"type": "ne", "key": "doc_id", "value": doc_id}
         filters = options.get("filters")
         generation = self._searcher().generation
-        positions = matching_documents(generation, {**others, "type": "eq"})
+        positions = visible_documents(generation, None, None, {**others, "type": "eq"})
         if not len(positions):
             raise UsageError(f"doc_id must be of a document of {self.name!r}, got {shown(doc_id)}")
         vectors_1V = generation.documents.reconstruct(positions)
@@ -263,6 +281,42 @@ class Collection:
     def documents(self) -> StoredDocuments:
         """The stored documents: count them, read one by its id, or read all."""
         return StoredDocuments(self._searcher(), self.name)
+
+    def columns(
+        self, *, filters: Mapping[str, Any] | None = None, num_values: int = DEFAULT_VALUES
+    ) -> list[ColumnSummary]:
+        """Describe the columns that filters can name: type, most frequent values with counts, range.
+
+        Only documents that match ``filters`` count. Columns whose values mostly differ have no ``values``.
+        """
+        return self._searcher().summarise_columns(None, filters, num_values)
+
+    def facets(
+        self,
+        columns: Sequence[str],
+        *,
+        filters: Mapping[str, Any] | None = None,
+        num_values: int = DEFAULT_VALUES,
+    ) -> list[ColumnSummary]:
+        """Count the values of some columns over the documents that match ``filters``."""
+        return self._searcher().summarise_columns(columns, filters, num_values)
+
+    def count(self, filters: Mapping[str, Any] | None = None) -> int:
+        """Count the documents that match a filter tree, all without one."""
+        return self._searcher().count_documents(filters=filters)
+
+    def list_documents(
+        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
+    ) -> Iterator[ListedDocument]:
+        """Yield all documents that match, in the order of their ids, without texts and without ranking.
+
+        ``after`` is the id to go on after.
+        """
+        is_last = False
+        while not is_last:
+            page = self._searcher().list_matches(filters, after)
+            yield from page.documents
+            after, is_last = page.next_after, page.next_after is None
 
     def read_document(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
@@ -303,28 +357,22 @@ class Collection:
         drift = measure_drift(
             manifest.context_cluster_sizes, status["cluster_sizes"], manifest.documents_at_context
         )
-        status["encoder_note"] = _BASE_MODEL_NOTE if status["encoder"]["model"] in MODEL_NAMES else None
+        is_base = manifest.encoder.model in MODEL_NAMES and manifest.encoder.given_dims is None
+        status["encoder_note"] = _BASE_MODEL_NOTE if is_base else None
         status["context"]["drift"] = {
             "verdict": drift.verdict,
             "total_variation": drift.total_variation,
-            "jensen_shannon_bits": drift.jensen_shannon_bits,
             "added_share": drift.added_share,
             "changed_clusters": list(drift.changed_clusters),
         }
         # Where no vector depends on the context, nothing is encoded again.
-        tokens = manifest.tokens if manifest.encoder.needs_context else 0
+        tokens = manifest.tokens if manifest.encoder.use_context else 0
         speed = manifest.encode_tokens_per_second
         status["context"]["recontextualisation"] = {
             "documents": manifest.documents if tokens else 0,
             "seconds": tokens / speed if speed else 0.0,
         }
         return status
-
-    def route_recall(self, num_shards: int, num_clusters: int) -> RouteRecall:
-        """Measure searches of the shards that hold the clusters nearest to a query; takes some seconds."""
-        sharding = Sharding(num_shards=num_shards, place_by="cluster", route_clusters=num_clusters)
-        encoder = self._given_encoder or load_query_encoder(open_latest_intact_generation(self.layout))
-        return measure_route_recall(self.layout, encoder, sharding)
 
     def add(
         self,
@@ -350,11 +398,15 @@ class Collection:
         self,
         documents: str | Path | GivenRows,
         *,
+        max_deleted: float = MAX_DELETED,
         progress: ProgressListener = silent_progress,
         **columns: Unpack[ColumnKeywords],
     ) -> IngestReport:
-        """Make the collection hold these documents and no others: add as :meth:`add`, delete the rest."""
-        return self._ingest(documents, progress, columns, sync=True)
+        """Make the collection hold these documents and no others: add as :meth:`add`, delete the rest.
+
+        More than the share ``max_deleted``, and more than one, raise :class:`UsageError` and delete none.
+        """
+        return self._ingest(documents, progress, columns, sync=True, max_deleted=max_deleted)
 
     def delete(
         self,
@@ -374,6 +426,15 @@ class Collection:
             doc_ids = [documents] if isinstance(documents, str) else list(documents)
         return delete_documents(self.layout, doc_ids, progress)
 
+    def retype(self, types: Mapping[str, str], *, progress: ProgressListener = silent_progress) -> int:
+        """Give metadata columns other types, such as ``{"year": "int64"}``; return the new generation.
+
+        A value that does not fit its new type without loss is named, and nothing changes.
+        """
+        from cairn.pipeline.index.maintenance import retype_columns
+
+        return retype_columns(self.layout, types, progress).generation
+
     def _ingest(
         self,
         documents: str | Path | GivenRows,
@@ -381,6 +442,7 @@ class Collection:
         columns: Mapping[str, Any],
         *,
         sync: bool,
+        max_deleted: float = 1.0,
     ) -> IngestReport:
         from cairn.pipeline.corpus.given_rows import table_of  # reading loads no part of the line
         from cairn.pipeline.corpus.sources import TableSource
@@ -390,7 +452,12 @@ class Collection:
 
         check_names("columns", columns, CorpusConfig)
         root = self.layout.root
-        own = resolve_ingest_config({**self._settings, "sync": sync}, stored_settings(root, self.name))
+        settings = dict(self.settings)
+        if (given := columns.get("vector_column")) is not None:  # it says what the collection is, too
+            settings["corpus"] = {**settings.get("corpus", {}), "vector_column": given}
+        own = resolve_ingest_config(
+            {**settings, "sync": sync, "max_deleted": max_deleted}, stored_settings(root, self.name)
+        )
         config = replace(own, corpus=replace(own.corpus, **columns), remembered_corpus=own.corpus)
         if isinstance(documents, str | Path):
             source = str(documents)
@@ -422,7 +489,12 @@ class Collection:
 
     def _searcher(self) -> Searcher:
         if self._opened is None:
-            self._opened = Searcher(self.layout, self._given_encoder or _LateEncoder, verify=self._verify)
+            self._opened = Searcher(
+                self.layout,
+                self._given_encoder or _LateEncoder,
+                encode_sparse=encode_sparse,
+                verify=self._verify,
+            )
         return self._opened
 
 
@@ -466,6 +538,7 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
 
     A model whose weights have changed since raises :class:`FingerprintMismatchError`.
     """
+    from cairn.pipeline.encode.endpoint_requests import QUERY
     from cairn.pipeline.encode.text_encoder import TextEncoder  # torch comes in here, and only here
 
     # A search encodes one short row, for which no other backend is worth its compilation or being installed.
@@ -478,9 +551,10 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
         raise ConfigError(
             f"{error}; where the model was moved, ingest again with `--model FOLDER`"
         ) from error
+    needs_context = config.use_context or is_endpoint(config.model)  # which keeps its probes there
     with generation.layout.naming_damage():
-        context = ContextSet.read(generation.side_file(CONTEXT_ARROW)) if config.needs_context else None
-    encoder = TextEncoder(config, context)
+        context = ContextSet.read(generation.side_file(CONTEXT_ARROW)) if needs_context else None
+    encoder = TextEncoder(config, context, patience=QUERY)
     try:
         require_encoder(generation, encoder)
     except FingerprintMismatchError as error:
@@ -488,6 +562,42 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
             f"{error}; its model is {describe_model(config.model)}: where another folder holds the weights "
             "it was built with, ingest again with `--model FOLDER`"
         ) from error
+    return encoder
+
+
+def encode_sparse(generation: Generation, queries: Sequence[str]) -> list[dict[int, float]]:
+    """Return the weights of queries' tokens by the sparse encoder that a generation's manifest names.
+
+    It is loaded when it is first asked. Other weights than the collection was built with raise
+    :class:`FingerprintMismatchError`.
+    """
+    config, expected = generation.manifest.encoder, generation.manifest.fingerprints.get("sparse")
+    assert config.sparse_model is not None, "a collection with weights says whose they are"
+    with _LOADING:
+        encoder = _sparse_encoder(config.sparse_model, config.precision, expected)
+    return encoder.encode_queries(queries)
+
+
+_LOADING: Final = threading.Lock()
+
+
+@lru_cache(maxsize=4)
+def _sparse_encoder(model: str, precision: Precision, expected: str | None) -> SparseEncoder:
+    from cairn.pipeline.encode.sparse import SparseEncoder  # torch comes in here
+    from cairn.pipeline.model.folders.checkpoint import weights_in_memory
+
+    try:
+        with weights_in_memory():
+            encoder = SparseEncoder(model, precision)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; where the model was moved, ingest again with `--sparse-model FOLDER`"
+        ) from error
+    if encoder.fingerprint != expected:
+        raise FingerprintMismatchError(
+            f"the sparse encoder must be the one the collection was built with, got other weights from "
+            f"{describe_model(model)}; restore them, or ingest again with `--sparse-model FOLDER`"
+        )
     return encoder
 
 

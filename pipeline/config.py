@@ -6,10 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
-from numbers import Integral, Real
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from cairn.pipeline.errors import ConfigError
@@ -20,9 +17,18 @@ Landmarks = Literal["fixed", "sentence", "structure"]
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 Backend = Literal["torch", "openvino"]
 IndexKind = Literal["auto", "flat", "ivf_sq8", "ivf_rabitq"]
+IndexDevice = Literal["auto", "cpu", "gpu"]
 Surrogate = Literal["static", "encoder"]
-Tour = Literal["random", "greedy"]
-SampleKind = Literal["topic", "module", "class", "function", "method", "distribution"]
+# fmt: off
+Language = Literal[
+    "auto", "none", "am", "ar", "be", "bg", "bn", "ca", "cs", "da", "de", "el", "en", "eo", "es", "et",
+    "eu", "fa", "fi", "fr", "ga", "gu", "he", "hi", "hu", "hy", "id", "it", "ja", "ka", "km", "kn", "ko",
+    "lo", "lt", "mk", "ml", "mr", "my", "ne", "nl", "no", "pa", "pl", "pt", "ro", "ru", "si", "sr", "sv",
+    "ta", "te", "th", "tr", "uk", "ur", "vi", "yi", "zh",
+]
+# fmt: on
+"""What words are counted as: a language of ISO 639-1, that of each text (auto), or as they stand (none)."""
+SampleKind = Literal["topic", "module", "class", "function", "method"]
 
 DEFAULT_ROOT = "cairn-data"
 """Default folder of collections, in the working folder."""
@@ -35,11 +41,8 @@ DEFAULT_MODEL = "cairn-minilm"
 The base model with the landmark mixer trained for it, which ships with Cairn.
 """
 
-WINDOW_TOKENS: Final[Mapping[Attention, int]] = {"chunk": 512, "full": 512, "landmark": 8_192}
-"""How long a window is where nothing else is asked.
-
-Landmark attention is linear in it and reads positions inside a chunk only.
-"""
+WINDOW_TOKENS: Final = 512
+"""How long a window is where nothing else is asked."""
 
 WINDOW_OVERLAP_TOKENS: Final = 128
 """What neighbouring windows share where nothing else is asked; half of a shorter window."""
@@ -47,14 +50,39 @@ WINDOW_OVERLAP_TOKENS: Final = 128
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 """Far beyond what helps any model: below, logits leave what bf16 sums; above, attention is a plain mean."""
 
-MACHINE_SETTINGS: Final = frozenset({"model", "precision", "backend", "batch_tokens"})
-"""Encoder settings that say where a model lies and how it runs.
+MACHINE_SETTINGS: Final = frozenset(
+    {"model", "precision", "backend", "batch_tokens", "token_bytes", "endpoint_requests", "endpoint_price"}
+    | {"describe", "describe_model", "describe_characters", "sparse_model"}
+)
+"""Encoder settings that say where a model lies, how it runs and what is kept of its tokens.
 
-No folder brings them, and no fingerprint has them. All others move vectors, and are in both.
+No folder brings them, and no fingerprint has them, but for what describes chunks. All others move vectors,
+and are in both.
 """
 
-WITHOUT_CONTEXT: Final = {"use_context": False, "whitening": 0.0}
-"""The encoder's settings under which no vector depends on a context."""
+ABOUT_INDEX_DEVICE: Final = About(
+    "Where FAISS computes; auto: on a GPU where faiss-gpu finds one.",
+    default_text="auto",
+    variable="CAIRN_INDEX_DEVICE",
+)
+
+NO_MODEL: Final = "none"
+"""What is called the model where documents bring their vectors and nothing encodes queries."""
+
+TOKEN_BYTES: Final = 24
+"""What an ingest keeps of a token where nothing else is asked; :class:`EncoderConfig` alone keeps nothing."""
+
+TITLE_TOKENS: Final = 32
+"""Of a title, what an ingest reads before each chunk, where a model brings no way of its own."""
+
+LINE_TOKENS: Final = 64
+"""Of the line that describes a chunk, what a model in this process reads before it."""
+
+WHOLE_TEXT_TOKENS: Final = 128
+"""A text of at most so many tokens is one chunk to such a model: two halves of an abstract rank worse."""
+
+UNDESCRIBED: Final = {"describe": None, "describe_model": ""}
+"""The encoder's settings under which no chunk is described."""
 
 _SEED: Final = About(low=-MAX_SEED - 1, high=MAX_SEED)
 
@@ -81,9 +109,17 @@ class CorpusConfig:
         None,
         About("Column with a typical query, for clustering.", default_text="query, if any"),
     )
+    vector_column: str | None = option(
+        None,
+        About(
+            "Column with the documents' own vectors, one each or chunks with spans; --model encodes queries.",
+            default_text="none",
+        ),
+    )
     metadata_columns: tuple[str, ...] | None = option(
         None, About("Columns to keep for filters; repeat.", default_text="every other column")
     )
+    id_prefix: bool = option(False, About("Begin the ids of files with the name of their source's folder."))
     batch_rows: int = option(1_024, About(low=1))
     batch_bytes: int = option(16 << 20, About(low=1))
     max_document_bytes: int = option(16 << 20, About(low=1))
@@ -128,46 +164,47 @@ class ContextConfig:
 class EncoderConfig:
     """The second stage. All options but :data:`MACHINE_SETTINGS` move vectors.
 
-    ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the window.
-    It is the most that a chunk may hold, whatever ``landmarks`` is, and the k of ``mean_at_k``.
-    ``window_tokens`` = 0 takes the attention's own default, see ``WINDOW_TOKENS``; short windows share half.
-    ``temperature`` divides every attention logit (TempScale); 1.0 leaves the model as it was trained.
-    ``temperature_by_length`` holds for rows (with attention landmark: windows) of at least so many tokens;
-    shorter ones keep ``temperature``. ``causal`` keeps a decoder's causal mask; False lets every token see
-    the whole row (NV-Embed §3.1). Prefixes are read and not pooled, unless ``pool_prefix`` takes them into
-    the mean, as models trained by Sentence-Transformers expect. ``whitening`` is the exponent of
-    :class:`cairn.pipeline.context.whitening.Whitening`, whose sample the context brings.
+    ``landmark_interval`` counts a chunk's own tokens; its landmark comes on top and counts within the
+    window. It is the most that a chunk may hold, whatever ``landmarks`` is, and the k of ``mean_at_k``.
+    Windows of less than twice ``window_overlap_tokens`` share half where nothing else is asked. A title at
+    the head of a row is read and not pooled, and a landmark of its own ends it. ``temperature`` divides
+    every attention logit (TempScale); 1.0 leaves the model as it was trained. ``causal`` keeps a decoder's
+    causal mask; False lets every token see the whole row (NV-Embed §3.1). Prefixes are read and not pooled,
+    unless ``pool_prefix`` takes them and titles into the mean, as models trained by Sentence-Transformers
+    expect. ``given_dims`` is the width of the vectors that documents bring, 0 before they are read, None
+    where the model makes them.
     """
 
     model: str = option(
         BASE_MODEL,
         About(
-            "Encoder: a name, cached or embedded, or a folder.",
+            "Encoder: a name, cached or embedded, a folder, or an endpoint: https://HOST/v1/embeddings#NAME.",
             default_text=DEFAULT_MODEL,
             variable="CAIRN_MODEL",
         ),
     )
     pooling: Pooling = option("mean", About("What a chunk's vector is pooled from."))
-    attention: Attention = option(
-        "chunk", About("What a token sees: its chunk, window, or chunk and landmarks.")
-    )
-    window_tokens: int = option(
-        0,
-        About(
-            "Tokens of a window, at most, for full and landmark; 0: the default.",
-            low=0,
-            default_text="512; landmark: 8192",
-        ),
-    )
+    attention: Attention = option("chunk", About("What a token sees: its chunk, or its window."))
+    window_tokens: int = option(WINDOW_TOKENS, About("Tokens of a window of attention full, at most.", low=1))
     window_overlap_tokens: int = WINDOW_OVERLAP_TOKENS
     landmarks: Landmarks = option(
         "fixed", About("Where chunks end: at words, sentences, or headings and blocks.")
     )
     landmark_interval: int = option(64, About("Tokens of a chunk between two landmarks, at most.", low=8))
+    title_tokens: int = option(
+        0,
+        About(
+            "Tokens of a document's title at the head of each of its rows; 0: none.",
+            low=0,
+            default_text=f"as the model says, else {TITLE_TOKENS}",
+        ),
+    )
     whole_text_tokens: int = option(
         0,
         About(
-            "A text of at most so many tokens is one chunk.", low=0, default_text="as the model says, else 0"
+            "A text of at most so many tokens is one chunk.",
+            low=0,
+            default_text=f"as the model says, else {WHOLE_TEXT_TOKENS}",
         ),
     )
     temperature: float = option(
@@ -184,9 +221,6 @@ class EncoderConfig:
             high=HIGHEST_TEMPERATURE,
             default_text="as documents",
         ),
-    )
-    temperature_by_length: tuple[tuple[int, float], ...] = option(
-        (), About("The same for rows of so many tokens on: 128:0.95,512:0.9.")
     )
     dims: int | None = option(
         None,
@@ -221,28 +255,47 @@ class EncoderConfig:
             off_flag="--no-context",
         ),
     )
-    whitening: float = option(
-        0.0,
-        About(
-            "Even out vectors along the context's principal axes: 0 not at all, 1 wholly.",
-            low=0,
-            high=1,
-            default_text="as the model says, else 0",
-        ),
-    )
     precision: Precision = option("auto", About("Arithmetic of the encoder; int8 needs --backend openvino."))
     backend: Backend = option("torch", About("What runs the encoder; openvino is an extra."))
+    token_bytes: int = option(
+        0,
+        About(
+            "Bytes of a token's vector, at most, for late interaction; 0: none.",
+            low=0,
+            high=256,
+            default_text=f"{TOKEN_BYTES}",
+        ),
+    )
+    sparse_model: str | None = option(
+        None,
+        About(
+            "Learned sparse encoder, by name or folder, whose weights rank beside BM25.", default_text="none"
+        ),
+    )
     batch_tokens: int = option(1_024, About(low=1))
+    given_dims: int | None = None
+    endpoint_requests: int = option(8, About("Requests to an endpoint at once.", low=1, high=256))
+    endpoint_price: float = option(
+        0.0,
+        About("Price of a million tokens of an endpoint, for --dry-run.", low=0, default_text="unknown"),
+    )
+    describe: str | None = option(
+        None,
+        About(
+            "Server that writes a line on each chunk: https://HOST/v1/chat/completions.",
+            default_text="none",
+            variable="CAIRN_DESCRIBE",
+        ),
+    )
+    describe_model: str = option("", About("What that server calls its language model.", default_text="none"))
+    describe_characters: int = option(
+        24_000, About("Characters of a document that its language model reads, at most.", low=1_000)
+    )
 
     @property
-    def needs_context(self) -> bool:
-        """Whether any vector depends on the context."""
-        return self.use_context or self.whitening > 0
-
-    @property
-    def without_context(self) -> EncoderConfig:
-        """Return the same settings without a context."""
-        return replace(self, **WITHOUT_CONTEXT)
+    def head_tokens(self) -> int:
+        """Return the most tokens that stand between a prefix and a chunk: its title and its line."""
+        return self.title_tokens + (LINE_TOKENS if self.describe else 0)
 
     @property
     def longest_chunk_tokens(self) -> int:
@@ -252,9 +305,9 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         check_options(self)
         _require(
-            self.backend == "torch" or self.attention != "landmark",
-            f"backend {self.backend} must go with attention chunk or full, got landmark; choose backend "
-            "torch",
+            self.model != NO_MODEL or self.given_dims is not None,
+            f"model {NO_MODEL} must go with documents that bring vectors, got none; name their column with "
+            "--vector-column, or choose a model",
         )
         _require(
             self.precision != "int8" or self.backend == "openvino",
@@ -263,15 +316,23 @@ class EncoderConfig:
         )
         self._settle_window()
         _require(
+            not self.describe or self.attention == "chunk",
+            f"describe must go with attention chunk, whose rows have room for a line, got {self.attention}; "
+            "choose another model or attention, or leave it out",
+        )
+        _require(
+            bool(self.describe) or not self.describe_model,
+            f"describe_model must go with describe, got {self.describe_model!r} alone; name the server, too",
+        )
+        _require(
             self.pooling in POOLINGS[self.attention],
             f"pooling {self.pooling} must go with attention {_attentions_with(self.pooling)}, got "
             f"{self.attention}; "
             f"with attention {self.attention} choose one of {', '.join(POOLINGS[self.attention])}",
         )
-        object.__setattr__(self, "temperature_by_length", _temperature_steps(self.temperature_by_length))
         _require(
             not self.pool_prefix or (self.attention != "full" and self.pooling in PREFIX_POOLINGS),
-            "pool_prefix must go with attention chunk or landmark and pooling "
+            "pool_prefix must go with attention chunk and pooling "
             f"{' or '.join(PREFIX_POOLINGS)}, "
             f"got attention {self.attention} and pooling {self.pooling}; leave it out",
         )
@@ -282,10 +343,7 @@ class EncoderConfig:
             )
 
     def _settle_window(self) -> None:
-        """Take the attention's own window where none is chosen, and check what has to fit in it."""
-        default_window = WINDOW_TOKENS[self.attention]
-        if self.window_tokens == 0:
-            object.__setattr__(self, "window_tokens", default_window)
+        """Check what has to fit in a window."""
         if self.window_overlap_tokens == WINDOW_OVERLAP_TOKENS:
             object.__setattr__(self, "window_overlap_tokens", default_overlap(self.window_tokens))
         _require(
@@ -323,34 +381,11 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def _temperature_steps(steps: Any) -> tuple[tuple[int, float], ...]:
-    """Return pairs of a number of tokens and a temperature, which are lists when read from JSON."""
-    try:
-        pairs = tuple((length, step) for length, step in steps)
-    except (TypeError, ValueError):
-        pairs = None
-    is_numbers = pairs is not None and all(
-        not isinstance(length, bool) and isinstance(length, Integral) and isinstance(step, Real)
-        for length, step in pairs
-    )
-    if pairs is None or not is_numbers:
-        raise ConfigError(
-            "temperature_by_length must be pairs of a number of tokens and a temperature, got "
-            f"{steps!r}; write ((128, 0.95), (512, 0.9))"
-        )
-    lengths = [length for length, _ in pairs]
-    _require(
-        all(LOWEST_TEMPERATURE <= step <= HIGHEST_TEMPERATURE for _, step in pairs)
-        and all(low < high for low, high in pairwise([0, *lengths])),
-        "temperature_by_length must be positive numbers of tokens in ascending order, each with a "
-        f"temperature between {LOWEST_TEMPERATURE:g} and {HIGHEST_TEMPERATURE:g}, got "
-        f"{', '.join(f'{length}:{step}' for length, step in pairs)}; write 128:0.95,512:0.9",
-    )
-    return pairs
-
-
 def _attentions_with(pooling: Pooling) -> str:
     return " or ".join(attention for attention, poolings in POOLINGS.items() if pooling in poolings)
+
+
+MAX_PARTITIONS: Final = 1_024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -362,12 +397,27 @@ class IndexConfig:
     """
 
     index_kind: IndexKind = option("auto", About("FAISS index.", default_text="auto, by size"))
+    language: Language = option(
+        "auto",
+        About("Language whose stems BM25 counts, without its function words.", default_text="auto, by text"),
+    )
+    partitions: int = option(
+        1,
+        About(
+            "Folders that a new collection is cut into, each with the documents of some ids.",
+            low=1,
+            high=MAX_PARTITIONS,
+        ),
+    )
     flat_max_vectors: int = 20_000
     rabitq_min_vectors: int = 5_000_000
     seed: int = option(0, _SEED)
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+MAX_DELETED: Final = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -380,9 +430,13 @@ class IngestConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     sync: bool = option(False, About("Delete documents that the sources no longer hold."))
+    max_deleted: float = option(
+        MAX_DELETED, About("Largest share of the documents that --sync may delete.", low=0, high=1)
+    )
     reread: bool = option(
         False, About("Read every source file again, also those that have not changed since the last ingest.")
     )
+    index_device: IndexDevice | None = option(None, ABOUT_INDEX_DEVICE)
     shard_characters: int = option(1 << 18, About(low=1))
     remembered_corpus: CorpusConfig | None = None
 

@@ -29,6 +29,8 @@ from typing_extensions import Buffer
 
 LOCK_ATTEMPTS: Final = 5
 LOCK_PAUSE_SECONDS: Final = 0.01
+TURN_SECONDS: Final = 60.0
+"""How long a lock is waited for that its holder lets go of again and again."""
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 """Linux: paths are relative to the working folder."""
@@ -175,11 +177,22 @@ def clear_way(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, also where a file stands in the way."""
+    """Make a folder and those above it, also where a file or a link to itself stands in the way."""
     standing = next(entry for entry in (path, *path.parents) if os.path.lexists(entry))
-    if not (standing.is_dir() or standing.is_symlink()):
+    if not standing.is_dir():
+        if standing.is_symlink() and not _is_loop(standing):
+            fault = "a link that leads to no folder stands here; mount its disk, or remove the link"
+            raise FileExistsError(errno.EEXIST, fault, str(standing))
         standing.unlink()
     path.mkdir(parents=True, exist_ok=True)
+
+
+def _is_loop(link: Path) -> bool:
+    try:
+        link.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def remove_folder(path: Path) -> None:
@@ -252,17 +265,19 @@ def sha256_of_file(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def exclusive_lock(path: Path, name: str, busy: Callable[[str], TryAgainError]) -> Generator[None]:
+def exclusive_lock(
+    path: Path, name: str, busy: Callable[[str], TryAgainError], waits: Callable[[], bool] = lambda: False
+) -> Generator[None]:
     """Hold a lock file during the block; it is made if need be.
 
-    Where another process holds it, raises ``busy(" (process 7)")``, or ``busy("")`` if its id is unknown. The
-    kernel drops the lock when the holder dies, so a killed process never leaves it behind. ``name`` reads
-    like "the lock of the scheduler".
+    Where another process holds it, raises ``busy(" (process 7)")``, or ``busy("")`` if its id is unknown;
+    while ``waits``, after :data:`TURN_SECONDS`. The kernel drops the lock when the holder dies, so a killed
+    process never leaves it behind. ``name`` reads like "the lock of the scheduler".
     """
     with storage_errors(f"opening {name}"):
         descriptor = _open_lock(path, os.O_RDWR | os.O_CREAT)
     try:
-        if not _take(descriptor):
+        if not _take(descriptor, waits):
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
             raise busy(f" (process {holder})" if holder.isdigit() else "")
         with storage_errors(f"writing {name}"):
@@ -294,12 +309,15 @@ def _open_lock(path: Path, flags: int) -> int:
     return _open_file(str(path), flags | os.O_NOFOLLOW)
 
 
-def _take(descriptor: int) -> bool:
+def _take(descriptor: int, waits: Callable[[], bool]) -> bool:
     """Take a lock, unless another process holds it for longer than :func:`is_locked` does."""
-    for _ in range(LOCK_ATTEMPTS):
+    until = time.monotonic() + TURN_SECONDS
+    attempts = 0
+    while attempts < LOCK_ATTEMPTS or (time.monotonic() < until and waits()):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            attempts += 1
             time.sleep(LOCK_PAUSE_SECONDS)
         else:
             return True

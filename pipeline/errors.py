@@ -8,6 +8,9 @@
     │   ├── FilterError                  a search filter does not follow the grammar
     │   │   └── RestrictionError             the filter a caller is bound to does not fit the collection
     │   ├── CollectionNotFoundError      no such collection
+    │   ├── DocumentsRefusedError        documents that cannot be stored, each with its fault
+    │   ├── ChangedDocumentError         a document is not as the caller saw it
+    │   ├── KeyReusedError               an idempotency key came with another request
     │   └── FingerprintMismatchError     model, context or settings differ from the collection's
     ├── ModelError                   1   weights are missing, damaged or do not fit
     ├── IntegrityError               1   stored files do not match their manifest
@@ -17,8 +20,10 @@
     ├── SchedulerDownError           1   no scheduler runs the schedules of a file
     └── TryAgainError               75   nothing is wrong; the same call may work later
         ├── CollectionBusyError          another writer holds the collection
+        ├── WritesWaitingError           as many writes wait as are kept
         ├── SchedulerBusyError           another scheduler holds the schedule file
         ├── ClusterUnreachableError      no Ray cluster answers at the address
+        ├── EndpointDownError            an embeddings endpoint does not answer, or takes no request
         └── DiskFullError                no space left on the device
 
 What a server of the search API answers with, and what becomes of a call without an answer, are the errors of
@@ -29,6 +34,7 @@ A message reads ``<what> must <contract>, got <value>; <what to do>``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from typing_extensions import override
@@ -73,6 +79,26 @@ class RestrictionError(FilterError):
 
 class CollectionNotFoundError(UsageError):
     """No collection of that name stands under the root."""
+
+
+class DocumentsRefusedError(UsageError):
+    """Documents cannot be stored: ``faults`` are their places and what is wrong with each."""
+
+    def __init__(self, sentence: str, faults: Sequence[tuple[int, str]] = ()) -> None:
+        super().__init__(sentence)
+        self.faults = tuple(faults)
+
+
+class ChangedDocumentError(UsageError):
+    """A document is not the one that the caller saw."""
+
+
+class CollectionExistsError(UsageError):
+    """A collection is to be made that there is already."""
+
+
+class KeyReusedError(UsageError):
+    """An idempotency key came before, with another request."""
 
 
 class FingerprintMismatchError(UsageError):
@@ -134,12 +160,20 @@ class CollectionBusyError(TryAgainError):
     """Another writer holds the collection."""
 
 
+class WritesWaitingError(TryAgainError):
+    """As many writes wait to be published as are kept."""
+
+
 class SchedulerBusyError(TryAgainError):
     """Another scheduler holds the schedule file."""
 
 
 class ClusterUnreachableError(TryAgainError):
     """No Ray cluster answers at the address."""
+
+
+class EndpointDownError(TryAgainError):
+    """An embeddings endpoint does not answer in time, or takes no request now."""
 
 
 class DiskFullError(TryAgainError):

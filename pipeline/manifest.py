@@ -11,15 +11,18 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from cairn.pipeline import durable
-from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.config import EncoderConfig, IndexConfig
 from cairn.pipeline.errors import DamageError, IntegrityError
 
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 8
 """What is written and read."""
+TOKENIZER_VERSION: Final = 1
+"""How texts become words: see ``cairn.pipeline.index.tokenizer``."""
 MANIFEST_NAME = "MANIFEST.json"
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -59,7 +62,8 @@ class SegmentRecord:
     """One run of a generation's rows, whose files never change: see ``cairn.pipeline.index.segments``.
 
     ``name`` begins the names of its files. It stores ``documents`` and ``chunks``, of which the deleted ones
-    count no more. ``indexes`` describes each FAISS file (kind, metric, nlist, nprobe).
+    count no more. ``indexes`` describes each FAISS file (kind, metric, nlist, nprobe). ``languages`` counts
+    the stored documents in each language.
     """
 
     name: str
@@ -68,6 +72,7 @@ class SegmentRecord:
     deleted_documents: int
     deleted_chunks: int
     indexes: Mapping[str, Mapping[str, Any]]
+    languages: Mapping[str, int]
 
     @property
     def live_documents(self) -> int:
@@ -81,21 +86,34 @@ class SegmentRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionRecord:
+    """The folder of a partition, and which generation of it belongs to one of the collection, 0 for none."""
+
+    name: str
+    generation: int = 0
+    sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """One generation: the Lance versions it pins, the files derived from them, and its fingerprints.
 
-    ``lance_versions`` maps table name to version. ``fingerprints`` has ``encoder``, ``context`` and
-    ``clusters``. ``settings`` is the resolved ingest configuration. ``context_cluster_sizes`` is the
-    histogram of documents over clusters when the context was drawn. ``segments`` stand in the order of the
-    tables' rows. ``sources`` lists the input files of the run that published this.
+    ``lance_versions`` maps table name to version, ``lance_files`` a path below ``lance/`` to what the file
+    must be: Lance checksums nothing, and its files never change once written. ``fingerprints`` has
+    ``encoder``, ``context`` and ``clusters``. ``settings`` is the resolved ingest configuration.
+    ``context_cluster_sizes`` is the histogram of documents over clusters when the context was drawn.
+    ``segments`` stand in the order of the tables' rows. ``languages`` counts their documents in each
+    language. ``sources`` lists the input files of the run that published this. ``partitions`` is empty where
+    the rows lie in this folder itself; else it has neither tables nor files of segments, and ``segments`` are
+    those of all partitions, in their order.
     """
 
     collection: str
     generation: int
     created_at: str
     run_id: str
-    lance_tag: str
     lance_versions: Mapping[str, int]
+    lance_files: Mapping[str, FileRecord]
     documents: int
     chunks: int
     tokens: int
@@ -104,12 +122,15 @@ class Manifest:
     fingerprints: Mapping[str, str]
     settings: Mapping[str, Any]
     segments: tuple[SegmentRecord, ...]
+    languages: Mapping[str, int]
     context_documents: int
     context_cluster_sizes: tuple[int, ...]
     documents_at_context: int
     encode_tokens_per_second: float
     sources: tuple[str, ...] = field(default=())
+    partitions: tuple[PartitionRecord, ...] = field(default=())
     format_version: int = FORMAT_VERSION
+    tokenizer_version: int = TOKENIZER_VERSION
 
     @property
     def indexes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -120,6 +141,11 @@ class Manifest:
     def encoder(self) -> EncoderConfig:
         """Return the settings of the encoder that made the vectors."""
         return EncoderConfig(**self.settings["encoder"])
+
+    @property
+    def index_config(self) -> IndexConfig:
+        """Return the settings of the index files."""
+        return IndexConfig(**self.settings["index"])
 
     def write(self, folder: Path) -> None:
         """Write ``MANIFEST.json`` durably into a generation's folder."""
@@ -138,31 +164,48 @@ class Manifest:
                 raise DamageError(
                     f"{MANIFEST_NAME} of generation {folder.name} does not match its SHA-256 in CURRENT"
                 )
-            raw = json.loads(content)
         except FileNotFoundError:
             raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
+        return cls._of(content, folder.name)
+
+    @classmethod
+    @lru_cache(maxsize=4)  # a publication reads two manifests ten times
+    def _of(cls, content: bytes, generation: str) -> Manifest:
+        what = f"{MANIFEST_NAME} of generation {generation}"
+        try:
+            raw = json.loads(content)
+        except ValueError as error:
+            raise DamageError(f"{what} cannot be read") from error
         if not isinstance(raw, dict) or raw.get("format_version") != FORMAT_VERSION:
             raise IntegrityError(
-                f"{MANIFEST_NAME} of generation {folder.name} must have format_version {FORMAT_VERSION}; "
-                "it was written by another release, so ingest the sources again into a new collection"
+                f"{what} must have format_version {FORMAT_VERSION}; it was written by another release, so "
+                "ingest the sources again into a new collection"
+            )
+        if (version := raw.get("tokenizer_version", TOKENIZER_VERSION)) != TOKENIZER_VERSION:
+            raise IntegrityError(
+                f"{what} must have tokenizer_version {TOKENIZER_VERSION}, got {version}: another release "
+                "counted its words; ingest the sources again into a new collection"
             )
         names = {item.name for item in fields(cls)}
         if set(raw) != names:
-            raise DamageError(
-                f"{MANIFEST_NAME} of generation {folder.name} has missing or unknown fields: "
-                f"{', '.join(sorted(set(raw) ^ names))}"
-            )
+            raise DamageError(f"{what} has missing or unknown fields: {', '.join(sorted(set(raw) ^ names))}")
         try:
-            if any(Path(name).name != name for name in raw["files"]):
-                raise DamageError(
-                    f"{MANIFEST_NAME} of generation {folder.name} must name files of its folder"
-                )
-            raw["files"] = {name: FileRecord(**record) for name, record in raw["files"].items()}
+            if any(Path(name).name != name for name in raw["files"]) or any(
+                Path(name).is_absolute() or ".." in Path(name).parts for name in raw["lance_files"]
+            ):
+                raise DamageError(f"{what} must name files of its folder")
+            # A setting that this release no longer has: the encoder's fingerprint says if it moved vectors.
+            known = {item.name for item in fields(EncoderConfig)}
+            encoder = {name: value for name, value in raw["settings"]["encoder"].items() if name in known}
+            raw["settings"] = {**raw["settings"], "encoder": encoder}
+            for kind in ("files", "lance_files"):
+                raw[kind] = {name: FileRecord(**record) for name, record in raw[kind].items()}
             raw["context_cluster_sizes"] = tuple(raw["context_cluster_sizes"])
             raw["sources"] = tuple(raw["sources"])
             raw["segments"] = tuple(SegmentRecord(**record) for record in raw["segments"])
-        except (TypeError, AttributeError) as error:
-            raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} is malformed") from error
+            raw["partitions"] = tuple(PartitionRecord(**record) for record in raw["partitions"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamageError(f"{what} is malformed") from error
         return cls(**raw)

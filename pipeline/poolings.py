@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # settings read this table, and the command line starts witho
     """First position of each chunk's span, and the one after its last."""
 
 Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
-Attention = Literal["chunk", "full", "landmark"]
+Attention = Literal["chunk", "full"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -85,27 +85,25 @@ def _last_own(places: ChunkPlaces) -> Spans:
 POOLING_RULES: Final[Mapping[Pooling, PoolingRule]] = {
     "mean": PoolingRule(
         span=_whole,
-        attentions=("chunk", "full", "landmark"),
+        attentions=("chunk", "full"),
         takes_prefix=True,
         saved_as="mean",
         read_from=("mean", "mean_sqrt_len_tokens"),
     ),
-    "lmk": PoolingRule(span=_mark, attentions=("chunk", "full", "landmark"), saved_as="lasttoken"),
+    "lmk": PoolingRule(span=_mark, attentions=("chunk", "full"), saved_as="lasttoken"),
     "cls": PoolingRule(
         span=_row_start,
-        attentions=("chunk", "landmark"),
+        attentions=("chunk",),
         needs_cls=True,
         saved_as="cls",
         read_from=("cls",),
     ),
-    "last": PoolingRule(
-        span=_mark, attentions=("chunk", "landmark"), saved_as="lasttoken", read_from=("lasttoken",)
-    ),
-    "mean_at_k": PoolingRule(span=_last_own, attentions=("chunk", "full", "landmark"), window_mark=None),
+    "last": PoolingRule(span=_mark, attentions=("chunk",), saved_as="lasttoken", read_from=("lasttoken",)),
+    "mean_at_k": PoolingRule(span=_last_own, attentions=("chunk", "full"), window_mark=None),
     "multi_cls": PoolingRule(span=_mark, attentions=("full",), window_mark="cls", needs_cls=True),
     "latent": PoolingRule(
         span=_whole,
-        attentions=("chunk", "full", "landmark"),
+        attentions=("chunk", "full"),
         takes_prefix=True,
         needs_latent_attention=True,
     ),
@@ -113,7 +111,7 @@ POOLING_RULES: Final[Mapping[Pooling, PoolingRule]] = {
 
 POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
     attention: tuple(name for name, rule in POOLING_RULES.items() if attention in rule.attentions)
-    for attention in ("chunk", "full", "landmark")
+    for attention in ("chunk", "full")
 }
 """What goes with each attention."""
 

@@ -1,12 +1,11 @@
 """A matrix in fewer bits: codes, and a scale for each row or for each group of a row's columns.
 
     int8   (E, D) int8, symmetric            weight = code · scale
-    fp8    (E, D) float8_e4m3fn              weight = code · scale
     int4   (E, D / 2) uint8, two codes each  weight = (code - zero) · scale, codes 0 to 15
 
 In int4, the low four bits of the bytes hold the first D / 2 columns, and the high four bits the others.
 Matrix products use the weights that :meth:`QuantizedMatrix.dequantized` returns.
-:mod:`cairn.pipeline.lab.compress.rounding` chooses the codes.
+:mod:`cairn.pipeline.lab.compress.quantization` chooses the codes.
 
     E rows    D columns    G groups of D / G columns
 """
@@ -82,7 +81,7 @@ def stacked_matrices(matrices: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
 
 
 class QuantizedTensors(Mapping[str, torch.Tensor]):
-    """A checkpoint's tensors by name; whoever reads a quantised one by its name gets it in float32."""
+    """A checkpoint's tensors by name; a reader of a quantised one gets it in float32."""
 
     def __init__(self, plain: Mapping[str, torch.Tensor], matrices: Mapping[str, QuantizedMatrix]) -> None:
         self.plain = plain

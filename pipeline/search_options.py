@@ -7,7 +7,7 @@ the same values. An option without a help text is for the layers between a surfa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -25,8 +25,8 @@ MAX_CHUNK_TOKENS = 1 << 20
 MAX_CHARACTERS = 1_000_000
 MIN_DEFAULT_CANDIDATES = 50
 
-DEFAULT_WEIGHTS: Mapping[str, float] = {"document": 0.25, "chunk": 0.75, "bm25": 1.0}
-"""The best chunk's cosine three times the document's, and the dense part as much as BM25.
+DEFAULT_WEIGHTS: Mapping[str, float] = {"document": 0.25, "chunk": 0.75, "bm25": 1.0, "sparse": 1.0}
+"""The best chunk's cosine three times the document's; the dense part as much as BM25, and as sparse weights.
 
 nDCG@10, mean of nine judged sets: .701 by these, .694 by equal weights, .697 by chunks alone; with BM25 .763,
 .760 and .764. Equal weights win on no set.
@@ -48,6 +48,17 @@ class PublicSearchKeywords(TypedDict, total=False):
     hybrid: bool
     late: bool
     weights: Mapping[str, float] | None
+    min_probability: float | None
+
+
+class SearchParameters(PublicSearchKeywords, total=False):
+    """The keywords of a search over HTTP; ``rerank`` asks the server's cross-encoder, where it has one.
+
+    ``query_vector`` takes the place of the query's encoding.
+    """
+
+    rerank: bool
+    query_vector: Sequence[float]
 
 
 class SearchKeywords(PublicSearchKeywords, total=False):
@@ -119,6 +130,14 @@ class SearchOptions:
         ),
     )
     weights: Mapping[str, float] | None = option(None, About("How much each part of the score counts."))
+    min_probability: float | None = option(
+        None,
+        About(
+            "Leave out documents that answer with less than this probability, and give it among the scores.",
+            low=0.0,
+            high=1.0,
+        ),
+    )
     restriction: Mapping[str, Any] | None = None
     max_candidates: int | None = None
     offset: int = 0
@@ -146,10 +165,8 @@ class SearchOptions:
             )
         if self.weights is not None:
             _require_weights(self.weights)
-        if (
-            self.weight("document") + self.weight("chunk") + (self.weight("bm25") if self.hybrid else 0.0)
-            <= 0.0
-        ):
+        by_words = self.weight("bm25") + self.weight("sparse") if self.hybrid else 0.0
+        if self.weight("document") + self.weight("chunk") + by_words <= 0.0:
             raise ConfigError("weights must leave at least one part of the ranking with a positive weight")
         if self.granularity == "both" and self.weight("document") + self.weight("chunk") <= 0.0:
             raise ConfigError(
@@ -180,7 +197,7 @@ class SearchOptions:
         return self.group_by is not None or self.mmr is not None
 
     def weight(self, part: str) -> float:
-        """Return the weight of ``document``, ``chunk`` or ``bm25``."""
+        """Return the weight of ``document``, ``chunk``, ``bm25`` or ``sparse``."""
         return float((self.weights or {}).get(part, DEFAULT_WEIGHTS[part]))
 
 

@@ -14,17 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Float32, Float64, Int32, Int64
 from typing_extensions import override
 
-PlaceBy = Literal["order", "cluster"]
+GIVEN_VECTORS = "given_vectors"
+"""The column of staged rows with the vectors that they brought: ``cairn.pipeline.corpus.given_vectors``."""
 
 RESERVED_COLUMNS = frozenset(
     {
+        GIVEN_VECTORS,
         "doc_id",
         "title",
         "text",
@@ -36,6 +38,10 @@ RESERVED_COLUMNS = frozenset(
         "source_file",
         "vector",
         "_rowid",
+        "_rowaddr",
+        "_rowoffset",
+        "_row_created_at_version",
+        "_row_last_updated_at_version",
         "_score",
         "_distance",
         "_relevance_score",
@@ -67,7 +73,7 @@ def staged_schema(metadata: Sequence[pa.Field]) -> pa.Schema:
     """Return the schema of a checked source row, before encoding.
 
     ``title`` and ``query`` are nullable; ``content_sha256`` is the lower-case hex digest of everything that
-    is stored of the row.
+    is stored of the row, and of :data:`GIVEN_VECTORS`, which are null where the model makes them.
     """
     return pa.schema(
         [
@@ -77,6 +83,7 @@ def staged_schema(metadata: Sequence[pa.Field]) -> pa.Schema:
             pa.field("query", pa.string()),
             pa.field("content_sha256", pa.string(), nullable=False),
             pa.field("source_file", pa.string(), nullable=False),
+            pa.field(GIVEN_VECTORS, pa.large_binary()),
             *metadata,
         ]
     )
@@ -100,11 +107,12 @@ def documents_schema(metadata: Sequence[pa.Field], vector_dim: int) -> pa.Schema
     )
 
 
-def chunks_schema(vector_dim: int, *, has_tokens: bool = False) -> pa.Schema:
+def chunks_schema(vector_dim: int, added: Sequence[pa.Field] = ()) -> pa.Schema:
     """Return the schema of the ``chunks`` table: one row a landmark, ordered by document then ordinal.
 
-    Spans are Python character offsets into the document's ``text``, contiguous, and cover it whole. With
-    tokens a row has their codes too; its document's title's stand in the first row of the document.
+    Spans are Python character offsets into the document's ``text``, contiguous, and cover it whole. A
+    collection's encoders may have ``added`` columns: :data:`TOKEN_FIELDS`,
+    :data:`SPARSE_FIELDS`, and :data:`LINE_FIELD`.
     """
     return pa.schema(
         [
@@ -114,13 +122,23 @@ def chunks_schema(vector_dim: int, *, has_tokens: bool = False) -> pa.Schema:
             pa.field("start_char", pa.int64(), nullable=False),
             pa.field("end_char", pa.int64(), nullable=False),
             pa.field("vector", pa.list_(pa.float32(), vector_dim), nullable=False),
-            *(TOKEN_FIELDS if has_tokens else ()),
+            *added,
         ]
     )
 
 
 TOKEN_FIELDS = (pa.field("token_codes", pa.large_binary()), pa.field("title_codes", pa.large_binary()))
-"""What a collection with token vectors has in ``chunks``: null where the encoder made none."""
+"""What a collection with token vectors has in ``chunks``: null where the encoder made none.
+
+Those of a document's title stand in its first row.
+"""
+SPARSE_FIELDS = (pa.field("sparse_weights", pa.large_binary()),)
+"""What a collection with a sparse encoder has in ``chunks``: rows of :data:`SPARSE_WEIGHT`, end to end."""
+SPARSE_WEIGHT: Final = np.dtype([("token", "<u4"), ("weight", "u1")])
+"""A token of the sparse encoder's vocabulary, and what it weighs in :data:`SPARSE_STEP`."""
+SPARSE_STEP: Final = 1 / 64
+"""Weights reach 255 steps, 3.98: log(1 + x) of a logit of 52, which no published model comes near."""
+LINE_FIELD = pa.field("line", pa.large_string())
 
 
 @runtime_checkable
@@ -161,6 +179,17 @@ class QueryTokens:
     ids_T: Int32[np.ndarray, " T"]
     start_char: Int64[np.ndarray, " T"]
     end_char: Int64[np.ndarray, " T"]
+
+    @classmethod
+    def none(cls) -> QueryTokens:
+        """Return those of a query whose encoder shows no states."""
+        nothing = np.zeros(0, np.int64)
+        return cls(
+            states_TD=np.zeros((0, 1), np.float32),
+            ids_T=nothing.astype(np.int32),
+            start_char=nothing,
+            end_char=nothing,
+        )
 
 
 @runtime_checkable
@@ -269,13 +298,15 @@ class Passage:
     ``scores`` holds parts of ``score``: ``chunk`` is the passage's own cosine, ``bm25`` its own BM25, where
     it has one, ``late`` its MaxSim. ``highlights`` are its words that answered the query, in order, and
     ``title_highlights`` those of the title that did so better; there are none where token vectors did not
-    judge, and where no word is like one of the query.
+    judge, and where no word is like one of the query. ``page`` is where it stands in its file, such as
+    `page 3`, `sheet Prices`, `lines 12-20` or `section Install`, None for a row of a table.
     """
 
     start_char: int
     end_char: int
     text: str
     score: float
+    page: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict[str, float])
     highlights: Sequence[Highlight] = ()
     title_highlights: Sequence[Highlight] = ()
@@ -286,8 +317,9 @@ class Hit:
     """One document of an answer with its best passages, best first.
 
     ``scores`` holds the parts the final ``score`` was made of: ``document`` and ``chunk`` are cosines,
-    ``bm25`` is LanceDB's score, ``passage_bm25`` that of the best passage, ``late`` the MaxSim of its best
-    window, ``rerank`` the score of a reranker; absent parts were not asked for or not found.
+    ``bm25`` is that of title and text, ``passage_bm25`` that of the best passage, ``sparse`` what a learned
+    sparse encoder gives the best passage, ``late`` the MaxSim of its best window, ``rerank`` the score of a
+    reranker; absent parts were not asked for or not found.
     """
 
     doc_id: str
@@ -296,6 +328,11 @@ class Hit:
     scores: Mapping[str, float]
     metadata: Mapping[str, Any]
     passages: Sequence[Passage]
+
+    @property
+    def threshold_score(self) -> float:
+        """The score that thresholds are compared with: the probability where the answer has one."""
+        return self.scores.get("probability", self.score)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,6 +364,55 @@ class Document:
     num_tokens: int
     metadata: Mapping[str, Any]
     generation: int
+    content_sha256: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListedDocument:
+    """A document without its text."""
+
+    doc_id: str
+    title: str | None
+    num_tokens: int
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DocumentPage:
+    """Documents that match a filter, in the order of their ids, out of ``total``.
+
+    ``next_after`` is the id that the next page goes on after, None on the last page.
+    """
+
+    generation: int
+    total: int
+    documents: Sequence[ListedDocument]
+    next_after: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueCount:
+    """A value of a column, or an element of a list column, and how many documents have it."""
+
+    value: Any
+    documents: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ColumnSummary:
+    """A column that filters can name, over some documents.
+
+    ``documents`` of them have a value, of ``different_values``; ``values`` are the most frequent ones.
+    ``low`` and ``high`` are the range of numbers, dates and times, None of other types.
+    """
+
+    name: str
+    type: str
+    documents: int
+    different_values: int
+    values: Sequence[ValueCount]
+    low: Any = None
+    high: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,13 +429,15 @@ class LineageRun:
 class Lineage:
     """Where a document came from and what its vectors were made with.
 
-    ``source_row`` counts from 0; it and ``run`` are None where no file of a run tells. ``model_revision`` is
-    the commit of a model that was fetched from a hub. ``context_documents`` is 0 where no vector depends on a
-    context. ``generation`` is the one that answered, published by the run ``published_by``.
+    ``pages`` says how many the document has, such as `48 pages`. ``source_row`` counts from 0; it and ``run``
+    are None where no file of a run tells. ``model_revision`` is the commit of a model that was fetched from a
+    hub. ``context_documents`` is 0 where no vector depends on a context, and None for a caller who may not
+    read all documents. ``generation`` is the one that answered, published by the run ``published_by``.
     """
 
     doc_id: str
     source_file: str
+    pages: str | None
     source_row: int | None
     content_sha256: str
     cluster_id: int
@@ -359,7 +447,7 @@ class Lineage:
     model: str
     model_revision: str | None
     encoder_fingerprint: str
-    context_documents: int
+    context_documents: int | None
     context_fingerprint: str
     collection: str
     generation: int
@@ -377,8 +465,10 @@ class IngestReport:
 
     ``encoded`` counts the documents that passed through the encoder in this run; after a resumed run it is
     smaller than ``indexed``. ``unread_files`` of the ``files`` had not changed and were not read; their rows
-    are counted as if they had been. ``quarantine_file`` is Parquet, with the reason of every refused row;
-    ``newly_quarantined`` of them were not refused by the runs before.
+    are counted as if they had been. ``left_out`` counts files and folders that are no source, by why.
+    ``quarantine_file`` is Parquet, with the reason of every refused row; ``quarantine_examples`` has the
+    place and the detail of the first of each reason. ``newly_quarantined`` of them were not refused by the
+    runs before.
     """
 
     collection: str
@@ -396,6 +486,8 @@ class IngestReport:
     tokens: int = 0
     newly_quarantined: int = 0
     quarantine_reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+    quarantine_examples: Mapping[str, str] = field(default_factory=dict[str, str])
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     warnings: Sequence[str] = ()
     quarantine_file: str | None = None

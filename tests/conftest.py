@@ -17,15 +17,19 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
+import hypothesis
 import jaxtyping
 import pytest
 from beartype import beartype
 from jaxtyping import install_import_hook
 
+hypothesis.settings.register_profile("cairn", deadline=None)  # a busy machine takes its time
+hypothesis.settings.load_profile("cairn")
+
 pytest_plugins = [
     "tests.tiny_models",
-    "tests.late_models",
     "tests.cde_checkpoints",
+    "tests.embedding_server",
     "tests.encode.sentence_transformers_folders",
     "tests.object_stores",
     "tests.ray_machines",
@@ -59,6 +63,16 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let one worker run the tests that share a fixture of their module, which is then made once."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
+            fixtures = item._fixtureinfo.name2fixturedefs.values()
+            if any(fixture[-1].scope in ("class", "module") for fixture in fixtures):
+                item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
 
 
 @pytest.fixture
@@ -110,7 +124,7 @@ install_import_hook(
         "cairn.pipeline.model",
         "cairn.pipeline.lab.train",
         "cairn.pipeline.encode",
-        "cairn.pipeline.corpus.tokenization",
+        "cairn.pipeline.encode.tokenization",
     ],
     "beartype.beartype",
 )
@@ -143,3 +157,13 @@ def short_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
     modules = sample._library_sources()[:20]  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(sample, "_library_sources", lambda: modules)
+
+
+@pytest.fixture(autouse=True)
+def one_round_of_codebooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fit the codebooks of token vectors by one round of K-means; ten take longer than a small ingest.
+
+    Workers of Ray fit theirs in other processes, and must find what is found here.
+    """
+    if request.node.get_closest_marker("ray") is None:
+        monkeypatch.setattr("cairn.pipeline.token_vectors.codebook.NUM_ITERATIONS", 1)

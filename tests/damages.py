@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 KINDS = ("file", "folder", "dangling link", "link to itself", "link to a device", "FIFO")
+
+
+def in_turn(kinds: Sequence[Any], harms: Sequence[Any]) -> list[Any]:
+    """Return all pairs as parameters: each kind with one of the harms for every run, the rest for faults."""
+    return [
+        pytest.param(kind, harm, marks=() if place == number % len(harms) else (pytest.mark.faults,))
+        for number, kind in enumerate(kinds)
+        for place, harm in enumerate(harms)
+    ]
 
 
 def put(path: Path, kind: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,18 +56,13 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
     return folder / "root"
 
 
-@pytest.fixture(scope="session")
-def stones_address(stones_root: Path) -> Iterator[str]:
-    """The address of a server over that root, in a thread of this process."""
-    import threading
-    import time
-
+@contextlib.contextmanager
+def serving(settings: Any) -> Iterator[str]:
+    """Give the address of a server in a thread of this process."""
     import uvicorn
     from cairn.pipeline.serve.app import create_app
     from cairn.pipeline.serve.server import bind
-    from cairn.pipeline.serve.settings import ServeSettings
 
-    settings = ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)
     with bind(settings) as listener:
         server = uvicorn.Server(
             uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False)
@@ -77,3 +76,12 @@ def stones_address(stones_root: Path) -> Iterator[str]:
         finally:
             server.should_exit = True
             thread.join()
+
+
+@pytest.fixture(scope="session")
+def stones_address(stones_root: Path) -> Iterator[str]:
+    """The address of a server over that root, in a thread of this process."""
+    from cairn.pipeline.serve.settings import ServeSettings
+
+    with serving(ServeSettings(root=stones_root, port=0, deadline_seconds=300.0)) as address:
+        yield address

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,12 @@ def require_same() -> Callable[[dict[str, Any], dict[str, Any]], None]:
 def _stored(root: Path, collection: str = "c") -> dict[str, Any]:
     import pyarrow as pa
     from cairn.pipeline.index.generation import open_generation
-    from cairn.pipeline.index.lance_index import LanceTables
     from cairn.pipeline.index.layout import CollectionLayout
+    from cairn.pipeline.index.rows import LanceTables
 
     layout = CollectionLayout.at(root, collection)
     generation = open_generation(layout)
-    tables = LanceTables.open(layout)
+    tables = LanceTables.open(layout, generation.manifest.lance_versions)
     documents = pa.Table.from_batches(
         tables.scan(
             "documents",
@@ -71,15 +70,3 @@ def _require_same(left: dict[str, Any], right: dict[str, Any]) -> None:
             [chunk["vector"] for chunk in other["chunks"]],
             atol=1e-5,
         )
-
-
-@pytest.fixture
-def leases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let this process lease the files of generations it opens, as a server does."""
-    from cairn.pipeline.index import held_files
-
-    monkeypatch.setattr(held_files._Leases, "is_on", False)
-    before = signal.getsignal(signal.SIGIO)
-    held_files.lease_held_files()
-    yield
-    signal.signal(signal.SIGIO, before if callable(before) else signal.SIG_IGN)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import re
 
@@ -15,30 +14,12 @@ from cairn.pipeline.config import (
 )
 from cairn.pipeline.errors import ConfigError
 
-STEPS = ((128, 0.95), (512, 0.9))
-
-
-def test_temperature_by_length_read_back_from_json_is_the_same():
-    written = IngestConfig(encoder=EncoderConfig(temperature_by_length=STEPS)).to_dict()
-    read = json.loads(json.dumps(written))
-    assert read == written
-    assert EncoderConfig(**read["encoder"]).temperature_by_length == STEPS
-
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf, math.nan, 0.0099, 100.1])
 @pytest.mark.parametrize("name", ["temperature", "query_temperature"])
 def test_temperature_out_of_its_range_is_refused(name, temperature):
     with pytest.raises(ConfigError, match=f"^{name} must be a number from 0.01 to 100, got"):
         EncoderConfig(**{name: temperature})
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [((512, 0.9), (128, 0.95)), ((128, 0.9), (128, 0.8)), ((0, 1.0),), ((128, 0.0),), ((9, math.nan),)],
-)
-def test_temperature_by_length_that_is_unordered_or_not_positive_is_refused(steps):
-    with pytest.raises(ConfigError, match=r"^temperature_by_length must be positive numbers of tokens"):
-        EncoderConfig(temperature_by_length=steps)
 
 
 @pytest.mark.parametrize("temperature", [0.01, 100, 0.5])
@@ -61,9 +42,7 @@ SEED = "must be a whole number from -2,147,483,648 to 2,147,483,647"
         (EncoderConfig, "query_prefix", None, "must be text, got None"),
         (EncoderConfig, "document_prefix", "\udcff", "must be valid Unicode, got '\\udcff' with a lone surr"),
         (EncoderConfig, "pooling", 3, "must be one of"),
-        (EncoderConfig, "temperature_by_length", 5, "must be pairs"),
-        (EncoderConfig, "temperature_by_length", ((True, 0.9),), "must be pairs"),
-        (EncoderConfig, "window_tokens", -5, "must be a whole number of at least 0, got -5 "),
+        (EncoderConfig, "window_tokens", -5, "must be a whole number of at least 1, got -5 "),
         (CorpusConfig, "id_column", 1, "must be text, got 1"),
         (CorpusConfig, "metadata_columns", "year", "must be a list, each text, got 'year'"),
         (CorpusConfig, "metadata_columns", ("year", 2), "must be a list, each text, got ('year', 2)"),

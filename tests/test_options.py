@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
+import httpx2
 import numpy as np
 import pytest
 from cairn.cli.options import add_options, chosen
 from cairn.cli.reference import command_reference
 from cairn.cli.settings import name_variables, settings_of_verb
-from cairn.jobs.engine_settings import EngineConfig
-from cairn.pipeline.client.calls import CollectionCalls
+from cairn.jobs.engine import EngineConfig
+from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.errors import ServerFailedError
 from cairn.pipeline.config import (
     ClusterConfig,
     ContextConfig,
@@ -23,7 +25,7 @@ from cairn.pipeline.config import (
     IngestConfig,
 )
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.settings import LateConfig, MixerConfig, TrainConfig
+from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.options import About, check_value, option, options_of
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.serve.schemas import Request, option_fields
@@ -113,15 +115,18 @@ def test_added_search_option_is_a_field_of_the_request_and_its_description() -> 
 
 def test_added_search_option_is_sent_by_the_client() -> None:
     parameters: Any = {"roll_metres": 4}
-    body = next(CollectionCalls("stones").search("which rolls", **parameters)).body
-    assert json.loads(body or b"") == {"query": "which rolls", "roll_metres": 4}
+    sent: list[httpx2.Request] = []
+    transport = httpx2.MockTransport(lambda request: sent.append(request) or httpx2.Response(500))
+    with CairnClient(transport=transport) as client, pytest.raises(ServerFailedError):
+        client.collection("stones").search("which rolls", **parameters)
+    assert json.loads(sent[0].content) == {"query": "which rolls", "roll_metres": 4}
 
 
 NUMBERS = {
     f"{kind.__name__}.{name}": each
     for kind in (
         CorpusConfig, ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig, EngineConfig,
-        SearchOptions, ServeSettings, TrainConfig, MixerConfig, LateConfig,
+        SearchOptions, ServeSettings, TrainConfig,
     )
     for name, each in options_of(kind).items()
     if each.kind in (int, float)

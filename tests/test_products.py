@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from cairn.pipeline.products import inner_products
 
+ROOT = Path(__file__).parents[1]
+VECTOR_DIMS = (16, 48, 384)
+SHAPES: tuple[tuple[int, ...], ...] = ((), (1,), (12,), (70,))
+
 
 @pytest.mark.parametrize("num_vectors", [0, 1, 23, 24, 1_000, 30_000])
 @pytest.mark.parametrize("query_shape", [(), (12,), (70,)])
@@ -22,8 +26,8 @@ def test_pieces_give_the_product_of_the_whole(num_vectors: int, query_shape: tup
     np.testing.assert_allclose(products, vectors_NV @ query, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("vector_dim", [16, 48, 384])
-@pytest.mark.parametrize("query_shape", [(), (1,), (12,), (70,)])
+@pytest.mark.parametrize("vector_dim", VECTOR_DIMS)
+@pytest.mark.parametrize("query_shape", SHAPES)
 def test_a_row_has_the_same_product_beside_any_others(vector_dim: int, query_shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     vectors_NV = rng.normal(size=(1_000, vector_dim)).astype(np.float32)
@@ -34,7 +38,7 @@ def test_a_row_has_the_same_product_beside_any_others(vector_dim: int, query_sha
         np.testing.assert_array_equal(piece, whole[first : first + count])
 
 
-@pytest.mark.parametrize("query_shape", [(), (1,), (12,), (70,)])
+@pytest.mark.parametrize("query_shape", SHAPES)
 def test_copies_of_a_row_tie(query_shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     vectors_NV = np.repeat(rng.normal(size=(1, 384)).astype(np.float32), 300, axis=0)
@@ -53,14 +57,18 @@ def test_products_are_the_same_on_the_kernels_of_other_processors(kernels: str) 
     names = {kernels, "Haswell"} if kernels == "Zen" else {kernels}  # an older OpenBLAS gives Zen Haswell's
     if not any(name in started.stdout for name in names):
         pytest.skip(f"this processor or NumPy has no {kernels} kernels")
-    tests = [
-        f"{__file__}::{name}"
-        for name in ("test_a_row_has_the_same_product_beside_any_others", "test_copies_of_a_row_tie")
-    ]
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
+        "from tests import test_products as claims\n"
+        "for shape in claims.SHAPES:\n"
+        "    claims.test_copies_of_a_row_tie(shape)\n"
+        "    for vector_dim in claims.VECTOR_DIMS:\n"
+        "        claims.test_a_row_has_the_same_product_beside_any_others(vector_dim, shape)"
+    )
+    places = [str(ROOT), str(ROOT / "pipeline/face")]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", *tests],
-        env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
+        [sys.executable, "-c", program, *places], env=environment, capture_output=True, text=True
+    )
     if done.returncode == -signal.SIGILL:
         pytest.skip(f"this processor lacks instructions of {kernels}")
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stderr

@@ -1,1 +1,1 @@
-"""The verbs of the laboratory: training, compression, evaluation, analysis and tuning."""
+"""The verbs of the laboratory: training, compression and evaluation."""

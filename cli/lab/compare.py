@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 from cairn.cli.options import COUNT, SEED, NamedPath
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import ProgressBars, duration, size, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands
 
 if TYPE_CHECKING:
     from cairn.pipeline.lab.evaluate.shadow import ShadowReport
@@ -72,10 +73,10 @@ def compare(
         else read_asked_queries(queries).sample(max_queries, seed)
     )
     for warning in asked.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        echo(f"warning: {warning}", err=True)
     with ProgressBars(quiet=quiet) as progress:
         report = compare_collections(before, after, asked, top_k=top_k, seed=seed, progress=progress)
-    click.echo(json.dumps(report.to_dict(), ensure_ascii=False) if as_json else "\n".join(_lines(report)))
+    echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else "\n".join(_lines(report)))
     return 0
 
 
@@ -85,8 +86,6 @@ def _lines(report: ShadowReport) -> Iterator[str]:
         ("queries", f"{thousands(report.queries)}, the first {report.top_k} documents of each answer"),
         ("overlap", f"{report.overlap:.3f}  (95 %: {report.overlap_low:.3f} to {report.overlap_high:.3f})"),
         ("same first", f"{report.same_first:.1%} of queries"),
-        ("same answer", f"{report.same_answer:.1%} of queries, in the same order"),
-        ("rank change", f"{report.rank_change:.2f} places, of documents that both found"),
     ]
     quality = report.quality_comparison
     if report.quality is not None and quality is not None and report.quality_verdict is not None:

@@ -1,22 +1,21 @@
-"""`cairn compress MODEL --texts FILES --output FOLDER`: prune and quantise a model."""
+"""`cairn compress MODEL --texts FILES --output FOLDER`: take layers out of a model and round its weights."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 from cairn.cli.lab.judged_sets import dev_scorer
 from cairn.cli.options import COUNT, NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, table, thousands
-from cairn.pipeline.config import Backend, Precision
+from cairn.cli.terminal import ProgressBars, echo, table, thousands
 from cairn.pipeline.lab.compress.settings import CompressConfig
 
 if TYPE_CHECKING:
-    from cairn.pipeline.lab.compress.measuring import MeasuredModel
+    from cairn.pipeline.lab.compress.compression import MeasuredModel
 
 
 @click.command(context_settings={"show_default": True})
@@ -43,12 +42,6 @@ if TYPE_CHECKING:
 )
 @click.option("--judged-queries", type=COUNT, default=300, help="Draw at most so many queries of each.")
 @click.option("--judged-documents", type=COUNT, default=2000, help="Draw at most so many documents of each.")
-@click.option(
-    "--backend", type=click.Choice(get_args(Backend)), default="torch", help="What the steps are measured on."
-)
-@click.option(
-    "--precision", type=click.Choice(get_args(Precision)), default="auto", help="Arithmetic of the same."
-)
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
 @click.pass_context
@@ -61,13 +54,11 @@ def compress(
     *,
     judged_queries: int,
     judged_documents: int,
-    backend: Backend,
-    precision: Precision,
     quiet: bool,
     as_json: bool,
     **_: Any,
 ) -> int:
-    """Write a smaller MODEL (a name or a folder), and show its size, speed and scores after each step.
+    """Write a smaller MODEL (a name or a folder), and show its size and scores after each step.
 
     The texts say what matters least: nothing is trained, and no labels are needed. FOLDER is a model for
     `ingest --model`.
@@ -82,31 +73,18 @@ def compress(
                 judged,
                 max_queries=judged_queries,
                 max_documents=judged_documents,
-                seed=config.seed,
+                seed=0,
                 progress=progress,
-                precision=precision,
-                backend=backend,
             )
-        report = run(
-            model,
-            texts,
-            output,
-            config,
-            scorer=scorer,
-            backend=backend,
-            precision=precision,
-            progress=progress,
-        )
-    click.echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(report.steps)))
+        report = run(model, texts, output, config, scorer=scorer, progress=progress)
+    echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(report.steps)))
     return 0
 
 
 def _rows(steps: tuple[MeasuredModel, ...]) -> list[tuple[str, ...]]:
-    """Return a heading and a row a step: sizes in MB, tokens a second, a column for each score."""
+    """Return a heading and a row a step: sizes in MB, a column for each score."""
     names = list(steps[0].scores)
-    rows: list[tuple[str, ...]] = [
-        ("step", "layers", "parameters", "disk MB", "matrices MB", "tokens/core s", *names)
-    ]
+    rows: list[tuple[str, ...]] = [("step", "layers", "parameters", "disk MB", "matrices MB", *names)]
     rows += [
         (
             each.step,
@@ -114,7 +92,6 @@ def _rows(steps: tuple[MeasuredModel, ...]) -> list[tuple[str, ...]]:
             thousands(each.parameters),
             f"{each.disk_bytes / 1e6:.1f}",
             f"{each.matrix_bytes / 1e6:.2f}",
-            thousands(round(each.tokens_per_second)),
             *(f"{each.scores[name]:.4f}" for name in names),
         )
         for each in steps

@@ -4,40 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from cairn.cli.lab.evaluation_tables import (
-    advice_lines,
-    compared_cells,
-    context_table,
-    measure_table,
-    set_lines,
-)
 from cairn.cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, duration, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands
 from cairn.pipeline.config import DEFAULT_MODEL, ContextConfig, EncoderConfig
-from cairn.pipeline.counted import counted
 
 if TYPE_CHECKING:
-    from cairn.pipeline.lab.evaluate.bench import SystemResult
+    from cairn.pipeline.lab.evaluate.bench import Cost, SystemResult
+    from cairn.pipeline.lab.evaluate.measures import Comparison
+    from cairn.pipeline.lab.evaluate.report import Report
     from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
     from cairn.pipeline.lab.evaluate.systems import System
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("folders", nargs=-1, required=True, type=NamedPath(path_type=Path), metavar="FOLDER...")
+@click.argument("folders", nargs=-1, type=NamedPath(path_type=Path), metavar="FOLDER...")
 @click.option(
     "--ablate",
     is_flag=True,
     help="The whole table: every encoder, with no, random and corpus context, ranked in every way.",
-)
-@click.option(
-    "--ablate-context",
-    is_flag=True,
-    help="Only compare contexts: none, random, tied, of several sizes and lengths.",
 )
 @click.option(
     "--systems",
@@ -51,7 +41,7 @@ if TYPE_CHECKING:
     "--baseline-model",
     help="Encoder of the baselines.  [default: what --model was trained on, else as --model]",
 )
-@add_options(EncoderConfig, ContextConfig)
+@add_options(EncoderConfig, ContextConfig, but=("sparse_model",))
 @click.option(
     "--known-items",
     type=COUNT,
@@ -77,11 +67,9 @@ if TYPE_CHECKING:
     help="Keep encoded sets in this folder; a killed run goes on with them.",
 )
 @click.option(
-    "--compare",
-    nargs=2,
-    type=NamedPath(path_type=Path),
-    metavar="RUN RUN",
-    help="Only compare two TREC run files on one set.",
+    "--public",
+    is_flag=True,
+    help="Print the commands that score these settings on BEIR and LongEmbed through MTEB, and exit.",
 )
 @click.option("--quiet", is_flag=True, help="No progress on stderr.")
 @json_option
@@ -91,7 +79,6 @@ def evaluate(
     folders: tuple[Path, ...],
     *,
     ablate: bool,
-    ablate_context: bool,
     patterns: tuple[str, ...],
     against: str | None,
     baseline_model: str | None,
@@ -101,7 +88,7 @@ def evaluate(
     seed: int,
     runs: Path | None,
     cache: Path | None,
-    compare: tuple[Path, Path] | None,
+    public: bool,
     quiet: bool,
     as_json: bool,
     **_: Any,
@@ -111,36 +98,37 @@ def evaluate(
     Without --ablate the baselines stand beside what an ingest with these settings gives. With --known-items a
     FOLDER is what `ingest` reads.
     """
-    from cairn.pipeline.lab.evaluate.known_items import known_item_set
+    from cairn.pipeline.errors import ConfigError
     from cairn.pipeline.lab.evaluate.measures import require_measures
     from cairn.pipeline.lab.evaluate.retrieval_set import (
+        known_item_set,
         read_retrieval_set,
         require_distinct_names,
         sample_set,
     )
-    from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config
+    from cairn.pipeline.model.folders.model_defaults import context_config
 
-    whole = [
-        known_item_set(folder, known_items, seed) if known_items else read_retrieval_set(folder)
-        for folder in folders
-    ]
-    sets = [
-        sample_set(judged, max_queries=max_queries, max_documents=max_documents, seed=seed)
-        for judged in whole
-    ]
+    if public:
+        from cairn.pipeline.lab.evaluate.public import public_lines
+
+        echo("\n".join(public_lines(chosen(ctx, EncoderConfig))))
+        return 0
+    if not folders:
+        raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+    sets: list[RetrievalSet] = []
+    for folder in folders:
+        whole = known_item_set(folder, known_items, seed) if known_items else read_retrieval_set(folder)
+        sets.append(sample_set(whole, max_queries=max_queries, max_documents=max_documents, seed=seed))
     require_distinct_names(sets)
-    if compare:
-        return _compare_runs(sets, compare, seed, as_json=as_json)
     require_measures()
-    model = chosen(ctx, EncoderConfig).get("model", DEFAULT_MODEL)
-    context = context_config(model, {**chosen(ctx, ContextConfig), "seed": seed})
-    if ablate_context:
-        encoder = encoder_config(chosen(ctx, EncoderConfig))
-        return _ablate_context(sets, encoder, context, quiet=quiet, as_json=as_json)
-    systems = _systems(chosen(ctx, EncoderConfig), context, baseline_model, patterns, ablate=ablate)
-    _require_known(against, systems)
-    if not (quiet or as_json):
-        _say_estimate(sets, systems)
+    settings = chosen(ctx, EncoderConfig)
+    context = context_config(
+        settings.get("model", DEFAULT_MODEL), {**chosen(ctx, ContextConfig), "seed": seed}
+    )
+    systems = _systems(settings, context, baseline_model, patterns, ablate=ablate)
+    names = [system.name for system in systems]
+    if against is not None and against not in names:
+        raise ConfigError(f"--against must name one of {', '.join(names)}, got {against!r}")
     with ProgressBars(quiet=quiet) as progress:
         results = list(_score(sets, systems, context, runs, cache, progress))
     _show(sets, results, against, seed, as_json=as_json)
@@ -157,43 +145,19 @@ def _systems(
 ) -> Sequence[System]:
     """Choose the systems, and say which were left out."""
     from cairn.pipeline.lab.evaluate.systems import baseline_config, choose_systems
-    from cairn.pipeline.model.folders.model_defaults import encoder_config
-    from cairn.pipeline.model.untrained_settings import window_warning
+    from cairn.pipeline.model.folders.model_defaults import encoder_config, window_warning
 
-    base = encoder_config(settings)
+    base = encoder_config(settings, for_ingest=True)
     window = None if ablate else window_warning(base)  # the whole table has windows, too
     if window is not None:
-        click.echo(f"warning: {window}", err=True)
-    selection = choose_systems(
+        echo(f"warning: {window}", err=True)
+    systems, reasons = choose_systems(
         base, baseline_config(settings, baseline_model), context, patterns, is_whole_table=ablate
     )
-    reasons = selection.left_out
     for reason in dict.fromkeys(reasons.values()):
         names = ", ".join(name for name, own in reasons.items() if own == reason)
-        click.echo(f"left out: {names}: {reason}", err=True)
-    return selection.systems
-
-
-def _say_estimate(sets: Sequence[RetrievalSet], systems: Sequence[System]) -> None:
-    from cairn.pipeline.lab.evaluate.bench import estimate_seconds
-
-    estimate = estimate_seconds(sets, systems)
-    if estimate is None:
-        return
-    click.echo(
-        f"about {duration(estimate.seconds)} of encoding: {counted(len(systems), 'row')}, "
-        f"{counted(estimate.encodings, 'encoding')} of {thousands(estimate.tokens)} tokens; ranking, and a "
-        "context where the model reads one, come on top; --max-documents makes it shorter",
-        err=True,
-    )
-
-
-def _require_known(against: str | None, systems: Sequence[System]) -> None:
-    from cairn.pipeline.errors import ConfigError
-
-    names = [system.name for system in systems]
-    if against is not None and against not in names:
-        raise ConfigError(f"--against must name one of {', '.join(names)}, got {against!r}")
+        echo(f"left out: {names}: {reason}", err=True)
+    return systems
 
 
 def _score(
@@ -204,8 +168,6 @@ def _score(
     cache: Path | None,
     progress: ProgressBars,
 ) -> Iterator[SystemResult]:
-    from dataclasses import replace
-
     from cairn.pipeline.lab.evaluate.bench import run_bench
     from cairn.pipeline.lab.evaluate.measures import write_run
 
@@ -217,54 +179,6 @@ def _score(
             yield replace(result, run=())  # written or not wanted: a table holds too many to keep
 
 
-def _compare_runs(sets: Sequence[RetrievalSet], paths: tuple[Path, Path], seed: int, *, as_json: bool) -> int:
-    from dataclasses import asdict
-
-    from cairn.pipeline.errors import ConfigError
-    from cairn.pipeline.lab.evaluate.measures import measure_run, read_run
-    from cairn.pipeline.lab.evaluate.significance import compare_paired
-
-    if len(sets) != 1:
-        raise ConfigError(f"--compare must have the one folder both runs were made on, got {len(sets)}")
-    first, second = (measure_run(sets[0], read_run(path)) for path in paths)
-    compared = {name: compare_paired(first[name], second[name], seed=seed) for name in first}
-    if as_json:
-        click.echo(json.dumps({name: asdict(comparison) for name, comparison in compared.items()}))
-        return 0
-    rows = [
-        (name, f"{first[name].mean():.4f}", f"{second[name].mean():.4f}", *compared_cells(comparison))
-        for name, comparison in compared.items()
-    ]
-    click.echo(table([("", *(path.name for path in paths), "difference", "95 % interval", "p"), *rows]))
-    return 0
-
-
-def _ablate_context(
-    sets: Sequence[RetrievalSet],
-    encoder: EncoderConfig,
-    context: ContextConfig,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> int:
-    from dataclasses import asdict
-
-    from cairn.pipeline.lab.evaluate.context_ablation import ablate_context
-
-    with ProgressBars(quiet=quiet) as progress:
-        rows = {
-            judged.name: ablate_context(judged, encoder, context, seed=context.seed, progress=progress)
-            for judged in sets
-        }
-    if as_json:
-        click.echo(json.dumps({name: [asdict(row) for row in own] for name, own in rows.items()}))
-        return 0
-    for name, own in rows.items():
-        click.echo(f"\n{name}: nDCG@10 by vectors alone, and the difference from the context as served")
-        click.echo(context_table(own))
-    return 0
-
-
 def _show(
     sets: Sequence[RetrievalSet],
     results: Sequence[SystemResult],
@@ -273,7 +187,6 @@ def _show(
     *,
     as_json: bool,
 ) -> None:
-    from cairn.pipeline.lab.evaluate.bench import evidence_ceiling
     from cairn.pipeline.lab.evaluate.report import Report
 
     report = Report(results)
@@ -284,15 +197,100 @@ def _show(
                 "documents": len(judged.doc_ids),
                 "queries": len(judged.query_ids),
                 "skipped": dict(judged.skipped),
-                "ceiling": evidence_ceiling(judged),
             }
             for judged in sets
         }
-        click.echo(json.dumps({"sets": described, "seed": seed, **report.to_dict(reference, seed)}))
+        echo(json.dumps({"sets": described, "seed": seed, **report.to_dict(reference, seed)}))
         return
     for judged in sets:
-        click.echo("\n".join(set_lines(judged, report, reference, seed, evidence_ceiling(judged))))
+        echo("\n".join(_set_lines(judged, report, reference, seed)))
     if len(sets) > 1:
-        click.echo(f"\naverage of {len(sets)} sets")
-        click.echo(measure_table(report.averages(), {}))
-    click.echo("\n".join(advice_lines(report, seed)))
+        echo(f"\naverage of {len(sets)} sets")
+        echo(_measure_table(report.averages(), {}))
+    echo("\n".join(advice_lines(report, seed)))
+
+
+def _set_lines(judged: RetrievalSet, report: Report, reference: str | None, seed: int) -> Iterator[str]:
+    """Yield the lines on one judged set: what it holds, measures of every system, differences."""
+    yield (
+        f"\n{judged.name}: {thousands(len(judged.doc_ids))} documents, "
+        f"{thousands(len(judged.query_ids))} queries"
+    )
+    for reason, count in judged.skipped.items():
+        yield f"  left out: {thousands(count)} {reason}"
+    own = {name: results[report.set_names.index(judged.name)] for name, results in report.by_system.items()}
+    yield _measure_table(
+        {name: result.means() for name, result in own.items()},
+        {name: result.cost for name, result in own.items()},
+    )
+    others = [name for name, result in own.items() if name != reference and not result.system.is_baseline]
+    if reference is not None and others:
+        best = ", the best baseline" if reference == report.best_baseline() else ""
+        yield f"\n{judged.name}: difference from {reference}{best}"
+        yield table(_difference_rows(judged.name, report, others, reference, seed))
+
+
+def _difference_rows(
+    set_name: str, report: Report, names: Sequence[str], reference: str, seed: int
+) -> Iterator[Sequence[str]]:
+    from cairn.pipeline.lab.evaluate.bench import primary_measures
+
+    measures = primary_measures(report.by_system[reference][report.set_names.index(set_name)].values)
+    yield ("", *(cell for measure in measures for cell in (measure, "95 % interval", "p")))
+    for name in names:
+        compared = [dict(report.compare(name, reference, measure, seed))[set_name] for measure in measures]
+        yield (name, *(cell for comparison in compared for cell in _compared_cells(comparison)))
+
+
+def _compared_cells(comparison: Comparison) -> tuple[str, str, str]:
+    """Return a difference, its interval and its p-value as cells."""
+    return (
+        f"{comparison.difference:+.4f}",
+        f"{comparison.low:+.4f} to {comparison.high:+.4f}",
+        f"{comparison.p_value:.4f}",
+    )
+
+
+def _measure_table(means: Mapping[str, Mapping[str, float]], costs: Mapping[str, Cost]) -> str:
+    """Return the table of systems and their measures, with their costs where there are some."""
+    names = list(dict.fromkeys(name for own in means.values() for name in own))
+    rows: list[Sequence[str]] = [("", *names, *(("encode", "index", "query") if costs else ()))]
+    for system, own in means.items():
+        cells = [f"{own[name]:.4f}" if name in own else "" for name in names]
+        if costs:
+            cost = costs[system]
+            cells += [duration(cost.encode_seconds), size(cost.index_bytes)]
+            cells.append(f"{cost.query_milliseconds:.1f} ms")
+        rows.append((system, *cells))
+    return table(rows)
+
+
+def advice_lines(report: Report, seed: int) -> Iterator[str]:
+    """Yield which configuration to use, what it costs, and what is noise."""
+    own = report.advise(seed)
+    if own is None:
+        return
+    speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
+    yield f"\nuse: {own.system}   (quality {own.quality:.4f})"
+    yield f"  ingest SOURCE --collection NAME {own.ingest_flags}".rstrip()
+    yield f"  cairn search QUERY --collection NAME {own.search_flags}".rstrip()
+    yield (
+        f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens "
+        f"({thousands(speed)} a second), "
+        f"{size(own.index_bytes)} of vectors and BM25, {own.query_milliseconds:.1f} ms to encode a query"
+    )
+    yield from _noise_lines(report, own.system, seed)
+    best = report.best_baseline()
+    if best is not None and report.quality(best) > own.quality:
+        yield f"\nthe baseline {best} is better here (quality {report.quality(best):.4f})"
+
+
+def _noise_lines(report: Report, name: str, seed: int) -> Iterator[str]:
+    alike = sorted(report.not_told_apart(name, seed).items(), key=lambda item: -item[1].difference)
+    if not alike:
+        return
+    yield f"\nnoise: how these rows differ from {name} may be chance; judge more queries to tell"
+    yield table(
+        [("", "difference", "95 % interval", "p")]
+        + [(other, *_compared_cells(each)) for other, each in alike]
+    )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-from cairn.pipeline.config import Backend, Precision
+from cairn.cli.terminal import echo
+from cairn.pipeline.config import Precision
 
 if TYPE_CHECKING:
     from cairn.pipeline.types import ModelScorer, ProgressListener
@@ -21,7 +21,6 @@ def dev_scorer(
     seed: int,
     progress: ProgressListener,
     precision: Precision = "auto",
-    backend: Backend = "torch",
 ) -> ModelScorer:
     """Return what scores models on samples of judged sets; warn of what was left out of these."""
     from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
@@ -36,5 +35,5 @@ def dev_scorer(
     for judged in sets:
         if judged.skipped:
             counted = ", ".join(f"{count} {reason}" for reason, count in judged.skipped.items())
-            click.echo(f"warning: left out of {judged.name}: {counted}", err=True)
-    return DevScorer(sets, precision=precision, backend=backend, progress=progress)
+            echo(f"warning: left out of {judged.name}: {counted}", err=True)
+    return DevScorer(sets, precision=precision, progress=progress)

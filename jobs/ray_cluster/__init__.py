@@ -5,7 +5,7 @@
       │ tasks ─▶ task workers              the commit's work, by workers without a model
       ▼
     runtime ─▶ a running cluster, or a Ray started here
-    submission ─▶ the cluster's Jobs API   `cairn submit` and `cairn jobs`
+    submission ─▶ the cluster's Jobs API   `cairn submit`
 
 Import from the modules: ``engine`` (``RayEngine``), ``submission`` (``JobServer``). Ray itself is imported
 when a connection is opened, and nowhere before.

@@ -1,15 +1,16 @@
 """The Ray engine: the worker of a local run, many times, on the machines of a cluster.
 
 The driver is the process that ingests: it stages, hands each staged shard to a worker as bytes, and alone
-commits what comes back: bytes, or files where the worker sees the driver's folder, or names of files in the
-object store of the collection. So workers need the package, the model and a connection, but no disk in common
-with the driver. Clusters and context of a first ingest come from one worker's model; the driver loads none.
-Workers that see the collection's root then write its new segment, see ``tasks``.
+commits what comes back: bytes, or files where the worker sees the driver's folder. So workers need the
+package, the model and a connection, but no disk in common with the driver. Clusters and context of a first
+ingest come from one worker's model; the driver loads none. Workers that see the collection's root then
+publish its partitions, see ``tasks``.
 """
 
 from __future__ import annotations
 
 import shutil
+import socket
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,17 +18,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.engine import EngineConfig
 from cairn.jobs.ray_cluster.pool import WorkerPool
 from cairn.jobs.ray_cluster.runtime import RayConnection
 from cairn.jobs.ray_cluster.tasks import TaskPool
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.segments.parts import RunTasks, Task
-from cairn.pipeline.index.worker_files import PendingArea
+from cairn.pipeline.index.partitions import ChangePartition, RunTasks
 from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
+from cairn.pipeline.manifest import PartitionRecord
+from cairn.pipeline.token_vectors.codebook import TokenCoder
 from jaxtyping import Int32
 
 
@@ -59,18 +61,21 @@ class RayEngine:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().call("draw_context", sample, assignments_N)
 
+    def fit_codebook(self, sample: pa.Table, context: ContextSet) -> TokenCoder | None:
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
+        return self._at_work().call("fit_codebook", sample, context)
+
     def begin(self, view: CorpusView) -> Begun:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().step("begin", view)
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
         """See :class:`cairn.pipeline.line.engine.Engine`; tokens are heard of shard by shard."""
         sizes = [shard.stat().st_size for shard in shards]
         if shards:
             self._at_work().step("share", *_shared_folder(shards[0].parent))
-            self._at_work().step("share_store", area)
         for number, encoded in self._at_work().map(
             "encode_shard", lambda number: (shards[number].read_bytes(),), sizes
         ):
@@ -82,7 +87,7 @@ class RayEngine:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._run_tasks
 
-    def _run_tasks(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
+    def _run_tasks(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
         if self._tasks is None:
             ray, engine = self._connected(), self._engine
             max_workers = engine.max_workers or _room(engine, ray.cluster_resources())
@@ -122,12 +127,15 @@ class RayEngine:
 
 
 def _shared_folder(staged: Path) -> tuple[Path, str]:
-    """Make a folder beside the staged shards for workers that see it; return it with a file to know it by."""
+    """Make a folder beside the staged shards for workers that see it; return it with a file to know it by.
+
+    The file holds the name of this machine.
+    """
     folder, mark = staged.with_name("handed-over").absolute(), uuid.uuid4().hex
     with durable.storage_errors("preparing the folder that workers may share"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        (folder / mark).touch()
+        (folder / mark).write_text(socket.gethostname())
     return folder, mark
 
 

@@ -17,7 +17,7 @@ from logging import ERROR
 from types import ModuleType
 from typing import Any, Final
 
-from cairn.jobs.engine_settings import require_ray
+from cairn.jobs.engine import require_ray
 from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
 
 PROBE_SECONDS: Final = 5.0

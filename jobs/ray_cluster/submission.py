@@ -1,8 +1,7 @@
-"""Jobs on a Ray cluster, by its Jobs API: submitted, followed, listed.
+"""Jobs on a Ray cluster, by its Jobs API: submitted and followed. `ray job` lists and stops them.
 
-A submission's id follows from the job, so a job that is running is joined and not started twice, and one that
-is submitted under a key runs once. The job file travels with the submission; what it names, the cluster must
-see.
+A submission's id follows from the job, so a job that is running is joined and not started twice. The job file
+travels with the submission; what it names, the cluster must see.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from cairn.jobs.engine_settings import require_ray
+from cairn.jobs.engine import require_ray
 from cairn.jobs.job_file import read_job
 from cairn.jobs.ray_cluster.runtime import first_line, refusal, require_listener
 from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
@@ -56,17 +55,6 @@ class Outcome:
 
     exit_code: int
     report: dict[str, Any] | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
-    """One line of what a cluster has run and runs."""
-
-    submission_id: str
-    status: str
-    started_at: float | None
-    seconds: float | None
-    exit_code: int | None
 
 
 class JobServer:
@@ -108,24 +96,17 @@ class JobServer:
                 f"{first_line(error)!r}; look into its log"
             ) from error
 
-    def submit(self, path: Path, key: str | None = None) -> Submission:
-        """Run the job of a file on the cluster.
-
-        One that runs already is joined, and so is one of this ``key``, whatever became of it.
-        """
+    def submit(self, path: Path) -> Submission:
+        """Run the job of a file on the cluster; one that runs already is joined."""
         job = read_job(path)
         folder = Path.cwd()
         content = path.read_bytes()
-        digest = hashlib.sha256(b"\0".join((content, os.fsencode(folder), (key or "").encode()))).hexdigest()[
-            :12
-        ]
+        digest = hashlib.sha256(b"\0".join((content, os.fsencode(folder)))).hexdigest()[:12]
         name = f"cairn-{job.name}-{re.sub('[^A-Za-z0-9_-]', '-', job.subject)}-{digest}"
-        before = [
-            listed for listed in self.list() if re.fullmatch(rf"{re.escape(name)}-\d+", listed.submission_id)
-        ]
-        for listed in before:
-            if key is not None or listed.status not in _OVER:
-                return Submission(submission_id=listed.submission_id, status=listed.status)
+        before = self._statuses(name)
+        for running, status in before.items():
+            if status not in _OVER:
+                return Submission(submission_id=running, status=status)
         submission_id = f"{name}-{len(before) + 1}"
         with tempfile.TemporaryDirectory(prefix="cairn-submit-") as packed:
             (Path(packed) / _CONFIG_NAME).write_bytes(content)
@@ -150,11 +131,9 @@ class JobServer:
                     self._client.submit_job(submission_id=submission_id, **request)
             except ClusterError as error:
                 # Another process submitted the same job, or our request arrived and its answer was lost.
-                found = next(
-                    (listed for listed in self.list() if listed.submission_id == submission_id), None
-                )
-                if found is not None:
-                    return Submission(submission_id=submission_id, status=found.status)
+                status = self._statuses(submission_id.rpartition("-")[0]).get(submission_id)
+                if status is not None:
+                    return Submission(submission_id=submission_id, status=status)
                 if _NO_AGENT not in str(error):
                     raise
                 if time.monotonic() >= deadline:
@@ -191,12 +170,12 @@ class JobServer:
         reason = (details.message or "no reason").strip()
         raise ClusterError(f"job {submission_id} must run to its end, got {details.status}: {reason}")
 
-    def list(self) -> list[Listed]:
-        """List the jobs that were submitted to the cluster, the newest first."""
+    def _statuses(self, name: str) -> dict[str, str]:
+        """Return the states of all submissions of a job, by their ids."""
         with self._answers():
             found = [details for details in self._client.list_jobs() if details.submission_id]
-        found.sort(key=lambda details: details.start_time or 0, reverse=True)
-        return [_listed(details) for details in found]
+        own = re.compile(rf"{re.escape(name)}-\d+")
+        return {each.submission_id: str(each.status) for each in found if own.fullmatch(each.submission_id)}
 
     async def _tail(self, submission_id: str, skipped: int, write: Callable[[str], object]) -> str:
         """Write what of the log comes after so many characters, until the log ends or the connection does."""
@@ -232,14 +211,3 @@ def _report(log: str) -> dict[str, Any] | None:
             if isinstance(found, dict):
                 return cast("dict[str, Any]", found)
     return None
-
-
-def _listed(details: Any) -> Listed:
-    started, ended = details.start_time, details.end_time
-    return Listed(
-        submission_id=details.submission_id,
-        status=str(details.status),
-        started_at=started / 1e3 if started else None,
-        seconds=(ended / 1e3 if ended else time.time()) - started / 1e3 if started else None,
-        exit_code=details.driver_exit_code,
-    )

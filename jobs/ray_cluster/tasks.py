@@ -1,7 +1,9 @@
-"""Tasks of the commit on a Ray cluster: segments are trained, written and joined by workers without a model.
+"""Partitions published on a Ray cluster, each by a worker without a model, as one process publishes it.
 
-The tables and the folder of a generation lie under the collection's root. A worker that does not see the
-root, since it is on a machine without that file system, says so, and the driver does its task itself.
+A worker that does not see the root, since it is on a machine without that file system, says so, and the
+driver publishes that partition itself. A worker that was believed dead may wake when another has done its
+task: it changes nothing once the driver has removed the mark, and the driver looks at each partition after
+that.
 """
 
 from __future__ import annotations
@@ -9,17 +11,21 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cairn.jobs.ray_cluster.pool import WorkerPool
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.errors import ClusterError
-from cairn.pipeline.index.segments.parts import Task
-from cairn.pipeline.index.store_tasks import StoredTask
+from cairn.pipeline.index.partitions import ChangePartition
+from cairn.pipeline.manifest import PartitionRecord
 
 log = logging.getLogger(__name__)
+
+TASK_DEADLINE_SECONDS: Final = 14_400.0
+"""What one task took says nothing of the next; a worker that dies is noticed at once in any case."""
 
 
 class TaskWorker:
@@ -29,13 +35,13 @@ class TaskWorker:
         """Return the version of Cairn, which must be the driver's workers' all."""
         return version("cairn-index")
 
-    def run(self, task: Task, mark: Path) -> tuple[Any] | None:
-        """Return a task's answer in a tuple; None where its files are not to be seen.
-
-        Those of a folder are if the file is that the driver left, those of a store if that answers.
-        """
-        is_seen = task.is_reached() if isinstance(task, StoredTask) else mark.is_file()
-        return (task.run(),) if is_seen else None
+    def run(self, task: ChangePartition) -> bool:
+        """Publish a partition; False where the file that the driver left is not to be seen."""
+        assert task.mark is not None, "a driver leaves one"
+        is_seen = task.mark.is_file()
+        if is_seen:
+            task.run()
+        return is_seen
 
 
 class TaskPool:
@@ -49,28 +55,26 @@ class TaskPool:
             {"num_cpus": worker_cpus},
             min_workers=1,
             max_workers=max_workers,
-            deadline_seconds=None,
+            deadline_seconds=TASK_DEADLINE_SECONDS,
         )
         self._pool.step("load")
 
-    def __call__(self, tasks: Sequence[Task], folder: Path) -> list[Any]:
-        """See :data:`cairn.pipeline.index.segments.parts.RunTasks`."""
+    def __call__(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
+        """See :data:`cairn.pipeline.index.partitions.RunTasks`."""
         mark = _leave_mark(folder)
-        answered: dict[int, tuple[Any]] = {}
-        sizes = [task.num_rows for task in tasks]
+        done: set[int] = set()
         try:
-            mapped = self._pool.map("run", lambda number: (tasks[number], mark), sizes)
-            answered.update((number, answer) for number, answer in mapped if answer is not None)
+            mapped = self._pool.map(
+                "run", lambda number: (replace(tasks[number], mark=mark),), [1] * len(tasks)
+            )
+            done.update(number for number, is_done in mapped if is_done)
         except ClusterError as error:
             log.warning("tasks.given_up: workers did not do them, done here: %s", error)
             self._pool.close()
         mark.unlink(missing_ok=True)
-        left = [number for number in range(len(tasks)) if number not in answered]
-        if left:
-            log.info("tasks.done_here tasks=%d: no disk in common, or no worker", len(left))
-        return [
-            answered[number][0] if number in answered else task.run() for number, task in enumerate(tasks)
-        ]
+        if len(done) < len(tasks):
+            log.info("tasks.done_here tasks=%d: no disk in common, or no worker", len(tasks) - len(done))
+        return [(number in done and task.outcome()) or task.run() for number, task in enumerate(tasks)]
 
     def close(self) -> None:
         """Stop all workers."""
@@ -78,8 +82,10 @@ class TaskPool:
 
 
 def _leave_mark(folder: Path) -> Path:
-    """Leave a file to know the folder by."""
+    """Leave a file to know the folder by, and no other: workers of a killed driver find theirs no more."""
     mark = folder.absolute() / f"{uuid.uuid4().hex}.mark"
     with storage_errors("preparing the folder that workers may share"):
+        for older in folder.glob("*.mark"):
+            older.unlink()
         mark.touch()
     return mark

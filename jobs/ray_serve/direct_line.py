@@ -1,22 +1,19 @@
 """Questions to a shard on the same machine, over connections of their own: Ray's calls take far longer.
 
     DirectLine, in the ingress               Listener, in the shard's process
-    where do you listen? ──── Ray ────────▶  node, port, two secrets
-    secret of callers    ──── loopback ───▶  compared
-                         ◀──────────────     secret of the listener, compared
-    question             ──────────────▶
+    where do you listen? ──── Ray ────────▶  node, address
+    question             ── Unix socket ──▶
                          ◀──────────────     answer, or error of Cairn
 
-Nothing is read before the other side has shown a secret that only Ray's authenticated calls hand out.
+Nothing is sent to or read from another user's process: the kernel says whose is at the other end.
 :mod:`cairn.jobs.ray_serve.wire` makes bytes of questions and answers.
 A connection carries one question at a time, and whatever goes wrong with it closes it.
 """
 
 from __future__ import annotations
 
-import hmac
 import logging
-import secrets
+import os
 import socket
 import struct
 import threading
@@ -31,54 +28,31 @@ from cairn.pipeline.errors import CairnError
 
 log = logging.getLogger(__name__)
 
-LOOPBACK: Final = "127.0.0.1"
-SECRET_BYTES: Final = 32
-SECRET_SECONDS: Final = 1.0
-"""How long the other side may take to show its secret."""
 PAUSE_SECONDS: Final = 0.1
 """Before a connection is accepted after one could not be."""
 _SIZE: Final = struct.Struct("!Q")
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group at the other end, as Linux gives them."""
 
 
 class Listening(NamedTuple):
-    """Where a shard's process listens, and what either side shows to the other."""
+    """Where a shard's process listens: an address without a file, which goes with the process."""
 
     node: str
-    port: int
-    caller_secret: bytes
-    listener_secret: bytes
+    address: bytes
 
 
 class _Connection:
     """Messages with their size before them."""
 
     def __init__(self, connected: socket.socket) -> None:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _, user, _ = _CREDENTIALS.unpack(
+            connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if user != os.geteuid():
+            connected.close()
+            raise ConnectionRefusedError("the other side is another user's process")
         self._socket, self._reader = connected, connected.makefile("rb")
-
-    def exchange_secrets(self, *, shown: bytes, wanted: bytes, is_first: bool) -> None:
-        """Show a secret and compare the other side's; raises an OSError where it is another one, or late."""
-        self._socket.settimeout(SECRET_SECONDS)
-        if is_first:
-            self._socket.sendall(shown)
-        if not hmac.compare_digest(self._secret(), wanted):
-            raise ConnectionRefusedError("the other side has another secret")
-        if not is_first:
-            self._socket.sendall(shown)
-
-    def _secret(self) -> bytes:
-        """Read a secret, whose last byte has to come in time, too."""
-        end, read = time.monotonic() + SECRET_SECONDS, b""
-        while len(read) < SECRET_BYTES:
-            self._socket.settimeout(max(end - time.monotonic(), 1e-3))
-            more = self._socket.recv(SECRET_BYTES - len(read))
-            if not more:
-                raise ConnectionResetError("the other side has closed the connection")
-            read += more
-        return read
-
-    def wait_at_most(self, seconds: float | None) -> None:
-        self._socket.settimeout(seconds)
 
     def send(self, message: Any) -> None:
         payload = pack(message)
@@ -105,9 +79,10 @@ class Listener:
 
     def __init__(self, answer: Callable[..., Any], node: str) -> None:
         self._answer = answer
-        self._socket = socket.create_server((LOOPBACK, 0))
-        own = secrets.token_bytes(SECRET_BYTES), secrets.token_bytes(SECRET_BYTES)
-        self.listening = Listening(node, self._socket.getsockname()[1], *own)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind("")  # Linux gives it an address of its own
+        self._socket.listen()
+        self.listening = Listening(node, self._socket.getsockname())
         threading.Thread(target=self._accept, name="cairn-listener", daemon=True).start()
 
     def _accept(self) -> None:
@@ -120,13 +95,11 @@ class Listener:
                 time.sleep(PAUSE_SECONDS)
 
     def _converse(self, connected: socket.socket) -> None:
-        connection = _Connection(connected)
-        known = self.listening
         try:
-            connection.exchange_secrets(
-                shown=known.listener_secret, wanted=known.caller_secret, is_first=False
-            )
-            connection.wait_at_most(None)
+            connection = _Connection(connected)
+        except ConnectionRefusedError:
+            return
+        try:
             while True:
                 question = connection.receive()
                 try:
@@ -134,7 +107,7 @@ class Listener:
                 except CairnError as error:
                     answer = error
                 connection.send(answer)
-        except OSError:  # it has closed the connection, or is a stranger
+        except OSError:  # it has closed the connection
             pass
         finally:  # after any other error, too: who asked then asks by Ray, which tells the error
             connection.close()
@@ -201,13 +174,11 @@ class DirectLine:
             return None
 
     def _connect(self, listening: Listening) -> _Connection:
-        connection = _Connection(socket.create_connection((LOOPBACK, listening.port), SECRET_SECONDS))
+        connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(self._answer_seconds)
         try:
-            connection.exchange_secrets(
-                shown=listening.caller_secret, wanted=listening.listener_secret, is_first=True
-            )
+            connected.connect(listening.address)
         except OSError:
-            connection.close()
+            connected.close()
             raise
-        connection.wait_at_most(self._answer_seconds)
-        return connection
+        return _Connection(connected)

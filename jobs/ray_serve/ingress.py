@@ -34,8 +34,8 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the application of one replica."""
-        calls = ShardCalls.of(ray, self._settings, self._cluster)
-        return app_of(self._settings, make_reader=calls.reader)
+        calls = ShardCalls(ray, self._settings, self._cluster)
+        return app_of(self._settings, open_one=calls.open)
 
 
 def application(settings: ServeSettings, cluster: ClusterSettings) -> serve.Application:

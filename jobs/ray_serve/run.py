@@ -7,13 +7,12 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from cairn.jobs.ray_cluster.runtime import RayConnection
 from cairn.jobs.ray_serve.settings import ClusterSettings
 from cairn.pipeline.errors import ClusterError
-from cairn.pipeline.index.roots import store_uri
+from cairn.pipeline.index.names import store_uri
 from cairn.pipeline.serve.server import KEEP_ALIVE_SECONDS, bind, require_key, run_server
 from cairn.pipeline.serve.settings import ServeSettings
 
@@ -35,7 +34,8 @@ def run_on_cluster(
     os.environ.setdefault("RAY_worker_niceness", "0")
     for name in ONE_LOOP:
         os.environ.setdefault(name, "0")
-    found = replace(settings, root=_absolute(settings.root))
+    is_local = store_uri(settings.root) is None
+    found = replace(settings, root=settings.root.resolve() if is_local else settings.root)
     connection = RayConnection(cluster.address)
     try:
         _serve(connection.ray, found, cluster, on_listening)
@@ -52,7 +52,7 @@ def _serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if cluster.replicas == 1:
-            run_server(settings, on_listening, ShardCalls.of(ray, settings, cluster).reader)
+            run_server(settings, on_listening, ShardCalls(ray, settings, cluster).open)
         else:
             _serve_by_ray(settings, cluster, on_listening)
     finally:
@@ -84,11 +84,6 @@ def _serve_by_ray(
         threading.Event().wait()
     finally:
         serve.shutdown()
-
-
-def _absolute(root: Path) -> Path:
-    """Return the root as every process of this machine finds it."""
-    return root if store_uri(root) is not None else root.resolve()
 
 
 def _free_port(settings: ServeSettings) -> int:

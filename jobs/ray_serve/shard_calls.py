@@ -22,19 +22,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from cairn.jobs.ray_serve.direct_line import DirectLine, Listener, Listening
 from cairn.jobs.ray_serve.settings import ClusterSettings
 from cairn.pipeline.errors import CairnError, StorageError, TryAgainError
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.search.reader import IndexReader, LocalReader
-from cairn.pipeline.search.shards.fan_out import FanOut
-from cairn.pipeline.search.shards.held_parts import HeldParts
-from cairn.pipeline.search.shards.messages import PartKey, Question
-from cairn.pipeline.search.shards.placement import Sharding
-from cairn.pipeline.search.shards.sharded_reader import ShardedReader
+from cairn.pipeline.search.shards.parts import HeldParts, PartKey, Question
+from cairn.pipeline.search.shards.sharded_generation import open_on_shards
 from cairn.pipeline.serve.settings import ServeSettings
 from threadpoolctl import threadpool_limits
 
@@ -89,73 +85,45 @@ class ShardActor:
 
 
 class ShardCalls:
-    """Asks the shards of the collections under one root; safe to share between threads.
+    """Asks the shards that settings ask for; safe to share between threads.
 
     ``ray`` is the connected module. The actors outlive the process that starts them, and others that ask for
     the same root find them: :func:`stop_shards` ends them.
     """
 
-    def __init__(
-        self,
-        ray: Any,
-        root: Path,
-        *,
-        sharding: Sharding,
-        replicas: int,
-        answer_seconds: float,
-        verify: bool = False,
-    ) -> None:
-        self._ray = ray
-        self._root, self._verify = root, verify
-        self._sharding, self._num_replicas = sharding, replicas
-        self._answer_seconds = answer_seconds
-        self._prefix = fingerprint(root=str(root), version=version("cairn-index"))[:12]
-        await_machines(ray, replicas)
-        places = [*itertools.product(range(sharding.num_shards), range(replicas))]
+    def __init__(self, ray: Any, settings: ServeSettings, cluster: ClusterSettings) -> None:
+        self._ray, self._settings = ray, settings
+        self._num_replicas = cluster.shard_replicas
+        self._num_shards = cluster.shards
+        self._prefix = fingerprint(root=str(settings.root), version=version("cairn-index"))[:12]
+        await_machines(ray, self._num_replicas)
+        places = [*itertools.product(range(cluster.shards), range(self._num_replicas))]
         self._actors = {place: self._start(place) for place in places}
         node = ray.get_runtime_context().get_node_id()
         self._lines = {place: DirectLine(node, LATE_SECONDS) for place in places}
         self._turn = itertools.count()
         self._failed_at: dict[Place, float] = {}
 
-    @classmethod
-    def of(cls, ray: Any, settings: ServeSettings, cluster: ClusterSettings) -> ShardCalls:
-        """Start the shards that settings ask for, or find them."""
-        return cls(
-            ray,
-            settings.root,
-            sharding=Sharding(
-                num_shards=cluster.shards,
-                place_by=cluster.place_by,
-                route_clusters=cluster.route_clusters,
-            ),
-            replicas=cluster.shard_replicas,
-            answer_seconds=settings.deadline_seconds,
-            verify=settings.verify,
-        )
-
-    def reader(self, generation: Generation) -> IndexReader:
-        """Open a generation on the shards, and return what reads it there.
+    def open(self, layout: CollectionLayout, number: int, checks: Checks) -> Generation:
+        """Open a generation on the shards.
 
         Raises :class:`StorageError` where a shard has no replica that opens it.
         """
-        if not generation.num_documents:
-            return LocalReader(generation)
-        shards = FanOut(generation, self._sharding, self.ask)
-        nothing = np.empty(0, np.int64)
+        try:
+            return open_on_shards(layout, number, checks, self._num_shards, self.ask, self._open_all)
+        except TryAgainError as error:
+            raise StorageError(
+                f"generation {number} of {layout.name!r} must be open on every shard, "
+                f"got one without it: {error}"
+            ) from error
+
+    def _open_all(self, keys: Sequence[PartKey]) -> None:
         opened = [
-            self._actors[shard, replica].answer.remote(key, "chunk_vectors", (nothing,))
-            for shard, key in enumerate(shards.keys)
+            self._actors[shard, replica].answer.remote(key, "facts", ())
+            for shard, key in enumerate(keys)
             for replica in range(self._num_replicas)
         ]
         self._ray.wait(opened, num_returns=len(opened), timeout=OPEN_SECONDS)
-        try:
-            return ShardedReader(generation, shards)
-        except TryAgainError as error:
-            raise StorageError(
-                f"generation {generation.number} of {generation.layout.name!r} must be open on every shard, "
-                f"got one without it: {error}"
-            ) from error
 
     def ask(self, questions: Sequence[Question]) -> list[Any]:
         """Ask all questions at once, each again where a replica fails; return the answers in their order.
@@ -171,7 +139,8 @@ class ShardCalls:
         ]
 
     def _settle(self, question: Question, order: list[Place], answer: Answer | None) -> Any:
-        end = time.monotonic() + self._answer_seconds
+        seconds = self._settings.deadline_seconds
+        end = time.monotonic() + seconds
         while True:
             failures: list[Exception] = []
             for place in order:
@@ -185,8 +154,8 @@ class ShardCalls:
                 raise causes[-1]
             if time.monotonic() > end:
                 raise TryAgainError(
-                    f"shard {question.shard} must answer within {self._answer_seconds:g} seconds, got no "
-                    f"answer of {self._num_replicas} replica(s); try again"
+                    f"shard {question.shard} must answer within {seconds:g} seconds, got no answer of "
+                    f"{self._num_replicas} replica(s); try again"
                 )
             time.sleep(PAUSE_SECONDS)
 
@@ -243,7 +212,7 @@ class ShardCalls:
             namespace=NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
-        ).remote(str(self._root), verify=self._verify)
+        ).remote(str(self._settings.root), verify=self._settings.verify)
 
 
 def await_machines(ray: Any, wanted: int) -> None:

@@ -2,8 +2,8 @@
 
     size of the JSON | JSON | array | array …      each begins at a multiple of 64
 
-Reading a message of any sender makes arrays of numbers, plain values, the classes of :data:`MESSAGES` and
-Cairn's errors, and runs nothing else.
+Reading a message of any sender makes arrays of numbers, tables of Arrow, plain values, the classes of
+:data:`MESSAGES` and Cairn's errors, and runs nothing else.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ import json
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline import errors
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.reader import TokenMatches, WindowScores
-from cairn.pipeline.search.shards import messages
+from cairn.pipeline.search.reader import SparseAsked, TokenMatches, WindowScores
+from cairn.pipeline.search.shards import parts
 
 MESSAGES: Final[Mapping[str, type]] = {
     each.__name__: each
     for each in (
         Totals,
         LateQuery,
+        SparseAsked,
         TokenMatches,
         WindowScores,
         *(
             found
-            for _, found in inspect.getmembers(messages, inspect.isclass)
-            if found.__module__ == messages.__name__
+            for _, found in inspect.getmembers(parts, inspect.isclass)
+            if found.__module__ == parts.__name__ and (is_dataclass(found) or issubclass(found, tuple))
         ),
     )
 }
@@ -76,6 +79,11 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     """Return a value as JSON has it: a list begins with the name of what it stands for."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
+    if isinstance(value, pa.Table):
+        with pa.BufferOutputStream() as sink:
+            with pa.ipc.new_stream(sink, value.schema) as writer:
+                writer.write_table(value)
+            return ["table", _plain(np.frombuffer(sink.getvalue(), np.uint8), arrays)]
     if isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS:
         arrays.append(value)
         return ["array", value.dtype.str, *value.shape]
@@ -107,6 +115,8 @@ class _Reader:
         kind, *parts = plain
         if kind == "array":
             return self._array(np.dtype(parts[0]), parts[1:])
+        if kind == "table":
+            return pa.ipc.open_stream(pa.py_buffer(self.made(parts[0]))).read_all()
         if kind == "mapping":
             return {self.made(key): self.made(each) for key, each in parts}
         if kind == "error":

@@ -1,7 +1,7 @@
 """The scheduler: one process for a schedule file, which starts each command as a child when it is due.
 
-    file ──▶ armed in APScheduler ──▶ due ──▶ child process ──▶ history
-      ▲ read again when it changes              75: again, until the next run is due
+    file ──▶ when each is due ──▶ child process ──▶ history
+      ▲ read again when it changes   75: again, until the next run is due
 
 One run of a schedule at a time; what came due while one ran, while the host slept or while no scheduler ran
 is one run. A child does all the work and can be killed at any moment, as this process can: the next run goes
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -20,24 +19,21 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
-from apscheduler.events import EVENT_JOB_MAX_INSTANCES
-from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.schedulers.background import BackgroundScheduler
-from apscheduler.triggers.base import BaseTrigger
 from cairn.jobs.schedule.history import INTERRUPTED, ScheduledRun, append_run, last_runs, read_history
 from cairn.jobs.schedule.schedules import REPORTING_FLAGS, Schedule, ScheduleFile
 from cairn.pipeline.durable import exclusive_lock, is_locked, raise_storage_error
 from cairn.pipeline.errors import CairnError, SchedulerBusyError, SchedulerDownError, TryAgainError
-from typing_extensions import override
 
 STOP_SECONDS: Final = 0.2
-"""How long a request to stop may go unnoticed."""
+"""How long a request to stop, or a schedule that is due, may go unnoticed."""
 RELOAD_SECONDS: Final = 5.0
-"""How long an edit of the file, or a host that woke from sleep, may."""
+"""How long an edit of the file may."""
 HEALTHY_SECONDS: Final = 60.0
 """How long ago the sign of life of a scheduler in health may be; it gives one every ``RELOAD_SECONDS``.
 
@@ -52,17 +48,6 @@ BELIEVED_CLOCK_ERROR: Final = timedelta(days=1)
 
 _FAILED = 1
 _DONE_WITH_QUARANTINE = 3
-
-
-class _CronTrigger(BaseTrigger):
-    """A schedule's times for APScheduler; all that were missed count as one."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-
-    @override
-    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> Any:
-        return self._schedule.next_fire(max(previous_fire_time or now, now))
 
 
 def first_fire(schedule: Schedule, last: ScheduledRun | None, now: datetime) -> datetime:
@@ -124,6 +109,8 @@ class Scheduler:
     _children_lock: threading.Lock = field(default_factory=threading.Lock)
     _history_lock: threading.Lock = field(default_factory=threading.Lock)
     _armed: dict[str, Schedule] = field(default_factory=dict[str, Schedule])
+    _due: dict[str, datetime] = field(default_factory=dict[str, datetime])
+    _runs: dict[str, Future[None]] = field(default_factory=dict[str, Future[None]])
 
     def run(self) -> None:
         """Hold the file's lock and run schedules until ``is_stopping``; then interrupt the children and wait.
@@ -131,25 +118,17 @@ class Scheduler:
         Raises :class:`SchedulerBusyError` where another scheduler has the file, and :class:`ConfigError` for
         a file with a bad schedule.
         """
-        logging.getLogger("apscheduler").setLevel(
-            logging.CRITICAL
-        )  # what it would warn of is logged here, in our words
-        with exclusive_lock(self.file.lock_path, "the lock of the scheduler", self._busy):
-            pool = BackgroundScheduler(
-                timezone=UTC,
-                executors={"default": ThreadPoolExecutor(self.parallel)},
-                job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
-            )
-            pool.add_listener(lambda event: self._say(event.job_id, "still-running"), EVENT_JOB_MAX_INSTANCES)
+        with (
+            exclusive_lock(self.file.lock_path, "the lock of the scheduler", self._busy),
+            ThreadPoolExecutor(self.parallel) as pool,
+        ):
             self._give_sign_of_life()
             signature = self._signature()
-            self._arm(pool, self.file.read())
-            pool.start()
+            self._arm(self.file.read())
             try:
                 self._watch(pool, signature)
             finally:
                 self._interrupt_children()
-                pool.shutdown(wait=True)
 
     def _busy(self, by_whom: str) -> TryAgainError:
         return SchedulerBusyError(
@@ -157,9 +136,10 @@ class Scheduler:
             "one first"
         )
 
-    def _watch(self, pool: BackgroundScheduler, signature: tuple[int, int, int] | None) -> None:
+    def _watch(self, pool: ThreadPoolExecutor, signature: tuple[int, int, int] | None) -> None:
         look_again = time.monotonic() + RELOAD_SECONDS
         while not self.is_stopping:
+            self._start_due(pool)
             time.sleep(STOP_SECONDS)
             if time.monotonic() < look_again:
                 continue
@@ -167,10 +147,21 @@ class Scheduler:
             self._give_sign_of_life()
             if signature != (signature := self._signature()):
                 try:
-                    self._arm(pool, self.file.read())
+                    self._arm(self.file.read())
                 except CairnError as error:
                     self.log(f'event=refused error="{error}"; the schedules from before hold')
-            pool.wakeup()  # its own wait does not count the time a host slept
+
+    def _start_due(self, pool: ThreadPoolExecutor) -> None:
+        """Start what is due; times that passed meanwhile, as while the host slept, count as one."""
+        now = datetime.now(UTC)
+        for name, due in self._due.items():
+            if due <= now:
+                schedule = self._armed[name]
+                self._due[name] = schedule.next_fire(now)
+                if name in self._runs and not self._runs[name].done():
+                    self._say(name, "still-running")
+                else:
+                    self._runs[name] = pool.submit(self._run, schedule)
 
     def _give_sign_of_life(self) -> None:
         try:
@@ -184,22 +175,14 @@ class Scheduler:
             return found.st_ino, found.st_mtime_ns, found.st_size
         return None
 
-    def _arm(self, pool: BackgroundScheduler, schedules: Mapping[str, Schedule]) -> None:
-        for name in self._armed.keys() - schedules.keys():
-            pool.remove_job(name)
-            self._say(name, "removed")
+    def _arm(self, schedules: Mapping[str, Schedule]) -> None:
         last, now = last_runs(read_history(self.file.history_path)), datetime.now(UTC)
+        for name in self._armed.keys() - schedules.keys():
+            del self._due[name]
+            self._say(name, "removed")
         for name, schedule in schedules.items():
             if self._armed.get(name) != schedule:
-                fire = first_fire(schedule, last.get(name), now)
-                pool.add_job(
-                    self._run,
-                    _CronTrigger(schedule),
-                    [schedule],
-                    id=name,
-                    next_run_time=fire,
-                    replace_existing=True,
-                )
+                self._due[name] = fire = first_fire(schedule, last.get(name), now)
                 self._say(name, "armed", next=fire.astimezone(schedule.zone).isoformat(timespec="minutes"))
         self._armed = dict(schedules)
 
@@ -245,26 +228,29 @@ class Scheduler:
 
     def _attempt(self, schedule: Schedule) -> tuple[int, dict[str, int], str | None]:
         """Run the command once; return exit code, numbers of its report and last line of its stderr."""
+        folder = self.file.path.parent / (schedule.folder or "")
+        try:
+            return self._attempt_in(folder, schedule)
+        except OSError as error:
+            return _FAILED, {}, f"the command must start in {folder}, got: {error.strerror}"
+
+    def _attempt_in(self, folder: Path, schedule: Schedule) -> tuple[int, dict[str, int], str | None]:
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
-            folder = schedule.folder or self.file.path.parent
             command = [*self.command, *schedule.run, *REPORTING_FLAGS[schedule.run[0]]]
-            try:
-                with self._children_lock:
-                    if self._stopped.is_set():
-                        return INTERRUPTED, {}, None
-                    # A session of its own: a Ctrl-C in this terminal must reach it once, by way of this
-                    # process.
-                    child = subprocess.Popen(  # noqa: S603 (the words are the user's own command line)
-                        command,
-                        cwd=folder,
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=complaints,
-                        start_new_session=True,
-                    )
-                    self._children.add(child)
-            except OSError as error:
-                return _FAILED, {}, f"the command must start in {folder}, got: {error.strerror}"
+            with self._children_lock:
+                if self._stopped.is_set():
+                    return INTERRUPTED, {}, None
+                # A session of its own: a Ctrl-C in this terminal must reach it once, by way of this
+                # process.
+                child = subprocess.Popen(  # noqa: S603 (the words are the user's own command line)
+                    command,
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=complaints,
+                    start_new_session=True,
+                )
+                self._children.add(child)
             exit_code = child.wait()
             with self._children_lock:
                 self._children.discard(child)

@@ -1,11 +1,11 @@
-"""Schedules: what runs when, in a TOML file that people may edit by hand.
+"""Schedules: what runs when, in a TOML file that people write.
 
     [nightly]
     cron = "30 2 * * *"
     time-zone = "Europe/Vienna"         the machine's own where left out
     run = ["ingest", "articles/", "--collection", "handbook", "--sync"]
     since = 2026-11-21T09:00:00Z        a run that was due after this and missed is made up for
-    folder = "/srv/corpus"              where the command runs; the file's own folder where left out
+    folder = "/srv/corpus"              where the command runs, seen from the file's own folder, the default
 
 ``run`` is a command line of `cairn`. Expressions mean what they mean to Debian's cron, also when clocks
 change: a time that is skipped runs at once afterwards, one that comes twice runs once. This module knows the
@@ -14,23 +14,18 @@ file and the calendar; ``scheduler`` starts things.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import re
-from collections.abc import Generator, Mapping
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-import tomlkit
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError
 from cronsim import CronSim, CronSimError
-from tomlkit.exceptions import TOMLKitError
-from tomlkit.toml_document import TOMLDocument
 from tzlocal import get_localzone
 
 SCHEDULE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -48,7 +43,6 @@ The last line of stderr then is the reason of a failure.
 _CLOCK_CHANGE: Final = timedelta(hours=3)
 """By how much local clocks are set at once: the most that Debian's cron makes up for."""
 
-_HEADER: Final = "What `cairn schedule run` starts. Edit it here, or with `cairn schedule add` and `remove`."
 _KEYS: Final = ("cron", "time-zone", "run", "since", "folder")
 
 
@@ -131,7 +125,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFile:
-    """The file of all schedules; a missing one holds none. Changes keep comments and order."""
+    """The file of all schedules; a missing one holds none."""
 
     path: Path
 
@@ -157,26 +151,7 @@ class ScheduleFile:
 
         Raises :class:`ConfigError` for the first that is none.
         """
-        return {name: self._schedule(name, table) for name, table in self._document().unwrap().items()}
-
-    def add(self, schedule: Schedule) -> None:
-        """Append a schedule; a name that is taken raises :class:`ConfigError`."""
-        with self._editing() as document:
-            if schedule.name in document:
-                raise ConfigError(
-                    f"schedule {schedule.name!r} must be new, got one that is there; remove it first, or "
-                    f"edit {self.path}"
-                )
-            if not document.as_string().strip():
-                document.add(tomlkit.comment(_HEADER))
-            document.add(tomlkit.nl())
-            document.add(schedule.name, _table(schedule))
-
-    def remove(self, name: str) -> None:
-        """Remove a schedule; raises :class:`ConfigError` for a name that is not there."""
-        with self._editing() as document:
-            self.require(name, document)
-            document.remove(name)
+        return {name: self._schedule(name, table) for name, table in self._tables().items()}
 
     def require(self, name: str, names: Mapping[str, Any]) -> None:
         """Raise :class:`ConfigError` for a name that is not among ``names``, and list those there are."""
@@ -212,40 +187,12 @@ class ScheduleFile:
             folder=Path(table["folder"]) if "folder" in table else None,
         )
 
-    def _document(self) -> TOMLDocument:
+    def _tables(self) -> dict[str, Any]:
         try:
-            return tomlkit.parse(self.path.read_text(encoding="utf-8"))
+            return tomllib.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return tomlkit.document()
-        except (TOMLKitError, UnicodeDecodeError) as error:
+            return {}
+        except ValueError as error:
             raise ConfigError(f"{self.path} must be valid TOML: {error}") from error
         except OSError as error:
             durable.raise_storage_error(error, f"reading {self.path}")
-
-    @contextlib.contextmanager
-    def _editing(self) -> Generator[TOMLDocument]:
-        """Yield the document, and write it back if the block succeeds; editors wait for one another."""
-        with durable.storage_errors(f"writing {self.path}"):
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                fcntl.flock(
-                    folder, fcntl.LOCK_EX
-                )  # the file itself is replaced, and a lock on it would be, too
-                document = self._document()
-                yield document
-                durable.write_bytes(self.path, document.as_string().encode())
-            finally:
-                os.close(folder)
-
-
-def _table(schedule: Schedule) -> Any:
-    table = tomlkit.table()
-    table.add("cron", schedule.cron)
-    if schedule.time_zone is not None:
-        table.add("time-zone", schedule.time_zone)
-    table.add("run", list(schedule.run))
-    if schedule.since is not None:
-        table.add("since", schedule.since.replace(microsecond=0))
-    if schedule.folder is not None:
-        table.add("folder", str(schedule.folder))
-    return table

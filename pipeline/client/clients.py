@@ -1,28 +1,76 @@
 """The client that waits, ``CairnClient(…).collection("handbook").search("…")``, and the one to await.
 
-Both run the methods of :mod:`cairn.pipeline.client.calls`. Every call can be sent twice: failed or broken
-connections and the statuses 429, 502, 503 and 504 are retried after Retry-After, or after pauses that double.
-A problem of Cairn's own without a Retry-After is not, since a damaged collection stays damaged. Timeouts are
-not retried.
+Methods are written once, as coroutines: the client that waits runs them to their end, since nothing in them
+waits for an event loop then. What cannot be sent raises :class:`UsageError` first. What an answer says beyond
+its record is passed over.
+
+Every call can be sent twice: failed or broken connections and the statuses 429, 502, 503 and 504 are retried
+after Retry-After, or after pauses that double. A problem of Cairn's own without a Retry-After is not, since a
+damaged collection stays damaged. Timeouts are not retried.
 """
+
+# pyright: reportPrivateUsage=false
+# A collection sends through its client.
 
 from __future__ import annotations
 
-import inspect
+import asyncio
+import base64
+import datetime as dt
+import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import wraps
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+import threading
+import time
+import uuid
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache, partial, wraps
+from itertools import chain
+from types import MethodType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
+from urllib.parse import quote
 
-from cairn.pipeline.client import calls, errors
-from cairn.pipeline.client.calls import CollectionCalls, CollectionSummary, Method, SearchParameters
-from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
+import numpy as np
+from cairn.pipeline.client import errors
+from cairn.pipeline.errors import CairnError, ConfigError, UsageError, extra_missing
 from cairn.pipeline.options import About, check_options, option, shown
-from cairn.pipeline.types import SearchResult
+from cairn.pipeline.search_options import SearchParameters
+from cairn.pipeline.types import (
+    ColumnSummary,
+    Document,
+    DocumentPage,
+    Hit,
+    Lineage,
+    ListedDocument,
+    SearchResult,
+)
 from cairn.pipeline.version import installed_version
+from jaxtyping import Float32
+from typing_extensions import override
 
 try:
     import httpx2
@@ -32,8 +80,6 @@ except ModuleNotFoundError as error:
     raise extra_missing(error, what="the client", module=missing, package=missing, extra="client") from None
 
 DEFAULT_URL: Final = "http://127.0.0.1:8400"
-DEFAULT_TIMEOUT_SECONDS: Final = 30.0
-DEFAULT_RETRIES: Final = 3
 KEY_VARIABLE: Final = "CAIRN_API_KEY"
 FIRST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 30.0
@@ -41,11 +87,80 @@ LONGEST_SECONDS: Final = 30.0
 _PAUSES: Final = tenacity.wait_exponential(multiplier=FIRST_SECONDS / 2, max=LONGEST_SECONDS)
 _JITTER: Final = tenacity.wait_random(0, FIRST_SECONDS)
 """So that clients that were turned away together come back apart."""
-_MAX_PORT: Final = 65_535
+MAX_QUERIES: Final = 32
+MAX_INPUTS: Final = 256
+MAX_DOCUMENTS: Final = 1_000
+MAX_DOCUMENTS_BYTES: Final = 7 << 20
+MAX_INPUT_BYTES: Final = 128 << 10
+"""Queries, texts and bytes of texts that a server takes in one request."""
+STRETCH_CHARACTERS: Final = 1_000_000
+"""Of a document's text, what one request may give."""
+FIRST_CURSOR: Final = "*"
 
 _Answer = TypeVar("_Answer")
-_Asked = ParamSpec("_Asked")
-_Retrying = TypeVar("_Retrying", tenacity.Retrying, tenacity.AsyncRetrying)
+_Arguments = ParamSpec("_Arguments")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionSummary:
+    """A collection in a line; counts are None where there are none, or the key sees a part only."""
+
+    name: str
+    status: Literal["ready", "building", "empty", "unfinished", "damaged"]
+    generation: int | None
+    documents: int | None
+    chunks: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionDescription:
+    """What a collection holds and how it can be searched.
+
+    ``filter_columns`` maps each column that filters can name to its type. ``documents`` counts those the key
+    sees; ``chunks`` and ``context_documents`` are None where it sees a part of them only. ``is_writable``:
+    whether it may write to the collection.
+    """
+
+    name: str
+    generation: int
+    created_at: str
+    documents: int
+    chunks: int | None
+    vector_dim: int
+    landmark_interval: int
+    context_documents: int | None
+    uses_context: bool
+    is_writable: bool
+    is_outdated: bool
+    filter_columns: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenDocument:
+    """A document as the server keeps it; its hash changes with text, title and metadata."""
+
+    doc_id: str
+    content_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteReport:
+    """A write that outlives a kill of the server; one that is ``searchable`` is seen by the next search.
+
+    ``generation`` is the one that has it, None where it is not searchable yet.
+    """
+
+    write: int
+    status: Literal["durable", "searchable"]
+    generation: int | None
+    documents: tuple[WrittenDocument, ...]
+    deleted: int
+    missing: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+Wait = Literal["durable", "searchable"]
+"""Until when a write waits: that it outlives a kill of the server, or that the next search sees it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,9 +168,10 @@ class Connection:
     """A server's address, and what is sent with every request; the key is never shown."""
 
     base_url: str = field(repr=False)
-    timeout_seconds: float = option(DEFAULT_TIMEOUT_SECONDS, About(above=0, high=3_600))
-    max_retries: int = option(DEFAULT_RETRIES, About(low=0, high=100))
+    timeout_seconds: float = option(30.0, About(above=0, high=3_600))
+    max_retries: int = option(3, About(low=0, high=100))
     api_key: str | None = field(default=None, repr=False)
+    principals: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -65,7 +181,7 @@ class Connection:
         except (httpx2.InvalidURL, UnicodeError):
             url = httpx2.URL()
         is_address = url.scheme in ("http", "https") and url.host and "%" not in url.host
-        if not is_address or (url.port or 0) > _MAX_PORT:
+        if not is_address or (url.port or 0) > 65_535:
             raise ConfigError(
                 f"base_url must be an address such as {DEFAULT_URL}, got {shown(self.base_url)}"
             )
@@ -86,6 +202,8 @@ class Connection:
         headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.strip()}"
+        if self.principals:
+            headers["X-Cairn-Principal"] = ",".join(quote(name, safe=":@.") for name in self.principals)
         return {
             "base_url": self.base_url.rstrip("/").removesuffix("/v1"),  # as OpenAI's clients have it
             "headers": headers,
@@ -93,18 +211,59 @@ class Connection:
             "follow_redirects": False,
         }
 
-    def retrying(self, kind: type[_Retrying]) -> _Retrying:
-        """Return what makes the attempts of one call."""
-        return kind(
-            stop=tenacity.stop_after_attempt(1 + self.max_retries),
-            retry=tenacity.retry_if_exception(_may_pass),
-            wait=_seconds_to_wait,
-            reraise=True,
-        )
+
+class _Asks(Generic[_Arguments, _Answer]):
+    """A method of both kinds of clients and collections: called on one it waits, on the other it is awaited.
+
+    An answer that it cannot read is not of Cairn's search API.
+    """
+
+    def __init__(self, method: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Answer]]) -> None:
+        @wraps(method)
+        async def asked(*args: Any, **keywords: Any) -> _Answer:
+            answer = method(*args, **keywords)
+            try:
+                return await answer
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                if isinstance(error, CairnError):
+                    raise
+                title = "the answer is not one of Cairn's search API"
+                told = {"title": title, "detail": "check the base URL, and both versions"}
+                raise errors.api_error(200, told) from error
+
+        @wraps(method)
+        def waits(*args: Any, **keywords: Any) -> _Answer:
+            return _run(asked(*args, **keywords))
+
+        self._asked, self._waits = asked, waits
+
+    if TYPE_CHECKING:  # type checkers compare a protocol's method with the attribute itself
+
+        def __call__(self, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Answer: ...
+
+    @overload
+    def __get__(self, own: CairnClient | RemoteCollection, kind: type) -> Callable[_Arguments, _Answer]: ...
+    @overload
+    def __get__(
+        self, own: AsyncCairnClient | AsyncRemoteCollection, kind: type
+    ) -> Callable[_Arguments, Coroutine[Any, Any, _Answer]]: ...
+    def __get__(self, own: Any, kind: type) -> Any:
+        is_awaited = issubclass(kind, AsyncCairnClient | AsyncRemoteCollection)
+        method: Any = self._asked if is_awaited else self._waits
+        return method if own is None else MethodType(method, own)
+
+
+def _run(coroutine: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """Run a coroutine that waits for no event loop."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a client that waits needs no event loop")
 
 
 class _Client:
-    """What both clients are made of; a ``transport`` replaces the network, for tests."""
+    """Connections of one server: those of another process or event loop are left to it, and others opened."""
 
     _kind: Callable[..., Any]
 
@@ -113,37 +272,137 @@ class _Client:
         base_url: str = DEFAULT_URL,
         *,
         api_key: str | None = None,
-        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
-        max_retries: int = DEFAULT_RETRIES,
+        timeout_seconds: float = 30.0,
+        max_retries: int = 3,
+        principals: Iterable[str] = (),
         transport: Any = None,
     ) -> None:
         self.connection = Connection(
+            principals=tuple(_texts(principals, "principals")),
             base_url=base_url,
             api_key=api_key or os.environ.get(KEY_VARIABLE) or None,
             timeout_seconds=timeout_seconds,
             max_retries=max_retries,
         )
-        self._http = self._kind(**self.connection.settings(), transport=transport)
+        self._transport = transport
+        self._is_closed = False
+        self._place: Any = None
+        self._opened: Any = None
+        self._opening = threading.Lock()
+        self._attempts = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(1 + max_retries),
+            retry=tenacity.retry_if_exception(_may_pass),
+            wait=_seconds_to_wait,
+            sleep=self._pause,
+            reraise=True,
+        )
 
-    @contextmanager
-    def _asking(self) -> Generator[None]:
-        """Say in one sentence that no answer came, or that the client was closed."""
-        if self._http.is_closed:
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[()]]:
+        """Copy the address and the key, and no connection."""
+        connection = self.connection
+        return (
+            partial(
+                type(self),
+                connection.base_url,
+                api_key=connection.api_key,
+                timeout_seconds=connection.timeout_seconds,
+                max_retries=connection.max_retries,
+                principals=connection.principals,
+                transport=self._transport,
+            ),
+            (),
+        )
+
+    @property
+    def _http(self) -> Any:
+        place = self._here()
+        with self._opening:
+            if self._place != place:
+                self._opened = self._kind(**self.connection.settings(), transport=self._transport)
+                self._place = place
+            return self._opened
+
+    def _here(self) -> Any:
+        """Return what connections belong to."""
+        return os.getpid()
+
+    @_Asks
+    async def collections(self) -> list[CollectionSummary]:
+        """List the collections this key may ask, by name."""
+        answer = await self._get("/v1/collections")
+        return [_read(CollectionSummary, found) for found in answer["collections"]]
+
+    async def _get(self, path: str, **parameters: int) -> Any:
+        """Return the JSON of an address; None of a document that is not there."""
+        return await self._attempts.copy()(self._attempt, "GET", path, params=parameters or None)
+
+    @_Asks
+    async def create(
+        self,
+        name: str,
+        *,
+        model: str | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> CollectionSummary:
+        """Make a collection without documents; ``settings`` are an ingest's by stage.
+
+        Its first documents draw its clusters and its context: let them be a fair sample.
+        """
+        body = {"name": name, "model": model, "settings": settings or {}}
+        return _read(CollectionSummary, await self._write("POST", "/v1/collections", body))
+
+    async def _write(self, method: str, path: str, body: Mapping[str, Any] | None, **sent: Any) -> Any:
+        """Send a write; one that is tried again is one write."""
+        headers = {"Idempotency-Key": uuid.uuid4().hex, **sent.pop("headers", {})}
+        return await self._post(path, body, method=method, headers=headers, **sent)
+
+    async def _post(
+        self, path: str, body: Mapping[str, Any] | None, *, method: str = "POST", **sent: Any
+    ) -> Any:
+        """Send JSON, if any, and return JSON."""
+        content = None if body is None else _json(body)
+        headers = {
+            **({} if body is None else {"Content-Type": "application/json"}),
+            **sent.pop("headers", {}),
+        }
+        sent = {**sent, "content": content, "headers": headers}
+        return await self._attempts.copy()(self._attempt, method, path, **sent)
+
+    async def _attempt(self, *request: str, **sent: Any) -> Any:
+        if self._is_closed:
             raise UsageError("the client is closed; make a new one")
         try:
-            yield
+            response = await self._send(*request, **sent)
         except httpx2.RequestError as error:
             why = "no answer came in time" if _is_slow(error) else str(error) or type(error).__name__
             url = self.connection.shown_url
             raise errors.ServerUnreachableError(
                 f"the server at {url} must answer, got: {why}; is `cairn serve` running?"
             ) from error
+        try:
+            content = response.json()
+        except (ValueError, RecursionError):
+            content = None
+        if response.is_success:
+            return content
+        wait = retry_after_seconds(response.headers.get("retry-after"))
+        problem = errors.api_error(response.status_code, content, wait)
+        if request[0] == "GET" and problem.type.endswith(":unknown-document"):
+            return None
+        raise problem
+
+    async def _send(self, *request: str, **sent: Any) -> httpx2.Response:
+        raise NotImplementedError
+
+    async def _pause(self, seconds: float) -> None:
+        raise NotImplementedError
 
 
 class CairnClient(_Client):
     """A client of one server; safe to share between threads, closed by ``close`` or at the end of ``with``.
 
-    ``api_key`` defaults to ``CAIRN_API_KEY``. ``timeout_seconds`` bounds connecting and each wait for data.
+    ``api_key`` defaults to ``CAIRN_API_KEY``. ``principals`` are the user it asks for and its groups, where
+    the key may speak for others. ``timeout_seconds`` bounds connecting and each wait for data.
     Whatever a call ends with is named in :mod:`cairn.pipeline.client.errors`. ``transport`` replaces the
     network, for tests.
     """
@@ -154,27 +413,19 @@ class CairnClient(_Client):
         """Return a collection to ask; nothing is sent yet."""
         return RemoteCollection(self, name)
 
-    def collections(self) -> list[CollectionSummary]:
-        """List the collections this key may ask, by name."""
-        return self.run(calls.collections())
+    @override
+    async def _send(self, *request: str, **sent: Any) -> httpx2.Response:
+        return self._http.request(*request, **sent)
 
-    def run(self, method: Method[_Answer]) -> _Answer:
-        """Send what a method of :mod:`cairn.pipeline.client.calls` asks for, and return its record."""
-        attempts, answer = self.connection.retrying, None
-        try:
-            while True:
-                answer = attempts(tenacity.Retrying)(self._send, _next_call(method, answer))
-        except StopIteration as end:
-            return end.value
-
-    def _send(self, call: calls.Call) -> Any:
-        with self._asking():
-            response = self._http.request(**call.request())
-        return _answer_of(response, call)
+    @override
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._is_closed = True
+        if self._place == self._here():
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -184,38 +435,34 @@ class CairnClient(_Client):
 
 
 class AsyncCairnClient(_Client):
-    """A client of one server for one event loop, closed by ``aclose`` or at the end of ``async with``.
+    """A client of one server to await, closed by ``aclose`` or at the end of ``async with``.
 
     The arguments are those of :class:`CairnClient`.
     """
 
     _kind = httpx2.AsyncClient
 
+    @override
+    def _here(self) -> Any:
+        return os.getpid(), asyncio.get_running_loop()
+
     def collection(self, name: str) -> AsyncRemoteCollection:
         """Return a collection to ask; nothing is sent yet."""
         return AsyncRemoteCollection(self, name)
 
-    async def collections(self) -> list[CollectionSummary]:
-        """List the collections this key may ask, by name."""
-        return await self.run(calls.collections())
+    @override
+    async def _send(self, *request: str, **sent: Any) -> httpx2.Response:
+        return await self._http.request(*request, **sent)
 
-    async def run(self, method: Method[_Answer]) -> _Answer:
-        """Send what a method of :mod:`cairn.pipeline.client.calls` asks for, and return its record."""
-        attempts, answer = self.connection.retrying, None
-        try:
-            while True:
-                answer = await attempts(tenacity.AsyncRetrying)(self._send, _next_call(method, answer))
-        except StopIteration as end:
-            return end.value
-
-    async def _send(self, call: calls.Call) -> Any:
-        with self._asking():
-            response = await self._http.request(**call.request())
-        return _answer_of(response, call)
+    @override
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the connections of this event loop."""
+        self._is_closed = True
+        if self._place == self._here():
+            await self._opened.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -224,56 +471,227 @@ class AsyncCairnClient(_Client):
         await self.aclose()
 
 
-def _described(method: Callable[..., Method[Any]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a method the name, text and signature of one of :class:`CollectionCalls`, with its answer."""
+class _Collection:
+    def __init__(self, client: _Client, name: str) -> None:
+        self.client, self.name = client, name
 
-    def describe(ask: Callable[..., Any]) -> Callable[..., Any]:
-        signature, wrapped = inspect.signature(method), wraps(method)(ask)
-        answer = str(signature.return_annotation).removeprefix("Method[").removesuffix("]")
-        vars(wrapped)["__signature__"] = signature.replace(return_annotation=answer)
-        return wrapped
+    @_Asks
+    async def describe(self) -> CollectionDescription:
+        """Say what it holds and how it may be asked."""
+        answer = await self.client._get(self._path())
+        columns = {column["name"]: column["type"] for column in answer["filter_columns"]}
+        return _read(CollectionDescription, {**answer, "filter_columns": columns})
 
-    return describe
+    @_Asks
+    async def search(self, query: str, **parameters: Unpack[SearchParameters]) -> SearchResult:
+        """Rank documents for a query, each with its best passages."""
+        return _read(SearchResult, await self._search(query, parameters))
+
+    @_Asks
+    async def search_batch(
+        self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
+    ) -> list[SearchResult]:
+        """Answer several queries; each 32 of them are one request, answered from one generation."""
+        results: list[SearchResult] = []
+        queries = _texts(queries, "queries")
+        for start in range(0, len(queries), MAX_QUERIES):
+            answer = await self._search(queries[start : start + MAX_QUERIES], parameters)
+            results += [_read(SearchResult, one) for one in answer["answers"]]
+        return results
+
+    @_Asks
+    async def columns(self) -> list[ColumnSummary]:
+        """Describe the columns that filters can name: type, most frequent values with counts, range."""
+        answer = await self.client._get(f"{self._path()}/columns")
+        return [_read(ColumnSummary, column) for column in answer["columns"]]
+
+    @_Asks
+    async def facets(
+        self, columns: Sequence[str], *, filters: Mapping[str, Any] | None = None, num_values: int = 20
+    ) -> list[ColumnSummary]:
+        """Count the values of some columns over the documents that match ``filters``."""
+        body = {"columns": _texts(columns, "columns"), "filters": filters, "num_values": num_values}
+        answer = await self.client._post(f"{self._path()}/facets", body)
+        return [_read(ColumnSummary, column) for column in answer["columns"]]
+
+    @_Asks
+    async def count(self, filters: Mapping[str, Any] | None = None) -> int:
+        """Count the documents that match a filter tree, all without one."""
+        return int((await self.client._post(f"{self._path()}/count", {"filters": filters}))["documents"])
+
+    @_Asks
+    async def _listed(self, filters: Mapping[str, Any] | None, after: str | None) -> DocumentPage:
+        body = {"filters": filters, "after": after, "limit": MAX_DOCUMENTS}
+        return _read(DocumentPage, await self.client._post(f"{self._path()}/documents/list", body))
+
+    @_Asks
+    async def read_document(self, doc_id: str) -> Document | None:
+        """Return a document with its whole text, None where there is none."""
+        path, text, before = self._path("documents", doc_id), "", None
+        while before is None or len(text) < before["num_characters"]:
+            stretch = await self.client._get(path, start_char=len(text), max_characters=STRETCH_CHARACTERS)
+            if stretch is None:
+                return None
+            # Where the collection changed in between, the text may have: it is read again.
+            is_same = before is None or before["generation"] == stretch["generation"]
+            text, before = (text + stretch["text"], stretch) if is_same else ("", None)
+        return _read(Document, {**before, "text": text})
+
+    @_Asks
+    async def lineage(self, doc_id: str) -> Lineage | None:
+        """Say where a document came from, None where there is none."""
+        answer = await self.client._get(self._path("lineage", doc_id))
+        return None if answer is None else _read(Lineage, answer)
+
+    @_Asks
+    async def add(
+        self, documents: Iterable[Document | Mapping[str, Any]], *, wait: Wait = "searchable"
+    ) -> WriteReport:
+        """Add documents, and replace those of the same ids; each 1,000 of them are one request.
+
+        A mapping has ``id``, ``text`` and, where there is one, ``title``; all else is metadata. Where one of
+        a request cannot be stored, none of that request is.
+        """
+        given: Any = documents
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+            raise UsageError(f"documents must be a list of them, got {shown(given)}")
+        rows = [_document(document) for document in documents]
+        if not rows:
+            raise UsageError("documents must be at least one, got none")
+        *first, last = _document_batches(rows)
+        written: list[WrittenDocument] = []
+        for batch in first:
+            written += (await self._write("POST", "documents", {"documents": batch}, "durable")).documents
+        report = await self._write("POST", "documents", {"documents": last}, wait)
+        return replace(report, documents=(*written, *report.documents))
+
+    @_Asks
+    async def update(
+        self,
+        doc_id: str,
+        metadata: Mapping[str, Any],
+        *,
+        if_match: str | None = None,
+        wait: Wait = "searchable",
+    ) -> WriteReport:
+        """Change metadata of a document; None takes a value away.
+
+        It is encoded again only where the collection has partitions.
+
+        ``if_match`` is the ``content_sha256`` that it must have; another one raises
+        :class:`cairn.pipeline.client.errors.ConflictError`.
+        """
+        if not isinstance(cast("Any", metadata), Mapping):
+            raise UsageError(f"metadata must be a mapping, got {shown(metadata)}")
+        return await self._write(
+            "PATCH", "documents", {"metadata": dict(metadata)}, wait, doc_id=doc_id, if_match=if_match
+        )
+
+    @_Asks
+    async def delete(
+        self, documents: str | Iterable[str] | Mapping[str, Any], *, wait: Wait = "searchable"
+    ) -> WriteReport:
+        """Delete documents by their ids, or those that match a filter tree.
+
+        Each 1,000 ids are one request, of which the last is waited for. Ids that are not there are named in
+        the report.
+        """
+        path = "documents/delete"
+        if isinstance(documents, Mapping):
+            return await self._write("POST", path, {"filters": documents}, wait)
+        named = [documents] if isinstance(documents, str) else _texts(documents, "ids")
+        doc_ids = list(dict.fromkeys(named))
+        *starts, last = range(0, max(1, len(doc_ids)), MAX_DOCUMENTS)
+        before = [
+            await self._write("POST", path, {"doc_ids": doc_ids[start : start + MAX_DOCUMENTS]}, "durable")
+            for start in starts
+        ]
+        report = await self._write("POST", path, {"doc_ids": doc_ids[last:]}, wait)
+        reports = (*before, report)
+        return replace(
+            report,
+            deleted=sum(each.deleted for each in reports),
+            missing=tuple(chain.from_iterable(each.missing for each in reports)),
+        )
+
+    @_Asks
+    async def ingest(self, source: str, *, wait: Wait = "durable") -> WriteReport:
+        """Let the server ingest a source that it may read, such as a folder or a URI."""
+        return await self._write("POST", "sources", {"source": source}, wait)
+
+    @_Asks
+    async def drop(self) -> None:
+        """Remove the collection with all it holds."""
+        await self.client._write("DELETE", self._path(), None)
+
+    async def _write(
+        self,
+        method: str,
+        part: str,
+        body: Mapping[str, Any],
+        wait: Wait,
+        *,
+        doc_id: str | None = None,
+        if_match: str | None = None,
+    ) -> WriteReport:
+        path = f"{self._path()}/{part}" if doc_id is None else self._path(part, doc_id)
+        headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
+        answer = await self.client._write(method, path, body, params={"wait": wait}, headers=headers)
+        return _read(WriteReport, answer)
+
+    @_Asks
+    async def click(self, query: str, doc_id: str, *, rank: int | None = None) -> bool:
+        """Tell the server's feedback log that a hit was opened; false where the server keeps none.
+
+        ``rank`` is its place in the answer, from 1.
+        """
+        body = {"query": query, "doc_id": doc_id, "rank": rank}
+        return bool((await self.client._post(f"{self._path()}/clicks", body))["logged"])
+
+    @_Asks
+    async def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed texts as the collection's queries, L2-normalised; the key needs the scope embed."""
+        return await self._encode(texts, "query")
+
+    @_Asks
+    async def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
+        """Embed texts as the collection's documents, L2-normalised; the key needs the scope embed."""
+        return await self._encode(texts, "document")
+
+    async def _encode(self, texts: Sequence[str], input_type: str) -> Float32[np.ndarray, "N V"]:
+        asked = {"model": self.name, "input_type": input_type, "encoding_format": "base64"}
+        vectors: list[np.ndarray] = []
+        for batch in _batches(_texts(texts, "texts")):
+            answer = await self.client._post("/v1/embeddings", {**asked, "input": batch})
+            rows = sorted(answer["data"], key=lambda row: row["index"])
+            encoded = [base64.b64decode(row["embedding"], validate=True) for row in rows]
+            vectors += [np.frombuffer(vector, "<f4") for vector in encoded]
+        if vectors:
+            return np.stack(vectors).astype(np.float32)
+        return np.zeros((0, (await self.client._get(self._path()))["vector_dim"]), np.float32)
+
+    @_Asks
+    async def _page(
+        self, query: str, parameters: SearchParameters, cursor: str
+    ) -> tuple[SearchResult, str | None]:
+        answer = await self._search(query, parameters, cursor=cursor)
+        return _read(SearchResult, answer), answer["next_cursor"]
+
+    async def _search(self, query: str | Sequence[str], parameters: SearchParameters, **more: str) -> Any:
+        if isinstance(parameters.get("filters"), str):
+            raise UsageError(
+                "filters must be a mapping such as {'year': 2020} or {'type': 'gte', 'key': 'year', "
+                "'value': 2020}, got a text; expressions such as year>=2020 are for the command line"
+            )
+        return await self.client._post(f"{self._path()}/search", {"query": query, **parameters, **more})
+
+    def _path(self, part: str = "", doc_id: str | None = None) -> str:
+        own = f"/v1/collections/{_quoted(self.name, 'the name of a collection')}"
+        return f"{own}/{part}/{_quoted(doc_id, 'doc_id')}" if part else own
 
 
-def _waits(
-    method: Callable[Concatenate[CollectionCalls, _Asked], Method[_Answer]],
-) -> Callable[Concatenate[RemoteCollection, _Asked], _Answer]:
-    """Return a method that runs one of :class:`CollectionCalls`."""
-
-    @_described(method)
-    def ask(self: RemoteCollection, *args: _Asked.args, **keywords: _Asked.kwargs) -> _Answer:
-        return self.client.run(method(self.calls, *args, **keywords))
-
-    return ask
-
-
-def _awaited(
-    method: Callable[Concatenate[CollectionCalls, _Asked], Method[_Answer]],
-) -> Callable[Concatenate[AsyncRemoteCollection, _Asked], Coroutine[Any, Any, _Answer]]:
-    """Return the same to await."""
-
-    @_described(method)
-    async def ask(self: AsyncRemoteCollection, *args: _Asked.args, **keywords: _Asked.kwargs) -> _Answer:
-        return await self.client.run(method(self.calls, *args, **keywords))
-
-    return ask
-
-
-class RemoteCollection:
+class RemoteCollection(_Collection):
     """A collection behind the API: what :class:`Collection` offers, asked over HTTP."""
-
-    def __init__(self, client: CairnClient, name: str) -> None:
-        self.client, self.name, self.calls = client, name, CollectionCalls(name)
-
-    describe = _waits(CollectionCalls.describe)
-    search = _waits(CollectionCalls.search)
-    search_batch = _waits(CollectionCalls.search_batch)
-    read_document = _waits(CollectionCalls.read_document)
-    lineage = _waits(CollectionCalls.lineage)
-    click = _waits(CollectionCalls.click)
-    encode_queries = _waits(CollectionCalls.encode_queries)
-    encode_documents = _waits(CollectionCalls.encode_documents)
 
     def search_pages(self, query: str, **parameters: Unpack[SearchParameters]) -> Iterator[SearchResult]:
         """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents.
@@ -281,64 +699,143 @@ class RemoteCollection:
         Raises :class:`cairn.pipeline.client.errors.CursorExpiredError` where the collection changes in
         between.
         """
-        cursor: str | None = calls.FIRST_CURSOR
+        cursor: str | None = FIRST_CURSOR
         while cursor is not None:
-            result, cursor = self.client.run(self.calls.page(query, parameters, cursor))
+            result, cursor = self._page(query, parameters, cursor)
             yield result
 
+    def list_documents(
+        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
+    ) -> Iterator[ListedDocument]:
+        """Yield all documents that match, in the order of their ids, without texts and without ranking.
 
-class AsyncRemoteCollection:
+        ``after`` is the id to go on after.
+        """
+        is_last = False
+        while not is_last:
+            page = self._listed(filters, after)
+            yield from page.documents
+            after, is_last = page.next_after, page.next_after is None
+
+
+class AsyncRemoteCollection(_Collection):
     """A collection behind the API, to await."""
 
-    def __init__(self, client: AsyncCairnClient, name: str) -> None:
-        self.client, self.name, self.calls = client, name, CollectionCalls(name)
+    async def list_documents(
+        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
+    ) -> AsyncIterator[ListedDocument]:
+        """Yield all documents that match, in the order of their ids, without texts and without ranking.
 
-    describe = _awaited(CollectionCalls.describe)
-    search = _awaited(CollectionCalls.search)
-    search_batch = _awaited(CollectionCalls.search_batch)
-    read_document = _awaited(CollectionCalls.read_document)
-    lineage = _awaited(CollectionCalls.lineage)
-    click = _awaited(CollectionCalls.click)
-    encode_queries = _awaited(CollectionCalls.encode_queries)
-    encode_documents = _awaited(CollectionCalls.encode_documents)
+        ``after`` is the id to go on after.
+        """
+        is_last = False
+        while not is_last:
+            page = await self._listed(filters, after)
+            for document in page.documents:
+                yield document
+            after, is_last = page.next_after, page.next_after is None
 
     async def search_pages(
         self, query: str, **parameters: Unpack[SearchParameters]
     ) -> AsyncIterator[SearchResult]:
         """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents."""
-        cursor: str | None = calls.FIRST_CURSOR
+        cursor: str | None = FIRST_CURSOR
         while cursor is not None:
-            result, cursor = await self.client.run(self.calls.page(query, parameters, cursor))
+            result, cursor = await self._page(query, parameters, cursor)
             yield result
 
 
-def _next_call(method: Method[Any], answer: Any) -> calls.Call:
-    """Hand an answer to a method; one that it cannot read is not of Cairn's search API."""
-    try:
-        return method.send(answer)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, UsageError):
-            raise
-        problem = {
-            "title": "the answer is not one of Cairn's search API",
-            "detail": "check the base URL, and both versions",
+def _document(given: Any) -> dict[str, Any]:
+    """Return a document as the API takes it."""
+    if isinstance(given, Document):
+        return {
+            "doc_id": given.doc_id,
+            "title": given.title,
+            "text": given.text,
+            "metadata": dict(given.metadata),
         }
-        raise errors.api_error(200, problem) from error
+    row = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
+    if not isinstance(row.get("id"), str) or not isinstance(row.get("text"), str):
+        raise UsageError(f"a document must have texts as its id and text, got {shown(row or given)}")
+    return {
+        "doc_id": row.pop("id"),
+        "title": row.pop("title", None),
+        "text": row.pop("text"),
+        "metadata": row,
+    }
 
 
-def _answer_of(response: httpx2.Response, call: calls.Call) -> Any:
-    """Return a response's JSON, None where it is none; raise the :class:`ApiError` of a problem."""
+def _document_batches(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
+    """Cut documents into what one request may hold."""
+    start = num_bytes = 0
+    for end, row in enumerate(rows):
+        size = len(_json(row))
+        if end > start and (end - start == MAX_DOCUMENTS or num_bytes + size > MAX_DOCUMENTS_BYTES):
+            yield rows[start:end]
+            start, num_bytes = end, 0
+        num_bytes += size
+    yield rows[start:]
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
     try:
-        content = response.json()
-    except (ValueError, RecursionError):
-        content = None
-    if response.is_success:
-        return content
-    wait = retry_after_seconds(response.headers.get("retry-after"))
-    problem = errors.api_error(response.status_code, content, wait)
-    if call.is_of_document and problem.type.endswith(":unknown-document"):
-        return None
-    raise problem
+        return json.dumps(value, allow_nan=False, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(f"a request must be JSON without NaN, got {str(error)[:80]!r}") from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(cast("Mapping[str, Any]", value))
+    raise TypeError(f"a value of type {type(value).__name__}")
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Cut a list of texts into what one request may hold."""
+    start = num_bytes = 0
+    for end, text in enumerate(texts):
+        size = len(text.encode(errors="replace"))
+        if end > start and (end - start == MAX_INPUTS or num_bytes + size > MAX_INPUT_BYTES):
+            yield texts[start:end]
+            start, num_bytes = end, 0
+        num_bytes += size
+    if texts:
+        yield texts[start:]
+
+
+_hints = cache(get_type_hints)
+
+
+def _read(kind: Any, answer: Any) -> Any:
+    """Read an answer as a record, and the records within it."""
+    if is_dataclass(kind) and isinstance(kind, type):
+        return kind(**{name: _read(hint, answer[name]) for name, hint in _hints(kind).items()})
+    if isinstance(answer, list):
+        made = [_read(get_args(kind)[0], each) for each in cast("list[Any]", answer)]
+        return made if get_args(kind)[0] is Hit else tuple(made)
+    inner = [each for each in get_args(kind) if is_dataclass(each)]
+    return _read(inner[0], answer) if inner and answer is not None else answer
+
+
+def _texts(values: Any, what: str) -> list[str]:
+    """Return a list of texts; a bare text is refused, whose characters are texts as well."""
+    is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    texts = list(cast("Iterable[Any]", values)) if is_list else []
+    wrong = next((text for text in texts if not isinstance(text, str)), None if is_list else values)
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{what} must be a list of texts, got a value of type {type(wrong).__name__}")
+    return texts
+
+
+def _quoted(part: Any, what: str) -> str:
+    if not isinstance(part, str) or not part:
+        raise UsageError(f"{what} must be a text of at least one character, got {shown(part)}")
+    # Dots, too: a client may take a segment of dots for a way up.
+    return quote(part, safe="", errors="replace").replace(".", "%2E")
 
 
 def retry_after_seconds(header: str | None) -> float | None:

@@ -5,8 +5,9 @@
     │   ├── InvalidRequestError          400, 405, 408, 413, 415, 421, 422: change the request (a UsageError)
     │   ├── AccessError                  401, 403: the key is missing, unknown, or may not do this
     │   ├── NotFoundError                404: no such collection, or none for this key
+    │   ├── ConflictError                409, 412: what is there is not what the request goes with
     │   ├── CursorExpiredError           410: the collection has changed since the first page
-    │   ├── UnavailableError             429, 502, 503, 504: not now (a TryAgainError)
+    │   ├── UnavailableError             429, 502, 503, 504, 507: not now (a TryAgainError)
     │   └── ServerFailedError            anything else
     ├── UsageError (ValueError)      an argument that cannot be sent, such as a query that is not a string
     │   └── ConfigError                  an address, key or timeout that no client can use
@@ -76,6 +77,10 @@ class NotFoundError(ApiError):
     """No such collection, or none that this key may ask."""
 
 
+class ConflictError(ApiError):
+    """A collection or a document is not as the request needs it, or another process writes it."""
+
+
 class CursorExpiredError(ApiError):
     """The collection has changed since the cursor was given out: begin with the first page again."""
 
@@ -96,8 +101,9 @@ _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
     **dict.fromkeys((400, 405, 408, 413, 415, 421, 422), InvalidRequestError),
     **dict.fromkeys((401, 403), AccessError),
     404: NotFoundError,
+    **dict.fromkeys((409, 412), ConflictError),
     410: CursorExpiredError,
-    **dict.fromkeys((429, 502, 503, 504), UnavailableError),
+    **dict.fromkeys((429, 502, 503, 504, 507), UnavailableError),
 }
 
 

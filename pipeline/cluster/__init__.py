@@ -8,7 +8,6 @@ the corpus.
 
 from cairn.pipeline.cluster.assignment import ClusterAssigner, assign
 from cairn.pipeline.cluster.asymmetric_kmeans import choose_num_clusters, pair_points, train_clusters
-from cairn.pipeline.cluster.packing import PackedBatches, pack
 from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.cluster.sampling import sample_rows
 from cairn.pipeline.cluster.store import Clusters
@@ -16,10 +15,8 @@ from cairn.pipeline.cluster.store import Clusters
 __all__ = [
     "ClusterAssigner",
     "Clusters",
-    "PackedBatches",
     "assign",
     "choose_num_clusters",
-    "pack",
     "pair_points",
     "query_side",
     "sample_rows",

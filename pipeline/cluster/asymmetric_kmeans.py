@@ -24,7 +24,7 @@ from cairn.pipeline.cluster.assignment import first_order_points, nearest_centro
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import ClusterConfig
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.faiss_device import train_kmeans
 from jaxtyping import Float32, Float64
 
 MAX_CLUSTERS = 512
@@ -104,21 +104,17 @@ def _lloyd(
     )
     if not num_points:
         return np.zeros((1, width), dtype=np.float32), np.zeros(0)
-    kmeans = faiss.Kmeans(
-        width,
-        num_clusters,
-        niter=config.num_iterations,
-        nredo=config.num_redos,
-        seed=config.seed,
-        spherical=True,
-        min_points_per_centroid=1,
+    parameters = {
+        "niter": config.num_iterations,
+        "nredo": config.num_redos,
+        "seed": config.seed,
+        "spherical": True,
+        "min_points_per_centroid": 1,
         # Only the constructor honours it; without it FAISS keeps 256 points a centroid.
-        max_points_per_centroid=num_points,
-    )
-    kmeans.train(points_MP, init_centroids=initial_centroids_KP)
+        "max_points_per_centroid": num_points,
+    }
+    kmeans = train_kmeans(points_MP, num_clusters, parameters, initial_centroids_KP)
     centroids_KP, similarity_I = kmeans.centroids, kmeans.obj
-    assert centroids_KP is not None
-    assert similarity_I is not None
     return centroids_KP, 2.0 - 2.0 * similarity_I / num_points
 
 

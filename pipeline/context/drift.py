@@ -39,13 +39,11 @@ class Drift:
     """Distance between the corpus a context was drawn from and the corpus now.
 
     ``total_variation``: 0 … 1, the least share of documents that would have to change cluster.
-    ``jensen_shannon_bits``: 0 … 1. ``added_share``: documents gained since, as a share of those now (net of
-    deletions, never below 0). ``changed_clusters``: ids whose share moved most, most first, equal moves by
-    id.
+    ``added_share``: documents gained since, as a share of those now (net of deletions, never below 0).
+    ``changed_clusters``: ids whose share moved most, most first, equal moves by id.
     """
 
     total_variation: float
-    jensen_shannon_bits: float
     added_share: float
     changed_clusters: tuple[int, ...]
     verdict: Verdict
@@ -61,17 +59,14 @@ def measure_drift(
     if len(context_sizes_K) != len(current_sizes_K):
         raise FingerprintMismatchError(
             f"both histograms must count the same clusters, got {len(context_sizes_K)} and "
-            f"{len(current_sizes_K)}; "
-            "compare a context only with the clusters it was drawn over"
+            f"{len(current_sizes_K)}; compare a context only with the clusters it was drawn over"
         )
     before_K, now_K = (np.asarray(sizes, dtype=np.int64) for sizes in (context_sizes_K, current_sizes_K))
     if (before_K < 0).any() or (now_K < 0).any() or documents_at_context < 0:
         raise UsageError("cluster sizes must not be negative; count the documents of each cluster again")
     num_before, num_now = int(before_K.sum()), int(now_K.sum())
     if not num_now:
-        return Drift(
-            total_variation=0.0, jensen_shannon_bits=0.0, added_share=0.0, changed_clusters=(), verdict="none"
-        )
+        return Drift(total_variation=0.0, added_share=0.0, changed_clusters=(), verdict="none")
     if not num_before:
         raise UsageError(
             "the context must have been drawn from at least one document, got an empty histogram; build "
@@ -85,23 +80,10 @@ def measure_drift(
     added_share = max(0.0, (num_now - documents_at_context) / num_now)
     return Drift(
         total_variation=total_variation,
-        jensen_shannon_bits=_jensen_shannon_bits(p_K, q_K),
         added_share=added_share,
         changed_clusters=tuple(int(cluster) for cluster in most_moved if moved_K[cluster] >= MOVED_SHARE),
         verdict=_verdict(total_variation, added_share),
     )
-
-
-def _jensen_shannon_bits(p_K: np.ndarray, q_K: np.ndarray) -> float:
-    """Return the mean relative entropy of both to their mixture, in bits."""
-    mixture_K = (p_K + q_K) / 2
-    entropies = [_entropy_bits(distribution) for distribution in (mixture_K, p_K, q_K)]
-    return min(1.0, max(0.0, entropies[0] - (entropies[1] + entropies[2]) / 2))
-
-
-def _entropy_bits(distribution_K: np.ndarray) -> float:
-    positive = distribution_K[distribution_K > 0]
-    return float(-(positive * np.log2(positive)).sum())
 
 
 def _verdict(total_variation: float, added_share: float) -> Verdict:

@@ -2,18 +2,18 @@
 
 Source: Morris & Rush 2024 (CDE), §4.2, eq. 5 and 6: M1(d¹) … M1(dᴶ) are computed once and cached; documents
 and queries read the same. The vectors are stored as the first stage gave them, not normalised: CDE injects
-them so. Their order is kept because a backbone with rotary positions over them reads it. Where vectors are
-whitened, each document also has its second-stage vector: these are the sample that the axes come from.
+them so. Their order is kept because a backbone with rotary positions over them reads it.
 
 Runs no model: the first stage arrives as a function.
 
-    C context documents    D first-stage dim    V second-stage dim    K clusters    N documents of the sample
+    C context documents    D first-stage dim    K clusters    N documents of the sample
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,24 +41,23 @@ class ContextSet:
     cluster_ids_C: Int32[np.ndarray, " C"]
     embeddings_CD: Float32[np.ndarray, "C D"]
     first_stage_fingerprint: str
-    vectors_CV: Float32[np.ndarray, "C V"] | None = None
+    probes_PV: Float32[np.ndarray, "P V"] | None = None
+    """How an endpoint's model answered fixed texts: see :mod:`cairn.pipeline.encode.endpoint`."""
 
     def __post_init__(self) -> None:
         num_documents = len(self.doc_ids)
         if not num_documents == len(self.content_sha256s) == len(self.cluster_ids_C):
             raise ModelError("a context must have a hash and a cluster for each document, got others")
-        for what, rows in (("embedding", self.embeddings_CD), ("vector", self.vectors_CV)):
-            if rows is None:
-                continue
-            if len(rows) != num_documents:
-                raise ModelError(
-                    f"a context document must have one {what}, got {len(rows)} for {num_documents}"
-                )
-            if rows.ndim != 2 or rows.dtype != np.float32 or not np.isfinite(rows).all():
-                raise ModelError(
-                    f"a context's {what}s must be finite float32 rows, got others; check the weights of the "
-                    "model that made them"
-                )
+        rows = self.embeddings_CD
+        if len(rows) != num_documents:
+            raise ModelError(
+                f"a context document must have one embedding, got {len(rows)} for {num_documents}"
+            )
+        if rows.ndim != 2 or rows.dtype != np.float32 or not np.isfinite(rows).all():
+            raise ModelError(
+                "a context's embeddings must be finite float32 rows, got others, such as of a model whose "
+                "states are NaN; fetch the model again, or choose --precision fp32"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -70,21 +69,25 @@ class ContextSet:
             embeddings=_digest(self.embeddings_CD),
             embedding_dim=self.embeddings_CD.shape[1],
             first_stage=self.first_stage_fingerprint,
-            **({} if self.vectors_CV is None else {"vectors": _digest(self.vectors_CV)}),
+            **({} if self.probes_PV is None else {"probes": _digest(self.probes_PV)}),
         )
 
     def write(self, path: Path) -> None:
         """Write durably; equal contexts give equal bytes."""
-        columns = {
-            "doc_id": pa.array(self.doc_ids, pa.string()),
-            "content_sha256": pa.array(self.content_sha256s, pa.string()),
-            "cluster_id": pa.array(self.cluster_ids_C, pa.int32()),
-            "embedding": _column(self.embeddings_CD),
-        }
-        if self.vectors_CV is not None:
-            columns["vector"] = _column(self.vectors_CV)
-        table = pa.table(list(columns.values()), schema=_schema(columns))
+        width = self.embeddings_CD.shape[1]
+        flat = np.ascontiguousarray(self.embeddings_CD).ravel()
+        table = pa.table(
+            [
+                pa.array(self.doc_ids, pa.string()),
+                pa.array(self.content_sha256s, pa.string()),
+                pa.array(self.cluster_ids_C, pa.int32()),
+                pa.FixedSizeListArray.from_arrays(pa.array(flat), width),
+            ],
+            schema=_schema(width),
+        )
         header = {"fingerprint": self.fingerprint, "first_stage_fingerprint": self.first_stage_fingerprint}
+        if self.probes_PV is not None:
+            header["probes"] = json.dumps(self.probes_PV.tolist())
         write_arrow_file(path, table, kind=_KIND, header=header)
 
     @classmethod
@@ -95,16 +98,17 @@ class ContextSet:
         """
         table, header = read_arrow_file(path, kind=_KIND)
         try:
-            columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-            if not table.schema.equals(_schema(columns)):
+            embeddings = table.column("embedding").combine_chunks()
+            width = embeddings.type.list_size
+            if not table.schema.equals(_schema(width)):
                 raise DamageError(f"{path.name} must have the columns of a context, got {table.column_names}")
             context = cls(
                 doc_ids=tuple(table.column("doc_id").to_pylist()),
                 content_sha256s=tuple(table.column("content_sha256").to_pylist()),
                 cluster_ids_C=table.column("cluster_id").to_numpy(),
-                embeddings_CD=_rows(columns["embedding"]),
+                embeddings_CD=embeddings.flatten().to_numpy().reshape(-1, width),
                 first_stage_fingerprint=header["first_stage_fingerprint"],
-                vectors_CV=_rows(columns["vector"]) if "vector" in columns else None,
+                probes_PV=np.array(json.loads(header["probes"]), np.float32) if "probes" in header else None,
             )
             is_intact = context.fingerprint == header["fingerprint"]
         except (KeyError, AttributeError, TypeError, ValueError, ModelError, pa.ArrowException) as error:
@@ -150,17 +154,11 @@ def _digest(rows: Float32[np.ndarray, "C D"]) -> str:
     return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
 
 
-def _column(rows: Float32[np.ndarray, "C D"]) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(rows).ravel()), rows.shape[1])
-
-
-def _rows(column: pa.FixedSizeListArray) -> Float32[np.ndarray, "C D"]:
-    return column.flatten().to_numpy().reshape(len(column), column.type.list_size)
-
-
-def _schema(columns: Mapping[str, pa.Array]) -> pa.Schema:
-    """Return the schema of a context with these columns; widths are those of the vectors."""
-    types = {"doc_id": pa.string(), "content_sha256": pa.string(), "cluster_id": pa.int32()}
-    for name in ("embedding", *(["vector"] if "vector" in columns else [])):
-        types[name] = pa.list_(pa.float32(), columns[name].type.list_size)
+def _schema(width: int) -> pa.Schema:
+    types = {
+        "doc_id": pa.string(),
+        "content_sha256": pa.string(),
+        "cluster_id": pa.int32(),
+        "embedding": pa.list_(pa.float32(), width),
+    }
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in types.items()])

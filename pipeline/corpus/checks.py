@@ -8,7 +8,7 @@ normalisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,29 +16,44 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.columns import (
+    FAULT,
+    Mask,
+    fitted,
+    is_list,
+    is_text,
+    not_showable,
+    pieces,
+    unfit,
+    value_bytes,
+    without_views,
+)
 from cairn.pipeline.corpus.content_hash import content_hashes
-from cairn.pipeline.corpus.plain_columns import pieces, plain, value_bytes, without_views
+from cairn.pipeline.corpus.given_vectors import packed
 from cairn.pipeline.corpus.quarantine import SHOWN_ID_CHARACTERS, Reason, rejected_rows, shown_id
-from cairn.pipeline.types import staged_schema
-from jaxtyping import Bool, Int64
+from cairn.pipeline.types import GIVEN_VECTORS, staged_schema
+from jaxtyping import Int64, Shaped
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 ROLES = ("doc_id", "title", "text", "query")
-REASONS = ("", *map(str, Reason))
-Mask = Bool[np.ndarray, " N"]
+Verdict = Shaped[np.ndarray, " N"]
+"""Why each row is refused, a reason, a blank and details; empty where it is not. The first one wins."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedBatch:
     """Consecutive rows of one file from ``first_row`` on, judged.
 
-    ``num_rows == rows.num_rows + rejected.num_rows``.
+    ``num_rows == rows.num_rows + rejected.num_rows``. ``doubt`` says why rows may stand in others. An
+    ``encoding`` is a guess.
     """
 
     rows: pa.RecordBatch
     rejected: pa.RecordBatch
     num_rows: int
     first_row: int = 0
+    doubt: str | None = None
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
         assert self.num_rows == self.rows.num_rows + self.rejected.num_rows
@@ -54,7 +69,8 @@ class RowChecker:
     """The checks of one file.
 
     ``sources`` maps a stored column to the source column it is read from. ``constants`` are what
-    every row of the file shares: partition values, and nulls of columns that the file lacks.
+    every row of the file shares: partition values, and nulls of columns that the file lacks. Vectors that
+    rows bring must have ``vector_dim`` numbers.
     """
 
     source_file: str
@@ -62,25 +78,28 @@ class RowChecker:
     constants: Mapping[str, pa.Scalar]
     metadata_fields: tuple[pa.Field, ...]
     config: CorpusConfig
+    vector_dim: int = 0
 
     def check(self, raw: pa.RecordBatch, first_row: int) -> Iterator[CheckedBatch]:
         """Judge decoded rows; ``first_row`` is the index in the file of the first one."""
+        told = raw.column(FAULT).to_pylist() if FAULT in raw.schema.names else [None] * raw.num_rows
+        verdict = np.array([fault or "" for fault in told], object)
+        vectors = raw.column(self.sources[GIVEN_VECTORS]) if GIVEN_VECTORS in self.sources else None
+        others = {stored: name for stored, name in self.sources.items() if stored != GIVEN_VECTORS}
         raw = pa.RecordBatch.from_arrays(
-            [without_views(column) for column in raw.columns], names=raw.schema.names
+            [without_views(raw.column(name)) for name in others.values()], names=[*others]
         )
-        lengths = {stored: value_bytes(raw.column(source)) for stored, source in self.sources.items()}
-        verdict = _Verdict(raw.num_rows)
-        verdict.reject(
-            ~np.asarray(raw.column(self.sources["doc_id"]).is_valid()), Reason.NULL_ID, "the id is null"
-        )
+        lengths = {name: value_bytes(column) for name, column in zip(others, raw.columns, strict=True)}
+        _reject(verdict, ~np.asarray(raw.column("doc_id").is_valid()), Reason.NULL_ID, "the id is null")
         self._check_sizes(verdict, lengths)
-        total = np.where(verdict.is_good, np.sum([*lengths.values()], axis=0, dtype=np.int64), 0)
+        total = np.where(verdict == "", np.sum([*lengths.values()], axis=0, dtype=np.int64), 0)
         for start, stop in pieces(total, self.config.batch_bytes):
+            own = None if vectors is None else vectors.slice(start, stop - start)
             yield self._check_piece(
-                raw.slice(start, stop - start), verdict.slice(start, stop), first_row + start
+                raw.slice(start, stop - start), own, verdict[start:stop], first_row + start
             )
 
-    def _check_sizes(self, verdict: _Verdict, lengths: Mapping[str, Int64[np.ndarray, " N"]]) -> None:
+    def _check_sizes(self, verdict: Verdict, lengths: Mapping[str, Int64[np.ndarray, " N"]]) -> None:
         limit = self.config.max_document_bytes
         for stored, sizes in lengths.items():
             if stored == "doc_id":
@@ -91,80 +110,81 @@ class RowChecker:
                 allowed, reason, what = limit, Reason.OVERSIZED_TEXT, "the text"
             else:
                 allowed, reason, what = limit, Reason.OVERSIZED_FIELD, f"column {self.sources[stored]!r}"
-            too_large = sizes > allowed
-            if too_large.any():
-                details = {
-                    int(row): f"{what} has {sizes[row]} bytes, more than {allowed}"
-                    for row in np.flatnonzero(too_large)
-                }
-                verdict.reject(too_large, reason, details)
+            for row in np.flatnonzero(sizes > allowed).tolist():
+                verdict[row] = verdict[row] or f"{reason} {what} has {sizes[row]} bytes, more than {allowed}"
 
-    def _check_piece(self, raw: pa.RecordBatch, verdict: _Verdict, first_row: int) -> CheckedBatch:
-        ids = raw.column(self.sources["doc_id"])
-        columns = self._plain_columns(raw.filter(pa.array(verdict.is_good)))
+    def _check_piece(
+        self, raw: pa.RecordBatch, vectors: pa.Array | None, verdict: Verdict, first_row: int
+    ) -> CheckedBatch:
+        columns: dict[str, pa.Array] = {}
+        for name, column in zip(raw.schema.names, _without(raw.columns, verdict), strict=True):
+            columns[name], bad = fitted(column, self.stored_types[name])
+            if bad is not None:
+                reason, _, detail = unfit(self.sources[name], columns[name].type, column.type).partition(" ")
+                _reject(verdict, bad, reason, detail)
         for name, column in columns.items():
             # Arrow's reader trusts that strings are UTF-8.
-            self._check_utf8(verdict, name, column)
-        columns = verdict.narrowed(columns)
+            if (name in ROLES or _holds_strings(column.type)) and not _is_utf8(column):
+                bad = np.array([not _is_utf8(column.slice(row, 1)) for row in range(len(column))], bool)
+                _reject(
+                    verdict, bad, Reason.INVALID_UTF8, f"column {self.sources[name]!r} is not valid UTF-8"
+                )
+        columns = dict(zip(columns, _without([*columns.values()], verdict), strict=True))
         self._check_values(verdict, columns)
-        columns = verdict.narrowed(columns)
-        rows = self._staged(columns, int(verdict.is_good.sum()))
-        rejected = verdict.rejected_rows(self.source_file, first_row, ids)
+        if vectors is not None:
+            columns[GIVEN_VECTORS] = self._packed(verdict, vectors, columns["text"])
+        is_good = verdict == ""
+        rows = self._staged({name: column.filter(pa.array(is_good)) for name, column in columns.items()})
+        bad_rows = np.flatnonzero(~is_good)
+        faults = [fault.partition(" ") for fault in verdict[bad_rows]]
+        rejected = rejected_rows(
+            self.source_file,
+            bad_rows + first_row,
+            pa.array([reason for reason, _, _ in faults], pa.string()),
+            pa.array([detail for _, _, detail in faults], pa.string()),
+            _shown_ids(raw.column("doc_id"), bad_rows),
+        )
         return CheckedBatch(rows=rows, rejected=rejected, num_rows=raw.num_rows, first_row=first_row)
 
-    def _plain_columns(self, raw: pa.RecordBatch) -> dict[str, pa.Array]:
-        types = self.stored_types
-        return {stored: plain(raw.column(source), types[stored]) for stored, source in self.sources.items()}
+    def _packed(self, verdict: Verdict, vectors: pa.Array, texts: pa.Array) -> pa.Array:
+        """Return the vectors that rows brought as they are staged, and refuse rows without fit ones."""
+        length_N = np.asarray(pc.fill_null(pc.utf8_length(texts), 0)).astype(np.int64)
+        column, faults = packed(vectors, length_N, self.vector_dim)
+        what = f"column {self.sources[GIVEN_VECTORS]!r} must hold vectors of {self.vector_dim:,} numbers"
+        for row in np.flatnonzero((faults != "") & (verdict == "")).tolist():
+            verdict[row] = f"{Reason.UNFIT_VECTOR} {what}, got {faults[row]}"
+        return column
 
     @property
     def stored_types(self) -> Mapping[str, pa.DataType]:
         """The type of each stored column."""
         return {field.name: field.type for field in staged_schema(self.metadata_fields)}
 
-    def _check_utf8(self, verdict: _Verdict, name: str, column: pa.Array) -> None:
-        if name not in ROLES and not _holds_strings(column.type):
-            return
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid:
-            faults = [_utf8_fault(value) for value in _raw_values(column)]
-            for reason, detail in (
-                (Reason.LONE_SURROGATE, "holds a lone surrogate"),
-                (Reason.INVALID_UTF8, "is not valid UTF-8"),
-            ):
-                verdict.reject_kept(
-                    np.array([fault == reason for fault in faults], bool),
-                    reason,
-                    f"column {self.sources[name]!r} {detail}",
-                )
-
-    def _check_values(self, verdict: _Verdict, columns: Mapping[str, pa.Array]) -> None:
+    def _check_values(self, verdict: Verdict, columns: Mapping[str, pa.Array]) -> None:
         for name in ROLES:
             if name in columns and _has_zero_byte(columns[name]):
-                verdict.reject_kept(
-                    _mask(pc.match_substring(columns[name], "\0")),
-                    Reason.NUL_CHARACTER,
-                    f"column {self.sources[name]!r} holds a NUL character",
+                bad = _mask(pc.match_substring(columns[name], "\0"))
+                _reject(
+                    verdict, bad, Reason.NUL_CHARACTER, f"column {self.sources[name]!r} holds a NUL character"
                 )
         ids, text = columns["doc_id"], columns["text"]
-        verdict.reject_kept(_is_blank(ids), Reason.EMPTY_ID, "the id is empty")
         limit = self.config.max_id_characters
-        verdict.reject_kept(
-            _mask(pc.greater(pc.utf8_length(ids), limit)),
-            Reason.LONG_ID,
-            f"the id has more than {limit} characters",
-        )
-        verdict.reject_kept(_mask(text.is_null()), Reason.NULL_TEXT, "the text is null")
-        verdict.reject_kept(_is_blank(text), Reason.EMPTY_TEXT, "the text is empty")
+        _reject(verdict, _is_blank(ids), Reason.EMPTY_ID, "the id is empty")
+        long = _mask(pc.greater(pc.utf8_length(ids), limit))
+        _reject(verdict, long, Reason.LONG_ID, f"the id has more than {limit} characters")
+        _reject(verdict, _mask(text.is_null()), Reason.NULL_TEXT, "the text is null")
+        _reject(verdict, _is_blank(text), Reason.EMPTY_TEXT, "the text is empty")
         for field in self.metadata_fields:
             if field.name in columns:
-                verdict.reject_kept(
-                    _has_non_finite(columns[field.name]),
-                    Reason.NAN_METADATA,
-                    f"column {self.sources[field.name]!r} holds NaN or infinity",
-                )
+                column, what = columns[field.name], f"column {self.sources[field.name]!r} holds"
+                _reject(verdict, _has_non_finite(column), Reason.NAN_METADATA, f"{what} NaN or infinity")
+                hidden = not_showable(column)
+                if hidden is not None:
+                    detail = f"{what} a date beyond the years 1 to 9999"
+                    _reject(verdict, hidden, Reason.UNSHOWABLE_DATE, detail)
 
-    def _staged(self, columns: Mapping[str, pa.Array], num_rows: int) -> pa.RecordBatch:
+    def _staged(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        num_rows = len(columns["doc_id"])
         complete = {**columns, **{name: pa.repeat(value, num_rows) for name, value in self.constants.items()}}
         hashes = content_hashes({name: column for name, column in complete.items() if name != "doc_id"})
         complete["content_sha256"] = pa.array(hashes, pa.string())
@@ -177,64 +197,20 @@ class RowChecker:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-class _Verdict:
-    """The reason found for each row of a batch, first one wins.
+def _reject(verdict: Verdict, mask: Mask, reason: str, detail: str) -> None:
+    if mask.any():
+        verdict[mask & (verdict == "")] = f"{reason} {detail}"
 
-    ``kept`` are the rows a column still holds.
-    """
 
-    def __init__(self, num_rows: int) -> None:
-        self.codes = np.zeros(num_rows, np.int8)
-        self.details = np.full(num_rows, "", object)
-        self.kept = np.arange(num_rows)
-
-    @property
-    def is_good(self) -> Mask:
-        return self.codes == 0
-
-    def slice(self, start: int, stop: int) -> _Verdict:
-        part = _Verdict(stop - start)
-        part.codes = self.codes[start:stop].copy()
-        part.details = self.details[start:stop].copy()
-        part.kept = np.flatnonzero(part.is_good)
-        return part
-
-    def reject(self, mask: Mask, reason: str, detail: str | Mapping[int, str]) -> None:
-        rows = np.flatnonzero(mask & self.is_good)
-        if not len(rows):
-            return
-        self.codes[rows] = REASONS.index(reason)
-        self.details[rows] = detail if isinstance(detail, str) else [detail[row] for row in rows.tolist()]
-
-    def reject_kept(self, mask: Mask, reason: str, detail: str) -> None:
-        """Reject by a mask over the rows that columns still hold."""
-        if mask.any():
-            whole = np.zeros(len(self.codes), bool)
-            whole[self.kept[mask]] = True
-            self.reject(whole, reason, detail)
-
-    def narrowed(self, columns: dict[str, pa.Array]) -> dict[str, pa.Array]:
-        """Drop rejected rows from ``kept`` and from the columns that hold them."""
-        is_kept = self.is_good[self.kept]
-        if is_kept.all():
-            return columns
-        self.kept = self.kept[is_kept]
-        mask = pa.array(is_kept)
-        return {name: column.filter(mask) for name, column in columns.items()}
-
-    def rejected_rows(self, source_file: str, first_row: int, ids: pa.Array) -> pa.RecordBatch:
-        rows = np.flatnonzero(~self.is_good)
-        return rejected_rows(
-            source_file,
-            rows + first_row,
-            pa.array(np.array(REASONS, object)[self.codes[rows]], pa.string()),
-            pa.array(self.details[rows], pa.string()),
-            _shown_ids(ids, rows),
-        )
+def _without(columns: Sequence[pa.Array], verdict: Verdict) -> Sequence[pa.Array]:
+    """Return columns with nulls in the rows that are refused: nothing of them is looked at any more."""
+    is_bad = verdict != ""
+    rows = pa.array(np.arange(len(verdict)), mask=is_bad)
+    return [column.take(rows) for column in columns] if is_bad.any() else columns
 
 
 def _shown_ids(ids: pa.Array, rows: Int64[np.ndarray, " N"]) -> pa.Array:
-    if pa.types.is_integer(ids.type) or ids.null_count == len(ids):
+    if not is_text(ids.type) or ids.null_count == len(ids):
         return ids.take(pa.array(rows)).cast(pa.string())
     is_named = ids.is_valid().to_pylist()
     return pa.array(
@@ -269,7 +245,7 @@ def _has_non_finite(column: pa.Array) -> Mask:
     if pa.types.is_floating(arrow_type):
         values = column.cast(pa.float32()) if pa.types.is_float16(arrow_type) else column
         return _mask(pc.invert(pc.is_finite(values)))
-    if pa.types.is_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
+    if is_list(arrow_type):
         bad = np.flatnonzero(_has_non_finite(column.flatten()))
         result = np.zeros(len(column), bool)
         result[np.asarray(pc.list_parent_indices(column))[bad]] = True
@@ -277,25 +253,9 @@ def _has_non_finite(column: pa.Array) -> Mask:
     return np.zeros(len(column), bool)
 
 
-def _raw_values(column: pa.Array) -> Iterator[list[bytes]]:
-    for value in column:
-        if not value.is_valid:
-            yield []
-        elif isinstance(value, pa.ListScalar):
-            yield [item.as_buffer().to_pybytes() for item in value.values if item.is_valid]
-        else:
-            yield [value.as_buffer().to_pybytes()]
-
-
-def _utf8_fault(values: list[bytes]) -> str | None:
-    try:
-        for value in values:
-            value.decode()
-    except UnicodeDecodeError:
-        try:
-            for value in values:
-                value.decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            return Reason.INVALID_UTF8
-        return Reason.LONE_SURROGATE
-    return None
+def _is_utf8(column: pa.Array) -> bool:
+    try:  # of a slice of lists, Arrow would look at the elements of all
+        (column.flatten() if is_list(column.type) else column).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
+from cairn.pipeline.corpus.columns import is_list
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
@@ -47,13 +48,10 @@ def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
 
 def _join(parts: list[Any], null_as: bytes | None = None) -> pa.Array:
     """Concatenate binary columns row by row; a null part makes a null, unless ``null_as`` stands for it."""
-    separator = pa.scalar(b"", pa.large_binary())
-    handling = (
-        {"null_handling": "emit_null"}
-        if null_as is None
-        else {"null_handling": "replace", "null_replacement": null_as}
+    handling = "emit_null" if null_as is None else "replace"
+    return pc.binary_join_element_wise(
+        *parts, pa.scalar(b"", pa.large_binary()), null_handling=handling, null_replacement=null_as or b""
     )
-    return pc.binary_join_element_wise(*parts, separator, **handling)
 
 
 def _sized(values: pa.Array) -> pa.Array:
@@ -68,7 +66,7 @@ def _sized(values: pa.Array) -> pa.Array:
 def _frame_field(name: str, column: pa.Array) -> pa.Array:
     name_bytes = name.encode()
     prefix = len(name_bytes).to_bytes(8, "little") + name_bytes + _kind(column.type)
-    if _is_list(column.type):
+    if is_list(column.type):
         elements = pc.fill_null(_sized(_values(column.flatten())), pa.scalar(NULL_ELEMENT, pa.large_binary()))
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
@@ -81,16 +79,12 @@ def _frame_field(name: str, column: pa.Array) -> pa.Array:
     return _join([pa.scalar(prefix, pa.large_binary()), _sized(values)])
 
 
-def _is_list(arrow_type: pa.DataType) -> bool:
-    return pa.types.is_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type)
-
-
 def _values(column: pa.Array) -> pa.Array:
     """Return each value's canonical bytes."""
+    if pa.types.is_large_binary(column.type):
+        return column
     if pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
-        column = column.cast(
-            pa.int64()
-        )  # printing a zoned time needs a zone database, the count since the epoch does not
+        column = column.cast(pa.int64())  # printing a zoned time needs a database of zones
     elif pa.types.is_date32(column.type):
         column = column.cast(pa.int32())
     elif pa.types.is_float16(column.type):
@@ -102,11 +96,12 @@ def _values(column: pa.Array) -> pa.Array:
 
 def _kind(arrow_type: pa.DataType) -> bytes:
     """Name the family of types that prints equal values equally."""
-    if _is_list(arrow_type):
+    if is_list(arrow_type):
         return b"l" + _kind(arrow_type.value_type)
     families = (
         (pa.types.is_string, b"s"),
         (pa.types.is_large_string, b"s"),
+        (pa.types.is_large_binary, b"v"),
         (pa.types.is_boolean, b"b"),
         (pa.types.is_integer, b"i"),
         (pa.types.is_floating, b"f"),

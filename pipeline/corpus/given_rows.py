@@ -1,26 +1,30 @@
 """What a caller of the Python library gives as documents, made one table.
 
 Beside the files of stage 1: Arrow, pandas and polars keep their types; rows that are dictionaries get the
-types of their values (``formats.values``). Everything is in memory at once. It does not check rows.
+types of their values (``columns``). Everything is in memory at once. It does not check rows.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any, Final, Protocol, cast, runtime_checkable
+from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.columns import OBJECT, OBJECTS, batch_of, joined, type_of
 from cairn.pipeline.corpus.formats.format import damage_of
-from cairn.pipeline.corpus.formats.values import as_column, joined, type_of
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
 from cairn.pipeline.types import Document
 
 _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 """How Arrow names a pandas index that has no name."""
+_MISSING: Final = frozenset({"NaTType", "NAType"})
 
 
 @runtime_checkable
@@ -79,21 +83,49 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> p
     names = dict.fromkeys(name for row in rows for name in row)
     if not rows:
         names = {config.id_column: None, config.text_column: None}
-    return pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    columns = {name: _column(name, [_plain(row.get(name)) for row in rows]) for name in names}
+    fields = [
+        pa.field(name, column.type, metadata=OBJECTS if has_objects else None)
+        for name, (column, has_objects) in columns.items()
+    ]
+    return pa.table([column for column, _ in columns.values()], schema=pa.schema(fields))
 
 
-def _column(name: str, values: Sequence[Any]) -> pa.Array:
+def _plain(value: Any) -> Any:
+    """Return a value as Python has it; what pandas has for a missing one is None."""
+    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in _MISSING:
+        return None
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic) and not isinstance(value, np.datetime64 | np.timedelta64):
+        return _plain(value.item())
+    return value
+
+
+def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, bool]:
+    """Return values as a column, and whether objects among them were left out."""
     try:
-        return pa.array(values)  # knows dates, decimals and numpy's numbers
+        return pa.array(values), False  # knows dates, decimals and numpy's numbers
     except (pa.ArrowException, UnicodeEncodeError, OverflowError):
         pass
     try:
-        return as_column(values, reduce(joined, map(type_of, values), pa.null()))
+        types = [*map(type_of, values)]
+        target = reduce(joined, types, pa.null())
+        column, faults = batch_of([{name: value} for value in values], {name: target}, ()).columns
     except (pa.ArrowException, TypeError) as error:
-        raise UsageError(
-            f"the values of {name!r} must be texts, numbers, booleans, or lists of one kind, got others: "
-            f"{damage_of(error)}; convert them"
-        ) from error
+        raise _unfit(name, damage_of(error)) from error
+    if faults.null_count < len(faults):
+        raise _unfit(name, "numbers that no type holds")
+    return column, OBJECT in types
+
+
+def _unfit(name: str, got: str) -> UsageError:
+    return UsageError(
+        f"the values of {name!r} must be texts, numbers, booleans, or lists of one kind, got others: "
+        f"{got}; convert them"
+    )
 
 
 def _refused(got: str) -> UsageError:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -53,12 +53,12 @@ _SCRATCH: Final = f"""
         doc_id TEXT PRIMARY KEY, encoded BLOB, shard INTEGER,
         state INTEGER NOT NULL DEFAULT {UNSEEN}, digest BLOB, file INTEGER, owner INTEGER
     ) WITHOUT ROWID;
+    CREATE TABLE main.deleted (doc_id TEXT PRIMARY KEY) WITHOUT ROWID;
     CREATE TABLE main.unread (number INTEGER PRIMARY KEY);
     CREATE TABLE main.read_files (
-        number INTEGER PRIMARY KEY, path TEXT, identity TEXT, key TEXT, num_rows INTEGER, schema TEXT, is_kept
+        number INTEGER PRIMARY KEY, path TEXT, identity TEXT, key TEXT, num_rows INTEGER, schema BLOB, is_kept
     );
     CREATE TABLE main.rejected (file INTEGER, row_index INTEGER, doc_id TEXT, reason TEXT, detail TEXT);
-    CREATE TABLE main.schemas (sha256 TEXT PRIMARY KEY, arrow BLOB) WITHOUT ROWID;
     CREATE TEMP VIEW met AS SELECT * FROM main.documents WHERE state >= {SEEN_UNCHANGED};
     CREATE TEMP VIEW vanished AS
         SELECT published.doc_id AS doc_id
@@ -213,6 +213,23 @@ class Ledger:
         True only of a corpus of which every file was read whole, now or before.
         """
         return self._list("SELECT doc_id FROM vanished ORDER BY doc_id")
+
+    def delete(self, doc_ids: Iterable[str]) -> int:
+        """Note published documents that are to be deleted; return how many there are.
+
+        None of them may be met in the corpus of this run.
+        """
+        with self.errors():
+            self.connection.executemany(
+                "INSERT OR IGNORE INTO main.deleted SELECT doc_id FROM record.documents WHERE doc_id = ?",
+                ((doc_id,) for doc_id in doc_ids),
+            )
+            (count,) = self.connection.execute("SELECT count(*) FROM main.deleted").fetchone()
+        return count
+
+    def deleted_ids(self) -> Iterator[list[str]]:
+        """Yield the ids that :meth:`delete` noted, ordered."""
+        return self._list("SELECT doc_id FROM main.deleted ORDER BY doc_id")
 
     def current_in_shard(self, shard: int) -> Iterator[list[str]]:
         """Yield the ids whose rows in an encoded shard are to be committed.

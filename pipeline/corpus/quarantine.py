@@ -34,12 +34,17 @@ class Reason(StrEnum):
     OVERSIZED_TEXT = auto()
     OVERSIZED_FIELD = auto()
     INVALID_UTF8 = auto()
-    LONE_SURROGATE = auto()
     NUL_CHARACTER = auto()
     NAN_METADATA = auto()
+    UNSHOWABLE_DATE = auto()
+    UNFIT_VALUE = auto()
+    UNFIT_VECTOR = auto()
     DUPLICATE_ID = auto()
     DAMAGED_ROWS = auto()
     DAMAGED_FILE = auto()
+    DAMAGED_DOCUMENT = auto()
+    DAMAGED_PAGE = auto()
+    PAGE_WITHOUT_TEXT = auto()
 
 
 REJECTED_SCHEMA = pa.schema(
@@ -102,6 +107,17 @@ def reason_counts(rejected: pa.RecordBatch) -> dict[str, int]:
     return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
 
 
+def examples(rejected: pa.RecordBatch) -> dict[str, str]:
+    """Return for each reason the place and the detail of its first row."""
+    found = dict[str, str]()
+    for reason in reason_counts(rejected):
+        row = rejected.slice(pc.index(rejected.column("reason"), reason).as_py(), 1).to_pylist()[0]
+        is_file = row["row_index"] is None or row["source_file"].endswith(row["doc_id"] or "\0")
+        place = row["source_file"] if is_file else f"{row['source_file']}, row {row['row_index']:,}"
+        found[reason] = f"{place}: {row['detail']}"
+    return found
+
+
 def count_new(path: Path) -> int:
     """Count the refused rows of a run that no recent run of the collection refused for the same reason.
 
@@ -157,19 +173,18 @@ class RowWriter:
         self._pending_rows += rows.num_rows
         self.num_rows += rows.num_rows
         if self._pending_rows >= ROW_GROUP_ROWS:
-            self._flush()
+            with durable.storage_errors(self._doing):
+                self._flush()
 
     def _flush(self) -> None:
         if not self._pending:
             return
-        with durable.storage_errors(self._doing):
-            if self._writer is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                temporary = self._stack.enter_context(durable.replacing(self.path))
-                self._writer = self._stack.enter_context(
-                    pq.ParquetWriter(temporary, self._schema, compression="zstd")
-                )
-            self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
+        if self._writer is None:
+            durable.make_folder(self.path.parent)
+            temporary = self._stack.enter_context(durable.replacing(self.path))
+            writer = pq.ParquetWriter(temporary, self._schema, compression="zstd")
+            self._writer = self._stack.enter_context(writer)
+        self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
         self._pending, self._pending_rows = [], 0
 
     def __enter__(self) -> Self:
@@ -181,10 +196,5 @@ class RowWriter:
         if error is not None:
             self._stack.__exit__(kind, error, trace)
             return
-        try:
+        with durable.storage_errors(self._doing), self._stack:
             self._flush()
-        except BaseException as failure:
-            self._stack.__exit__(type(failure), failure, failure.__traceback__)
-            raise
-        with durable.storage_errors(self._doing):
-            self._stack.close()

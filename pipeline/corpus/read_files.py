@@ -11,7 +11,6 @@ it took over or deleted one of their documents.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
@@ -34,9 +33,12 @@ _RECORD_RUN: Final = """
     CREATE TEMP TABLE changed AS
         SELECT number FROM main.read_files
         UNION SELECT owner FROM met WHERE owner IN (SELECT number FROM record.files)
+        UNION SELECT file FROM record.documents NATURAL JOIN main.deleted
+            WHERE file IN (SELECT number FROM record.files)
         UNION SELECT number FROM record.files
             WHERE :has_deleted AND number NOT IN (SELECT number FROM main.unread);
     DELETE FROM record.documents WHERE :has_deleted AND doc_id IN (SELECT doc_id FROM vanished);
+    DELETE FROM record.documents WHERE doc_id IN (SELECT doc_id FROM main.deleted);
     UPDATE main.documents SET file = 0
         WHERE file NOT IN (SELECT number FROM main.read_files WHERE is_kept);
     INSERT INTO record.documents (doc_id, published, file)
@@ -52,8 +54,6 @@ _RECORD_RUN: Final = """
         SELECT number, path, identity, key, num_rows, schema FROM main.read_files WHERE is_kept;
     INSERT INTO record.rejected
         SELECT * FROM main.rejected WHERE file IN (SELECT number FROM main.read_files WHERE is_kept);
-    INSERT OR IGNORE INTO record.schemas SELECT * FROM main.schemas;
-    DELETE FROM record.schemas WHERE sha256 NOT IN (SELECT schema FROM record.files);
     UPDATE record.state SET value = :manifest WHERE name = 'manifest';
     COMMIT
 """
@@ -112,6 +112,10 @@ class ReadFiles:
                 ids, reasons, details = (pa.array(each, pa.string()) for each in texts)
                 yield rejected_rows(self._scan.files[place].name, indices, reasons, details, ids)
 
+    def doubt(self) -> None:
+        """Note that rows of the file that is being read may stand in others; it is read each time."""
+        self._is_whole = False
+
     def reject(self, rejected: pa.RecordBatch) -> None:
         """Keep quarantined rows of the file that is being read."""
         self._num_rejected += rejected.num_rows
@@ -122,23 +126,21 @@ class ReadFiles:
             with self._ledger.errors():
                 self._ledger.connection.executemany("INSERT INTO main.rejected VALUES (?, ?, ?, ?, ?)", rows)
 
-    def end(self, place: int) -> None:
-        """Note that a file was read to its end."""
+    def end(self, place: int, num_rows: int) -> None:
+        """Note that a file of so many rows was read to its end."""
         scan, ledger = self._scan, self._ledger
         identity = scan.identities[place]
-        arrow = scan.schemas[place].remove_metadata().serialize().to_pybytes()
+        schema = scan.schemas[place].remove_metadata().serialize().to_pybytes()
         is_kept = (
             identity is not None
             and self._is_whole
             and not ledger.has_lost
             and self._num_rejected <= MAX_REJECTED
         )
-        sha256 = hashlib.sha256(arrow).hexdigest()
-        row = (ledger.file, scan.files[place].address, identity, self._keys[place], scan.file_rows[place])
+        row = (ledger.file, scan.files[place].address, identity, self._keys[place], num_rows)
         with ledger.errors():
-            ledger.connection.execute("INSERT OR IGNORE INTO main.schemas VALUES (?, ?)", (sha256, arrow))
             ledger.connection.execute(
-                "INSERT INTO main.read_files VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, sha256, is_kept)
+                "INSERT INTO main.read_files VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, schema, is_kept)
             )
 
 
@@ -161,14 +163,15 @@ def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
     shared: dict[str, Any] = {
         "release": version("cairn-index"),
         "settings": asdict(config),
-        "roles": scan.schema.roles,
         "metadata": scan.schema_fingerprint,
-        "from_folders": sorted(scan.schema.partition_keys),
     }
     common = fingerprint(**shared)
     return [
         fingerprint(
-            common=common, folders=file.partitions, doc_id=file.relative if file.format.is_document else None
+            common=common,
+            columns=columns,
+            folders=file.partitions,
+            doc_id=file.doc_id(config) if file.format.is_document else None,
         )
-        for file in scan.files
+        for file, columns in zip(scan.files, scan.columns, strict=True)
     ]

@@ -1,31 +1,28 @@
 """A real corpus to try Cairn on, made on this machine: the documentation that every Python carries.
 
 Stands before the line: it writes a Parquet file that ``ingest`` reads, with the language reference behind
-``help("...")`` (``pydoc_data.topics``), a page for each module, class and function of the standard library,
-and the long descriptions of the installed distributions.
+``help("...")`` (``pydoc_data.topics``), and a page for each module, class and function of the standard
+library.
 
-The library is parsed, never imported, so nothing runs, no window opens, and platform-specific modules are
-read too. Documentation that only exists in C modules is left out, as are tests, private names, Cairn's own
-description, texts too short to answer anything and texts already seen. The same interpreter with the same
-distributions gives the same bytes.
+The library is parsed, never imported. Left out are C modules, tests, private names, texts too short to answer
+anything and texts already seen. The same interpreter gives the same bytes.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import heapq
-import importlib.metadata
 import inspect
-import itertools
 import re
 import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,23 +32,15 @@ from cairn.pipeline.errors import UsageError
 from cairn.pipeline.types import ProgressListener, silent_progress
 
 SAMPLE_FILE = "python.parquet"
+_TEXT = ("id", "title", "module", "kind", "package")
 SAMPLE_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.string(), nullable=False),
-        pa.field("title", pa.string(), nullable=False),
-        pa.field("text", pa.large_string(), nullable=False),
-        pa.field("module", pa.string()),
-        pa.field("kind", pa.string(), nullable=False),
-        pa.field("package", pa.string(), nullable=False),
-        pa.field("lineno", pa.int32()),
-    ],
+    {**dict.fromkeys(_TEXT, pa.string()), "text": pa.large_string(), "lineno": pa.int32()},
     metadata={"cairn": "sample"},  # by this mark a later run knows which files it may replace
 )
 
 MIN_BODY_CHARACTERS = 40  # shorter docstrings ("Return self.", "See base class.") answer no question
 ROW_GROUP_DOCUMENTS = 256
 CHARACTERS_PER_TOKEN = 3.5  # of this corpus under the default model's tokenizer
-OWN_DISTRIBUTION = "cairn-index"
 PROGRESS_EVERY_MODULES = 50
 EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "idle_test"}  # tests speak about themselves
@@ -60,12 +49,8 @@ EXCLUDED_FOLDERS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleDocument:
-    """One row of the sample.
-
-    ``signature`` heads the text of a class, function or method and is empty elsewhere.
-    """
+class SampleDocument(NamedTuple):
+    """One row of the sample; ``signature`` heads the text of a class, function or method."""
 
     id: str
     title: str
@@ -109,14 +94,12 @@ def write_sample(
     with durable.storage_errors(f"preparing {folder}"):
         _claim_folder(folder)
     unparsable: list[str] = []
-    documents = _unique(
-        itertools.chain(python_topics(), python_library(progress, unparsable), python_distributions())
-    )
-    if kinds:
-        documents = (document for document in documents if document.kind in kinds)
-    if max_documents is not None:
-        documents = iter(_drawn(documents, max_documents))
-    chosen = list(documents)
+    every = _unique(chain(python_topics(), python_library(progress, unparsable)))
+    chosen = [document for document in every if not kinds or document.kind in kinds]
+    if max_documents is not None:  # drawn by their hashes: one that is added changes at most one of them
+        ranked = sorted(chosen, key=lambda document: hashlib.sha256(document.id.encode()).digest())
+        drawn = {document.id for document in ranked[:max_documents]}
+        chosen = [document for document in chosen if document.id in drawn]
     path = folder / SAMPLE_FILE
     rows = [{name: getattr(document, name) for name in SAMPLE_SCHEMA.names} for document in chosen]
     with durable.storage_errors(f"writing {path}"), durable.replacing(path) as temporary:
@@ -160,26 +143,15 @@ def _is_sample_file(path: Path) -> bool:
         return False
 
 
-def _unique(documents: Iterable[SampleDocument]) -> Iterator[SampleDocument]:
+def _unique(documents: Iterable[SampleDocument]) -> list[SampleDocument]:
     """Drop short texts, ids already used and bodies already seen, such as inherited docstrings."""
-    ids: set[str] = set()
-    bodies: set[bytes] = set()
+    seen: set[str] = set()
+    kept: list[SampleDocument] = []
     for document in documents:
-        digest = hashlib.sha256(document.body.encode()).digest()
-        if len(document.body) < MIN_BODY_CHARACTERS or document.id in ids or digest in bodies:
-            continue
-        ids.add(document.id)
-        bodies.add(digest)
-        yield document
-
-
-def _drawn(documents: Iterable[SampleDocument], count: int) -> list[SampleDocument]:
-    """Draw ``count`` documents by the hash of their id: a document added changes at most one of them."""
-    ranked = (
-        (hashlib.sha256(document.id.encode()).digest(), position, document)
-        for position, document in enumerate(documents)
-    )
-    return [document for _, _, document in sorted(heapq.nsmallest(count, ranked), key=lambda entry: entry[1])]
+        if len(document.body) >= MIN_BODY_CHARACTERS and seen.isdisjoint((document.id, document.body)):
+            seen |= {document.id, document.body}
+            kept.append(document)
+    return kept
 
 
 def _clean(text: str) -> str:
@@ -196,25 +168,6 @@ def python_topics() -> Iterator[SampleDocument]:
         yield SampleDocument(
             id=f"topic/{key}", title=heading if is_heading else key, body=body, kind="topic", package="python"
         )
-
-
-def python_distributions() -> Iterator[SampleDocument]:
-    """Yield the description of each installed distribution, the first where a name comes twice."""
-    documents: dict[str, SampleDocument] = {}
-    # Not all of sys.path: packages put folders of their own on it when they are imported, with other versions
-    # of the same distributions.
-    folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
-    for distribution in importlib.metadata.distributions(path=list(folders)):
-        if not (distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")):
-            continue  # an uninstall that stopped halfway leaves an empty folder behind
-        metadata = distribution.metadata.json
-        name, summary = str(metadata.get("name", "")), str(metadata.get("summary", ""))
-        key = f"dist/{re.sub(r'[-_.]+', '-', name).lower()}"
-        if name and name != OWN_DISTRIBUTION and key not in documents:
-            title = _clean(f"{name}: {summary}" if summary not in ("", "UNKNOWN") else name)
-            body = _clean(str(metadata.get("description", "")))
-            documents[key] = SampleDocument(id=key, title=title, body=body, kind="distribution", package=name)
-    yield from (documents[key] for key in sorted(documents))
 
 
 def python_library(progress: ProgressListener, unparsable: list[str]) -> Iterator[SampleDocument]:

@@ -8,27 +8,35 @@ a file and counts as one row; what turns out damaged quarantines its rows, by th
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.checks import CheckedBatch, RowChecker
+from cairn.pipeline.corpus.columns import fitted
 from cairn.pipeline.corpus.file_identity import file_identities
-from cairn.pipeline.corpus.formats.format import DECODE_ERRORS, SourceFile, damage_of, damage_reported
+from cairn.pipeline.corpus.formats.format import (
+    DECODE_ERRORS,
+    ENCODING,
+    Footer,
+    SourceFile,
+    Undecoded,
+    damage_of,
+    damage_reported,
+)
+from cairn.pipeline.corpus.given_vectors import first_width, read_type
 from cairn.pipeline.corpus.quarantine import Reason, rejected_rows
-from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, is_read
-from cairn.pipeline.corpus.source_record import Footer, recorded_footers
-from cairn.pipeline.corpus.sources import Source, resolve_sources
+from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema, stored_name
+from cairn.pipeline.corpus.source_record import recorded_footers
+from cairn.pipeline.corpus.sources import LeftOut, Source, resolve_sources
 from cairn.pipeline.errors import SourceError, TryAgainError
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.types import staged_schema
+from cairn.pipeline.types import GIVEN_VECTORS, staged_schema
 
 REJECTED_BATCH_ROWS = 65_536
-SHOWN_SUFFIXES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,18 +45,21 @@ class Scan:
 
     ``num_rows`` is the total of the readable files' footers; ``damaged_files`` come on top, one quarantined
     row each. ``identities`` are those of :mod:`cairn.pipeline.corpus.file_identity`, taken before the
-    footers. ``unread`` counts files of other kinds by suffix. ``faults`` say what of some files cannot be
-    read while their rows can; these files are read each time.
+    footers. ``columns`` has for each file the source column of each stored one. ``faults`` say what of some
+    files cannot be read while their rows can; these files are read each time. ``vector_dim`` is the width of
+    the vectors that rows bring.
     """
 
     files: tuple[SourceFile, ...]
     file_rows: tuple[int, ...]
     schemas: tuple[pa.Schema, ...]
+    columns: tuple[Mapping[str, str], ...]
     identities: tuple[str | None, ...]
     schema: CorpusSchema
     damaged_files: tuple[tuple[SourceFile, str], ...]
-    unread: Mapping[str, int]
+    left_out: LeftOut
     faults: tuple[tuple[SourceFile, str], ...] = ()
+    vector_dim: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -68,7 +79,7 @@ class Scan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was left out or overridden, one sentence each."""
-        return (*_fault_warnings(self.faults), *self.schema.warnings, *_unread_warnings(self.unread))
+        return (*_fault_warnings(self.faults), *self.schema.warnings, *self.left_out.warnings())
 
     @property
     def schema_fingerprint(self) -> str:
@@ -76,21 +87,12 @@ class Scan:
         return fingerprint(metadata=[[field.name, str(field.type)] for field in self.metadata_fields])
 
 
-def _unread_warnings(unread: Mapping[str, int]) -> Iterator[str]:
-    if unread:
-        counts = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(unread.items())[:SHOWN_SUFFIXES])
-        yield (
-            f"files of other kinds were not read: {counts}; a folder is read as the first that it holds of "
-            "Parquet, Arrow, JSON lines, CSV, and text with HTML: name others by a glob"
-        )
-
-
 def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
     if faults:
         (file, fault), *others = faults
         also = f" and of {len(others):,} more files" if others else ""
         yield (
-            f"the front matter of {file.name}{also} is not YAML and was left in the text: {fault}; "
+            f"the front matter of {file.name}{also} cannot be read and was left in the text: {fault}; "
             "put a value with a colon into quotes"
         )
 
@@ -104,12 +106,12 @@ def scan_sources(
     """Read every footer and agree on one schema; no row is decoded.
 
     The footers of files that are as they were when they were recorded come from the ``record``. ``stored``
-    are the metadata columns of the collection, None where nothing is published. Raises
-    :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are not what
-    the settings say.
+    are the metadata columns of the collection, None where nothing is published: then there must be a row.
+    Raises :class:`SourceError` when there is nothing to read and :class:`SchemaError` when the columns are
+    not what the settings say.
     """
-    unread = Counter[str]()
-    found = resolve_sources(sources, unread)
+    left_out = LeftOut()
+    found = resolve_sources(sources, left_out)
     damaged = [(file, file.fault) for file in found if file.fault is not None]
     files = [file for file in found if file.fault is None]
     identities = dict(zip((file.address for file in files), file_identities(files), strict=True))
@@ -128,32 +130,41 @@ def scan_sources(
             f"{damaged[0][0].name}{others} is not a file that can be read: {damaged[0][1]}; "
             "check the path or write the file again"
         )
-    if not any(footer.num_rows for _, footer in footers):
+    if stored is None:
+        _require_rows(footers, config)
+    # A file of JSON lines without a line has no columns.
+    footers = [(file, footer) for file, footer in footers if footer.schema.names]
+    schema = agree_on_schema([(file, footer.schema) for file, footer in footers], config, stored)
+    for file, reason in schema.left_out:
+        left_out.add(reason, file.name)
+    read = [(*each, of) for each, of in zip(footers, schema.columns, strict=True) if of is not None]
+    faults = tuple((file, footer.fault) for file, footer, _ in read if footer.fault is not None)
+    identities.update({file.address: None for file, _ in faults})
+    return Scan(
+        files=tuple(file for file, _, _ in read),
+        file_rows=tuple(footer.num_rows for _, footer, _ in read),
+        schemas=tuple(footer.schema for _, footer, _ in read),
+        columns=tuple(of for _, _, of in read),
+        identities=tuple(identities[file.address] for file, _, _ in read),
+        schema=schema,
+        damaged_files=tuple(damaged),
+        left_out=left_out,
+        faults=faults,
+    )
+
+
+def _require_rows(footers: Sequence[tuple[SourceFile, Footer]], config: CorpusConfig) -> None:
+    with_rows = [file for file, footer in footers if footer.num_rows]
+    if not with_rows:
         raise SourceError(
             f"a corpus must have at least one row, got none in {footers[0][0].name}"
             + (f" and {len(footers) - 1} more" if len(footers) > 1 else "")
         )
-    # A file of JSON lines without a line has no columns.
-    schemas = [(file, footer.schema) for file, footer in footers if footer.schema.names]
-    if not schemas:
-        named = next(file.name for file, footer in footers if footer.num_rows)
+    if not any(footer.schema.names for _, footer in footers):
         raise SourceError(
-            f"a corpus must have columns, got none in any row of {named}; "
+            f"a corpus must have columns, got none in any row of {with_rows[0].name}; "
             f"each row must have {config.id_column!r} and {config.text_column!r}"
         )
-    schema = agree_on_schema(schemas, config, stored)
-    faults = tuple((file, footer.fault) for file, footer in footers if footer.fault is not None)
-    identities.update({file.address: None for file, _ in faults})
-    return Scan(
-        files=tuple(file for file, _ in footers),
-        file_rows=tuple(footer.num_rows for _, footer in footers),
-        schemas=tuple(footer.schema for _, footer in footers),
-        identities=tuple(identities[file.address] for file, _ in footers),
-        schema=schema,
-        damaged_files=tuple(damaged),
-        unread=unread,
-        faults=faults,
-    )
 
 
 def read_checked(
@@ -179,71 +190,87 @@ def read_damaged_files(scan: Scan) -> Iterator[CheckedBatch]:
 def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedBatch]:
     """Yield every row of the file at a place of ``scan.files``, as :func:`read_checked` does.
 
-    Raises :class:`TryAgainError` where the file does not have as many rows as it had when they were counted:
+    A document may have more rows: its pages that were refused. Raises :class:`TryAgainError` where a table
+    does not have as many rows as it had when they were counted:
     a row that is not delivered would count as deleted.
     """
     file, num_rows = scan.files[place], scan.file_rows[place]
     checker = _checker(scan, place, config)
     done, is_cut = 0, False
-    types = {column: checker.stored_types[stored] for stored, column in checker.sources.items()}
+    types = {
+        column: _vector_type(scan, place) if stored == GIVEN_VECTORS else checker.stored_types[stored]
+        for stored, column in checker.sources.items()
+    }
     for item in damage_reported(file, file.format.read(file, types, config)):
-        if isinstance(item, pa.RecordBatch):
+        if not isinstance(item, Undecoded):
+            guess = (item.schema.metadata or {}).get(ENCODING)
             for batch in checker.check(item, done):
-                yield batch
+                yield batch if guess is None else replace(batch, encoding=guess.decode())
                 done += batch.num_rows
+        elif item.num_rows == 0:
+            yield _rejected(scan, file, [], "", "", doubt=f"{file.name}: {item.detail}")
         else:
             is_cut = is_cut or item.num_rows is None
             # Where the file ends damaged behind its last row, it is one row more: it was not read whole.
             stop = max(num_rows, done + 1) if item.num_rows is None else done + item.num_rows
-            yield from _damaged_rows(scan, file, done, stop, item.detail)
+            for first in range(done, stop, REJECTED_BATCH_ROWS):
+                rows = np.arange(first, min(first + REJECTED_BATCH_ROWS, stop))
+                yield _rejected(scan, file, rows, Reason.DAMAGED_ROWS, item.detail)
             done = stop
-    if done != num_rows and not is_cut:
+    if done != num_rows and not is_cut and not file.format.is_document:
         raise TryAgainError(
             f"{file.name} must not change while it is read, got {done} rows where {num_rows} were counted; "
             "run the command again"
         )
 
 
-def _checker(scan: Scan, place: int, config: CorpusConfig) -> RowChecker:
-    file = scan.files[place]
-    values = dict(file.partitions)
-    from_files: dict[str, str] = {}
-    constants: dict[str, pa.Scalar] = {}
-    for field in scan.metadata_fields:
-        if field.name not in scan.schema.partition_keys:
-            if is_read(file, scan.schemas[place], field):
-                from_files[field.name] = field.name
-            else:
-                constants[field.name] = pa.scalar(None, field.type)
-        else:
-            value = values[field.name]
-            constants[field.name] = pa.scalar(
-                None if value is None else (int(value) if pa.types.is_integer(field.type) else value),
-                field.type,
-            )
-    return RowChecker(
-        source_file=file.name,
-        sources={**scan.schema.roles, **from_files},
-        constants=constants,
-        metadata_fields=scan.metadata_fields,
-        config=config,
+def _vector_type(scan: Scan, place: int) -> pa.DataType:
+    return read_type(scan.schemas[place].field(scan.columns[place][GIVEN_VECTORS]))
+
+
+def first_vector_dim(scan: Scan, config: CorpusConfig) -> int:
+    """Return the width of the first vector that a row brings; :class:`SourceError` where none does."""
+    for place, file in enumerate(scan.files):
+        column = scan.columns[place][GIVEN_VECTORS]
+        for item in damage_reported(
+            file, file.format.read(file, {column: _vector_type(scan, place)}, config)
+        ):
+            width = None if isinstance(item, Undecoded) else first_width(item.column(column))
+            if width is not None:
+                return width
+    raise SourceError(
+        f"vector column {config.vector_column!r} must hold a vector in some row, got none; name another with "
+        "--vector-column"
     )
 
 
-def _damaged_rows(scan: Scan, file: SourceFile, start: int, stop: int, detail: str) -> Iterator[CheckedBatch]:
-    for first in range(start, stop, REJECTED_BATCH_ROWS):
-        yield _rejected(
-            scan,
-            file,
-            np.arange(first, min(first + REJECTED_BATCH_ROWS, stop)),
-            Reason.DAMAGED_ROWS,
-            detail,
-        )
+def _checker(scan: Scan, place: int, config: CorpusConfig) -> RowChecker:
+    """Return the checks of a file, with the values that its folders give to every row."""
+    file, columns = scan.files[place], scan.columns[place]
+    folders = {stored_name(key): value for key, value in file.partitions}
+    constants: dict[str, pa.Scalar] = {}
+    for field in scan.metadata_fields:
+        if field.name not in columns:
+            value, _ = fitted(pa.array([folders.get(field.name)], pa.string()), field.type)
+            constants[field.name] = value[0]
+    return RowChecker(
+        source_file=file.name,
+        sources=columns,
+        constants=constants,
+        metadata_fields=scan.metadata_fields,
+        config=config,
+        vector_dim=scan.vector_dim,
+    )
 
 
 def _rejected(
-    scan: Scan, file: SourceFile, indices: Sequence[None] | np.ndarray, reason: str, detail: str
+    scan: Scan,
+    file: SourceFile,
+    indices: Sequence[None] | np.ndarray,
+    reason: str,
+    detail: str,
+    doubt: str | None = None,
 ) -> CheckedBatch:
     rejected = rejected_rows(file.name, indices, reason, detail)
     no_rows = pa.RecordBatch.from_pylist([], schema=staged_schema(scan.metadata_fields))
-    return CheckedBatch(rows=no_rows, rejected=rejected, num_rows=len(indices))
+    return CheckedBatch(rows=no_rows, rejected=rejected, num_rows=len(indices), doubt=doubt)

@@ -1,39 +1,49 @@
 """Which columns a corpus has, agreed over all its files before any row is read.
 
-Second step of stage 1, on Arrow schemas alone. Files may differ in what does not change a value (``string``
-and ``large_string``, a dictionary, the width of an integer or a float, a column that is null throughout);
-everything else is drift and refused with the file and the column named. It does not cast data.
+Second step of stage 1, on Arrow schemas alone. A column has the type that it is stored as, else the one that
+holds the values of all files (``columns.joined``); what a value of another type becomes is said there. A file
+may lack any column but its id and text: its rows have nulls there.
 
-Columns that a file may lack; its rows have nulls there:
+    left out, with a warning    a column of a type, or with a name, that cannot be stored, or null so far
+    stored as ``metadata_…``    a column whose name is one of Cairn's own
+    left out by name            a table in a folder that has no id or no text
+    refused                     what was asked for and is not there, or cannot be stored
 
-    new collection    documents, such as Markdown, have the columns that any of them has in its front matter
-    stored columns    every file has those; of further ones, documents leave theirs out with a warning
-
-Values of documents have no type of their own. Numbers beside texts are texts, and a single value beside lists
-is a list of one. A value that does not fit a stored column is left out with a warning, so that one changed
-file never stops an ingest. Metadata columns that the settings name must be in every other file.
+A document, such as Markdown, has its id, title and text from the file; its other columns may be asked for as
+such in their place. It does not cast data.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import SourceFile
-from cairn.pipeline.corpus.formats.values import OBJECT, joined
-from cairn.pipeline.errors import SchemaError
-from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
-
-KEEP_HINT = (
-    "name the metadata columns to keep without it (--metadata-columns, in Python metadata_columns), "
-    "or rename it"
+from cairn.pipeline.corpus.columns import (
+    DECIMALS,
+    OBJECT,
+    OBJECTS,
+    are_names,
+    is_list,
+    is_text,
+    joined,
+    plain_type,
+    stored_type,
 )
-_SHOWN_NAMES: Final = 5
+from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.given_vectors import is_vector_column
+from cairn.pipeline.errors import SchemaError
+from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, is_filterable
+
+RENAMED: Final = "metadata_"
+_REPEATED: Final = {b"cairn.repeated": b"1"}
+_OF_NAMES: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
+_SHOWN_COLUMNS: Final = 50
 Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 
 
@@ -41,398 +51,303 @@ Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 class CorpusSchema:
     """What every file of the corpus is read as.
 
-    ``roles`` maps the stored name of id, title, text and query to its column; title and query may have none.
-    ``partition_keys`` are the metadata that come from folder names.
+    ``columns`` has for each file the source column of each stored one; None of a file that is left out, for
+    the reason in ``left_out``.
     """
 
-    roles: Mapping[str, str]
     metadata_fields: tuple[pa.Field, ...]
-    partition_keys: frozenset[str]
+    columns: tuple[Mapping[str, str] | None, ...]
+    left_out: tuple[tuple[SourceFile, str], ...]
     warnings: tuple[str, ...]
 
 
-def is_text(arrow_type: pa.DataType) -> bool:
-    """Tell whether values are strings, however they are stored."""
-    if pa.types.is_dictionary(arrow_type):
-        return is_text(arrow_type.value_type)
-    return (
-        pa.types.is_string(arrow_type)
-        or pa.types.is_large_string(arrow_type)
-        or pa.types.is_string_view(arrow_type)
-    )
+def role_columns(config: CorpusConfig) -> dict[str, tuple[str | None, str]]:
+    """Return the column that is asked for each role, and the usual one."""
+    given = config.vector_column
+    return {
+        "doc_id": (config.id_column, "id"),
+        "title": (config.title_column, "title"),
+        "text": (config.text_column, "text"),
+        "query": (config.query_column, "query"),
+        **({} if given is None else {GIVEN_VECTORS: (given, given)}),
+    }
 
 
-def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
-    """Return the type a metadata column is stored as, None when it is not kept."""
-    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
-        element = _stored_scalar(arrow_type.value_type)
-        return None if element is None else pa.list_(element)
-    if pa.types.is_fixed_size_list(arrow_type):
-        element = _stored_scalar(arrow_type.value_type)
-        return (
-            None
-            if element is None or pa.types.is_string(element)
-            else pa.list_(element, arrow_type.list_size)
-        )
-    return _stored_scalar(arrow_type)
-
-
-def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
-    if is_text(arrow_type):
-        return pa.string()
-    if pa.types.is_dictionary(arrow_type):
-        return _stored_scalar(arrow_type.value_type)
-    checks = (
-        pa.types.is_boolean,
-        pa.types.is_integer,
-        pa.types.is_floating,
-        pa.types.is_decimal,
-        pa.types.is_date,
-        pa.types.is_timestamp,
-    )
-    return arrow_type if any(check(arrow_type) for check in checks) else None
-
-
-def widened(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both unchanged, None when there is none."""
-    if first == second or pa.types.is_null(second):
-        return first
-    if pa.types.is_null(first):
-        return second
-    if pa.types.is_floating(first) and pa.types.is_floating(second):
-        return first if first.bit_width >= second.bit_width else second
-    if pa.types.is_integer(first) and pa.types.is_integer(second):
-        if pa.types.is_signed_integer(first) == pa.types.is_signed_integer(second):
-            return first if first.bit_width >= second.bit_width else second
-        signed, unsigned = (first, second) if pa.types.is_signed_integer(first) else (second, first)
-        wider = {8: pa.int16(), 16: pa.int32(), 32: pa.int64()}.get(unsigned.bit_width)
-        return None if wider is None else (signed if signed.bit_width >= wider.bit_width else wider)
-    if pa.types.is_list(first) and pa.types.is_list(second):
-        element = widened(first.value_type, second.value_type)
-        return None if element is None else pa.list_(element)
-    return None
+def _needed(config: CorpusConfig) -> list[str]:
+    """Return the roles that every file has a column for."""
+    return [role for role in ("doc_id", "text", GIVEN_VECTORS) if role in role_columns(config)]
 
 
 def agree_on_schema(
-    files: Schemas,
-    config: CorpusConfig,
-    stored: Sequence[pa.Field] | None = None,
+    files: Schemas, config: CorpusConfig, stored: Sequence[pa.Field] | None = None
 ) -> CorpusSchema:
-    """Check the schema of every file and resolve the roles and the metadata.
+    """Find the roles and the metadata of every file.
 
-    The first file in scan order sets the columns and their order. ``stored`` are the metadata columns of the
-    collection, None of a new one. Raises :class:`SchemaError` naming the file and the column.
+    ``stored`` are the metadata columns of the collection, None of a new one; they come first. Raises
+    :class:`SchemaError` naming the file and the column.
     """
+    of_documents = {name for file, schema in files if file.format.is_document for name in schema.names}
+    roles: list[Mapping[str, str] | None] = []
+    left_out: list[tuple[SourceFile, str]] = []
     for file, schema in files:
-        _refuse_repeated_names(file, schema)
-    files, left_out = _completed(files, config, stored)
-    warnings = dict.fromkeys(left_out)
-    first_file, first_schema = files[0]
-    found = {
-        "doc_id": config.id_column,
-        "title": config.title_column or _detected("title", first_schema, config),
-        "text": config.text_column,
-        "query": config.query_column or _detected("query", first_schema, config),
-    }
-    roles = {role: column for role, column in found.items() if column is not None}
-    for file, schema in files:
-        _check_roles(file, schema, roles)
-    partition_types = _partition_types([file for file, _ in files])
-    wanted = _metadata_columns(files, config, {*roles.values()}, partition_types, warnings)
-    from_folders = frozenset(
-        name
-        for name in wanted
-        if name in partition_types and all(name not in schema.names for _, schema in files)
-    )
-    warnings.update(
-        dict.fromkeys(
-            f"column {name!r} is read from the files, not from the folder names"
-            for name in wanted
-            if name in partition_types and name not in from_folders
-        )
-    )
-    fields: list[pa.Field] = []
-    for name in wanted:
-        if name in RESERVED_COLUMNS:
-            raise SchemaError(
-                f"metadata columns must not carry a reserved name, got {name!r} in {first_file.name}; "
-                f"{KEEP_HINT}"
-            )
-        if name in from_folders:
-            _check_partition(name, [file for file, _ in files])
-            fields.append(pa.field(name, partition_types[name]))
-            continue
-        arrow_type = _metadata_type(name, files, must_keep=config.metadata_columns is not None)
-        if isinstance(arrow_type, str):
-            warnings[arrow_type] = None
-        else:
-            fields.append(pa.field(name, arrow_type))
+        found = _roles(file, schema, config, of_documents)
+        missing = [role for role in _needed(config) if role not in found]
+        if missing:
+            asked, _ = role_columns(config)[missing[0]]
+            left_out.append((file, f"tables without the {_label(missing[0])} column {asked!r}"))
+        roles.append(None if missing else found)
+    named = next((file for file, _ in left_out if file.is_named), left_out[0][0] if left_out else None)
+    if named is not None and (named.is_named or all(each is None for each in roles)):
+        _refuse_without_role(named, {file.name: schema for file, schema in files}[named.name], config)
+    read = [(*each, of) for each, of in zip(files, roles, strict=True) if of is not None]
+    for role, (asked, usual) in role_columns(config).items():
+        if asked not in (None, usual) and files and not any(of.get(role) == asked for _, _, of in read):
+            raise _missing(_label(role), asked, files, f"{_label(role)}-column")
+    kinds = _kinds(read)
+    fields, warnings = _metadata(read, kinds, config, stored)
+    columns = [
+        of and {**of, **_own_metadata(schema, of, fields, config, kinds)}
+        for (_, schema), of in zip(files, roles, strict=True)
+    ]
     others = [f"{field.name!r} ({field.type})" for field in fields if not is_filterable(field.type)]
     if others:
         warnings[f"filters cannot name {', '.join(others)}; the values are kept and shown"] = None
     return CorpusSchema(
-        roles=roles, metadata_fields=tuple(fields), partition_keys=from_folders, warnings=tuple(warnings)
+        metadata_fields=tuple(fields),
+        columns=tuple(columns),
+        left_out=tuple(left_out),
+        warnings=tuple(warnings),
     )
 
 
-def _metadata_columns(
-    files: Schemas,
-    config: CorpusConfig,
-    roles: set[str],
-    partition_types: Iterable[str],
-    warnings: dict[str, None],
-) -> list[str]:
-    """Return the metadata columns that the settings name, or else all that every file has."""
-    if config.metadata_columns is not None:
-        for name in config.metadata_columns:
-            if name in roles:
-                sentence = (
-                    f"metadata column {name!r} is already stored in another role; it is not stored twice"
-                )
-                warnings[sentence] = None
-        return [name for name in dict.fromkeys(config.metadata_columns) if name not in roles]
-    first_file, first_schema = files[0]
-    candidates = [
-        name for name in dict.fromkeys((*first_schema.names, *partition_types)) if name not in roles
-    ]
-    for file, schema in files:
-        _refuse_unshared(file, schema, first_file, candidates, {*roles, *partition_types})
-    return candidates
-
-
-def _detected(name: str, schema: pa.Schema, config: CorpusConfig) -> str | None:
-    if (
-        name in (config.id_column, config.text_column, config.title_column, config.query_column)
-        or name not in schema.names
-    ):
-        return None
-    return name if is_text(schema.field(name).type) else None
-
-
-def _refuse_repeated_names(file: SourceFile, schema: pa.Schema) -> None:
-    repeated = sorted(name for name, count in Counter(schema.names).items() if count > 1)
-    if repeated:
-        raise SchemaError(
-            f"column names must be unique, got {repeated[0]!r} more than once in {file.name}; rename one "
-            "of them"
-        )
-
-
-def _check_roles(file: SourceFile, schema: pa.Schema, roles: Mapping[str, str]) -> None:
-    for role, column in roles.items():
-        label = "id" if role == "doc_id" else role
-        _require_column(label, column, file, schema, f"{label}-column")
-        arrow_type = schema.field(column).type
-        if (
-            is_text(arrow_type)
-            or pa.types.is_null(arrow_type)
-            or (role == "doc_id" and pa.types.is_integer(arrow_type))
-            # Numbers of such a file are written texts.
-            or (not file.format.is_typed and not pa.types.is_nested(arrow_type))
-        ):
+def _roles(
+    file: SourceFile, schema: pa.Schema, config: CorpusConfig, of_documents: Collection[str]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    counts = Counter(schema.names)
+    for role, (asked, usual) in role_columns(config).items():
+        if file.format.is_document:
+            name = asked if asked is not None and asked in of_documents else usual
+            if name in schema.names or (name == asked != usual):
+                found[role] = name
             continue
-        expected = "string or integer" if role == "doc_id" else "string"
-        raise SchemaError(
-            f"{label} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; "
-            f"name another with --{label}-column, in Python with {label}_column"
-        )
+        name = asked or usual
+        if name not in counts or (asked is None and not _may_be_text(schema.field(name).type)):
+            continue
+        if asked is None and name in (config.id_column, config.text_column):
+            continue
+        if counts[name] > 1:
+            raise SchemaError(
+                f"the name of the {_label(role)} column must be unique, got {name!r} more than once in "
+                f"{file.name}; rename one of them"
+            )
+        _check_role(role, name, schema.field(name).type, file)
+        found[role] = name
+    return found
 
 
-def _require_column(kind: str, column: str, file: SourceFile, schema: pa.Schema, option: str) -> None:
-    if column in schema.names:
+def _may_be_text(arrow_type: pa.DataType) -> bool:
+    return not pa.types.is_nested(arrow_type) and (
+        pa.types.is_null(arrow_type) or stored_type(arrow_type) is not None
+    )
+
+
+def _label(role: str) -> str:
+    return {"doc_id": "id", GIVEN_VECTORS: "vector"}.get(role, role)
+
+
+def _check_role(role: str, column: str, arrow_type: pa.DataType, file: SourceFile) -> None:
+    """Refuse a typed column that is no text. What no file said a type of is judged row by row.
+
+    A column of vectors is refused in either.
+    """
+    if role == GIVEN_VECTORS:
+        if not is_vector_column(arrow_type):
+            raise SchemaError(
+                f"vector column {column!r} must hold lists of numbers, or of objects with start, end and "
+                f"vector, got {arrow_type} in {file.name}; name another with --vector-column"
+            )
         return
-    available = sorted(schema.names)
-    close = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
-    suggestion = f"did you mean {close[0]!r}? " if close else ""
-    shown = ", ".join(available[:50]) + (", …" if len(available) > 50 else "")
+    is_fine = not file.format.is_typed or is_text(arrow_type) or pa.types.is_null(arrow_type)
+    if is_fine or (role == "doc_id" and pa.types.is_integer(arrow_type)):
+        return
+    if role in ("title", "query") and _may_be_text(arrow_type):
+        return
+    expected = "string or integer" if role == "doc_id" else "string"
     raise SchemaError(
-        f"{kind} column {column!r} must be in every file, got none in {file.name}, which has: {shown}; "
+        f"{_label(role)} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; "
+        f"name another with --{_label(role)}-column, in Python with {_label(role)}_column"
+    )
+
+
+def _refuse_without_role(file: SourceFile, schema: pa.Schema, config: CorpusConfig) -> None:
+    for role in _needed(config):
+        asked = role_columns(config)[role][0]
+        if asked is not None and asked not in schema.names:
+            raise _missing(_label(role), asked, [(file, schema)], f"{_label(role)}-column")
+
+
+def _missing(kind: str, column: str, files: Schemas, option: str) -> SchemaError:
+    available = sorted({name for _, schema in files for name in schema.names})
+    folded = {name.casefold(): name for name in available}
+    close = difflib.get_close_matches(column.casefold(), folded, n=1, cutoff=0.4)
+    is_csv = ".csv" in files[0][0].format.suffixes
+    is_odd = is_csv and ("" in folded or len(folded) == 1 or not close)
+    suggestion = f"did you mean {folded[close[0]]!r}? " if close and not (is_csv and len(folded) == 1) else ""
+    suggestion += "let its first line name the columns, with , ; | or a tab between, or " if is_odd else ""
+    shown = ", ".join(available[:_SHOWN_COLUMNS]) + (", …" if len(available) > _SHOWN_COLUMNS else "")
+    where = files[0][0].name if len(files) == 1 else f"{files[0][0].name} and {len(files) - 1:,} more"
+    return SchemaError(
+        f"{kind} column {column!r} must be there, got none in {where}, which has: {shown}; "
         f"{suggestion}name the right one with --{option}, in Python with {option.replace('-', '_')}"
     )
 
 
-def _refuse_unshared(
-    file: SourceFile, schema: pa.Schema, first_file: SourceFile, candidates: Sequence[str], known: set[str]
-) -> None:
-    for name in {**dict.fromkeys(candidates), **dict.fromkeys(schema.names)}:
-        if name not in known and (name in schema.names) != (name in candidates):
-            got = f"none in {file.name} ({first_file.name} has it)"
-            if name in schema.names:
-                got = f"it in {file.name} but not in {first_file.name}"
-            raise SchemaError(f"column {name!r} must be in every file, got {got}; {KEEP_HINT}")
+Read = Sequence[tuple[SourceFile, pa.Schema, Mapping[str, str]]]
+Kinds = Mapping[str, Sequence[tuple[SourceFile, pa.Field]]]
 
 
-def _metadata_type(name: str, files: Schemas, *, must_keep: bool) -> pa.DataType | str:
-    """Return the type all files agree on, or the warning that says why the column is left out."""
-    agreed: pa.DataType = pa.null()
-    is_inferred = all(not file.format.is_typed for file, _ in files)
-    left_out: tuple[pa.DataType, SourceFile] | None = None
-    for file, schema in files:
-        _require_column("metadata", name, file, schema, "metadata-columns")
-        raw = schema.field(name).type
-        if pa.types.is_null(raw):
-            continue
-        kept = stored_type(raw)
-        if kept is None:
-            left_out = left_out or (raw, file)
-            continue
-        wider = joined(agreed, kept) if is_inferred else widened(agreed, kept)
-        if wider is None or pa.types.is_struct(wider):
-            raise SchemaError(
-                f"column {name!r} must have one type in all files, got {raw} in {file.name} and {agreed} "
-                f"in the files before; {KEEP_HINT}"
-            )
-        agreed = wider
-    if left_out is not None and not pa.types.is_null(agreed):
-        raise SchemaError(
-            f"column {name!r} must have one type in all files, got {left_out[0]} in {left_out[1].name} "
-            f"and {agreed} elsewhere; {KEEP_HINT}"
-        )
-    problem = None
-    if "." in name or not name.strip():
-        problem = (
-            f"column {name!r} of {files[0][0].name} cannot be stored: a name must not be blank or hold a dot"
-        )
-    elif pa.types.is_null(agreed):
-        reason = "it is null throughout"
-        if left_out is not None:
-            nested = left_out[0] == OBJECT
-            reason = "it holds objects or nested lists" if nested else f"its type is {left_out[0]}"
-        problem = f"column {name!r} of {files[0][0].name} cannot be stored: {reason}"
-    if problem is None:
-        return agreed
-    if must_keep:
-        raise SchemaError(f"{problem}; take it out of the metadata columns or convert it")
-    return f"{problem}; it is left out"
+def _metadata(
+    read: Read, kinds: Kinds, config: CorpusConfig, stored: Sequence[pa.Field] | None
+) -> tuple[list[pa.Field], dict[str, None]]:
+    """Return the metadata columns as they are stored, and what was left out or is named otherwise."""
+    fields = {field.name: field for field in stored or ()}
+    warnings: dict[str, None] = {}
+    asked = config.metadata_columns and [name for name in config.metadata_columns if name]
+    taken = {name for _, _, of in read for name in of.values()}
+    for name in dict.fromkeys(kinds if config.metadata_columns is None else asked or ()):
+        if name in taken and name not in kinds:
+            warnings[
+                f"metadata column {name!r} is already stored in another role; it is not stored twice"
+            ] = None
+        elif name not in kinds:
+            if name not in fields:
+                raise _missing(
+                    "metadata", name, [(file, schema) for file, schema, _ in read], "metadata-columns"
+                )
+        elif _gives_way(name, kinds):
+            warnings[
+                f"column {name!r} is left out: it would be stored as {stored_name(name)!r}, another one"
+            ] = None
+        else:
+            _take(name, kinds[name], fields, warnings, must_keep=asked is not None)
+    return [*fields.values()], warnings
 
 
-def _partition_types(files: Sequence[SourceFile]) -> dict[str, pa.DataType]:
-    """Type each partition key: int64 when every value is an integer written plainly, string otherwise."""
-    values: dict[str, set[str]] = {}
-    for file in files:
+def _kinds(read: Read) -> Kinds:
+    """Return which files have a column, and of which type, for each column that is no role there."""
+    found: dict[str, list[tuple[SourceFile, pa.Field]]] = {}
+    folders: dict[str, set[str]] = {}
+    for file, schema, of in read:
+        once = {
+            name for name, count in Counter(schema.names).items() if count == 1 and name not in of.values()
+        }
+        for name in schema.names:
+            if name in once:
+                found.setdefault(name, []).append((file, schema.field(name)))
+            elif name not in of.values():
+                found.setdefault(name, []).append((file, pa.field(name, OBJECT, metadata=_REPEATED)))
         for key, value in file.partitions:
-            values.setdefault(key, set()).update(() if value is None else (value,))
-    return {
-        key: pa.int64() if seen and all(map(_is_plain_integer, seen)) else pa.string()
-        for key, seen in values.items()
-    }
+            if key not in schema.names:
+                folders.setdefault(key, set()).update(() if value is None else (value,))
+                found.setdefault(key, [])
+    for key, values in folders.items():
+        file = next(file for file, _, _ in read if key in dict(file.partitions))
+        is_number = plain_type(pa.array(values, pa.string())) == pa.int64()
+        found[key].append((file, pa.field(key, pa.int64() if is_number else pa.string())))
+    return found
 
 
-def _is_plain_integer(value: str) -> bool:
-    # "007" stays a string: as a number it would lose its zeros.
-    return (
-        value.lstrip("-").isascii()
-        and value.lstrip("-").isdigit()
-        and len(value) < 19
-        and str(int(value)) == value
-    )
-
-
-def _check_partition(name: str, files: Sequence[SourceFile]) -> None:
-    for file in files:
-        if name not in dict(file.partitions):
-            raise SchemaError(
-                f"partition {name!r} must be in the path of every file, got none in {file.name}; {KEEP_HINT}"
+def _take(
+    name: str,
+    kinds: Sequence[tuple[SourceFile, pa.Field]],
+    fields: dict[str, pa.Field],
+    warnings: dict[str, None],
+    *,
+    must_keep: bool,
+) -> None:
+    """Add the field that a column is stored as, or say why there is none, or of which files it leaves out."""
+    storable = [(file, field.type, stored_type(field.type)) for file, field in kinds]
+    lost = [
+        (file, field) for file, field in kinds
+        if field.metadata == OBJECTS or (stored_type(field.type) is None and not pa.types.is_null(field.type))
+    ]  # fmt: skip
+    agreed = reduce(joined, (kept for _, _, kept in storable if kept is not None), pa.null())
+    marks = ((field.metadata or {}).get(DECIMALS, b"") for file, field in kinds if not file.format.is_typed)
+    holds_names = are_names({each.decode() for mark in marks for each in mark.split()})
+    agreed = _OF_NAMES.get(agreed, agreed) if holds_names else agreed
+    target = stored_name(name)
+    where = (lost or kinds)[0][0].name
+    if target in fields:
+        problem = None
+        kept = fields[target].type
+        if holds_names and kept in _OF_NAMES:
+            warnings[
+                f"column {name!r} of {where} holds versions, and the collection has it as {kept}, so that "
+                f"3.10 becomes 3.1; `cairn retype` it to {_OF_NAMES[kept]}, then ingest again with --reread"
+            ] = None
+    elif is_odd := _odd_name(name):
+        problem = is_odd
+    elif pa.types.is_null(agreed) or pa.types.is_null(getattr(agreed, "value_type", pa.bool_())):
+        problem = _why(lost[0][1]) if lost else "it is null throughout"
+    elif name == "vector" and is_list(agreed):
+        problem = "Cairn makes its own vectors, unless --vector-column names them"
+    else:
+        problem = None
+        fields[target] = pa.field(target, agreed)
+        if target != name:
+            warnings[f"column {name!r} of {where} has a name of Cairn's own: it is stored as {target!r}"] = (
+                None
             )
+    if problem is not None:
+        sentence = f"column {name!r} of {where} cannot be stored: {problem}"
+        if must_keep and "null" not in problem:
+            raise SchemaError(f"{sentence}; take it out of the metadata columns or convert it")
+        if "null" not in problem or any(file.format.is_typed for file, _ in kinds):
+            warnings[f"{sentence}; it is left out"] = None
+    elif lost:
+        others = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
+        warnings[f"values of column {name!r} in {where}{others} are left out: {_why(lost[0][1])}"] = None
 
 
-def _completed(
-    files: Schemas, config: CorpusConfig, stored: Sequence[pa.Field] | None
-) -> tuple[Schemas, Sequence[str]]:
-    """Add to each schema the columns that its file may lack, and say what is left out.
-
-    ``stored`` are the metadata columns of the collection, None where nothing is published.
-    """
-    of_documents = [(file, schema) for file, schema in files if file.format.is_document]
-    types, warnings = _document_types(of_documents, config, stored)
-    others = [schema for file, schema in files if not file.format.is_document]
-    for name in dict.fromkeys(name for schema in others for name in schema.names):
-        types.setdefault(name, pa.null())
-    document_schema = pa.schema([*types.items()])
-    folders = {key for file, _ in files for key, _ in file.partitions}
-    missing = [
-        field for field in stored or () if config.metadata_columns is None and field.name not in folders
-    ]
-    schemas = [
-        (file, document_schema if file.format.is_document else _with_stored(schema, missing))
-        for file, schema in files
-    ]
-    return schemas, warnings
+def stored_name(name: str) -> str:
+    """Return the name under which a metadata column is stored."""
+    return f"{RENAMED}{name}" if name in RESERVED_COLUMNS else name
 
 
-def is_read(file: SourceFile, schema: pa.Schema, field: pa.Field) -> bool:
-    """Say whether a file, by its own schema, has values for a metadata column."""
-    if field.name not in schema.names:
-        return False
-    own = schema.field(field.name).type
-    return not file.format.is_document or _joined(field.type, own) == field.type
+def _gives_way(name: str, kinds: Kinds) -> bool:
+    """Whether a column would be stored under the name of another one."""
+    return stored_name(name) != name and stored_name(name) in kinds
 
 
-def _document_types(
-    documents: Schemas, config: CorpusConfig, stored: Sequence[pa.Field] | None
-) -> tuple[dict[str, pa.DataType], tuple[str, ...]]:
-    """Return the columns of all documents, and warnings about those that the collection does not take."""
-    types: dict[str, pa.DataType] = {}
-    for _, schema in documents:
-        for name, own in zip(schema.names, schema.types, strict=True):
-            types[name] = _joined(types[name], own) if name in types else own
-    roles = {config.id_column, config.text_column, config.title_column or "title", config.query_column}
-    types = {
-        name: each
-        for name, each in types.items()
-        if name in roles or not (_is_empty(each) or name in RESERVED_COLUMNS)
-    }
-    if stored is None or not documents:
-        return types, ()
-    kept = {field.name: field.type for field in stored}
-    further = [name for name in types if name not in {*kept, *roles, "id"} and _can_be_stored(types[name])]
-    warnings = tuple(_misfits(documents, stored))
-    if further and config.metadata_columns is None:
-        names = ", ".join(map(repr, further[:_SHOWN_NAMES])) + (", …" if len(further) > _SHOWN_NAMES else "")
-        sentence = f"the collection has no column {names}: left out; ingest into a new collection to keep it"
-        types = {name: each for name, each in types.items() if name not in further}
-        warnings = (sentence, *warnings)
-    return {name: each for name, each in types.items() if name not in kept} | kept, warnings
+def _odd_name(name: str) -> str | None:
+    is_odd = not name.strip() or any(each in name for each in ".`\0")
+    return "a name must not be blank, or hold a dot, a backtick or a NUL character" if is_odd else None
 
 
-def _misfits(documents: Schemas, stored: Sequence[pa.Field]) -> Iterator[str]:
-    """Say of each stored column which documents have values that do not fit."""
-    for field in stored:
-        names = [
-            file.name
-            for file, schema in documents
-            if field.name in schema.names and not is_read(file, schema, field)
-        ]
-        if names:
-            others = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            yield (
-                f"column {field.name!r} of the collection is of type {field.type}: the value in {names[0]}"
-                f"{others} is left out"
-            )
+def _why(field: pa.Field) -> str:
+    if field.metadata == _REPEATED:
+        return "its name stands more than once"
+    if field.metadata == OBJECTS or field.type == OBJECT:
+        return "it holds objects or nested lists"
+    return f"its type is {field.type}"
 
 
-def _is_empty(arrow_type: pa.DataType) -> bool:
-    return pa.types.is_null(arrow_type.value_type if pa.types.is_list(arrow_type) else arrow_type)
-
-
-def _can_be_stored(arrow_type: pa.DataType) -> bool:
-    return not pa.types.is_struct(arrow_type)
-
-
-def _with_stored(schema: pa.Schema, stored: Sequence[pa.Field]) -> pa.Schema:
-    for field in stored:
-        if field.name not in schema.names:
-            schema = schema.append(field)
-        elif pa.types.is_null(schema.field(field.name).type):
-            schema = schema.set(schema.get_field_index(field.name), field)
-    return schema
-
-
-def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    if any(map(pa.types.is_struct, (first, second))):
-        return joined(first, second)
-    if pa.types.is_list(first) and not (pa.types.is_nested(second) or pa.types.is_null(second)):
-        second = pa.list_(second)
-    elif pa.types.is_list(second) and not (pa.types.is_nested(first) or pa.types.is_null(first)):
-        first = pa.list_(first)
-    return joined(first, second)
+def _own_metadata(
+    schema: pa.Schema,
+    of: Mapping[str, str],
+    fields: Sequence[pa.Field],
+    config: CorpusConfig,
+    kinds: Kinds,
+) -> dict[str, str]:
+    """Return the source column of each metadata column that a file has values for."""
+    names = {field.name for field in fields}
+    found: dict[str, str] = {}
+    for name, count in Counter(schema.names).items():
+        field = schema.field(name) if count == 1 else None
+        is_asked = config.metadata_columns is None or name in config.metadata_columns
+        if field is None or not is_asked or name in of.values() or stored_name(name) not in names:
+            continue
+        if stored_type(field.type) is not None and not _gives_way(name, kinds):
+            found[stored_name(name)] = name
+    return found

@@ -18,19 +18,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import sqlite3
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 from cairn.pipeline import durable
+from cairn.pipeline.corpus.formats.format import Footer
 from cairn.pipeline.errors import StorageError
 
-RECORD_FORMAT: Final = "2"
+RECORD_FORMAT: Final = "4"
 DIGEST_HEX_DIGITS: Final = 32
 """Half of a SHA-256 is kept.
 
@@ -48,26 +47,13 @@ _TABLES: Final = """
     ) WITHOUT ROWID;
     CREATE TABLE {0}.files (
         number INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, identity TEXT NOT NULL, key TEXT NOT NULL,
-        num_rows INTEGER NOT NULL, schema TEXT NOT NULL
+        num_rows INTEGER NOT NULL, schema BLOB NOT NULL
     );
     CREATE TABLE {0}.rejected (
         file INTEGER NOT NULL, row_index INTEGER NOT NULL, doc_id TEXT, reason TEXT NOT NULL,
         detail TEXT NOT NULL, PRIMARY KEY (file, row_index)
     ) WITHOUT ROWID;
-    CREATE TABLE {0}.schemas (sha256 TEXT PRIMARY KEY, arrow BLOB NOT NULL) WITHOUT ROWID;
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Footer:
-    """What a file says of itself: its columns, and how many rows it has.
-
-    ``fault`` says what of it cannot be read while its rows can; such a footer is not kept.
-    """
-
-    schema: pa.Schema
-    num_rows: int
-    fault: str | None = None
 
 
 def digest_of(sha: str) -> bytes:
@@ -144,23 +130,16 @@ def recorded_footers(path: Path, identities: Mapping[str, str | None]) -> dict[s
     Footers hold for a file, whatever generation the record is of. A record that cannot be read gives none.
     """
     found: dict[str, Footer] = {}
-    schemas: dict[str, pa.Schema] = {}
     try:
         with _opened(path) as connection:
             (record_format,) = connection.execute("SELECT value FROM state WHERE name = 'format'").fetchone()
             if record_format != RECORD_FORMAT:
                 return {}
             for file in recorded_files(connection, "main", [*identities]).values():
-                if file.identity != identities[file.path]:
-                    continue
-                if file.schema not in schemas:
-                    asked = "SELECT arrow FROM schemas WHERE sha256 = ?"
-                    (arrow,) = connection.execute(asked, (file.schema,)).fetchone()
-                    if hashlib.sha256(arrow).hexdigest() != file.schema:
-                        return {}
-                    schemas[file.schema] = pa.ipc.read_schema(pa.py_buffer(arrow))
-                found[file.path] = Footer(schema=schemas[file.schema], num_rows=file.num_rows)
-    except (sqlite3.Error, TypeError):
+                if file.identity == identities[file.path]:
+                    schema = pa.ipc.read_schema(pa.py_buffer(file.schema))
+                    found[file.path] = Footer(schema=schema, num_rows=file.num_rows)
+    except (sqlite3.Error, TypeError, pa.ArrowException):
         return {}
     return found
 
@@ -173,7 +152,7 @@ class RecordedFile(NamedTuple):
     identity: str
     key: str
     num_rows: int
-    schema: str
+    schema: bytes
 
 
 def recorded_files(

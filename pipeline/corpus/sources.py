@@ -1,14 +1,14 @@
 """Where the corpus lies: files, folders, globs and URIs become one sorted list of files with their formats.
 
-First step of stage 1. Nothing is opened here but folders. A file's format is told by its suffix; one without
-a known suffix that is named outright is taken for Parquet. A folder or a glob is read as the first of
-``FORMATS`` that it holds, so that a note beside Parquet files is not taken for a document. ``key=value``
-folders below a source become partition values.
+First step of stage 1. A file's format is told by its suffix; one without a known suffix that is named
+outright is looked at: it may be Parquet. Formats may stand side by side in a folder. ``key=value`` folders
+below a source become partition values.
 
 One rule lists local folders, buckets and fsspec. What cannot be read has a fault and does not end the
-listing. A local folder is read once, however many links lead to it, so a link back into its own folder adds
-nothing. Names that start with ``.`` or ``_`` are markers and leftovers of other writers: nothing below them
-is listed.
+listing; what is left out is counted by its reason (:class:`LeftOut`). A local folder is read once, however
+many links lead to it, so a link back into its own folder adds nothing. Names that start with ``.``,
+``node_modules`` and Cairn's own collections are never entered; tables in names that start with ``_`` are
+leftovers of their writers, documents in such names are read.
 
 A folder that is a table becomes the data files that its latest version names (``formats.tables``). It is told
 by what its writers keep in it: ``_delta_log``, ``_versions``, or ``metadata`` with files ``….metadata.json``;
@@ -22,20 +22,28 @@ import os
 import re
 import stat
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 import fsspec
 import pyarrow as pa
-from cairn.pipeline.corpus.formats import FORMATS, PARQUET, READABLE
-from cairn.pipeline.corpus.formats.format import COMPRESSED, Format, SourceFile, first_line, require_answer
+from cairn.pipeline.corpus.formats import FORMAT_OF, PARQUET, READABLE
+from cairn.pipeline.corpus.formats.format import (
+    COMPRESSED,
+    Format,
+    SourceFile,
+    first_line,
+    is_utf8,
+    require_answer,
+)
+from cairn.pipeline.corpus.formats.json_lines import AS_LINES
 from cairn.pipeline.corpus.formats.tables import TableFormat, TableKind, memory_part, open_parts
-from cairn.pipeline.corpus.formats.values import is_utf8
 from cairn.pipeline.errors import SourceError
+from fsspec.utils import glob_translate
 from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 
 _TABLE: Final = TableFormat()
@@ -49,7 +57,17 @@ _IN_TABLE: Final = re.compile(r"(.*)/(?:_delta_log(?:/|$)|metadata/[^/]*\.metada
 _VERSION: Final = re.compile(r"v?(\d+)\b")
 _DATASET_FILES: Final = frozenset({"dataset_info.json", "dataset_dict.json", "state.json"})
 _NOT_UTF8: Final = "its name must be UTF-8; rename it"
-_SHOWN_TABLES: Final = 3
+_SHOWN_NAMES: Final = 3
+_SHOWN_REASONS: Final = 6
+_COLLECTION: Final = ({"CURRENT", "generations"}, {".lock", "lance"}, {".lock", "pending"})
+"""What stands in the folder of a collection: after its first ingest, and before its end."""
+HIDDEN: Final = "hidden"
+NODE_MODULES: Final = "node_modules"
+COLLECTIONS: Final = "collections of Cairn"
+_UNTOLD: Final = frozenset({HIDDEN, NODE_MODULES, COLLECTIONS})
+"""What no one expects to be read: it is counted, and no warning names it."""
+UNDERSCORED: Final = "tables in names that start with _"
+_PARQUET_MAGIC: Final = b"PAR1"
 _BUCKET_SCHEMES: Final = ("s3", "gs", "gcs")
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -64,6 +82,36 @@ class TableSource:
 
 Source = str | TableSource
 """A path, a glob, a URI, or a table in memory."""
+
+
+class LeftOut:
+    """The files and folders that are no source, counted by why, with the first names of each."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+        self._names: dict[str, list[str]] = {}
+
+    def add(self, reason: str, name: str) -> None:
+        """Note one; of a folder, all that it holds."""
+        self.counts[reason] += 1
+        names = self._names.setdefault(reason, [])
+        if len(names) < _SHOWN_NAMES:
+            names.append(name)
+
+    def warnings(self) -> Iterator[str]:
+        """Say what was left out, but for what no one expects to be read."""
+        told = [(count, reason) for reason, count in self.counts.items() if reason not in _UNTOLD]
+        if not told:
+            return
+        # Tables first: a file of another suffix was seldom meant.
+        told.sort(key=lambda each: (not each[1].startswith("tables"), -each[0], each[1]))
+        parts = [f"{count:,} {reason} ({self._shown(reason)})" for count, reason in told[:_SHOWN_REASONS]]
+        more = f", and {len(told) - _SHOWN_REASONS} kinds more" if len(told) > _SHOWN_REASONS else ""
+        yield f"left out: {', '.join(parts)}{more}; read are {READABLE}"
+
+    def _shown(self, reason: str) -> str:
+        names = self._names[reason]
+        return ", ".join(names) + (", …" if self.counts[reason] > len(names) else "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,21 +147,25 @@ class _Root:
         return SourceFile(
             filesystem=self.filesystem,
             path=entry.path,
-            name=f"{self.name.rstrip('/')}/{relative}" if relative else self.name,
+            name=self.shown(entry.path),
             source="/".join((self.name.rstrip("/") or "/", *self.pattern)),
             relative=relative or entry.name,
             partitions=partitions,
             fault=entry.fault,
-            format=_format_of(entry.path) or PARQUET,
+            format=format_of(entry.path) or PARQUET,
         )
+
+    def shown(self, path: str) -> str:
+        """Return a path below as the user would call it."""
+        below = _shown(_relative(path, self.path))
+        return f"{self.name.rstrip('/')}/{below}" if below else self.name
 
     def table_files(self, path: str) -> list[SourceFile]:
         """Return the parts of the table at a path, none where there is no table."""
         found = _table_kind(self.filesystem, path)
         if found is None:
             return []
-        below = _shown(_relative(path, self.path))
-        name = f"{self.name.rstrip('/')}/{below}" if below else self.name
+        name = self.shown(path)
         try:
             parts = open_parts(found, _location(self.filesystem, path, name, found), name)
         except SourceError as error:
@@ -136,10 +188,10 @@ class _Root:
         ]
 
 
-def resolve_sources(sources: Sequence[Source], unread: Counter[str] | None = None) -> tuple[SourceFile, ...]:
+def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) -> tuple[SourceFile, ...]:
     """Find every file of the sources, ordered by path, each once.
 
-    ``unread`` counts, by suffix, the files of folders and globs that are of no kind or of another one.
+    ``left_out`` takes the files of folders and globs that are not read.
     Raises :class:`SourceError` in one sentence when a source does not exist or holds no file to read.
     """
     if not sources:
@@ -148,10 +200,10 @@ def resolve_sources(sources: Sequence[Source], unread: Counter[str] | None = Non
         )
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
-        files = _resolve_one(source, unread) if isinstance(source, str) else [_in_memory(source, place)]
-        for file in files:
-            found.setdefault((file.address.removesuffix(file.path), file.path), file)
-    return tuple(found[key] for key in sorted(found, key=lambda key: (key[1], key[0])))
+        is_table = isinstance(source, TableSource)
+        for file in [_in_memory(source, place)] if is_table else _files_of(source, left_out or LeftOut()):
+            found.setdefault((file.path, file.address), file)
+    return tuple(found[key] for key in sorted(found))
 
 
 def _in_memory(source: TableSource, place: int) -> SourceFile:
@@ -165,50 +217,84 @@ def _in_memory(source: TableSource, place: int) -> SourceFile:
     )
 
 
-def _resolve_one(source: str, unread: Counter[str] | None) -> list[SourceFile]:
+def _files_of(source: str, left_out: LeftOut) -> list[SourceFile]:
     if not source.strip():
         raise SourceError(f"a source must be a path, a glob or a URI, got {source!r}")
     root = _root_of(source)
-    files, entries = list[SourceFile](), list[_Entry]()
     try:
-        if root.pattern:
-            matches = [*_expand(root.filesystem, root.path, root.pattern)]
-            missing = f"no file that can be read ({READABLE}) matches {root.name}/{'/'.join(root.pattern)}"
-        else:
-            kind = root.filesystem.get_file_info(root.path).type
-            if kind == FileType.NotFound:
-                raise SourceError(
-                    f"source {root.name} does not exist; give a file, a folder, a glob or a URI"
-                )
-            if kind == FileType.File:
-                return root.table_files(root.path) or [root.file(_Entry(path=root.path))]
-            matches = [_Entry(path=root.path, is_folder=True)]
-            missing = f"folder {root.name} holds no file that can be read ({READABLE})"
-        for match in matches:
-            table = root.table_files(match.path) if match.is_folder and match.fault is None else []
-            files += table
-            entries += () if table else _below(root.filesystem, match)
+        return _listed(root, left_out)
     except (OSError, pa.ArrowException) as error:
         require_answer(root.name, error)
         raise SourceError(f"source {root.name} cannot be listed: {first_line(error)}") from error
-    kept = _of_one_kind(entries)
-    if unread is not None:
-        read = {entry.path for entry in kept}
-        others = [entry for entry in entries if entry.path not in read and not _is_of_a_dataset(entry)]
-        unread.update(PurePosixPath(entry.name).suffix or entry.name for entry in others)
-    files += map(root.file, kept)
-    if not files:
-        tables = [
-            name for match in matches if match.is_folder for name in _tables_in(root.filesystem, match.path)
-        ]
-        if tables:
+
+
+def _listed(root: _Root, left_out: LeftOut) -> list[SourceFile]:
+    filesystem = root.filesystem
+    if root.pattern:
+        matches = [*_expand(filesystem, root.path, root.pattern)]
+        missing = f"no file that can be read ({READABLE}) matches {root.name}/{'/'.join(root.pattern)}"
+    else:
+        kind = filesystem.get_file_info(root.path).type
+        if kind == FileType.NotFound:
+            raise SourceError(f"source {root.name} does not exist; give a file, a folder, a glob or a URI")
+        if kind == FileType.File:
+            return root.table_files(root.path) or [_named_file(root)]
+        matches = [_Entry(path=root.path, is_folder=True)]
+        missing = f"folder {root.name} holds no file that can be read ({READABLE})"
+    files = list[SourceFile]()
+    for match in matches:
+        if match.is_folder and match.fault is None:
+            table = root.table_files(match.path)
+            files += table or _kept(root, _files_below(filesystem, match.path, left_out, root), left_out)
+        else:  # a folder that could not be listed stands for the files in it
+            files += _kept(root, [match], left_out)
+    if files:
+        return files
+    folders = [match.path for match in matches if match.is_folder]
+    tables = [name for folder in folders for name in _tables_in(filesystem, folder)]
+    if tables:
+        raise SourceError(
+            f"{root.name} must be a table, got a folder of tables ({', '.join(tables[:_SHOWN_NAMES])}); name "
+            f"one, as in {root.name.rstrip('/')}/{tables[0]}, or several by a glob"
+        )
+    is_empty = not (left_out.counts or root.pattern)
+    others = next(left_out.warnings(), "it is empty" if is_empty else "hidden files are never read")
+    raise SourceError(f"{missing}; {others.partition('; read are')[0]}")
+
+
+def _named_file(root: _Root) -> SourceFile:
+    """Return a file that is named outright; one of an unknown suffix must be Parquet."""
+    suffix = PurePosixPath(root.path).suffix
+    found = format_of(root.path)
+    if found is not None and (missing := found.missing()):
+        raise SourceError(f"{root.name} cannot be read: reading {suffix} needs another package; {missing}")
+    if suffix and found is None:
+        with root.filesystem.open_input_stream(root.path, compression=None) as stream:
+            magic = stream.read(len(_PARQUET_MAGIC))
+        if magic != _PARQUET_MAGIC:
+            hint = f"write JSON as {AS_LINES}" if suffix == ".json" else "convert it to one"
             raise SourceError(
-                f"{root.name} must be a table, got a folder of tables "
-                f"({', '.join(tables[:_SHOWN_TABLES])}); name one, as in "
-                f"{root.name.rstrip('/')}/{tables[0]}, or several by a glob"
+                f"{root.name} must be of a kind that is read ({READABLE}), got {suffix}; {hint}"
             )
-        raise SourceError(f"{missing}; hidden files and names that start with _ are skipped")
-    return files
+    return root.file(_Entry(path=root.path))
+
+
+def _kept(root: _Root, entries: Iterable[_Entry], left_out: LeftOut) -> Iterator[SourceFile]:
+    """Yield the files that are read, and note the others."""
+    for entry in entries:
+        found = None if entry.is_folder else format_of(entry.path)
+        below = _relative(entry.path, root.path).split("/")
+        asked = root.pattern[0][:1] if root.pattern else ""
+        is_marked = any(part.startswith("_") for part in below) and asked != "_"
+        if found is not None and (missing := found.missing()):
+            left_out.add(f"{PurePosixPath(entry.name).suffix.lower()} ({missing})", root.shown(entry.path))
+        elif entry.is_folder or (found and (found.is_document or not is_marked)):
+            yield root.file(entry)
+        elif found is not None:
+            left_out.add(UNDERSCORED, root.shown(entry.path))
+        elif not _is_of_a_dataset(entry):
+            suffix = PurePosixPath(entry.name).suffix.lower()
+            left_out.add(suffix or "without a suffix", root.shown(entry.path))
 
 
 def _tables_in(filesystem: FileSystem, folder: str) -> list[str]:
@@ -230,14 +316,17 @@ def _root_of(source: str) -> _Root:
 
 def _root_of_uri(uri: str) -> _Root:
     fixed, pattern = _split_magic(uri)
-    parts = urlsplit(fixed)
-    name = urlunsplit(
-        (parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")
-    )  # no credentials in names and logs
-    if parts.scheme in _BUCKET_SCHEMES and not parts.netloc:
-        raise SourceError(f"source {uri!r} must name a bucket; write {parts.scheme}://BUCKET/FOLDER")
+    scheme, _, rest = fixed.partition("://")
+    host, slash, key = rest.partition("/")
+    name = f"{scheme}://{host.rpartition('@')[2]}{slash}{key}"  # no credentials in names and logs
+    if scheme in _BUCKET_SCHEMES and not host:
+        raise SourceError(f"source {uri!r} must name a bucket; write {scheme}://BUCKET/FOLDER")
     try:
-        filesystem, path = FileSystem.from_uri(fixed)
+        if scheme in _BUCKET_SCHEMES:  # a key may hold blanks, # and %: it is taken as stores print it
+            filesystem, bucket = FileSystem.from_uri(f"{scheme}://{host}")
+            path = f"{bucket}/{key}"
+        else:
+            filesystem, path = FileSystem.from_uri(fixed)
     except (pa.ArrowException, OSError, ValueError) as arrow_error:
         try:
             fsspec_filesystem, path = fsspec.core.url_to_fs(fixed)
@@ -265,15 +354,16 @@ def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> It
     """Yield what a glob matches below ``folder``; only folders that can match are listed."""
     head, rest = pattern[0], pattern[1:]
     if head == "**":
+        matches = re.compile(glob_translate("/".join(pattern))).match
         for entry in _files_below(filesystem, folder):
-            if entry.is_folder or _matches(tuple(_relative(entry.path, folder).split("/")), pattern):
+            if entry.is_folder or matches(_relative(entry.path, folder)):
                 yield entry
         return
     for entry in _children(filesystem, folder):
         if entry.path == folder:
             yield entry
             continue
-        if not fnmatchcase(entry.name, head) or (_is_hidden(entry.name) and not _is_hidden(head)):
+        if not fnmatchcase(entry.name, head) or (_never_read(entry.name) and not head.startswith(".")):
             continue
         if not rest:
             yield entry
@@ -281,47 +371,17 @@ def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> It
             yield from _expand(filesystem, entry.path, rest)
 
 
-def _matches(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        return (len(pattern) == 1 and bool(parts)) or any(
-            _matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1)
-        )
-    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
-
-
-def _below(filesystem: FileSystem, match: _Entry) -> Iterator[_Entry]:
-    """Yield the files that a folder holds, or the file itself when it is one.
-
-    A folder that could not be listed stands for the files in it.
-    """
-    is_listed = match.is_folder and match.fault is None
-    yield from _files_below(filesystem, match.path) if is_listed else (match,)
-
-
-def _of_one_kind(entries: Sequence[_Entry]) -> list[_Entry]:
-    """Return the files of the first format there is; folders that could not be listed stay."""
-    formats = [None if entry.is_folder else _format_of(entry.path) for entry in entries]
-    first = next((each for each in FORMATS if each in formats), None)
-    return [
-        entry
-        for entry, found in zip(entries, formats, strict=True)
-        if entry.is_folder
-        or (found and first and (found is first or (found.is_document and first.is_document)))
-    ]
-
-
 def _is_of_a_dataset(entry: _Entry) -> bool:
     """Whether Hugging Face datasets keep this file beside the rows."""
     return entry.name in _DATASET_FILES or entry.name.startswith("cache-")
 
 
-def _format_of(path: str) -> Format | None:
+def format_of(path: str) -> Format | None:
+    """Return the format that the name of a file tells, None where it tells none."""
     name = path.rpartition("/")[2].lower()
     plain = next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
     suffix = PurePosixPath(f"_{plain}").suffix  # also of a name that is nothing else
-    found = next((each for each in FORMATS if suffix in each.suffixes), None)
+    found = FORMAT_OF.get(suffix)
     if found is None or (plain != name and not found.is_compressible):
         return None
     is_cache = suffix == ".arrow" and name.startswith("cache-")  # Hugging Face datasets keep it beside one
@@ -390,17 +450,31 @@ def _children(filesystem: FileSystem, folder: str) -> list[_Entry]:
     return sorted(found, key=lambda entry: entry.path)
 
 
-def _files_below(filesystem: FileSystem, folder: str) -> Iterator[_Entry]:
+def _files_below(
+    filesystem: FileSystem, folder: str, left_out: LeftOut | None = None, root: _Root | None = None
+) -> Iterator[_Entry]:
     """Yield every file below a folder, and every name below it that cannot be read.
 
     Raises :class:`SourceError` where a table of Delta or Iceberg lies below it.
     """
+
+    def is_entered(path: str, reason: str | None) -> bool:
+        if reason is not None and left_out is not None and root is not None:
+            left_out.add(reason, root.shown(path))
+        return reason is None
+
     if not isinstance(filesystem, LocalFileSystem):
-        for info in filesystem.get_file_info(FileSelector(folder, recursive=True)):
+        found = filesystem.get_file_info(FileSelector(folder, recursive=True))
+        paths = {info.path for info in found}
+        folders = (path.removesuffix("/CURRENT") for path in paths if path.endswith("/CURRENT"))
+        collections = {path for path in folders if f"{path}/generations" in paths}
+        for info in found:
             _refuse_table(folder, info.path)
-            if info.type == FileType.File and not any(
-                map(_is_hidden, info.path[len(folder) :].lstrip("/").split("/"))
-            ):
+            parts = _relative(info.path, folder).split("/")
+            reason = next(filter(None, map(_never_read, parts)), None)
+            if any(info.path.startswith(f"{path}/") for path in collections):
+                reason = COLLECTIONS
+            if info.type == FileType.File and is_entered(info.path, reason):
                 yield _Entry(path=info.path)
         return
     seen = {_identity(folder)}
@@ -408,9 +482,13 @@ def _files_below(filesystem: FileSystem, folder: str) -> Iterator[_Entry]:
     links = deque[str]()  # after what stands in the folder itself, which keeps its own name
     while waiting or links:
         current = (waiting or links).popleft()
-        for entry in _children(filesystem, current):
+        children = _children(filesystem, current)
+        if current != folder and any(mark <= {entry.name for entry in children} for mark in _COLLECTION):
+            is_entered(current, COLLECTIONS)
+            continue
+        for entry in children:
             _refuse_table(folder, entry.path)
-            if _is_hidden(entry.name) and entry.path != current:
+            if entry.path != current and not is_entered(entry.path, _never_read(entry.name)):
                 continue
             if not entry.is_folder or entry.fault is not None:
                 yield entry
@@ -435,9 +513,10 @@ def _refuse_table(folder: str, path: str) -> None:
         )
 
 
-def _is_hidden(name: str) -> bool:
-    """Whether a name is one that sources leave out."""
-    return name.startswith((".", "_"))
+def _never_read(name: str) -> str | None:
+    """Say why what has a name is never a source, None where it may be one."""
+    # Office keeps a file of a name with ~$ beside each that is open.
+    return HIDDEN if name.startswith((".", "~$")) else NODE_MODULES if name == NODE_MODULES else None
 
 
 def _shown(path: str) -> str:

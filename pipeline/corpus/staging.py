@@ -10,10 +10,10 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,21 +27,39 @@ from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import (
     Reason,
     RowWriter,
+    examples,
     reason_counts,
     rejected_rows,
 )
 from cairn.pipeline.corpus.read_files import ReadFiles
 from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
 from cairn.pipeline.corpus.source_record import digest_of
-from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
+from cairn.pipeline.types import GIVEN_VECTORS, ProgressListener, silent_progress, staged_schema
 from jaxtyping import Bool, Int8
 
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
-ROW_GROUP_CHARACTERS = 1 << 20
-ROW_GROUP_ROWS = 8_192
-"""A shard's row group ends at either: what a reader of shards must hold at once."""
+SHARD_ROWS = 8_192
+"""Rows of a shard at most, however short their texts are: what a reader of shards must hold at once."""
+BYTES_A_CHARACTER: Final = 64
+"""Of given vectors, what fills a shard as one character of text does: a document may bring thousands."""
 PROGRESS_SECONDS = 0.25
+MAX_COMPARED = 10_000
+"""Changed documents whose files are compared with those that they had before."""
+UNSTORED: Final = ("query", GIVEN_VECTORS)
+"""Columns of staged rows that no table has."""
+StoredSources = Callable[[], Iterable[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of ``num_partitions`` a document is for, by its id."""
+
+    num_partitions: int
+    of: Callable[[str], int]
+
+
+ONE_PLACE: Final = Place(1, lambda _: 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +67,10 @@ class Staged:
     """What stage 1 did; ``rows == indexed + unchanged + quarantined``.
 
     ``rows`` counts every row of the readable files, and each damaged file as one. ``is_complete`` is false
-    when a file or a part of one could not be read: then a document that was not met may still exist, and none
-    may be deleted for it. ``characters`` counts staged texts. ``passed_over`` are the places in the scan of
-    files that were not read, as nothing has changed in them; their rows are counted as if they had been.
+    when a file or a part of one could not be read, or was doubted: then a document that was not met may still
+    exist, and none may be deleted for it. ``characters`` counts staged texts.
+    ``passed_over`` are the places in the scan of files that were not read, as nothing has changed in them;
+    their rows are counted as if they had been.
     """
 
     shards: tuple[Path, ...]
@@ -63,8 +82,10 @@ class Staged:
     quarantined: int
     characters: int
     quarantine_reasons: dict[str, int]
+    quarantine_examples: dict[str, str]
     is_complete: bool
     passed_over: tuple[int, ...]
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.rows == self.indexed + self.unchanged + self.quarantined
@@ -84,32 +105,31 @@ def stage_changes(
     scan: Scan,
     config: CorpusConfig,
     ledger: Ledger,
-    folder: Path,
-    shard_characters: int,
-    quarantine: RowWriter,
+    folder: Path | None = None,
+    shard_characters: int = 0,
+    quarantine: RowWriter | None = None,
     progress: ProgressListener = silent_progress,
     origins: RowWriter | None = None,
+    stored: StoredSources | None = None,
+    place: Place = ONE_PLACE,
 ) -> Staged:
     """Pass the corpus through checks and ledger; write the rows to encode to ``folder``, emptied first.
 
-    ``origins`` takes where each row that is to be indexed stands, as :data:`ORIGIN_SCHEMA`.
+    Without a folder they are counted alone. ``place`` says which of how many partitions a row is for: the
+    numbers of its shards leave that remainder. ``origins`` takes where each row that is to be indexed stands,
+    as :data:`ORIGIN_SCHEMA`. ``stored`` reads the ids and source files of the documents that are published.
     """
-    with durable.storage_errors("staging the corpus"):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-    with _ShardWriter(folder, staged_schema(scan.metadata_fields), shard_characters) as shards:
-        return _Pass(scan, config, ledger, shards, quarantine, progress, origins).run()
-
-
-def plan_changes(
-    scan: Scan,
-    config: CorpusConfig,
-    ledger: Ledger,
-    quarantine: RowWriter | None = None,
-    progress: ProgressListener = silent_progress,
-) -> Staged:
-    """Count what :func:`stage_changes` would do, writing no shard."""
-    return _Pass(scan, config, ledger, None, quarantine, progress).run()
+    schema = staged_schema(scan.metadata_fields)
+    return _Pass(
+        scan=scan,
+        config=config,
+        ledger=ledger,
+        shards=None if folder is None else _Shards(folder, schema, shard_characters, place),
+        quarantine=quarantine,
+        progress=progress,
+        origins=origins,
+        stored=stored,
+    ).run()
 
 
 def stage_stored(
@@ -118,61 +138,66 @@ def stage_stored(
     folder: Path,
     shard_characters: int,
     schema: pa.Schema,
+    place: Place = ONE_PLACE,
 ) -> tuple[tuple[Path, ...], int]:
     """Stage rows that are stored already, without those the ledger has encoded.
 
     Returns the shards and the number of characters of their texts. Rows have the columns of the staged
-    ``schema`` but for ``query``, which is not stored.
+    ``schema`` but for ``query`` and :data:`GIVEN_VECTORS`, which are not stored.
     """
-    with durable.storage_errors("staging the stored documents"):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
     characters = 0
-    with _ShardWriter(folder, schema, shard_characters) as shards:
-        for batch in documents:
-            codes = ledger.classify(
-                batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist()
-            )
-            rows = batch.filter(pa.array(codes != ENCODED))
-            columns = [
-                pa.nulls(rows.num_rows, field.type) if field.name == "query" else rows.column(field.name)
-                for field in schema
-            ]
-            characters += int(pc.sum(pc.utf8_length(rows.column("text"))).as_py() or 0)
-            shards.write(pa.RecordBatch.from_arrays(columns, schema=schema))
-        return shards.finish(), characters
+    shards = _Shards(folder, schema, shard_characters, place)
+    for batch in documents:
+        codes = ledger.classify(
+            batch.column("doc_id").to_pylist(), batch.column("content_sha256").to_pylist()
+        )
+        rows = batch.filter(pa.array(codes != ENCODED))
+        columns = [
+            pa.nulls(rows.num_rows, field.type) if field.name in UNSTORED else rows.column(field.name)
+            for field in schema
+        ]
+        characters += int(pc.sum(pc.utf8_length(rows.column("text"))).as_py() or 0)
+        shards.write(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return shards.finish(), characters
 
 
+def guess_told(encoding: str, names: Sequence[str]) -> str:
+    """Say of files what their encoding was guessed to be."""
+    also = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+    return (
+        f"read as {encoding.replace('cp125', 'windows-125')}, as they are not UTF-8: {names[0]}{also}; if "
+        "letters are wrong, write the texts again in UTF-8"
+    )
+
+
+@dataclass(kw_only=True)
 class _Pass:
     """One pass of a corpus through checks and ledger, file by file, with what it counts."""
 
-    def __init__(
-        self,
-        scan: Scan,
-        config: CorpusConfig,
-        ledger: Ledger,
-        shards: _ShardWriter | None,
-        quarantine: RowWriter | None,
-        progress: ProgressListener,
-        origins: RowWriter | None = None,
-    ) -> None:
-        self._scan = scan
-        self._config = config
-        self._ledger = ledger
-        self._shards = shards
-        self._quarantine = quarantine
-        self._progress = progress
-        self._origins = origins
-        self._files = ReadFiles(ledger, scan, config)
+    scan: Scan
+    config: CorpusConfig
+    ledger: Ledger
+    shards: _Shards | None
+    quarantine: RowWriter | None
+    progress: ProgressListener
+    origins: RowWriter | None
+    stored: StoredSources | None
+
+    def __post_init__(self) -> None:
+        self._changed = dict[str, str]()
+        self._files = ReadFiles(self.ledger, self.scan, self.config)
         self._codes: Counter[int] = Counter()
         self._reasons: Counter[str] = Counter()
+        self._examples = dict[str, str]()
+        self._doubts: list[str] = []
+        self._guesses = dict[str, list[str]]()
         self._rows = self._characters = 0
         self._next_report_seconds = 0.0
 
     def run(self) -> Staged:
-        for batch in read_damaged_files(self._scan):
+        for batch in read_damaged_files(self.scan):
             self._take(batch)
-        for place, num_rows in enumerate(self._scan.file_rows):
+        for place, num_rows in enumerate(self.scan.file_rows):
             if self._files.passes_over(place):
                 self._codes[UNCHANGED] += num_rows
                 for rejected in self._files.rejected(place):
@@ -180,14 +205,21 @@ class _Pass:
                     self._codes[UNCHANGED] -= rejected.num_rows
                 self._count(num_rows)
                 continue
-            for batch in read_file(self._scan, place, self._config):
+            before = self._rows
+            for batch in read_file(self.scan, place, self.config):
+                if batch.encoding is not None:
+                    guessed = self._guesses.setdefault(batch.encoding, [])
+                    guessed += {self.scan.files[place].name}.difference(guessed[-1:])
+                if batch.doubt is not None:
+                    self._doubts.append(batch.doubt)
+                    self._files.doubt()
                 for rejected in self._take(batch):
                     self._files.reject(rejected)
-            self._files.end(place)
+            self._files.end(place, self._rows - before)
         self._report()
         codes, reasons = self._codes, self._reasons
         return Staged(
-            shards=() if self._shards is None else self._shards.finish(),
+            shards=() if self.shards is None else self.shards.finish(),
             rows=self._rows,
             new=codes[NEW],
             changed=codes[CHANGED],
@@ -196,34 +228,68 @@ class _Pass:
             quarantined=reasons.total(),
             characters=self._characters,
             quarantine_reasons=dict(sorted(reasons.items())),
-            is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS]),
+            quarantine_examples=dict(sorted(self._examples.items())),
+            is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS] or self._doubts),
             passed_over=tuple(self._files.passed_over),
+            warnings=(*self._doubts, *self._replacements(), *self._encodings()),
         )
 
     def _take(self, batch: CheckedBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Stage what has to be encoded of a batch; return its quarantined rows."""
-        codes = self._ledger.classify(
+        codes = self.ledger.classify(
             batch.rows.column("doc_id").to_pylist(), batch.rows.column("content_sha256").to_pylist()
         )
         duplicates = _duplicates(batch, codes)
         self._reject(batch.rejected)
         self._reject(duplicates)
         self._codes.update(codes.tolist())
+        if len(self._changed) < MAX_COMPARED and (codes == CHANGED).any():
+            changed = batch.rows.select(["doc_id", "source_file"]).filter(pa.array(codes == CHANGED))
+            for row in changed.to_pylist():
+                if row["source_file"].endswith(row["doc_id"]):  # a file that is a document
+                    self._changed[row["doc_id"]] = row["source_file"]
         is_staged = (codes == NEW) | (codes == CHANGED)
         staged = batch.rows if is_staged.all() else batch.rows.filter(pa.array(is_staged))
         self._characters += int(pc.sum(pc.utf8_length(staged.column("text"))).as_py() or 0)
-        if self._shards is not None:
-            self._shards.write(staged)
-        if self._origins is not None:
-            self._origins.write(_origins(batch, is_staged | (codes == ENCODED)))
+        if self.shards is not None:
+            self.shards.write(staged)
+        if self.origins is not None:
+            self.origins.write(_origins(batch, is_staged | (codes == ENCODED)))
         self._count(batch.num_rows)
         return batch.rejected, duplicates
 
+    def _encodings(self) -> Iterator[str]:
+        for encoding, names in sorted(self._guesses.items()):
+            yield guess_told(encoding, names)
+
+    def _replacements(self) -> Iterator[str]:
+        """Say which documents of other files the changed ones take the place of.
+
+        A file may have been named from another folder before: then one of its names ends with the other.
+        """
+        if not self._changed or self.stored is None:
+            return
+        replaced = list[tuple[str, str]]()
+        for batch in self.stored():
+            found = batch.filter(pc.is_in(batch.column("doc_id"), pa.array(self._changed, pa.string())))
+            for row in found.to_pylist():
+                old, new = row["source_file"], self._changed[row["doc_id"]]
+                ends = [f"/{PurePath(name)}" for name in (old, new)]
+                if not (ends[0].endswith(ends[1]) or ends[1].endswith(ends[0])):
+                    replaced.append((old, new))
+        if replaced:
+            old, new = min(replaced)
+            yield (
+                f"{len(replaced):,} documents took the place of those of other files with the same ids, such "
+                f"as {new} that of {old}; to keep both, ingest both with --id-prefix into a new collection"
+            )
+
     def _reject(self, rejected: pa.RecordBatch) -> None:
-        self._ledger.mark_present(rejected.column("doc_id").drop_null().to_pylist())
+        self.ledger.mark_present(rejected.column("doc_id").drop_null().to_pylist())
         self._reasons.update(reason_counts(rejected))
-        if self._quarantine is not None:
-            self._quarantine.write(rejected)
+        self._examples = examples(rejected) | self._examples
+        if self.quarantine is not None:
+            self.quarantine.write(rejected)
 
     def _count(self, num_rows: int) -> None:
         self._rows += num_rows
@@ -232,7 +298,7 @@ class _Pass:
             self._next_report_seconds = time.monotonic() + PROGRESS_SECONDS
 
     def _report(self) -> None:
-        self._progress("corpus", self._rows, self._scan.num_rows + len(self._scan.damaged_files), "rows")
+        self.progress("corpus", self._rows, self.scan.num_rows + len(self.scan.damaged_files), "rows")
 
 
 def _origins(batch: CheckedBatch, is_indexed: Bool[np.ndarray, " N"]) -> pa.RecordBatch:
@@ -259,81 +325,70 @@ def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.Record
     )
 
 
+class _Shards:
+    """Append rows to the shards of their partitions: partition p has shards p, p + P and so on."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, shard_characters: int, place: Place) -> None:
+        with durable.storage_errors("staging the corpus"):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        self._place = place
+        self._writers = [
+            _ShardWriter(folder, schema, shard_characters, number, place.num_partitions)
+            for number in range(place.num_partitions)
+        ]
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if len(self._writers) == 1:
+            self._writers[0].write(rows)
+            return
+        owner_N = np.array(list(map(self._place.of, rows.column("doc_id").to_pylist())), np.int64)
+        for owner in np.unique(owner_N).tolist():
+            self._writers[owner].write(rows.take(pa.array(np.flatnonzero(owner_N == owner))))
+
+    def finish(self) -> tuple[Path, ...]:
+        """Write the rows that are left, and return the paths of all shards, ascending."""
+        return tuple(sorted(path for writer in self._writers for path in writer.finish()))
+
+
 class _ShardWriter:
     """Append rows to numbered shards; where one ends depends on the rows alone."""
 
-    def __init__(self, folder: Path, schema: pa.Schema, shard_characters: int) -> None:
-        self._folder = folder
-        self._schema = schema
-        self._shard_characters = shard_characters
+    def __init__(self, folder: Path, schema: pa.Schema, shard_characters: int, first: int, step: int) -> None:
+        self._folder, self._schema, self._shard_characters = folder, schema, shard_characters
+        self._first, self._step = first, step
         self._paths: list[Path] = []
-        self._writer: pq.ParquetWriter | None = None
-        self._buffer: list[pa.RecordBatch] = []
-        self._buffer_rows = self._buffer_characters = self._written_characters = 0
-
-    def __enter__(self) -> _ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        self._rows: list[pa.RecordBatch] = []
+        self._num_rows = self._characters = 0
 
     def write(self, rows: pa.RecordBatch) -> None:
-        ends = np.cumsum(np.asarray(pc.utf8_length(rows.column("text"))), dtype=np.int64)
+        given = pc.fill_null(pc.binary_length(rows.column(GIVEN_VECTORS)), 0)
+        sizes = np.asarray(pc.utf8_length(rows.column("text"))) + np.asarray(given) // BYTES_A_CHARACTER
+        ends = np.cumsum(sizes, dtype=np.int64)
         start = 0
         while start < rows.num_rows:
             before = int(ends[start - 1]) if start else 0
-            room = min(
-                ROW_GROUP_CHARACTERS - self._buffer_characters,
-                self._shard_characters - self._written_characters,
-            )
+            room = self._shard_characters - self._characters
             stop = int(np.searchsorted(ends, before + room, side="left")) + 1
-            stop = min(stop, start + ROW_GROUP_ROWS - self._buffer_rows, rows.num_rows)
-            taken = int(ends[stop - 1]) - before
-            self._buffer.append(rows.slice(start, stop - start))
-            self._buffer_rows += stop - start
-            self._buffer_characters += taken
-            self._written_characters += taken
-            is_full = self._written_characters >= self._shard_characters
-            if (
-                is_full
-                or self._buffer_characters >= ROW_GROUP_CHARACTERS
-                or self._buffer_rows >= ROW_GROUP_ROWS
-            ):
-                self._flush()
-            if is_full:
-                self._close_shard()
+            stop = min(stop, start + SHARD_ROWS - self._num_rows, rows.num_rows)
+            self._rows.append(rows.slice(start, stop - start))
+            self._num_rows += stop - start
+            self._characters += int(ends[stop - 1]) - before
+            if self._characters >= self._shard_characters or self._num_rows >= SHARD_ROWS:
+                self.finish()
             start = stop
 
-    def finish(self) -> tuple[Path, ...]:
-        self._flush()
-        self._close_shard()
-        return tuple(self._paths)
-
-    def _flush(self) -> None:
-        if not self._buffer:
-            return
-        with durable.storage_errors("staging the corpus"):
-            if self._writer is None:
-                self._paths.append(self._folder / f"{len(self._paths):06d}.parquet")
-                unique = (
-                    "doc_id",
-                    "text",
-                    "content_sha256",
-                )  # a dictionary of values that never repeat only costs
-                settings: dict[str, Any] = {
-                    "use_dictionary": [name for name in self._schema.names if name not in unique]
-                }
-                self._writer = pq.ParquetWriter(
-                    self._paths[-1], self._schema, compression="zstd", write_statistics=False, **settings
-                )
-            self._writer.write_table(pa.Table.from_batches(self._buffer, self._schema))
-        self._buffer = []
-        self._buffer_rows = self._buffer_characters = 0
-
-    def _close_shard(self) -> None:
-        if self._writer is not None:
-            writer, self._writer = self._writer, None
+    def finish(self) -> Sequence[Path]:
+        """Write the rows that are left, and return the paths of all shards."""
+        if self._rows:
+            path = self._folder / f"{self._first + self._step * len(self._paths):06d}.parquet"
+            unique = {"doc_id", "text", "content_sha256", GIVEN_VECTORS}  # a dictionary of them only costs
+            dictionaries: Any = [name for name in self._schema.names if name not in unique]
+            rows = pa.Table.from_batches(self._rows, self._schema)
             with durable.storage_errors("staging the corpus"):
-                writer.close()
-        self._written_characters = 0
+                pq.write_table(
+                    rows, path, compression="zstd", use_dictionary=dictionaries, write_statistics=False
+                )
+            self._paths.append(path)
+            self._rows, self._num_rows, self._characters = [], 0, 0
+        return self._paths

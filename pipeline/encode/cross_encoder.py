@@ -31,17 +31,13 @@ class CrossEncoderReranker:
     """Scores pairs of a query and a passage; safe to share between threads."""
 
     def __init__(self, model: str) -> None:
-        """Load a model by name or folder, offline.
-
-        One that is no cross-encoder of one score raises :class:`ConfigError`.
-        """
+        """Load a model by name or folder, offline; one that has not one score raises :class:`ConfigError`."""
         try:
             folder = model_folder(model)
         except ConfigError:
             raise ConfigError(
-                "the rerank model must be a folder with a cross-encoder or a name in the Hugging Face "
-                "cache, such as "
-                f"cross-encoder/ms-marco-MiniLM-L6-v2, got {model!r}; {how_to_get(model)}"
+                "the rerank model must be a folder with a cross-encoder or a name in the Hugging Face cache, "
+                f"such as cross-encoder/ms-marco-MiniLM-L6-v2, got {model!r}; {how_to_get(model)}"
             ) from None
         config = _config(folder, model)
         self._folder = folder
@@ -59,14 +55,13 @@ class CrossEncoderReranker:
             ) from None
         try:
             transformers_logging.disable_progress_bar()
+            positions = int(config.get("max_position_embeddings", MAX_TOKENS)) - _SPARE_POSITIONS
             self._model: Any = CrossEncoder(
                 str(folder),
                 local_files_only=True,
                 trust_remote_code=False,
                 model_kwargs={"use_safetensors": True},
-                max_length=min(
-                    MAX_TOKENS, int(config.get("max_position_embeddings", MAX_TOKENS)) - _SPARE_POSITIONS
-                ),
+                max_length=min(MAX_TOKENS, positions),
                 activation_fn=torch.nn.Identity(),
             )
         except Exception as error:
@@ -78,10 +73,7 @@ class CrossEncoderReranker:
             transformers_logging.enable_progress_bar()
 
     def score(self, query: str, texts: Sequence[str]) -> Float64[np.ndarray, " N"]:
-        """Return a score from 0 to 1 for each text.
-
-        What the model raises becomes :class:`ModelError`, without the texts.
-        """
+        """Return a score from 0 to 1 for each text; what the model raises becomes :class:`ModelError`."""
         return 1.0 / (1.0 + np.exp(-self.logits(query, texts)))
 
     def logits(self, query: str, texts: Sequence[str]) -> Float64[np.ndarray, " N"]:
@@ -99,18 +91,14 @@ class CrossEncoderReranker:
     @property
     def fingerprint(self) -> str:
         """Identify the model by the bytes of its configuration, tokenizer and weights."""
-        files = sorted(
-            path for path in self._folder.rglob("*") if path.suffix in (".json", ".safetensors", ".txt")
-        )
+        kinds = (".json", ".safetensors", ".txt")
+        files = sorted(path for path in self._folder.rglob("*") if path.suffix in kinds)
         hashes = {path.name: durable.sha256_of_file(path) for path in files}
         return fingerprint(kind="cross-encoder", files=hashes)
 
 
 def _config(folder: Path, model: str) -> dict[str, Any]:
-    """Read what the model says of itself.
-
-    Sentence-Transformers would give a model without a head one of random weights.
-    """
+    """Read what the model says of itself; the library would give one without a head random weights."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -118,17 +106,13 @@ def _config(folder: Path, model: str) -> dict[str, Any]:
             f"the rerank model must have a config.json that can be read, got {model!r} "
             f"({type(error).__name__})"
         ) from None
-    heads = [
-        name for name in config.get("architectures") or [] if str(name).endswith("ForSequenceClassification")
-    ]
-    labels = (
-        len(config["id2label"]) if config.get("id2label") else int(config.get("num_labels", _UNSAID_LABELS))
-    )
-    if not heads or labels != 1:
-        found = f"{labels} scores" if heads else "no head for one"
+    architectures = map(str, config.get("architectures") or [])
+    has_head = any(name.endswith("ForSequenceClassification") for name in architectures)
+    labels = len(config.get("id2label") or ()) or int(config.get("num_labels", _UNSAID_LABELS))
+    if not has_head or labels != 1:
+        found = f"{labels} scores" if has_head else "no head for one"
         raise ConfigError(
             "the rerank model must be a cross-encoder with one score, such as "
-            "cross-encoder/ms-marco-MiniLM-L6-v2, "
-            f"got {model!r}, which has {found}"
+            f"cross-encoder/ms-marco-MiniLM-L6-v2, got {model!r}, which has {found}"
         )
     return config

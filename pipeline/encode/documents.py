@@ -11,7 +11,7 @@ before anything is written.
 
 Where the model has a landmark mixer, chunks are encoded each by itself and the mixer gives them their
 document, its title and the context; where it has none, only ``text`` is encoded and the context is the
-transformer's. Vectors are whitened last.
+transformer's.
 """
 
 from __future__ import annotations
@@ -19,38 +19,46 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import regex
-from cairn.pipeline.config import MACHINE_SETTINGS, EncoderConfig
+from cairn.pipeline.cluster.sampling import hash_order
+from cairn.pipeline.config import LINE_TOKENS, MACHINE_SETTINGS, EncoderConfig
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.context.whitening import Whitening
-from cairn.pipeline.corpus.tokenization import TokenizedTexts
-from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context, whitening_of
+from cairn.pipeline.encode.describe import Describer, described_by
+from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
+from cairn.pipeline.encode.endpoint_requests import Patience
 from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import rank_structure
-from cairn.pipeline.encode.texts import first_tokens
-from cairn.pipeline.encode.token_rows import TokenKeeper, TokenRows, joined_codes, keep_codes, keep_states
+from cairn.pipeline.encode.token_rows import (
+    TokenKeeper,
+    TokenRows,
+    joined_codes,
+    keep_codes,
+    keep_states,
+    kept_where,
+    with_steps,
+)
+from cairn.pipeline.encode.tokenization import TokenizedTexts, tokenize
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.batching import one_torch_thread
-from cairn.pipeline.model.document_encoder import embed_chunks, row_temperatures
+from cairn.pipeline.model.document_encoder import embed_chunks, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
-from cairn.pipeline.model.landmark_reader import LandmarkReader
-from cairn.pipeline.model.landmarks import (
-    chunk_spans,
-    lay_out,
-    split_into_chunks,
-)
+from cairn.pipeline.model.landmarks import Chunks, chunk_spans, lay_out, split_into_chunks
+from cairn.pipeline.model.late_backbone import LateBackbone
 from cairn.pipeline.model.latent_attention import latent_attention_of
-from cairn.pipeline.model.pooling import first_dims
 from cairn.pipeline.poolings import pooling_rule
-from cairn.pipeline.token_vectors.projection import TokenProjection
+from cairn.pipeline.token_vectors.codebook import LEAST_STATES, TokenCodebook, TokenCoder
+from cairn.pipeline.token_vectors.max_sim import token_idf
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int32, Int64
 from tokenizers import Tokenizer
@@ -68,6 +76,9 @@ _ALWAYS_HASHED: Final = frozenset(
 _HASHED_AS: Final = {"window_tokens": "max_window_tokens", "dims": "truncate_dim", "layers": "num_layers"}
 """Names in fingerprints, where the setting was renamed since."""
 
+QUERY_ROWS: Final = 32
+"""Rows of late-interaction queries that are encoded at once."""
+
 SMALL_CHARACTERS: Final = 1_000
 """Queries of so many characters together are encoded on one thread."""
 
@@ -81,7 +92,8 @@ class EncodedDocuments:
 
     Document ``i`` owns chunks ``chunk_offsets[i]:chunk_offsets[i + 1]``. ``num_tokens`` counts a text's own
     tokens. Spans are Python character offsets, contiguous from 0 to the text's length. With a token
-    projection ``chunk_tokens`` are the codes of each chunk's tokens, ``title_tokens`` those of each title.
+    codebook ``chunk_tokens`` are the codes of each chunk's tokens, ``title_tokens`` those of each title.
+    ``lines`` describe chunks where the settings ask for it, "" where one has none.
     """
 
     document_vectors_NV: Float32[np.ndarray, "N V"]
@@ -92,6 +104,7 @@ class EncodedDocuments:
     chunk_vectors_MV: Float32[np.ndarray, "M V"]
     chunk_tokens: TokenRows | None = None
     title_tokens: TokenRows | None = None
+    lines: Sequence[str] | None = None
 
 
 class DocumentEncoder:
@@ -102,41 +115,43 @@ class DocumentEncoder:
         config: EncoderConfig,
         context: ContextSet | None = None,
         backbone: Backbone | None = None,
-        token_projection: TokenProjection | None = None,
+        token_codebook: TokenCoder | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.config = config
+        self._describer = Describer.of(config, patience)
         self.backbone = load_backbone(config) if backbone is None else backbone
         self.vector_dim = require_fit(config, self.backbone)
-        self.token_projection = token_projection
+        self.token_codebook = token_codebook
         self._document_prefix, self._query_prefix = prefixes_of(config, self.backbone)
-        self._token_head = (
-            latent_attention_of(self.backbone)
-            if pooling_rule(config.pooling).needs_latent_attention
-            else None
-        )
+        is_latent = pooling_rule(config.pooling).needs_latent_attention
+        self._token_head = latent_attention_of(self.backbone) if is_latent else None
         self._mixer = mixer_of(self.backbone)
         context_CD = usable_context(config, context, self.backbone)
-        self._context_CD, self._mixed_context_CD = (
-            (context_CD, None) if self._mixer is None else (None, context_CD)
-        )
-        self._whitening: Whitening | None = whitening_of(config, context, self.vector_dim)
-        self._landmarks = (
-            LandmarkReader(self.backbone, self._context_CD) if config.attention == "landmark" else None
-        )
+        # The context is read by the transformer, or mixed in behind it.
+        self._context_CD = context_CD if self._mixer is None else None
+        self._mixed_context_CD = None if self._mixer is None else context_CD
         self.fingerprint = fingerprint(
             kind="encoder",
             format=ENCODER_FORMAT_VERSION,
             weights=self.backbone.weights_fingerprint,
-            context=context.fingerprint if config.needs_context and context is not None else None,
-            **_hashed_settings(config),
-            **({"landmark_gates": self._landmarks.fingerprint} if self._landmarks else {}),
+            context=context.fingerprint if config.use_context and context is not None else None,
+            **hashed_settings(config),
             **({"landmark_mixer": MIXING_VERSION} if self._mixer else {}),
         )
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+        return self.backbone.tokenizer
+
+    outage: None = None
+    """A model in this process is always there."""
+
+    @property
     def reads_titles(self) -> bool:
         """Say whether a document's title moves its vectors."""
-        return self._mixer is not None
+        return self._mixer is not None or self.config.title_tokens > 0 or self._describer is not None
 
     def encode(
         self,
@@ -150,31 +165,39 @@ class DocumentEncoder:
         ``on_tokens`` hears how many of their tokens each batch has finished, each token once. ``titles``, one
         a text, None or "" where it has none, are read where :attr:`reads_titles`.
         """
+        tokens = lines = None
+        if self._describer is not None:
+            tokens = tokenize_after(self._document_prefix, self.backbone.tokenizer, texts)
+            chunks, start_char, end_char = cut_into_chunks(self.config, tokens, texts)
+            lines = self._describer.lines(texts, titles, chunks.chunk_offsets, start_char, end_char)
         encoded = self._encode(
-            texts, self._document_prefix, *self._temperatures, on_tokens, "document", self._code_keeper
+            texts,
+            self._document_prefix,
+            self.config.temperature,
+            on_tokens,
+            "document",
+            self._code_keeper,
+            tokens,
+            titles=titles,
+            lines=lines,
         )
         title_ND = title_tokens = None
-        if titles is not None and (self._mixer is not None or self.token_projection is not None):
+        if titles is not None and (self._mixer is not None or self.token_codebook is not None):
             title_ND, title_tokens = self._encode_titles(titles)
-        encoded = replace(encoded, title_tokens=title_tokens)
-        if self._mixer is None and self._whitening is None:
+        encoded = replace(encoded, title_tokens=title_tokens, lines=lines)
+        if self._mixer is None:
             return encoded
-        chunk_vectors_MV = encoded.chunk_vectors_MV
-        if self._mixer is not None:
-            mixed_MD = mix_documents(
-                self._mixer, chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
-            )
-            chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
-        if self._whitening is not None:
-            chunk_vectors_MV = self._whitening.apply(chunk_vectors_MV)
-        documents_NV = _document_vectors(chunk_vectors_MV, encoded.chunk_offsets, "document")
+        mixed_MD = mix_documents(
+            self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
+        )
+        chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
+        documents_NV = document_vectors(chunk_vectors_MV, encoded.chunk_offsets, "document")
         return replace(encoded, chunk_vectors_MV=chunk_vectors_MV, document_vectors_NV=documents_NV)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
-        """Encode texts as documents are, but for the queries' prefix and temperature.
-
-        Returns the documents' vectors.
-        """
+        """Encode texts as documents are, but for the queries' prefix and temperature."""
+        if isinstance(self.backbone, LateBackbone):
+            return self.encode_query_tokens(texts)[0]
         return self._query_vectors(self._encode_queries(texts, None))
 
     def encode_query_tokens(
@@ -182,6 +205,8 @@ class DocumentEncoder:
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
         """Encode queries, and return the states of their words' tokens from the same pass, too."""
         tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
+        if isinstance(self.backbone, LateBackbone):
+            return self._late_queries(self.backbone, tokens)
         encoded = self._encode_queries(texts, self._state_keeper, tokens)
         states = encoded.chunk_tokens
         assert states is not None, "states were asked for"
@@ -196,28 +221,68 @@ class DocumentEncoder:
             for places in own
         ]
 
-    @property
-    def _temperatures(self) -> tuple[float, Sequence[tuple[int, float]]]:
-        return self.config.temperature, self.config.temperature_by_length
+    def keep_paid(self, path: Path | None) -> None:
+        """Keep every line that is asked for in a file, and ask for none that it holds; None ends that."""
+        if self._describer is not None:
+            self._describer.keep_paid(path)
+
+    def close(self) -> None:
+        """Close connections and files of lines."""
+        if self._describer is not None:
+            self._describer.close()
+
+    def _late_queries(
+        self, backbone: LateBackbone, tokens: TokenizedTexts
+    ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
+        """Encode queries as a late-interaction model reads them: all tokens of a row have a vector."""
+        split = partial(np.split, indices_or_sections=tokens.text_offsets[1:-1])
+        rows, first = backbone.query_rows(self._query_prefix.ids.tolist(), split(tokens.ids))
+        found: list[QueryTokens] = []
+        for start in range(0, len(rows), QUERY_ROWS):
+            some = rows[start : start + QUERY_ROWS]
+            for row, states_TD in zip(some, backbone.query_vectors(some), strict=True):
+                ids_T = np.full(len(states_TD), backbone.expansion_id, np.int32)
+                ids_T[: len(row)] = row
+                nowhere_T = np.full(len(states_TD), -1, np.int64)
+                found.append(
+                    QueryTokens(
+                        states_TD=states_TD, ids_T=ids_T, start_char=nowhere_T, end_char=nowhere_T.copy()
+                    )
+                )
+        spans = zip(rows, found, split(tokens.start_char), split(tokens.end_char), strict=True)
+        for row, query, starts, ends in spans:
+            own = slice(first, len(row) - 1)
+            query.start_char[own] = starts[: len(row) - 1 - first]
+            query.end_char[own] = ends[: len(row) - 1 - first]
+        means_QD = np.stack([query.states_TD.mean(axis=0) for query in found])
+        return first_dims(means_QD, self.vector_dim), found
+
+    def token_states(self, texts: Sequence[str]) -> Float32[np.ndarray, "T D"]:
+        """Return the unit states of all tokens of documents."""
+        encoded = self._encode(
+            texts, self._document_prefix, self.config.temperature, None, "document", self._state_keeper
+        )
+        assert encoded.chunk_tokens is not None, "states were asked for"
+        return encoded.chunk_tokens.rows
 
     def _encode_queries(
         self, texts: Sequence[str], keeper: _MakeKeeper | None, tokens: TokenizedTexts | None = None
     ) -> EncodedDocuments:
         own = self.config.query_temperature
-        temperatures = self._temperatures if own is None else (own, ())
+        temperature = self.config.temperature if own is None else own
         is_small = sum(map(len, texts)) <= SMALL_CHARACTERS
         with one_torch_thread() if is_small else nullcontext():
-            return self._encode(texts, self._query_prefix, *temperatures, None, "query", keeper, tokens)
+            return self._encode(texts, self._query_prefix, temperature, None, "query", keeper, tokens)
 
     def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
         vectors_QV = encoded.document_vectors_NV
         if self._mixer is not None:
             mixed_QD = mix_queries(self._mixer, vectors_QV, self._mixed_context_CD)
             vectors_QV = first_dims(mixed_QD, self.vector_dim)
-        return vectors_QV if self._whitening is None else self._whitening.apply(vectors_QV)
+        return vectors_QV
 
     def _code_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
-        return None if self.token_projection is None else keep_codes(num_M, self.token_projection)
+        return None if self.token_codebook is None else keep_codes(num_M, self.token_codebook)
 
     def _state_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
         return keep_states(num_M, self.backbone.model_dim)
@@ -225,16 +290,11 @@ class DocumentEncoder:
     def _encode_titles(
         self, titles: Sequence[str | None]
     ) -> tuple[Float32[np.ndarray, "N D"], TokenRows | None]:
-        """Embed titles as texts of their own, each different one once; return their tokens' codes, too.
-
-        One that is missing or blank becomes zeros.
-        """
-        known = {
-            title: index
-            for index, title in enumerate(dict.fromkeys(title for title in titles if title and title.strip()))
-        }
+        """Embed titles, each different one once, zeros for a blank one; return their tokens' codes, too."""
+        different = dict.fromkeys(title for title in titles if title and title.strip())
+        known = {title: index for index, title in enumerate(different)}
         no_prefix, temperature = Prefix.of("", self.backbone.tokenizer), self.config.temperature
-        encoded = self._encode(list(known), no_prefix, temperature, (), None, "title", self._code_keeper)
+        encoded = self._encode(list(known), no_prefix, temperature, None, "title", self._code_keeper)
         place_N = np.array([known.get(title or "", -1) for title in titles], np.int64)
         vectors_ND = np.zeros((len(titles), encoded.document_vectors_NV.shape[1]), np.float32)
         vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
@@ -243,40 +303,52 @@ class DocumentEncoder:
         of_titles = joined_codes(encoded.chunk_tokens, encoded.chunk_offsets, encoded.start_char)
         return vectors_ND, of_titles.take(place_N)
 
+    def _head_ids(
+        self,
+        titles: Sequence[str | None] | None,
+        lines: Sequence[str] | None,
+        chunk_offsets: Int64[np.ndarray, " N1"],
+    ) -> list[Int32[np.ndarray, " _"]] | None:
+        """Return what stands at the head of each document's rows, of each chunk's where there are lines."""
+        most, heads = self.config.title_tokens, None
+        if titles is not None and most:
+            heads = self._first_ids([(title or "").strip() for title in titles], most)
+        if lines is None:
+            return heads
+        own = self._first_ids(lines, LINE_TOKENS)
+        if heads is None:
+            return own
+        owners = np.repeat(np.arange(len(heads)), np.diff(chunk_offsets)).tolist()
+        return [np.concatenate([heads[owner], ids]) for owner, ids in zip(owners, own, strict=True)]
+
+    def _first_ids(self, texts: Sequence[str], most: int) -> list[Int32[np.ndarray, " _"]]:
+        tokens = tokenize(self.backbone.tokenizer, texts)
+        return [ids[:most] for ids in np.split(tokens.ids, tokens.text_offsets[1:-1])]
+
     def _encode(
         self,
         texts: Sequence[str],
         prefix: Prefix,
         temperature: float,
-        temperature_by_length: Sequence[tuple[int, float]],
         on_tokens: Callable[[int], None] | None,
         what: str,
         make_keeper: _MakeKeeper | None,
         tokens: TokenizedTexts | None = None,
+        titles: Sequence[str | None] | None = None,
+        lines: Sequence[str] | None = None,
     ) -> EncodedDocuments:
-        """Encode texts through the transformer, without what a mixer does; a mixer needs all dimensions.
-
-        ``tokens`` are the texts' own, where they were tokenised behind the prefix before.
-        """
+        """Encode texts, which may be tokenised already, without what a mixer does: it needs all dims."""
+        config = self.config
         if tokens is None:
             tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
-        if self.config.landmarks == "sentence":
-            rank_sentences(tokens, texts)
-        elif self.config.landmarks == "structure":
-            rank_structure(tokens, texts)
-        interval, whole = self.config.landmark_interval, self.config.whole_text_tokens
-        interval_N = np.where(np.diff(tokens.text_offsets) <= whole, max(interval, whole), interval)
-        chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)
-        start_char, end_char = chunk_spans(
-            chunks, tokens.start_char, np.fromiter(map(len, texts), np.int64, len(texts))
-        )
+        chunks, start_char, end_char = cut_into_chunks(config, tokens, texts)
+        start_T = tokens.start_char
         chunk_tokens = np.diff(chunks.token_offsets)
 
         def report(finished: Int64[np.ndarray, " m"]) -> None:
             if on_tokens is not None:
                 on_tokens(int(chunk_tokens[finished].sum()))
 
-        config = self.config
         rows = lay_out(
             tokens.ids,
             chunks,
@@ -288,16 +360,17 @@ class DocumentEncoder:
             pool_prefix=config.pool_prefix,
             max_window_tokens=config.window_tokens,
             overlap_tokens=config.window_overlap_tokens,
+            titles=self._head_ids(titles, lines, chunks.chunk_offsets),
+            are_of_chunks=lines is not None,
         )
         keeper = None if make_keeper is None else make_keeper(chunk_tokens)
         embeddings_MD = embed_chunks(
             self.backbone,
             rows,
-            batch_tokens=self.config.batch_tokens,
-            temperature=row_temperatures(rows.tokens_together, temperature, temperature_by_length),
+            batch_tokens=config.batch_tokens,
+            temperature=temperature,
             context_CD=self._context_CD,
             token_head=self._token_head,
-            landmarks=self._landmarks,
             on_chunks=report,
             keep_own=None if keeper is None else keeper.keep,
         )
@@ -305,15 +378,36 @@ class DocumentEncoder:
             embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim
         )
         _require_finite(chunk_vectors_MV, chunks.chunk_offsets, what)
+        kept = None if keeper is None else keeper.finish()
+        if kept is not None and isinstance(self.backbone, LateBackbone) and len(self.backbone.skipped_ids):
+            is_kept_T = ~np.isin(tokens.ids, self.backbone.skipped_ids)
+            kept, start_T = kept_where(kept, is_kept_T), start_T[is_kept_T]
+        if kept is not None and kept.rows.dtype == np.uint8:
+            kept = with_steps(kept, start_T, start_char)
         return EncodedDocuments(
-            document_vectors_NV=_document_vectors(chunk_vectors_MV, chunks.chunk_offsets, what),
+            document_vectors_NV=document_vectors(chunk_vectors_MV, chunks.chunk_offsets, what),
             num_tokens=np.diff(tokens.text_offsets).astype(np.int32),
             chunk_offsets=chunks.chunk_offsets,
             start_char=start_char,
             end_char=end_char,
             chunk_vectors_MV=chunk_vectors_MV,
-            chunk_tokens=None if keeper is None else keeper.finish(tokens.start_char, start_char),
+            chunk_tokens=kept,
         )
+
+
+def cut_into_chunks(
+    config: EncoderConfig, tokens: TokenizedTexts, texts: Sequence[str]
+) -> tuple[Chunks, Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
+    """Cut tokenised texts as the settings ask; return the chunks with their first and last characters."""
+    if config.landmarks == "sentence":
+        rank_sentences(tokens, texts)
+    elif config.landmarks == "structure":
+        rank_structure(tokens, texts)
+    interval, whole = config.landmark_interval, config.whole_text_tokens
+    interval_N = np.where(np.diff(tokens.text_offsets) <= whole, max(interval, whole), interval)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)
+    lengths_N = np.fromiter(map(len, texts), np.int64, len(texts))
+    return chunks, *chunk_spans(chunks, tokens.start_char, lengths_N)
 
 
 def _require_finite(
@@ -329,9 +423,10 @@ def _require_finite(
         )
 
 
-def _document_vectors(
+def document_vectors(
     chunk_vectors_MV: Float32[np.ndarray, "M V"], chunk_offsets: Int64[np.ndarray, " N1"], what: str
 ) -> Float32[np.ndarray, "N V"]:
+    """Return the normalised mean of each text's chunks; a text of one chunk has its vector."""
     if len(chunk_offsets) == 1:
         return np.zeros((0, chunk_vectors_MV.shape[1]), np.float32)
     sums_NV = np.add.reduceat(chunk_vectors_MV, chunk_offsets[:-1], axis=0)
@@ -340,14 +435,13 @@ def _document_vectors(
     if not np.isfinite(vectors_NV).all():
         document = int(np.flatnonzero(~np.isfinite(vectors_NV).all(axis=1))[0])
         raise ModelError(
-            f"a {what}'s vector must not be zero, got chunks that cancel out in {what} {document} of "
-            "those encoded together; "
-            "choose another landmark_interval"
+            f"a {what}'s vector must not be zero, got chunks that cancel out in {what} {document} of those "
+            "encoded together; choose another landmark_interval"
         )
     return vectors_NV
 
 
-def _hashed_settings(config: EncoderConfig) -> dict[str, Any]:
+def hashed_settings(config: EncoderConfig) -> dict[str, Any]:
     """Return the settings that move vectors; :attr:`DocumentEncoder.fingerprint` has the context's own."""
     default = type(config)()
     values = {item.name: getattr(config, item.name) for item in fields(config)}
@@ -357,7 +451,7 @@ def _hashed_settings(config: EncoderConfig) -> dict[str, Any]:
         if name not in MACHINE_SETTINGS
         and name != "use_context"
         and (name in _ALWAYS_HASHED or value != getattr(default, name))
-    }
+    } | described_by(config)
 
 
 _UNKNOWN: Final = ("[UNK]", "<unk>")
@@ -379,20 +473,69 @@ def word_tokens(
     return places
 
 
-def with_vectors(
-    context: ContextSet, documents: pa.Table, config: EncoderConfig, backbone: Backbone
-) -> ContextSet:
-    """Return the context with one vector for each of its documents; as it is where nothing is whitened.
+CHARACTERS_PER_TOKEN: Final = 32
+"""How much of a text is tokenised at first for each token wanted of its head."""
 
-    ``documents`` has ``doc_id``, ``text`` and ``title`` of at least these. A document's vector is that of its
-    first chunk, encoded as a document by itself, with its title and behind the context where the settings ask
-    for it.
+
+def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[str]:
+    """Cut every text after its first ``max_tokens`` tokens."""
+    heads = [text[: CHARACTERS_PER_TOKEN * max_tokens] for text in texts]
+    tokens = tokenize(tokenizer, heads)
+    is_short_N = np.diff(tokens.text_offsets) < max_tokens
+    if any(is_short and head != text for is_short, head, text in zip(is_short_N, heads, texts, strict=True)):
+        heads = [
+            text if is_short else head for is_short, head, text in zip(is_short_N, heads, texts, strict=True)
+        ]
+        tokens = tokenize(tokenizer, heads)
+    bounds = pairwise(tokens.text_offsets.tolist())
+    return [
+        head[: int(tokens.end_char[first + max_tokens - 1])] if end - first > max_tokens else head
+        for head, (first, end) in zip(heads, bounds, strict=True)
+    ]
+
+
+CODEBOOK_TOKENS: Final = 16_384
+"""Tokens of the sample that a codebook is fitted to."""
+OPENING_CHARACTERS: Final = 2_048
+"""Of a document, as a collection's sample has them."""
+IDF_TEXTS: Final = 8_192
+"""Documents of the sample whose chunks are counted."""
+UNSEEN_CHUNKS: Final = 64
+"""Chunks without any word, counted along, so that a first handful of documents weighs no word as nothing."""
+
+
+def fitted_codebook(
+    documents: pa.Table, config: EncoderConfig, context: ContextSet | None, backbone: Backbone
+) -> TokenCoder | None:
+    """Return what codes the tokens of a collection; None where the settings ask for none.
+
+    It is the projection that the model brings where its codes are small enough, else a codebook fitted to the
+    first ``documents``, which have ``doc_id`` and ``text``. Where they are few, random words of the
+    vocabulary join them: what comes later is coded, too.
     """
-    if not config.whitening:
-        return context
-    place = {doc_id: row for row, doc_id in enumerate(documents.column("doc_id").to_pylist())}
-    own = documents.take(pa.array([place[doc_id] for doc_id in context.doc_ids]))
-    encoder = DocumentEncoder(replace(config, whitening=0.0), context, backbone)
-    heads = first_tokens(backbone.tokenizer, own.column("text").to_pylist(), config.longest_chunk_tokens)
-    encoded = encoder.encode(heads, titles=own.column("title").to_pylist())
-    return replace(context, vectors_CV=encoded.document_vectors_NV)
+    if not config.token_bytes:
+        return None
+    trained = token_projection_of(config, backbone)
+    if trained is not None and trained.vector_bytes <= config.token_bytes:
+        return trained
+    texts = [text[:OPENING_CHARACTERS] for text in documents.column("text").to_pylist()]
+    order = hash_order(documents.column("doc_id").to_pylist(), 0)
+    texts = [texts[place] for place in order[:IDF_TEXTS].tolist()]
+    tokenizer, interval = backbone.tokenizer, config.landmark_interval
+    tokens = tokenize(tokenizer, texts)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval)
+    vocabulary_size = tokenizer.get_vocab_size()
+    weights_X = token_idf(tokens.ids, chunks.token_offsets, vocabulary_size, UNSEEN_CHUNKS)
+    if isinstance(backbone, LateBackbone):
+        # It was trained so that all tokens of a query count alike.
+        weights_X = np.ones(vocabulary_size, np.float32)
+    encoder = DocumentEncoder(config, context, backbone)
+    share = max(interval, -(-CODEBOOK_TOKENS // len(texts)))
+    heads = first_tokens(tokenizer, texts[: -(-CODEBOOK_TOKENS // share)], share)
+    states_TD = encoder.token_states(heads)
+    if len(states_TD) < LEAST_STATES:
+        size = (-(-LEAST_STATES // interval), interval)
+        random_ids = np.random.default_rng(0).integers(0, vocabulary_size, size).tolist()
+        words = [tokenizer.decode(row, skip_special_tokens=True) or "a" for row in random_ids]
+        states_TD = np.concatenate([states_TD, encoder.token_states(words)])
+    return TokenCodebook.fit(states_TD, weights_X, config.token_bytes)

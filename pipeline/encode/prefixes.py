@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from cairn.pipeline.corpus.tokenization import TokenizedTexts, tokenize
+from cairn.pipeline.encode.tokenization import TokenizedTexts, tokenize
 from jaxtyping import Int32
 from tokenizers import Tokenizer
 
@@ -28,6 +28,8 @@ class Prefix:
     @classmethod
     def of(cls, text: str, tokenizer: Tokenizer) -> Prefix:
         """Tokenise a prefix without special tokens."""
+        if text.endswith(" ") and (marker := tokenizer.token_to_id(text)) is not None:
+            return cls(ids=np.array([marker], np.int32), space="")
         space = " " if text.endswith(" ") else ""
         stem = text.removesuffix(" ")
         ids = tokenizer.encode(stem, add_special_tokens=False).ids if stem else []

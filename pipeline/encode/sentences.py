@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 import regex
-from cairn.pipeline.corpus.tokenization import TokenizedTexts
+from cairn.pipeline.encode.tokenization import TokenizedTexts
 from cairn.pipeline.model.landmarks import SENTENCE_START
 from jaxtyping import Int64, UInt8
 
@@ -55,10 +55,7 @@ _BOUNDARY: Final = regex.compile(
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Return the character each sentence after the first begins at, ascending.
-
-    One that ends the text begins none.
-    """
+    """Return the character each sentence after the first begins at; one that ends the text begins none."""
     return [place for match in _BOUNDARY.finditer(text) if (place := match.end()) < len(text)]
 
 

@@ -4,8 +4,6 @@
     encoded/chunks-000007.parquet
     encoded/documents-000007.parquet   what the encoder adds to the rows, in their order. Written last: the
                                        shard is finished when this file exists
-    encoded/stored-000007.parquet      stands for the last two where they, and a copy of the rows, are in an
-                                       object store: their sizes and hashes, and what the driver reads of them
 
 A killed run leaves whole shards and nothing else to trust; a rerun encodes only the others. Reading leaves
 out documents that went stale between two runs, shard by shard, because a later shard may hold the same
@@ -14,11 +12,9 @@ document's new text.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -27,21 +23,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.manifest import FileRecord
 from cairn.pipeline.ragged import places_in_groups
-from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
+from cairn.pipeline.types import (
+    GIVEN_VECTORS,
+    LINE_FIELD,
+    SPARSE_FIELDS,
+    TOKEN_FIELDS,
+    chunks_schema,
+    documents_schema,
+)
 from jaxtyping import Float32, Int32, Int64
 
 EncodedTable = Literal["documents", "chunks"]
-ENCODED_TABLES: Final[tuple[EncodedTable, ...]] = ("documents", "chunks")
-EncodedFile = Literal["rows", "documents", "chunks", "stored"]
+EncodedFile = Literal["rows", "documents", "chunks"]
 
 SHARD_FORMAT: Final = 3
 """Raised when the files of a shard change, so that a run does not take over shards it cannot read."""
 READ_BATCH_ROWS: Final = 4_096
-_LAST_NAME = re.compile(r"(documents|stored)-(\d{6,})\.parquet")
-_STORED_FILES: Final = b"files"
-"""The key of the records in the metadata of a ``stored`` file's schema."""
+_LAST_NAME = re.compile(r"documents-(\d{6,})\.parquet")
 
 
 def shard_path(folder: Path, file: EncodedFile, number: int) -> Path:
@@ -52,7 +51,7 @@ def shard_path(folder: Path, file: EncodedFile, number: int) -> Path:
 def as_parquet(table: pa.Table) -> pa.Buffer:
     """Return one of a shard's tables as the bytes of its Parquet file."""
     # Vectors neither repeat nor compress; a dictionary over them would only cost time.
-    raw = {"vector", *(field.name for field in TOKEN_FIELDS)}
+    raw = {"vector", *(field.name for field in (*TOKEN_FIELDS, *SPARSE_FIELDS))}
     dictionaries: Any = [name for name in table.schema.names if name not in raw]
     stream = pa.BufferOutputStream()
     pq.write_table(
@@ -61,47 +60,41 @@ def as_parquet(table: pa.Table) -> pa.Buffer:
     return stream.getvalue()
 
 
-def as_stored(documents: pa.Table, files: Mapping[str, FileRecord]) -> pa.Buffer:
-    """Return the ``stored`` file of a shard whose files are in an object store."""
-    records = json.dumps({name: asdict(record) for name, record in files.items()}).encode()
-    known = documents.drop_columns(["vector"])
-    return as_parquet(known.replace_schema_metadata({_STORED_FILES: records}))
-
-
 def write_encoded_shard(
-    folder: Path, number: int, staged: Path, documents: pa.Buffer | Path, chunks: pa.Buffer | Path | None
+    folder: Path,
+    number: int,
+    staged: Path,
+    documents: pa.Buffer | Path,
+    chunks: pa.Buffer | Path,
+    *,
+    flushes: bool = True,
 ) -> None:
     """Put a staged shard beside its two tables, durably; after a crash it is finished or does not exist.
 
-    Tables that are files already lie on the disk of ``folder``, durably, and are moved. Where ``chunks`` is
-    None, both are in an object store, and ``documents`` is the ``stored`` file.
+    Tables that are files already lie on the disk of ``folder``, durably, and are moved. Without ``flushes``
+    the shard is for this run alone.
     """
-    last: EncodedFile = "stored" if chunks is None else "documents"
     with durable.storage_errors(f"writing encoded shard {number}"):
         folder.mkdir(parents=True, exist_ok=True)
         # What a deleted file left: until the end no shard of this number is finished.
-        unfinish_shard(folder, number)
-        durable.fsync_file(staged)
+        shard_path(folder, "documents", number).unlink(missing_ok=True)
+        if flushes:
+            durable.fsync_file(staged)
         staged.replace(shard_path(folder, "rows", number))
-        if chunks is not None:
-            _put(chunks, shard_path(folder, "chunks", number))
+        _put(chunks, shard_path(folder, "chunks", number), flushes=flushes)
         durable.commit_point("shard-chunks-written")
-        _put(documents, shard_path(folder, last, number))
+        _put(documents, shard_path(folder, "documents", number), flushes=flushes)
     durable.commit_point("shard-written")
 
 
-def unfinish_shard(folder: Path, number: int) -> None:
-    """Let a shard count as not encoded."""
-    for last in ("documents", "stored"):
-        shard_path(folder, last, number).unlink(missing_ok=True)
-
-
-def _put(content: pa.Buffer | Path, path: Path) -> None:
+def _put(content: pa.Buffer | Path, path: Path, *, flushes: bool) -> None:
     if isinstance(content, Path):
         content.replace(path)
         durable.fsync_folder(path.parent)
-    else:
+    elif flushes:
         durable.write_bytes(path, content)
+    else:
+        path.write_bytes(content)
 
 
 def finished_shards(folder: Path) -> list[int]:
@@ -109,47 +102,16 @@ def finished_shards(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     matches = (_LAST_NAME.fullmatch(path.name) for path in folder.iterdir())
-    numbers = sorted({int(match.group(2)) for match in matches if match})
-    return [number for number in numbers if _is_finished(folder, number)]
-
-
-def _is_finished(folder: Path, number: int) -> bool:
-    has_tables = all(shard_path(folder, file, number).is_file() for file in ("documents", "chunks"))
-    return shard_path(folder, "rows", number).is_file() and (has_tables or is_stored(folder, number))
-
-
-def is_stored(folder: Path, number: int) -> bool:
-    """Tell whether the tables of a finished shard are in an object store."""
-    return shard_path(folder, "stored", number).is_file()
-
-
-def stored_files(folder: Path, number: int) -> dict[Path, FileRecord]:
-    """Return what each file of a shard in an object store must be, by the path that it would have here."""
-    path = shard_path(folder, "stored", number)
-    with _damage_of(path):
-        records = json.loads(pq.read_schema(path).metadata[_STORED_FILES])
-    return {shard_path(folder, file, number): FileRecord(**record) for file, record in records.items()}
-
-
-def table_paths(folder: Path, table: EncodedTable, number: int) -> tuple[Path, ...]:
-    """Return the files that rows of one table are read from."""
-    chunks = shard_path(folder, "chunks", number)
-    rows, documents = (shard_path(folder, file, number) for file in ("rows", "documents"))
-    return (rows, documents) if table == "documents" else (chunks,)
+    numbers = sorted({int(match.group(1)) for match in matches if match})
+    files: tuple[EncodedFile, ...] = ("rows", "documents", "chunks")
+    return [number for number in numbers if all(shard_path(folder, each, number).is_file() for each in files)]
 
 
 def count_rows(folder: Path, table: EncodedTable, number: int) -> int:
     """Return the rows of one table of a finished shard, as its footer says."""
-    if table == "chunks" and is_stored(folder, number):
-        return sum(read_chunk_counts(folder, number).values())
-    path = shard_path(folder, table, number) if table == "chunks" else _known_path(folder, number)
+    path = shard_path(folder, table, number)
     with _damage_of(path), pq.ParquetFile(path) as file:
         return file.metadata.num_rows
-
-
-def _known_path(folder: Path, number: int) -> Path:
-    """Return the file with the numbers that the encoder added to each document."""
-    return shard_path(folder, "stored" if is_stored(folder, number) else "documents", number)
 
 
 def read_document_hashes(folder: Path, number: int) -> pa.Table:
@@ -160,13 +122,19 @@ def read_document_hashes(folder: Path, number: int) -> pa.Table:
 def read_chunk_counts(folder: Path, number: int) -> dict[str, int]:
     """Return the number of chunks of each document of a finished shard, by document id."""
     doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id")
-    counts = _read_columns(_known_path(folder, number), ["num_chunks"]).column("num_chunks")
+    counts = _read_columns(shard_path(folder, "documents", number), ["num_chunks"]).column("num_chunks")
     return dict(zip(doc_ids.to_pylist(), counts.to_pylist(), strict=True))
+
+
+def read_undescribed(folder: Path, number: int) -> tuple[int, list[str]]:
+    """Return the number of chunks of a finished shard, and the ids of those without a line."""
+    chunks = _read_columns(shard_path(folder, "chunks", number), ["chunk_id", LINE_FIELD.name])
+    return chunks.num_rows, chunks.filter(chunks.column(1).is_null()).column(0).to_pylist()
 
 
 def read_cluster_ids(folder: Path, number: int, stale_ids: Collection[str]) -> Int64[np.ndarray, " N"]:
     """Return the cluster of each document of a finished shard, without stale ones."""
-    clusters = _read_columns(_known_path(folder, number), ["cluster_id"]).column("cluster_id")
+    clusters = _read_columns(shard_path(folder, "documents", number), ["cluster_id"]).column("cluster_id")
     doc_ids = _read_columns(shard_path(folder, "rows", number), ["doc_id"]).column("doc_id").to_pylist()
     is_kept = np.array([doc_id not in stale_ids for doc_id in doc_ids], np.bool_)
     return clusters.to_numpy()[is_kept].astype(np.int64)
@@ -180,21 +148,16 @@ def read_encoded(
     stale: Mapping[int, Collection[str]] | None = None,
     batch_rows: int = READ_BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Stream one table of shards in their order, without the ids ``stale`` has for each shard.
-
-    None asks for all that are finished.
+    """Stream one table of shards, None for all that are finished, without the ``stale`` ids of each shard.
 
     Rows of ``documents`` have the columns of the staged rows, then those the encoder added. Both tables keep
     the same document order. At most one batch is in memory.
     """
     for number in finished_shards(folder) if numbers is None else numbers:
         stale_ids = frozenset((stale or {}).get(number, ()))
-        batches = (
-            _joined(folder, number, batch_rows)
-            if table == "documents"
-            else _batches(shard_path(folder, table, number), batch_rows)
-        )
-        for batch in batches:
+        is_joined = table == "documents"
+        path = shard_path(folder, table, number)
+        for batch in _joined(folder, number, batch_rows) if is_joined else _batches(path, batch_rows):
             kept = _without(batch, stale_ids) if stale_ids else batch
             if kept.num_rows:
                 yield kept
@@ -209,9 +172,8 @@ def _joined(folder: Path, number: int, batch_rows: int) -> Iterator[pa.RecordBat
 
 
 def _without(batch: pa.RecordBatch, doc_ids: Collection[str]) -> pa.RecordBatch:
-    return batch.filter(
-        pa.array([doc_id not in doc_ids for doc_id in batch.column("doc_id").to_pylist()], pa.bool_())
-    )
+    is_kept = [doc_id not in doc_ids for doc_id in batch.column("doc_id").to_pylist()]
+    return batch.filter(pa.array(is_kept, pa.bool_()))
 
 
 def _read_columns(path: Path, columns: list[str]) -> pa.Table:
@@ -221,7 +183,8 @@ def _read_columns(path: Path, columns: list[str]) -> pa.Table:
 
 def _batches(path: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
     with _damage_of(path), pq.ParquetFile(path) as file:
-        yield from file.iter_batches(batch_size=batch_rows)
+        wanted = [name for name in file.schema_arrow.names if name != GIVEN_VECTORS]  # they are in `chunks`
+        yield from file.iter_batches(batch_size=batch_rows, columns=wanted)
 
 
 @contextmanager
@@ -244,9 +207,15 @@ ADDED_COLUMNS = ("cluster_id", "num_tokens", "num_chunks", "vector")
 
 
 def shard_tables(
-    doc_ids: Sequence[str], encoded: EncodedDocuments, assignments_N: Int32[np.ndarray, " N"]
+    doc_ids: Sequence[str],
+    encoded: EncodedDocuments,
+    assignments_N: Int32[np.ndarray, " N"],
+    sparse: TokenRows | None = None,
 ) -> tuple[pa.Table, pa.Table]:
-    """Return the ``ADDED_COLUMNS`` of ``documents`` and the rows of ``chunks``, both in document order."""
+    """Return the ``ADDED_COLUMNS`` of ``documents`` and the rows of ``chunks``, both in document order.
+
+    ``sparse`` has the weights of every chunk.
+    """
     vector_dim = encoded.document_vectors_NV.shape[1]
     num_chunks = np.diff(encoded.chunk_offsets)
     stored = documents_schema((), vector_dim)
@@ -261,20 +230,27 @@ def shard_tables(
     )
     ordinals = places_in_groups(num_chunks)
     owners = np.repeat(np.array(doc_ids, dtype=object), num_chunks).tolist()
+    chunk_ids = [f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)]
     chunks = pa.table(
         [
-            pa.array(
-                [f"{doc_id}#{ordinal}" for doc_id, ordinal in zip(owners, ordinals.tolist(), strict=True)],
-                pa.string(),
-            ),
+            pa.array(chunk_ids, pa.string()),
             pa.array(owners, pa.string()),
             pa.array(ordinals.astype(np.int32)),
             pa.array(encoded.start_char),
             pa.array(encoded.end_char),
             _vector_array(encoded.chunk_vectors_MV),
+            *([] if encoded.lines is None else [pa.array([line or None for line in encoded.lines])]),
             *_token_columns(encoded, ordinals),
+            *([] if sparse is None else [_codes_array(sparse)]),
         ],
-        schema=chunks_schema(vector_dim, has_tokens=encoded.chunk_tokens is not None),
+        schema=chunks_schema(
+            vector_dim,
+            (
+                *(() if encoded.lines is None else (LINE_FIELD,)),
+                *(TOKEN_FIELDS if encoded.chunk_tokens is not None else ()),
+                *(() if sparse is None else SPARSE_FIELDS),
+            ),
+        ),
     )
     return added, chunks
 

@@ -25,8 +25,8 @@ from itertools import accumulate
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.corpus.tokenization import TokenizedTexts
 from cairn.pipeline.encode.sentences import rank_starts, sentence_starts
+from cairn.pipeline.encode.tokenization import TokenizedTexts
 from cairn.pipeline.model.landmarks import (
     BLOCK_START,
     HEADING_START,
@@ -86,21 +86,12 @@ def heading_at(lines: Sequence[str], place: int) -> tuple[str, int]:
     if marked := _marked_heading(line):
         return marked[:MAX_HEADING_CHARACTERS], 1
     # An overline belongs to the heading below it.
-    skipped = (
-        1 if _UNDERLINE.fullmatch(line) and place + 2 < len(lines) and _is_underline(lines[place + 2]) else 0
-    )
+    skipped = int(_is_underline(line) and place + 2 < len(lines) and _is_underline(lines[place + 2]))
     words, below = lines[place + skipped].strip(), lines[place + skipped + 1 :][:1]
     is_line_of_words = len(words) <= MAX_HEADING_CHARACTERS and any(map(str.isalnum, words))
     is_after_a_gap = place == 0 or not lines[place - 1].strip()
-    if (
-        is_line_of_words
-        and is_after_a_gap
-        and below
-        and _is_underline(below[0])
-        and len(below[0].strip()) >= len(words) - 2
-    ):
-        return words, 2 + skipped
-    return "", 1
+    is_underlined = below and _is_underline(below[0]) and len(below[0].strip()) >= len(words) - 2
+    return (words, 2 + skipped) if is_line_of_words and is_after_a_gap and is_underlined else ("", 1)
 
 
 def _is_underline(line: str) -> bool:

@@ -12,19 +12,24 @@ says whether two are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cairn.pipeline.config import DEFAULT_MODEL, WITHOUT_CONTEXT, EncoderConfig
+from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, is_encodable
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.encode.documents import DocumentEncoder, EncodedDocuments
-from cairn.pipeline.encode.texts import require_queries, require_texts
+from cairn.pipeline.encode.encoder import open_encoder
+from cairn.pipeline.encode.endpoint import EndpointEncoder
+from cairn.pipeline.encode.endpoint_requests import Patience
+from cairn.pipeline.encode.given import GivenEncoder
+from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.model.families.decoder import language_model
+from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.families import language_model
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
 from cairn.pipeline.model.folders.first_layers import first_layers
@@ -51,14 +56,38 @@ class TextEncoder:
     """A model with its settings. ``encode_queries`` makes it a :class:`cairn.pipeline.types.QueryEncoder`."""
 
     def __init__(
-        self, config: EncoderConfig, context: ContextSet | None = None, saved_as: EncoderConfig | None = None
+        self,
+        config: EncoderConfig,
+        context: ContextSet | None = None,
+        saved_as: EncoderConfig | None = None,
+        *,
+        patience: Patience | None = None,
     ) -> None:
-        """Load the model; ``saved_as`` are the settings that a saved folder brings, None for ``config``."""
+        """Load the model; ``saved_as`` are the settings that a saved folder brings, None for ``config``.
+
+        ``patience`` is an endpoint's, for documents.
+        """
         self._saved_as = saved_as or config
-        self._documents = DocumentEncoder(config, context)
+        self._documents = open_encoder(config, context, patience=patience)
         self.config = config
         self.vector_dim = self._documents.vector_dim
         self.fingerprint = self._documents.fingerprint
+
+    @property
+    def backbone(self) -> Backbone | None:
+        """The model in memory, None where an endpoint has it."""
+        return self._documents.backbone if isinstance(self._documents, DocumentEncoder) else None
+
+    @property
+    def outage(self) -> str | None:
+        """Why an endpoint could not be asked last, None where nothing is known to be wrong."""
+        return self._documents.outage
+
+    def check_endpoint(self) -> None:
+        """Ask an endpoint whether it answers as it did; what is wrong is told by :attr:`outage`."""
+        asked = self._documents.queries if isinstance(self._documents, GivenEncoder) else self._documents
+        if isinstance(asked, EndpointEncoder):
+            asked.check_quietly()
 
     def encode_documents(
         self, texts: Sequence[str], titles: Sequence[str | None] | None = None
@@ -88,7 +117,7 @@ class TextEncoder:
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the texts' own tokens, without prefixes and special tokens."""
         require_texts(texts, "text")
-        return len(tokenize(self._documents.backbone.tokenizer, texts).ids)
+        return len(tokenize(self._documents.tokenizer, texts).ids)
 
     def landmark_embeddings(
         self, texts: Sequence[str], titles: Sequence[str | None] | None = None
@@ -98,7 +127,7 @@ class TextEncoder:
         A document's vector is the normalised mean of its passages'.
         """
         encoded = self._encode(texts, titles)
-        spans = zip(encoded.chunk_offsets[:-1].tolist(), encoded.chunk_offsets[1:].tolist(), strict=True)
+        spans = pairwise(encoded.chunk_offsets.tolist())
         return [
             LandmarkEmbeddings(
                 vectors_LV=encoded.chunk_vectors_MV[first:end],
@@ -111,13 +140,13 @@ class TextEncoder:
     def _encode(self, texts: Sequence[str], titles: Sequence[str | None] | None) -> EncodedDocuments:
         require_texts(texts, "document")
         if titles is not None:
-            require_texts(
-                [title or "" for title in titles] if isinstance(titles, list | tuple) else titles, "title"
-            )
-        if titles is not None and len(titles) != len(texts):
-            raise ConfigError(
-                f"titles must be one a text, got {len(titles)} for {len(texts)}; give None for a text without"
-            )
+            are_listed = isinstance(titles, list | tuple)
+            require_texts([title or "" for title in titles] if are_listed else titles, "title")
+            if len(titles) != len(texts):
+                raise ConfigError(
+                    f"titles must be one a text, got {len(titles)} for {len(texts)}; give None for a text "
+                    "without"
+                )
         return self._documents.encode(texts, titles=titles)
 
     def save(self, folder: str | Path) -> Sequence[str]:
@@ -126,6 +155,10 @@ class TextEncoder:
         Returns what of them Sentence-Transformers' own modules do not have.
         Weights keep the precision they were published in, whatever this encoder computes in.
         """
+        if self.backbone is None:
+            raise ConfigError(
+                "a saved encoder must be a model that runs here, got an endpoint; name it with its address"
+            )
         read = read_checkpoint(model_folder(self.config.model))
         checkpoint = first_layers(language_model(read), self.config.layers)
         save_encoder_folder(
@@ -149,5 +182,37 @@ def load_encoder(
     config = encoder_config({"model": str(model), **settings})
     if context is not None:
         return TextEncoder(config, context)
-    unread = {name: value for name, value in WITHOUT_CONTEXT.items() if name not in settings}
-    return TextEncoder(replace(config, **unread), saved_as=config)
+    read = replace(config, use_context=bool(settings.get("use_context", False)))
+    return TextEncoder(read, saved_as=config)
+
+
+def require_texts(texts: Any, what: str) -> None:
+    """Raise :class:`ConfigError` unless ``texts`` holds valid Unicode strings.
+
+    A bare string would be read letter by letter.
+    """
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable) or not hasattr(texts, "__len__"):
+        raise ConfigError(f"{what} texts must come in a list, got {_shown(texts)}; write [text]")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ConfigError(f"a {what} must be text, got {_shown(text)} at position {index}; leave it out")
+        if not is_encodable(text):
+            raise ConfigError(
+                f"a {what} must be valid Unicode, got a lone surrogate in the one at position {index}; "
+                "remove it"
+            )
+
+
+def require_queries(texts: Any) -> None:
+    """Raise :class:`ConfigError` unless ``texts`` holds valid strings, none of them blank."""
+    require_texts(texts, "query")
+    for index, text in enumerate(texts):
+        if not text.strip():
+            raise ConfigError(
+                f"a query must hold text, got an empty one at position {index}; write what to look for"
+            )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -2,9 +2,9 @@
 
     batch of chunks ─▶ states of own tokens ─▶ rewrite ─▶ rows of each chunk ─▶ TokenRows, in chunk order
 
-Documents keep the codes of a token projection, queries their unit states, which the search projects.
+Documents keep the codes of a codebook, queries their unit states.
 
-    T tokens    P pooled vectors    M chunks    D model dim
+    T tokens    M chunks    D model dim
 """
 
 from __future__ import annotations
@@ -16,14 +16,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.token_vectors.codes import FAR, pool_neighbours, runs_of
-from cairn.pipeline.token_vectors.projection import TokenProjection
-from jaxtyping import Float, Int64
+from cairn.pipeline.token_vectors.codebook import TokenCoder
+from cairn.pipeline.token_vectors.codes import FAR
+from jaxtyping import Bool, Float, Float32, Int64
 
-Rewrite = Callable[
-    [Float[torch.Tensor, "T D"], Int64[np.ndarray, " m1"]], tuple[np.ndarray, Int64[np.ndarray, " m1"]]
-]
-"""From states of chunks and the offsets of their tokens to what is kept, and its offsets."""
+Rewrite = Callable[[Float[torch.Tensor, "T D"]], np.ndarray]
+"""From states of tokens to the row that is kept of each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -40,20 +38,19 @@ class TokenRows:
         return TokenRows(rows=rows, offsets=np.concatenate([[0], np.cumsum(sizes)]))
 
 
-class TokenKeeper:
-    """Gathers what ``rewrite`` keeps of each chunk, whatever the order of batches; ``empty`` is no row.
+def kept_where(codes: TokenRows, is_kept_T: Bool[np.ndarray, " T"]) -> TokenRows:
+    """Return the rows of some tokens; groups may lose some or all of theirs."""
+    ends_T1 = np.concatenate([[0], np.cumsum(is_kept_T)])
+    return TokenRows(rows=codes.rows[is_kept_T], offsets=ends_T1[codes.offsets])
 
-    Rows of runs of ``pool_tokens`` tokens tell where they begin; None: rows do not.
+
+class TokenKeeper:
+    """Gathers what ``rewrite`` keeps of each chunk's states, whatever the order of batches.
+
+    ``empty`` is no row.
     """
 
-    def __init__(
-        self,
-        num_M: Int64[np.ndarray, " M"],
-        rewrite: Rewrite,
-        empty: np.ndarray,
-        pool_tokens: int | None = None,
-    ) -> None:
-        self._pool_tokens = pool_tokens
+    def __init__(self, num_M: Int64[np.ndarray, " M"], rewrite: Rewrite, empty: np.ndarray) -> None:
         self._num_M = num_M
         self._rewrite = rewrite
         self._empty = empty
@@ -61,60 +58,45 @@ class TokenKeeper:
 
     def keep(self, chunk_m: Int64[np.ndarray, " m"], own_TD: Float[torch.Tensor, "T D"]) -> None:
         """Take the states of some chunks, one after another."""
-        offsets = np.concatenate([[0], np.cumsum(self._num_M[chunk_m])])
-        rows, offsets = self._rewrite(own_TD, offsets)
-        for place, chunk in enumerate(chunk_m.tolist()):
-            self._parts[chunk] = rows[offsets[place] : offsets[place + 1]]
+        parts = np.split(self._rewrite(own_TD), np.cumsum(self._num_M[chunk_m])[:-1])
+        for chunk, part in zip(chunk_m.tolist(), parts, strict=True):
+            self._parts[chunk] = part
 
-    def finish(
-        self, start_char_T: Int64[np.ndarray, " T"], chunk_start_M: Int64[np.ndarray, " M"]
-    ) -> TokenRows:
-        """Return the rows of all chunks, in their order, given where tokens and chunks begin."""
-        rows = TokenRows(
+    def finish(self) -> TokenRows:
+        """Return the rows of all chunks, in their order."""
+        return TokenRows(
             rows=np.concatenate([self._empty, *self._parts]),
-            offsets=np.concatenate([[0], np.cumsum([len(part) for part in self._parts], dtype=np.int64)]),
+            offsets=np.concatenate([[0], np.cumsum(self._num_M, dtype=np.int64)]),
         )
-        if self._pool_tokens is None:
-            return rows
-        token_offsets = np.concatenate([[0], np.cumsum(self._num_M)])
-        return with_steps(rows, token_offsets, start_char_T, chunk_start_M, self._pool_tokens)
 
 
-def keep_codes(num_M: Int64[np.ndarray, " M"], projection: TokenProjection) -> TokenKeeper:
-    """Keep the codes of a projection, neighbours pooled as it was trained."""
-    codec = projection.codec
-    matrix_DV = torch.from_numpy(projection.matrix_DV)
+def keep_codes(num_M: Int64[np.ndarray, " M"], codebook: TokenCoder) -> TokenKeeper:
+    """Keep the codes of a codebook."""
+    empty = np.zeros((0, codebook.vector_bytes), np.uint8)
+    return TokenKeeper(num_M, lambda states_TD: codebook.encode(_unit_states(states_TD)), empty)
 
-    def rewrite(
-        own_TD: Float[torch.Tensor, "T D"], offsets: Int64[np.ndarray, " m1"]
-    ) -> tuple[np.ndarray, Int64[np.ndarray, " m1"]]:
-        vectors_TV = F.normalize(own_TD.float() @ matrix_DV.to(own_TD.device), dim=1).cpu().numpy()
-        pooled_PV, pooled_offsets = pool_neighbours(vectors_TV, offsets, projection.pool_tokens)
-        return codec.encode(pooled_PV), pooled_offsets
 
-    empty = np.zeros((0, codec.vector_bytes), np.uint8)
-    return TokenKeeper(num_M, rewrite, empty, projection.pool_tokens)
+def keep_states(num_M: Int64[np.ndarray, " M"], model_dim: int) -> TokenKeeper:
+    """Keep unit states in float32."""
+    return TokenKeeper(num_M, _unit_states, np.zeros((0, model_dim), np.float32))
+
+
+def _unit_states(own_TD: Float[torch.Tensor, "T D"]) -> Float32[np.ndarray, "T D"]:
+    return F.normalize(own_TD.float(), dim=1).cpu().numpy()
 
 
 def with_steps(
-    codes: TokenRows,
-    token_offsets: Int64[np.ndarray, " M1"],
-    start_char_T: Int64[np.ndarray, " T"],
-    chunk_start_M: Int64[np.ndarray, " M"],
-    pool_tokens: int,
+    codes: TokenRows, start_char_T: Int64[np.ndarray, " T"], chunk_start_M: Int64[np.ndarray, " M"]
 ) -> TokenRows:
     """Add a byte to each row: by how many characters its token begins behind the one before.
 
     The first of a chunk counts from the chunk's start. :data:`FAR` characters or more are FAR.
     """
-    first_token_P, offsets = runs_of(token_offsets, pool_tokens)
-    assert np.array_equal(offsets, codes.offsets), "a row a run of tokens"
-    start_P = start_char_T[first_token_P]
-    before_P = np.concatenate([[0], start_P[:-1]]) if len(start_P) else start_P
-    sizes_M = np.diff(offsets)
-    before_P[offsets[:-1][sizes_M > 0]] = chunk_start_M[sizes_M > 0]
-    steps_P = np.clip(start_P - before_P, 0, FAR).astype(np.uint8)
-    return replace(codes, rows=np.concatenate([codes.rows, steps_P[:, None]], axis=1))
+    before_T = np.concatenate([[0], start_char_T[:-1]]) if len(start_char_T) else start_char_T
+    is_filled_M = np.diff(codes.offsets) > 0
+    before_T[codes.offsets[:-1][is_filled_M]] = chunk_start_M[is_filled_M]
+    steps_T = np.clip(start_char_T - before_T, 0, FAR).astype(np.uint8)
+    return replace(codes, rows=np.concatenate([codes.rows, steps_T[:, None]], axis=1))
 
 
 def joined_codes(
@@ -134,14 +116,3 @@ def joined_codes(
     steps = rows[first_tokens, -1] + start_char_M[later] - last_char_M[later - 1]
     rows[first_tokens, -1] = np.clip(steps, 0, FAR)
     return TokenRows(rows=rows, offsets=codes.offsets[text_offsets])
-
-
-def keep_states(num_M: Int64[np.ndarray, " M"], model_dim: int) -> TokenKeeper:
-    """Keep unit states in float32."""
-
-    def rewrite(
-        own_TD: Float[torch.Tensor, "T D"], offsets: Int64[np.ndarray, " m1"]
-    ) -> tuple[np.ndarray, Int64[np.ndarray, " m1"]]:
-        return F.normalize(own_TD.float(), dim=1).cpu().numpy(), offsets
-
-    return TokenKeeper(num_M, rewrite, np.zeros((0, model_dim), np.float32))

@@ -7,28 +7,29 @@
 Over the API, the collection is ``CairnClient(…).collection("handbook")``; embeddings then are of its encoder
 and context.
 
-The store is a local collection with each text as a document. Every call that writes is an ingest and
-publishes a generation, so add in large batches. One writer works at a time; others get
-:class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a fair sample. The
-collection embeds with its own encoder, so no other embeddings are taken. LangChain's metadata is kept as
-JSON; only keys named in ``filter_columns`` can be filtered by.
+The store is a collection with each text as a document: of this machine, or of a writable server. Here, every
+call that writes is an ingest and publishes a generation, so add in large batches. One writer works at a time;
+others get :class:`CollectionBusyError`. The first batch draws the clusters and the context: let it be a fair
+sample. The collection embeds with its own encoder, so no other embeddings are taken. LangChain's metadata is
+kept as JSON; only keys named in ``filter_columns`` can be filtered by.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
 from cairn.pipeline.frameworks.source import find_passages
-from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords
+from cairn.pipeline.frameworks.written import WrittenCollection, as_json, title_of
+from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords, SearchParameters
 from cairn.pipeline.types import Hit
 from jaxtyping import Float32
 from typing_extensions import override
@@ -45,8 +46,15 @@ except ModuleNotFoundError as error:
         error, what="LangChain", module="langchain_core", package="langchain-core", extra="langchain"
     ) from None
 
+if TYPE_CHECKING:
+    from cairn.pipeline.client import RemoteCollection
+
 METADATA_COLUMN: Final = "langchain_metadata"
 HIGHLIGHTED_PASSAGES: Final = 3
+_NOT_CALIBRATED: Final = (
+    "the collection has too few documents to tell how probable answers are, or is being measured: these "
+    "scores are relative to the best possible for the query, and no threshold was applied by the search"
+)
 _TYPES: Final[Mapping[str, pa.DataType]] = {
     "string": pa.string(),
     "integer": pa.int64(),
@@ -100,7 +108,7 @@ class CairnRetriever(BaseRetriever):
         ]
 
 
-class TextVectors(Protocol):
+class TextEncoding(Protocol):
     """What embeds: ``load_encoder(…)`` or a collection behind the API."""
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
@@ -115,7 +123,7 @@ class TextVectors(Protocol):
 class CairnEmbeddings(Embeddings):
     """LangChain's interface to an encoder."""
 
-    def __init__(self, encoder: TextVectors) -> None:
+    def __init__(self, encoder: TextEncoding) -> None:
         self.encoder = encoder
 
     @override
@@ -128,7 +136,7 @@ class CairnEmbeddings(Embeddings):
 
 
 class CairnVectorStore(VectorStore):
-    """Stores texts in the collection of this name; it is made at the first add.
+    """Stores texts in the collection of this name, which is made at the first add, or in one behind the API.
 
     ``settings`` are an ingest's, by stage (``{"encoder": {"model": "all-MiniLM-L6-v2"}}``), and count for a
     new collection. ``filter_columns`` names metadata with a type to be filtered by. A metadata ``title`` that
@@ -137,26 +145,29 @@ class CairnVectorStore(VectorStore):
 
     def __init__(
         self,
-        collection: str,
+        collection: str | RemoteCollection,
         *,
         root: str | Path | None = None,
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         filter_columns: Mapping[str, ColumnType] | None = None,
     ) -> None:
-        from cairn.pipeline.collection import Collection, collections_root
-        from cairn.pipeline.index.layout import CollectionLayout
-
-        # What it writes is what it searches, whatever else the name may answer from.
-        self.collection = Collection(
-            CollectionLayout.at(collections_root(root), collection), settings=settings
-        )
+        self.source = WrittenCollection.of(collection, root=root, settings=settings)
+        self.collection: Any = self.source.collection
         self._columns = {name: _column_type(name, kind) for name, kind in (filter_columns or {}).items()}
 
     @override
     def add_documents(
-        self, documents: list[Document], *, ids: Sequence[str | None] | None = None, **kwargs: Any
+        self,
+        documents: list[Document],
+        *,
+        ids: Sequence[str | None] | None = None,
+        batch_size: int | None = None,
+        **kwargs: Any,
     ) -> list[str]:
-        """Add documents, or replace those of the same ids; returns the ids, drawn where none are given."""
+        """Add documents, or replace those of the same ids; returns the ids, drawn where none are given.
+
+        All are one publication, whatever ``batch_size`` is.
+        """
         _require_known(kwargs)
         if ids is not None and len(ids) != len(documents):
             raise UsageError(
@@ -169,36 +180,44 @@ class CairnVectorStore(VectorStore):
                 raise UsageError(f"a document must hold text, got document {place} with none; leave it out")
         if documents:
             # Of one id the last counts, as if added one by one.
-            report = self.collection.add(self._table(dict(zip(chosen, documents, strict=True))))
-            if report.quarantined:
-                reasons = ", ".join(
-                    f"{reason}: {n}" for reason, n in sorted(report.quarantine_reasons.items())
-                )
-                raise UsageError(
-                    f"every text must be one that can be indexed, got {report.quarantined} that cannot "
-                    f"({reasons}); the others are in"
-                )
+            self.source.add(self._table(dict(zip(chosen, documents, strict=True))))
         return chosen
 
     @override
-    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents; ids that are not there are passed over."""
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts as documents; see :meth:`add_documents`."""
+        own = list(texts)  # a generator can be read once
+        if metadatas is not None and len(metadatas) != len(own):
+            raise UsageError(f"there must be one metadata a text, got {len(metadatas)} and {len(own)} texts")
+        given = metadatas or [{} for _ in own]
+        documents = [
+            Document(page_content=text, metadata=metadata) for text, metadata in zip(own, given, strict=True)
+        ]
+        return self.add_documents(documents, ids=ids, **kwargs)
+
+    @override
+    def delete(self, ids: list[str] | str | None = None, **kwargs: Any) -> bool:
+        """Delete documents, or one by its id; ids that are not there are passed over."""
         _require_known(kwargs)
         if ids is None:
             raise UsageError(
                 "ids to delete must be given, got none; to delete everything, remove the collection's folder"
             )
-        if ids and self.collection.layout.exists():
-            self.collection.delete(ids)
+        self.source.delete([ids] if isinstance(ids, str) else ids)
         return True
 
     @override
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """Return the documents of these ids that are there, in the order asked."""
-        if not self.collection.layout.exists():
-            return []
-        found = (self.collection.read_document(doc_id) for doc_id in dict.fromkeys(ids))
-        return [_as_document(each.doc_id, each.text, each.metadata) for each in found if each is not None]
+        found = self.source.read([ids] if isinstance(ids, str) else ids)
+        return [_as_document(each.doc_id, each.text, each.metadata) for each in found]
 
     @override
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
@@ -217,9 +236,10 @@ class CairnVectorStore(VectorStore):
         filter: Mapping[str, Any] | None = None,
         hybrid: bool = True,
         highlights: bool = False,
+        min_probability: float | None = None,
         **kwargs: Any,
     ) -> list[tuple[Document, float]]:
-        """Return whole documents with their scores, best first.
+        """Return whole documents with their scores, best first; with ``min_probability`` their probabilities.
 
         ``filter`` is Cairn's over ``filter_columns``: ``{"kind": ["a", "b"]}``, or a tree. With
         ``highlights`` the metadata has ``highlights`` and ``title_highlights``: the words of a document's
@@ -227,7 +247,16 @@ class CairnVectorStore(VectorStore):
         :class:`cairn.pipeline.types.Highlight`. Their spans count in ``page_content``.
         """
         _require_known(kwargs)
-        return self._found(query, k, filter, {"hybrid": hybrid}, highlights=highlights)
+        options: PublicSearchKeywords = {"hybrid": hybrid, "min_probability": min_probability}
+        return self._found(query, k, filter, options, highlights=highlights)
+
+    @override
+    def _similarity_search_with_relevance_scores(
+        self, query: str, k: int = 4, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        """Return documents with the probability that each answers, which thresholds are compared with."""
+        kwargs.setdefault("min_probability", 0.0)
+        return self.similarity_search_with_score(query, k, **kwargs)
 
     @override
     def similarity_search_by_vector(
@@ -281,8 +310,6 @@ class CairnVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         if not 1 <= k <= MAX_TOP_K:
             raise ConfigError(f"k must be a number from 1 to {MAX_TOP_K}, got {k}")
-        if not self.collection.layout.exists():
-            return []
         passages = HIGHLIGHTED_PASSAGES if highlights else 0
         asked: PublicSearchKeywords = {
             **options,
@@ -290,16 +317,17 @@ class CairnVectorStore(VectorStore):
             "passages": passages,
             "filters": filters or None,
         }
-        if isinstance(query, str):
-            hits = self.collection.search(query, **asked).hits
-        else:
-            hits = self.collection.search_vectors(np.asarray([query], np.float32), **asked)[0].hits
+        hits = self.source.hits(query, asked)
+        is_asked = options.get("min_probability") is not None
+        if is_asked and any("probability" not in hit.scores for hit in hits):
+            warnings.warn(_NOT_CALIBRATED, stacklevel=3)
         by_id = {hit.doc_id: hit for hit in hits}
         documents = self.get_by_ids(list(by_id))
         if highlights:
             for document in documents:
                 document.metadata |= _highlights(by_id[str(document.id)])
-        return [(document, by_id[str(document.id)].score) for document in documents]
+        scores = {hit.doc_id: hit.threshold_score for hit in hits}
+        return [(document, scores[str(document.id)]) for document in documents]
 
     @override
     @classmethod
@@ -328,21 +356,13 @@ class CairnVectorStore(VectorStore):
         store.add_texts(texts, metadatas, ids=ids)
         return store
 
-    @override
-    def _select_relevance_score_fn(self) -> Any:
-        return float
-
     def _table(self, documents: Mapping[str, Document]) -> pa.Table:
         rows = list(documents.values())
-        titles = [
-            title if isinstance(title := row.metadata.get("title"), str) and title.strip() else None
-            for row in rows
-        ]
         columns = {
             "id": pa.array(list(documents), pa.string()),
-            "title": pa.array(titles, pa.string()),
+            "title": pa.array([title_of(row.metadata) for row in rows], pa.string()),
             "text": pa.array([row.page_content for row in rows], pa.large_string()),
-            METADATA_COLUMN: pa.array([_json(row.metadata) for row in rows], pa.string()),
+            METADATA_COLUMN: pa.array([as_json(row.metadata, "metadata") for row in rows], pa.string()),
             **{
                 name: _column(name, kind, [row.metadata.get(name) for row in rows])
                 for name, kind in self._columns.items()
@@ -376,13 +396,6 @@ def _documents(found: Sequence[tuple[Document, float]]) -> list[Document]:
 
 def _marginal(k: int, fetch_k: int, lambda_mult: float) -> SearchKeywords:
     return {"mmr": lambda_mult, "max_candidates": max(k, fetch_k)}
-
-
-def _json(metadata: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(metadata, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"metadata must be JSON without NaN, got {str(error)[:80]!r}") from None
 
 
 def _column(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:

@@ -1,16 +1,18 @@
-"""A read-only MCP server, with the tools ``list_collections``, ``search`` and ``get_document``.
+"""An MCP server whose tools search, read, list and count.
 
     cairn mcp handbook                                   one collection, on stdin and stdout
     cairn serve                                          all collections, over HTTP at /mcp
 
-Nothing can be changed through it. Answers are bounded in characters, since a model reads them whole. Where
-collections are read from is a :class:`Library`; the HTTP server brings its own.
+A writable server over HTTP has ``add_document`` and ``delete_document`` too. Nothing else can be changed.
+Answers are bounded in characters, since a model reads them whole. Where collections are read from is a
+:class:`Library`; the HTTP server brings its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import version
+from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from anyio import to_thread
@@ -18,9 +20,9 @@ from cairn.pipeline.errors import CairnError, extra_missing
 from cairn.pipeline.frameworks.source import Searchable
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.search_options import SearchKeywords
-from cairn.pipeline.types import Document, Hit, Passage, SearchResult
-from pydantic import BaseModel, Field
-from typing_extensions import Unpack
+from cairn.pipeline.types import ColumnSummary, Document, Hit, ListedDocument, Passage, SearchResult
+from pydantic import BaseModel, Field, ValidationError
+from typing_extensions import Unpack, override
 
 try:
     from mcp.server import MCPServer
@@ -39,19 +41,26 @@ MAX_ANSWER_CHARACTERS: Final = 20_000
 DEFAULT_ANSWER_CHARACTERS: Final = 4_000
 MAX_STRETCH_CHARACTERS: Final = 50_000
 DEFAULT_STRETCH_CHARACTERS: Final = 10_000
+MAX_LISTED: Final = 100
 _READS: Final = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
 )
+_WRITES: Final = ToolAnnotations(
+    read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
+)
+MAX_TEXT_CHARACTERS: Final = 200_000
 
 
 class PassageAnswer(BaseModel):
     """A span of a document: characters ``start_char`` to ``end_char`` of its text.
 
-    ``highlights`` are its words that answered the query, strongest first.
+    ``page`` is where it stands in its file, such as `page 3` or `section Install`. ``highlights`` are its
+    words that answered the query, strongest first.
     """
 
     start_char: int
     end_char: int
+    page: str | None
     text: str
     score: float
     highlights: list[str]
@@ -88,10 +97,57 @@ class DocumentStretch(BaseModel):
     text: str
 
 
+class ColumnAnswer(BaseModel):
+    """A column that filters may name, its most frequent values with the number of documents, its range."""
+
+    name: str
+    type: str
+    values: dict[str, int]
+    low: Any
+    high: Any
+
+
+class ColumnsAnswer(BaseModel):
+    """The columns of a collection."""
+
+    collection: str
+    columns: list[ColumnAnswer]
+
+
+class CountAnswer(BaseModel):
+    """How many documents match."""
+
+    collection: str
+    documents: int
+
+
+class ListedAnswer(BaseModel):
+    """A document without its text."""
+
+    doc_id: str
+    title: str | None
+    metadata: dict[str, Any]
+
+
+class ListAnswer(BaseModel):
+    """Documents that match, in the order of their ids; ``next_after`` asks for more, null where none are."""
+
+    collection: str
+    documents: list[ListedAnswer]
+    next_after: str | None
+
+
 class CollectionNames(BaseModel):
     """The collections that can be asked."""
 
     collections: list[str]
+
+
+class Written(BaseModel):
+    """A document that searches find from now on, or no longer."""
+
+    collection: str
+    doc_id: str
 
 
 class Library(Protocol):
@@ -107,6 +163,34 @@ class Library(Protocol):
 
     async def read_document(self, collection: str, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
+        ...
+
+    async def columns(self, collection: str) -> list[ColumnSummary]:
+        """Describe the columns that filters can name."""
+        ...
+
+    async def count(self, collection: str, filters: dict[str, Any] | None) -> int:
+        """Count the documents that match."""
+        ...
+
+    async def list_documents(
+        self, collection: str, filters: dict[str, Any] | None, after: str | None, limit: int
+    ) -> list[ListedDocument]:
+        """Return the documents that match, the next after an id."""
+        ...
+
+
+class WritableLibrary(Library, Protocol):
+    """A library whose documents can be changed."""
+
+    async def add_document(
+        self, collection: str, doc_id: str, text: str, title: str | None, metadata: dict[str, Any]
+    ) -> None:
+        """Add a document, or replace the one of this id, for the next search."""
+        ...
+
+    async def delete_document(self, collection: str, doc_id: str) -> None:
+        """Delete a document."""
         ...
 
 
@@ -128,6 +212,22 @@ class OneCollection:
         """Read a document of it, on a thread."""
         return await self._ask(collection, lambda: self._collection.read_document(doc_id))
 
+    async def columns(self, collection: str) -> list[ColumnSummary]:
+        """Describe its columns, on a thread."""
+        return await self._ask(collection, lambda: self._collection.columns())
+
+    async def count(self, collection: str, filters: dict[str, Any] | None) -> int:
+        """Count documents of it, on a thread."""
+        return await self._ask(collection, lambda: self._collection.count(filters))
+
+    async def list_documents(
+        self, collection: str, filters: dict[str, Any] | None, after: str | None, limit: int
+    ) -> list[ListedDocument]:
+        """List documents of it, on a thread."""
+        return await self._ask(
+            collection, lambda: list(islice(self._collection.list_documents(filters, after=after), limit))
+        )
+
     async def _ask(self, name: str, call: Callable[[], _Answer]) -> _Answer:
         if name != self._collection.name:
             raise ToolError(f"the only collection is {self._collection.name!r}")
@@ -146,9 +246,34 @@ CollectionArgument = Annotated[
 ]
 
 
+class _Server(MCPServer):
+    """Tells what is wrong with a tool's arguments in sentences."""
+
+    @override
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        """Call a tool as the SDK does."""
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            faults = error.__cause__.errors(include_url=False, include_context=False, include_input=False)
+            said = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
+            raise ToolError(f"the arguments of {name} must fit its schema, got {'; '.join(said)}") from None
+
+
+FilterArgument = Annotated[
+    dict[str, Any] | None,
+    Field(
+        description='What documents must match: columns with values, such as {"kind": ["guide", "note"]}, '
+        'or {"type": "gte", "key": "year", "value": 2020}; list_columns names the columns.'
+    ),
+]
+
+
 def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServer:
     """Return a server whose tools read the library that ``open_library`` gives for each call."""
-    server = MCPServer(
+    server = _Server(
         "cairn",
         title="Cairn",
         version=version("cairn-index"),
@@ -173,13 +298,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
             int,
             Field(ge=1, le=MAX_ANSWER_CHARACTERS, description="Characters all passages may have together."),
         ] = DEFAULT_ANSWER_CHARACTERS,
-        filters: Annotated[
-            dict[str, Any] | None,
-            Field(
-                description='What documents must match: columns with values, such as {"kind": ["guide", '
-                '"note"]}, or {"type": "gte", "key": "year", "value": 2020}.'
-            ),
-        ] = None,
+        filters: FilterArgument = None,
         collection: CollectionArgument = None,
     ) -> SearchAnswer:
         """Find the passages of a collection that answer a query best, with their documents."""
@@ -212,7 +331,93 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
             raise ToolError("there is no document of this id; take a doc_id that search gave")
         return _stretch(document, start_char, max_characters)
 
+    @server.tool(annotations=_READS)
+    async def list_columns(context: Context, collection: CollectionArgument = None) -> ColumnsAnswer:
+        """Name the columns that filters may ask for, with their types, most frequent values and ranges."""
+        library = open_library(context)
+        name = await _chosen(library, collection)
+        return ColumnsAnswer(
+            collection=name,
+            columns=[
+                ColumnAnswer(
+                    name=column.name,
+                    type=column.type,
+                    values={str(each.value): each.documents for each in column.values},
+                    **_plain({"low": column.low, "high": column.high}),
+                )
+                for column in await library.columns(name)
+            ],
+        )
+
+    @server.tool(annotations=_READS)
+    async def count_documents(
+        context: Context, filters: FilterArgument = None, collection: CollectionArgument = None
+    ) -> CountAnswer:
+        """Count the documents that match a filter, all without one."""
+        library = open_library(context)
+        name = await _chosen(library, collection)
+        return CountAnswer(collection=name, documents=await library.count(name, filters))
+
+    @server.tool(annotations=_READS)
+    async def list_documents(
+        context: Context,
+        filters: FilterArgument = None,
+        after: Annotated[
+            str | None,
+            Field(min_length=1, max_length=1_024, description="The page before's next_after."),
+        ] = None,
+        limit: Annotated[int, Field(ge=1, le=MAX_LISTED)] = 20,
+        collection: CollectionArgument = None,
+    ) -> ListAnswer:
+        """List all documents that match a filter, page by page, without ranking and without their texts."""
+        library = open_library(context)
+        name = await _chosen(library, collection)
+        found = await library.list_documents(name, filters, after, limit + 1)
+        documents = [
+            ListedAnswer(doc_id=each.doc_id, title=each.title, metadata=_plain(each.metadata))
+            for each in found[:limit]
+        ]
+        has_more = len(found) > limit
+        return ListAnswer(
+            collection=name, documents=documents, next_after=documents[-1].doc_id if has_more else None
+        )
+
     return server
+
+
+def add_writing_tools(
+    server: MCPServer, open_library: Callable[[Context[Any, Any]], WritableLibrary]
+) -> None:
+    """Give a server the tools that change documents."""
+
+    @server.tool(annotations=_WRITES)
+    async def add_document(
+        context: Context,
+        doc_id: Annotated[str, Field(min_length=1, max_length=1_024, description="Its id, new or known.")],
+        text: Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARACTERS)],
+        title: str | None = None,
+        metadata: Annotated[
+            dict[str, Any] | None, Field(description="Columns with values, to filter by.")
+        ] = None,
+        collection: CollectionArgument = None,
+    ) -> Written:
+        """Add a document to a collection, or replace the one of this id."""
+        library = open_library(context)
+        name = await _chosen(library, collection)
+        await library.add_document(name, doc_id, text, title, metadata or {})
+        return Written(collection=name, doc_id=doc_id)
+
+    @server.tool(annotations=_WRITES)
+    async def delete_document(
+        context: Context,
+        doc_id: Annotated[str, Field(min_length=1, max_length=1_024)],
+        collection: CollectionArgument = None,
+    ) -> Written:
+        """Delete a document of a collection."""
+        library = open_library(context)
+        name = await _chosen(library, collection)
+        await library.delete_document(name, doc_id)
+        return Written(collection=name, doc_id=doc_id)
 
 
 def session_manager(server: MCPServer) -> StreamableHTTPSessionManager:
@@ -242,6 +447,7 @@ def _document_answer(hit: Hit) -> DocumentAnswer:
         PassageAnswer(
             start_char=passage.start_char,
             end_char=passage.end_char,
+            page=passage.page,
             text=passage.text,
             score=passage.score,
             highlights=_highlighted_words(passage),

@@ -6,14 +6,14 @@ Passages of a collection, best first, with the place each was cut from.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cairn.pipeline.client.calls import SearchParameters
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.types import Document, Hit, Passage, SearchResult
+from cairn.pipeline.search_options import SearchParameters
+from cairn.pipeline.types import ColumnSummary, Document, Hit, ListedDocument, Passage, SearchResult
 
 
 class Searchable(Protocol):
@@ -38,13 +38,27 @@ class Searchable(Protocol):
         """Return a document by its id, None where there is none."""
         ...
 
+    def columns(self) -> list[ColumnSummary]:
+        """Describe the columns that filters can name."""
+        ...
+
+    def count(self, filters: Mapping[str, Any] | None = None) -> int:
+        """Count the documents that match a filter."""
+        ...
+
+    def list_documents(
+        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
+    ) -> Iterator[ListedDocument]:
+        """Yield the documents that match a filter, in the order of their ids."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundPassage:
     """A passage as a framework's document: ``metadata`` is its document's, and where it stands there.
 
-    To the document's columns are added ``doc_id``, ``title``, ``start_char``, ``end_char``, ``score``,
-    ``scores`` (the parts of the document's score), ``highlights`` and ``title_highlights`` (of
+    To the document's columns are added ``doc_id``, ``title``, ``start_char``, ``end_char``, ``page``,
+    ``score``, ``scores`` (the parts of the document's score), ``highlights`` and ``title_highlights`` (of
     :class:`Passage`, as dictionaries), ``collection``, ``generation`` and the answer's ``warnings``, in place
     of columns of these names. ``passage_id`` names document and span.
     """
@@ -87,6 +101,7 @@ def _found(collection: str, result: SearchResult, hit: Hit, passage: Passage) ->
         "title": hit.title,
         "start_char": passage.start_char,
         "end_char": passage.end_char,
+        "page": passage.page,
     }
     judged = {
         "score": passage.score,

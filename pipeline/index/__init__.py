@@ -1,11 +1,12 @@
 """Stage 5: vectors in Arrow become a published generation; readers open one and never see another.
 
-    encoded Parquet ─▶ lance_index ─▶ publish ─▶ generations/<n>/ ─▶ generation ─▶ search
-                       the truth      FAISS and    CURRENT moves       opened,
-                       (LanceDB)      Arrow files  last, atomically    immutable
+    encoded Parquet ─▶ rows ────────▶ publish ─▶ generations/<n>/ ─▶ generation ─▶ search
+                       the truth      segments     CURRENT moves       opened,
+                       (LanceDB)      of files     last, atomically    immutable
 
-``layout`` knows the folders, ``names`` the files. ``exact_index`` says what a vector index answers, and is
-the oracle of ``faiss_index``. ``segments`` holds the parts of a generation. ``stored_files`` keeps its files
-whole; ``verify``, ``repair``, ``status`` and ``maintenance`` (compact, delete) look after a collection.
-``replica`` keeps a copy of one in an object store.
+``names`` says what files are called, ``files`` whether they are as recorded, ``layout`` where they lie.
+``segments`` holds the parts of a generation: ``columns`` and ``words`` are their Arrow files, ``faiss_build``
+and ``faiss_index`` their vectors, with ``exact_index`` as the oracle; ``bm25`` scores words. ``verify`` finds
+damage and ``recovery`` mends it. ``maintenance`` compacts and deletes, ``status`` and ``aliases`` tell and
+switch. ``replica`` keeps a copy of a collection in an ``object_folder``.
 """

@@ -19,7 +19,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.errors import CollectionBusyError, ConfigError, IntegrityError
 from cairn.pipeline.index.generation import open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.roots import resolve_root, store_uri
+from cairn.pipeline.index.names import resolve_root, store_uri
 from cairn.pipeline.manifest import COLLECTION_NAME
 
 ALIASES_NAME: Final = "aliases.json"
@@ -40,23 +40,24 @@ def aliases_path(root: Path | str) -> Path:
 
 
 def read_aliases(root: Path | str) -> Mapping[str, Alias]:
-    """Return the switched names of a root; a damaged file raises :class:`IntegrityError`."""
+    """Return the switched names of a root; a damaged file raises :class:`IntegrityError`.
+
+    One that may not be read, or a root that may not, raises :class:`StorageError`.
+    """
     try:
         found = json.loads(durable.read_bytes(aliases_path(root)))
         aliases = {name: Alias(**alias) for name, alias in found.items()}
+        names = [*aliases, *(each for alias in aliases.values() for each in (alias.to, alias.before))]
+        if all(COLLECTION_NAME.fullmatch(name) for name in names):
+            return aliases
+        fault = "names no collection"
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise IntegrityError(
-            f"{ALIASES_NAME} under the root cannot be read; remove it, and switch each name again"
-        ) from error
-    if not all(
-        COLLECTION_NAME.fullmatch(name) for alias in aliases.values() for name in asdict(alias).values()
-    ):
-        raise IntegrityError(
-            f"{ALIASES_NAME} under the root names no collection; remove it, and switch again"
-        )
-    return aliases
+    except PermissionError as error:
+        durable.raise_storage_error(error, f"reading {ALIASES_NAME} under the root")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        fault = "cannot be read"
+    raise IntegrityError(f"{ALIASES_NAME} under the root {fault}; remove it, and switch each name again")
 
 
 def target_of(root: Path | str, name: str) -> str:
@@ -86,17 +87,17 @@ def switch(root: Path | str, name: str, target: str | None) -> Alias:
         aliases = dict(read_aliases(root))
         now = aliases.get(name, Alias(to=name, before=name))
         chosen = now.before if target is None else target
+        layout = CollectionLayout.at(Path(root), chosen)
+        if target is None and (name not in aliases or (chosen == name and not layout.exists())):
+            raise ConfigError(
+                f"{name!r} must have answered from a collection before, got none; switch it to another one"
+            )
         if chosen == now.to:
             return now
-        if chosen != name and chosen in aliases:
+        if chosen != name and chosen in aliases and aliases[chosen].to != chosen:
             raise ConfigError(
                 f"a name must be switched to a collection, got {chosen!r}, which answers from "
                 f"{aliases[chosen].to!r}; name that one"
-            )
-        layout = CollectionLayout.at(Path(root), chosen)
-        if target is None and chosen == name and not layout.exists():
-            raise ConfigError(
-                f"{name!r} must have answered from a collection before, got none; switch it to another one"
             )
         layout.require_exists()
         if open_latest_intact_generation(layout).warning is not None:

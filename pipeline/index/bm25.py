@@ -5,6 +5,9 @@
 
     f: count of t in the text      n: texts that hold t, of N      k1 = 1.2, b = 0.75
 
+A word of the query has a term in each of the collection's main languages. They count as one word, whose n is
+the sum of theirs.
+
 Every text with a word of the query is scored, so that no score depends on how the collection was written or
 on who else is a candidate. Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework: BM25
 and Beyond".
@@ -14,13 +17,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from cairn.pipeline.index.segments.joined import JoinedWords
-from cairn.pipeline.index.words import terms_of
+from cairn.pipeline.index.segments.segment import JoinedWords
+from cairn.pipeline.index.tokenizer import terms_of_query
 from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 
 K1, B = 1.2, 0.75
@@ -76,12 +79,19 @@ def term_weight(repeats: int, num_holding: int, num_texts: int) -> np.float32:
     return np.float32(repeats * idf * (K1 + 1.0))
 
 
+def _num_holding(found: Mapping[str, _Counts], known: Totals | None, num_texts: int) -> int:
+    """Return how many texts hold one of the terms of a word, of a whole corpus where that is known."""
+    holding = (len(texts) if known is None else known.holding[term] for term, (texts, _) in found.items())
+    return min(sum(holding), num_texts)
+
+
 class DocumentBM25:
     """Scores N documents, by their texts and titles, which are added; safe to share between threads.
 
     The counts of a text are those of its chunks together. Lengths are in words without stop words.
 
     ``chunk_documents`` is the document of each chunk, ``text_words`` and ``title_words`` are the lengths.
+    Queries are read in ``languages``.
     """
 
     def __init__(
@@ -91,7 +101,9 @@ class DocumentBM25:
         chunk_documents: Int64[np.ndarray, " M"],
         text_words: Int32[np.ndarray, " N"],
         title_words: Int32[np.ndarray, " N"],
+        languages: Sequence[str],
     ) -> None:
+        self._languages = languages
         self._chunk_documents = chunk_documents
         self._fields = (
             _Field(lambda term: self._of_chunks(*text.postings(term)), text_words),
@@ -112,16 +124,16 @@ class DocumentBM25:
         """
         scores_N = np.zeros(self._num_documents, np.float32)
         of_fields = totals or (None, None)
-        for term, repeats in Counter(terms_of(query)).items():
+        for terms, repeats in Counter(terms_of_query(query, self._languages)).items():
             for field, known in zip(self._fields, of_fields, strict=True):
-                documents, counts = field.counts_of(term)
-                if not len(documents):
-                    continue
-                num_holding = len(documents) if known is None else known.holding[term]
+                found = {term: field.counts_of(term) for term in terms}
                 num_texts = self._num_documents if known is None else known.texts
+                num_holding = _num_holding(found, known, num_texts)
                 average = field.average_length if known is None else known.average_length
                 weight = term_weight(repeats, num_holding, num_texts)
-                add_term(scores_N, documents, counts, field.penalty(average), weight)
+                for documents, counts in found.values():
+                    if len(documents):
+                        add_term(scores_N, documents, counts, field.penalty(average), weight)
         return scores_N
 
     def _of_chunks(self, chunks: Int64[np.ndarray, " P"], counts: np.ndarray) -> _Counts:
@@ -178,7 +190,7 @@ class PassageBM25:
 
     A passage's length is chosen at query time, so it is scored from the counts of its chunks: counts add up,
     and scores do not, since a score flattens with a word's count. A word's idf is that of chunks. Lengths are
-    in characters.
+    in characters. Queries are read in ``languages``.
     """
 
     def __init__(
@@ -187,8 +199,9 @@ class PassageBM25:
         chunk_offsets: Int64[np.ndarray, " N_plus_1"],
         start_char: Int64[np.ndarray, " M"],
         end_char: Int64[np.ndarray, " M"],
+        languages: Sequence[str],
     ) -> None:
-        self._words = words
+        self._words, self._languages = words, languages
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._penalties: dict[tuple[int, float], Float32[np.ndarray, " M"]] = {}
         self._lengths: dict[int, tuple[int, int]] = {}
@@ -220,21 +233,22 @@ class PassageBM25:
         penalty_M = self._penalty_of(size, passages.average_length)
         scores_M = np.zeros(len(self._firsts), np.float32)
         counts_M = np.zeros(len(self._firsts), np.float32)
-        for term, repeats in Counter(terms_of(query)).items():
-            chunks, counts = self._words.postings(term)
-            if not len(chunks):
-                continue
-            num_holding = len(chunks) if totals is None else holding.holding[term]
+        for terms, repeats in Counter(terms_of_query(query, self._languages)).items():
+            found = {term: self._words.postings(term) for term in terms}
+            num_holding = _num_holding(found, None if totals is None else holding, holding.texts)
             weight = term_weight(repeats, num_holding, holding.texts)
-            if size > MAX_STEPPED_SIZE or size * len(chunks) > MAX_STEPPED_SHARE * len(scores_M):
-                counts_W = self._count_everywhere(chunks, counts, size)
-                add_term(scores_M, slice(None), counts_W, penalty_M, weight)
-                continue
-            for begins in self._count(chunks, counts, size, counts_M):
-                # A passage met again has no count left and adds nothing; one that would leave its document
-                # has an endless length.
-                add_term(scores_M, begins, counts_M[begins], penalty_M, weight)
-                counts_M[begins] = 0.0
+            for chunks, counts in found.values():
+                if not len(chunks):
+                    continue
+                if size > MAX_STEPPED_SIZE or size * len(chunks) > MAX_STEPPED_SHARE * len(scores_M):
+                    counts_W = self._count_everywhere(chunks, counts, size)
+                    add_term(scores_M, slice(None), counts_W, penalty_M, weight)
+                    continue
+                for begins in self._count(chunks, counts, size, counts_M):
+                    # A passage met again has no count left and adds nothing; one that would leave its
+                    # document has an endless length.
+                    add_term(scores_M, begins, counts_M[begins], penalty_M, weight)
+                    counts_M[begins] = 0.0
         return scores_M
 
     def _count(

@@ -4,8 +4,6 @@
 :func:`open_faiss_index` only after its SHA-256 matched the manifest.
 """
 
-# pyright: reportAttributeAccessIssue=false
-# SWIG's module has no types.
 # pyright: reportAttributeAccessIssue=false, reportCallIssue=false
 # SWIG's module has no types, and faiss adds keyword arguments to its classes at import time.
 
@@ -24,9 +22,11 @@ import numpy as np
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import DamageError
+from cairn.pipeline.faiss_device import CardCopy
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.exact_index import NO_POSITION, top_k_of
-from jaxtyping import Float32, Int64, UInt8
+from cairn.pipeline.index.names import REFINE_SUFFIX
+from jaxtyping import Float32, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
 MIN_LISTED_VECTORS = 256
@@ -90,9 +90,6 @@ def choose_kind(num_vectors: int, config: IndexConfig) -> tuple[str, str]:
         kind, limit = "ivf_rabitq", f"at least {config.rabitq_min_vectors:,}"
     return kind, f"{num_vectors:,} vectors are {limit}: {FAISS_KINDS[kind].why}"
 
-
-REFINE_SUFFIX = ".refine"
-"""Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
 
 BRUTE_FORCE_POSITIONS = 2_048
 """Up to this many allowed positions are decoded and scored one by one: an IVF probe could miss them all."""
@@ -182,6 +179,8 @@ class FaissIndex:
         self._index = index
         self._refine = refine
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
+        # FAISS has no RaBitQ on a card.
+        self._on_card = None if refine is not None else CardCopy(index, searches_before=1)
         self.is_flat = faiss_kind(description["kind"]).make_lists is None
         self.nprobe = 1 if self.is_flat else _num_probed(description)
         self._codes_lock = threading.Lock()
@@ -260,8 +259,13 @@ class FaissIndex:
         num_found = min(top_k, self.num_vectors)
         if num_found == 0 or len(queries_QV) == 0:
             return np.empty((len(queries_QV), 0), np.float32), np.empty((len(queries_QV), 0), np.int64)
-        parameters = self._parameters(nprobe, allowed)
-        if nearest is None:
+        parameters = self._unfiltered if allowed is None else self._parameters(nprobe, allowed)
+        found = None
+        if self._on_card is not None and self._live is None and allowed is None:
+            found = self._on_card.search(queries_QV, num_found, parameters)
+        if found is not None:
+            found_QF, positions_QF = found
+        elif nearest is None:
             found_QF, positions_QF = self._search_index.search(queries_QV, num_found, params=parameters)
         else:
             found_QF, positions_QF = self._search_lists(queries_QV, num_found, nprobe, nearest, parameters)
@@ -307,26 +311,14 @@ class FaissIndex:
         Inverted lists need a map of 8 bytes a vector for it, made when first asked for.
         """
         if self._refine is not None:
-            return self._refine_codes
+            return _RefineCodes(self._refine)
         with self._codes_lock:
             return _ListedCodes(self._index)
 
     @cached_property
-    def _refine_codes(self) -> _RefineCodes:
-        return _RefineCodes(self._refine)
-
-    def list_codes(self, number: int) -> tuple[UInt8[np.ndarray, "n code"], Int64[np.ndarray, " n"]]:
-        """Return the codes of an inverted list and the positions they are of."""
-        lists = self._index.invlists
-        size, width = lists.list_size(number), self._index.code_size
-        if not size:
-            return np.empty((0, width), np.uint8), np.empty(0, np.int64)
-        codes = faiss.rev_swig_ptr(lists.get_codes(number), size * width).reshape(size, width)
-        return codes, faiss.rev_swig_ptr(lists.get_ids(number), size)
-
-    def refine_codes(self, positions: Int64[np.ndarray, " A"]) -> UInt8[np.ndarray, "A code"] | None:
-        """Return the codes that refine these positions, None in a kind that refines nothing."""
-        return None if self._refine is None else self._refine_codes.stored(positions)
+    def _unfiltered(self) -> Any:
+        """The parameters of searches among all positions, made once."""
+        return self._parameters(self.nprobe, None)
 
     def _parameters(self, nprobe: int, allowed: Int64[np.ndarray, " A"] | None) -> Any:
         selector = self._live
@@ -352,13 +344,9 @@ class _RefineCodes:
         codes = faiss.rev_swig_ptr(index.codes.data(), index.ntotal * index.code_size)
         self._codes_NC = codes.reshape(index.ntotal, index.code_size)
 
-    def stored(self, positions: Int64[np.ndarray, " A"]) -> UInt8[np.ndarray, "A code"]:
-        """Return the codes at these positions."""
-        return self._codes_NC[positions]
-
     def decode(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
         """Return the vectors at these positions."""
-        return self._index.sa_decode(self.stored(positions))
+        return self._index.sa_decode(self._codes_NC[positions])
 
 
 class _ListedCodes:

@@ -8,55 +8,59 @@ publishes beside it. Building one is ``publish``'s business.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Mapping, Sequence
+import datetime as dt
+import shutil
+import tempfile
+import threading
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
 from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
+from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.exact_index import VectorIndex
-from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex
-from cairn.pipeline.index.held_files import HeldFiles, WatchedFiles
-from cairn.pipeline.index.lance_files import damaged_rows
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import COPIES, DELETED_BITS, DOCUMENTS_FAISS, TOKENS_ARROW, is_copied
-from cairn.pipeline.index.segments.joined import (
+from cairn.pipeline.index.faiss_index import FaissIndex
+from cairn.pipeline.index.files import (
+    SCAN_BUFFER_BYTES,
+    WatchedFiles,
+    damaged_lance_files,
+    lance_errors,
+    open_pinned_dataset,
+    open_pinned_table,
+    version_path,
+)
+from cairn.pipeline.index.layout import (
+    HASHES,
+    Checks,
+    CollectionLayout,
+    check_generation_files,
+    read_manifest,
+    wholes,
+)
+from cairn.pipeline.index.names import DOCUMENTS, POSITION_FILES
+from cairn.pipeline.index.segments.segment import (
+    DeletedRows,
     JoinedColumns,
     JoinedIndex,
     JoinedWords,
-    joined_column,
-    open_token_vectors,
-)
-from cairn.pipeline.index.segments.segment import (
-    DeletedRows,
     Segment,
     SegmentRows,
-    open_rows,
+    StoredColumns,
+    joined_column,
     open_segment,
-    read_deleted,
+    open_token_vectors,
 )
-from cairn.pipeline.index.stored_files import (
-    HASHES,
-    Checks,
-    check_generation_files,
-    find_lance_files,
-    find_manifest,
-    link_table,
-    read_manifest,
-    require_copies,
-)
-from cairn.pipeline.index.tables import DOCUMENTS, lance_errors, open_pinned_dataset, open_pinned_table
-from cairn.pipeline.index.token_file import ChunkTokens, TokenCodes, TokenVectors
-from cairn.pipeline.index.verified_files import VerifiedFiles
-from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, record_file
-from cairn.pipeline.ragged import ranges
-from cairn.pipeline.token_vectors.projection import LATE_NAME
-from jaxtyping import Float32, Int64, UInt64
+from cairn.pipeline.index.tokenizer import main_languages
+from cairn.pipeline.manifest import Manifest
+from jaxtyping import Float32, Int32, Int64, UInt64
 
 if TYPE_CHECKING:
     import lance
@@ -69,16 +73,32 @@ OPEN_ATTEMPTS = 3
 """A reader that loses its generation to two publications in a row while opening it starts over."""
 
 
+MAX_COLUMN_BYTES: Final = 64 << 20
+"""What a generation keeps in memory of its columns, for filters by a value."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class ColumnValues:
+    """A column: each of its values once, and by document the number of its value, -1 for null."""
+
+    values: pa.Array
+    codes_N: Int32[np.ndarray, " N"]
+
+
+def _num_bytes(column: ColumnValues) -> int:
+    return column.values.nbytes + column.codes_N.nbytes
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Generation(JoinedColumns):
     """What one search reads: two vector indexes, their columns, and the pinned table.
 
     Position p of ``documents`` is row p of ``doc_ids`` and ``cluster_ids``, and of a scan of the table; its
     chunks are positions ``chunk_offsets[p]`` to ``chunk_offsets[p + 1]`` of ``chunks``. ``token_vectors``
-    is None where the collection has no token projection. ``copied`` are files of which the second copy is
-    read, since the first is damaged, ``lacking`` damaged ones that are not read at all. ``warning`` is a
-    sentence for the user when that is so, or when an older generation is served because the current one is
-    damaged.
+    is None where the collection has no token vectors. ``parts`` are the
+    partitions where there are several: positions run through them in their order, their segments are its
+    segments, and ``dataset`` is the first one's. ``warning`` is a sentence for the user when an older
+    generation is served because the current one is damaged.
     """
 
     layout: CollectionLayout
@@ -87,13 +107,15 @@ class Generation(JoinedColumns):
     documents: VectorIndex
     chunks: VectorIndex
     token_vectors: TokenVectors | None
-    database: Path
     dataset: lance.LanceDataset
-    held_files: HeldFiles
-    lance_files: WatchedFiles
-    copied: Sequence[str] = ()
-    lacking: Sequence[str] = ()
+    files: WatchedFiles
+    lance_files: Sequence[WatchedFiles]
+    parts: Sequence[Generation] = ()
     warning: str | None = None
+
+    def warned(self, warning: str) -> Generation:
+        """Return it with a sentence for the user."""
+        return replace(self, warning=warning)
 
     @property
     def number(self) -> int:
@@ -106,8 +128,8 @@ class Generation(JoinedColumns):
         return self.layout.generation_folder(self.number)
 
     def side_file(self, name: str) -> Path:
-        """Return the path of ``context.arrow`` or another file that is there twice."""
-        return (self.folder / COPIES if name in self.copied else self.folder) / name
+        """Return the path of ``context.arrow`` or another file that was carried over."""
+        return self.folder / name
 
     def segment_rows(self) -> Sequence[SegmentRows]:
         """Return the rows of the segments, in their order."""
@@ -123,32 +145,80 @@ class Generation(JoinedColumns):
         """Count the chunks."""
         return self.manifest.chunks
 
-    @property
-    def vectors_sha256(self) -> str:
-        """A hash of the files that the document vectors lie in, and of which of them count."""
-        names = [DOCUMENTS_FAISS, DOCUMENTS_FAISS + REFINE_SUFFIX, DELETED_BITS]
-        files = [segment.record.name + name for segment in self.segments for name in names]
-        hashes = [self.manifest.files[name].sha256 for name in files if name in self.manifest.files]
-        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    @cached_property
+    def part_starts(self) -> Int64[np.ndarray, " P"]:
+        """The position of the first document of each part, and the number of documents at the end."""
+        return np.append(0, np.cumsum([part.num_documents for part in self.parts], dtype=np.int64))
 
     @cached_property
     def document_schema(self) -> pa.Schema:
         """The documents table's schema."""
         return self.dataset.schema
 
+    def read_column(self, name: str) -> pa.ChunkedArray:
+        """Read a column of all documents."""
+        if self.parts:
+            chunks = [chunk for part in self.parts for chunk in part.read_column(name).chunks]
+            return pa.chunked_array(chunks, self.document_schema.field(name).type)
+        return self.dataset.scanner(columns=[name], scan_in_order=True).to_table().column(name)
+
+    @cached_property
+    def _values(self) -> tuple[threading.Lock, dict[str, ColumnValues | None]]:
+        return threading.Lock(), {}
+
+    def column_values(self, name: str, num_parts: int = 1) -> ColumnValues | None:
+        """Return a column of all documents for memory; None where it takes more than there is for columns.
+
+        None, too, while another search reads it. ``num_parts`` partitions share what there is.
+        """
+        lock, values = self._values
+        if not lock.acquire(blocking=False):
+            return values.get(name)
+        try:
+            if name not in values:
+                kept = sum(_num_bytes(each) for each in values.values() if each is not None)
+                values[name] = self._read_values(name, MAX_COLUMN_BYTES // num_parts - kept)
+            return values[name]
+        finally:
+            lock.release()
+
+    def _read_values(self, name: str, max_bytes: int) -> ColumnValues | None:
+        parts: list[pa.DictionaryArray] = []
+        scanner = self.dataset.scanner(
+            columns=[name],
+            scan_in_order=True,
+            batch_readahead=1,
+            fragment_readahead=1,
+            io_buffer_size=SCAN_BUFFER_BYTES,
+        )
+        for batch in scanner.to_batches():
+            parts.append(batch.column(0).dictionary_encode())
+            max_bytes -= parts[-1].nbytes
+            if max_bytes < 0:
+                return None
+        whole = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
+        return ColumnValues(values=whole.dictionary, codes_N=whole.indices.fill_null(-1).to_numpy())
+
     @cached_property
     def document_table(self) -> lancedb.table.Table:
         """The pinned documents table as LanceDB has it, for filters.
 
         All else asks ``dataset``: a take there costs a third of one through the table, which waits on a
-        background thread. LanceDB opens the latest version first, which may be broken: then
-        the table is opened by links to this one.
+        background thread. LanceDB opens the latest version first, which may be broken: then the table is
+        opened by links to the files of this version alone.
         """
-        version = self.manifest.lance_versions[DOCUMENTS]
+        version, stored = self.manifest.lance_versions[DOCUMENTS], self.layout.lance_folder
         with contextlib.suppress(CairnError), lance_errors("opening the table of documents"):
-            return open_pinned_table(self.database, DOCUMENTS, version)
-        linked = link_table(self.layout, self.number, DOCUMENTS, self.lance_files.records, self.held_files)
-        return open_pinned_table(linked, DOCUMENTS, version)
+            return open_pinned_table(stored, DOCUMENTS, version)
+        database = Path(tempfile.mkdtemp(prefix="cairn-table-"))
+        weakref.finalize(self, shutil.rmtree, database, ignore_errors=True)
+        pinned = version_path(stored / f"{DOCUMENTS}.lance", version)
+        links = database / f"{DOCUMENTS}.lance"
+        (links / "_versions").mkdir(parents=True)
+        for entry in (pinned, *pinned.parent.parent.iterdir()):
+            if entry != pinned.parent:
+                (links / entry.relative_to(pinned.parent.parent)).symlink_to(entry)
+        return open_pinned_table(database, DOCUMENTS, version)
 
     @cached_property
     def row_ids(self) -> UInt64[np.ndarray, " N"]:
@@ -158,14 +228,27 @@ class Generation(JoinedColumns):
         return np.concatenate([np.empty(0, np.uint64), *parts])
 
     @cached_property
+    def query_languages(self) -> tuple[str, ...]:
+        """The languages that queries are read in."""
+        return main_languages(self.manifest.languages)
+
+    @cached_property
     def text_words(self) -> JoinedWords:
         """The words of chunks."""
         return JoinedWords([(each.words, each.rows.deleted_chunks) for each in self.segments])
 
     @cached_property
+    def sparse_words(self) -> JoinedWords | None:
+        """The weights of chunks by a sparse encoder; None where the collection has none."""
+        parts = [(each.sparse, each.rows.deleted_chunks) for each in self.segments if each.sparse is not None]
+        return JoinedWords(parts) if len(parts) == len(self.segments) else None
+
+    @cached_property
     def passage_bm25(self) -> PassageBM25:
         """BM25 of windows of chunks."""
-        return PassageBM25(self.text_words, self.chunk_offsets, self.chunk_starts, self.chunk_ends)
+        return PassageBM25(
+            self.text_words, self.chunk_offsets, self.chunk_starts, self.chunk_ends, self.query_languages
+        )
 
     @cached_property
     def document_bm25(self) -> DocumentBM25:
@@ -177,6 +260,7 @@ class Generation(JoinedColumns):
             self.chunk_documents,
             joined_column(lengths, "text_words"),
             joined_column(lengths, "title_words"),
+            self.query_languages,
         )
 
     @cached_property
@@ -185,7 +269,7 @@ class Generation(JoinedColumns):
 
         Its product with a query is what an average chunk scores.
         """
-        return self.chunks.reconstruct(sampled_chunks(self.num_chunks)).mean(axis=0)
+        return mean_vector(self.chunks.reconstruct(sampled_chunks(self.num_chunks)))
 
     @cached_property
     def _row_order(self) -> Int64[np.ndarray, " N"]:
@@ -213,14 +297,14 @@ class Generation(JoinedColumns):
     def require_whole(self) -> None:
         """Raise :class:`DamageError` where a file that is read was damaged since it was opened.
 
-        Files of tables go with a generation that is no longer kept: its reader keeps what it holds.
+        Files go with a generation that is no longer kept: its reader keeps what it holds.
         """
-        found = self.held_files.damaged_file()
-        if found is None and (changed := self.lance_files.changed_file()) and self.folder.exists():
-            found = changed
-        if found is not None:
-            name, fault = found
-            raise self.layout.damaged(f"{name} of generation {self.number} {fault}")
+        for part in self.parts:
+            part.require_whole()
+        watched = (self.files,) if self.parts else (self.files, *self.lance_files)
+        found = next((file for each in watched if (file := each.changed_file()) is not None), None)
+        if found is not None and self.folder.exists():
+            raise self.layout.damaged(f"{found[0]} of generation {self.number} {found[1]}")
 
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
         """Read columns of the documents at these positions from the pinned table, in the order asked.
@@ -228,6 +312,16 @@ class Generation(JoinedColumns):
         A position may repeat.
         """
         unique, inverse = np.unique(np.asarray(positions, dtype=np.int64), return_inverse=True)
+        if self.parts:
+            cuts = np.searchsorted(unique, self.part_starts)
+            tables = [
+                part.fetch_documents(unique[first:last] - start, columns)
+                for part, start, (first, last) in zip(
+                    self.parts, self.part_starts, pairwise(cuts.tolist()), strict=False
+                )
+                if last > first or part is self.parts[0]
+            ]
+            return pa.concat_tables(tables).take(pa.array(inverse))
         asked = ["doc_id", *(name for name in columns if name != "doc_id")]
         rows = self.dataset.take(unique.tolist(), columns=asked)
         # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for
@@ -239,143 +333,188 @@ class Generation(JoinedColumns):
             )
         return rows.take(pa.array(inverse)).select(list(columns))
 
+    def read_passages(
+        self,
+        positions: Int64[np.ndarray, " A"],
+        columns: Sequence[str],
+        first_n: Int64[np.ndarray, " n"],
+        end_n: Int64[np.ndarray, " n"],
+    ) -> tuple[pa.Table, Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Return what :meth:`fetch_documents` does, and where runs of chunks begin and end in their texts."""
+        return self.fetch_documents(positions, columns), *self.spans_of(first_n, end_n)
+
+    @cached_property
+    def has_sparse(self) -> bool:
+        """Tell whether chunks have weights by a sparse encoder."""
+        return self.sparse_words is not None
+
+
+class Elsewhere(Generation):
+    """A generation whose rows other processes hold; this one asks for those it needs."""
+
+    @abstractmethod
+    def matching(
+        self,
+        filters: Mapping[str, Any] | None,
+        restriction: Mapping[str, Any] | None,
+        timeout: dt.timedelta | None,
+    ) -> Int64[np.ndarray, " A"]:
+        """Return the positions of the documents that match both filters, ascending."""
+
+
+OpenOne = Callable[[CollectionLayout, int, Checks], Generation]
+"""Opens the generation of a number."""
+
+
+def stored_columns(layout: CollectionLayout, manifest: Manifest, checks: Checks = HASHES) -> StoredColumns:
+    """Map what is known of each document of a folder of rows; damage raises :class:`DamageError`."""
+    names = [record.name + file for record in manifest.segments for file in POSITION_FILES]
+    for name, problem in check_generation_files(
+        layout, manifest, checks.hashes, names=names, believes_notes=not checks.verify
+    ):
+        raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
+    with layout.naming_damage():
+        return StoredColumns(layout.generation_folder(manifest.generation), manifest)
+
 
 def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
     """Return which of ``count`` chunks stand for all: at most :data:`SAMPLED_CHUNKS`, evenly spread."""
     return np.linspace(0, count - 1, min(count, SAMPLED_CHUNKS)).astype(np.int64)
 
 
+def mean_vector(vectors_SV: Float32[np.ndarray, "S V"]) -> Float32[np.ndarray, " V"]:
+    """Return the mean of at most :data:`SAMPLED_CHUNKS` unit vectors.
+
+    Its bits do not depend on their order: float64 has sums of whole numbers below 2^53 exactly.
+    """
+    scaled_SV = np.multiply(vectors_SV, 2.0**40, dtype=np.float64)
+    np.rint(scaled_SV, out=scaled_SV)
+    return np.ldexp(scaled_SV.sum(axis=0) / len(vectors_SV), -40).astype(np.float32)
+
+
 def open_generation(
-    layout: CollectionLayout, number: int | None = None, checks: Checks = HASHES
+    layout: CollectionLayout,
+    number: int | None = None,
+    checks: Checks = HASHES,
+    open_one: OpenOne | None = None,
 ) -> Generation:
-    """Open the served generation, or the one asked for.
+    """Open the served generation, or the one asked for; ``open_one`` opens it elsewhere.
 
     Damage raises :class:`IntegrityError`, never a guess.
     """
+    open_one = open_one or _open
     layout.require_exists()
     layout.refresh()
     if number is not None:
-        return _open(layout, number, checks)
+        return open_one(layout, number, checks)
     for attempt in range(OPEN_ATTEMPTS):
         served = layout.current_generation_number()
         assert served is not None, "require_exists found a generation"
         try:
-            found = _open(layout, served, checks)
+            found = open_one(layout, served, checks)
             complaint = None if layout.replica is None else layout.replica.complaint
-            return found if complaint is None else replace(found, warning=complaint)
+            return found if complaint is None else found.warned(complaint)
         except IntegrityError:
             if attempt + 1 == OPEN_ATTEMPTS or layout.current_generation_number() == served:
                 raise
     raise AssertionError("the last attempt returns or raises")
 
 
-def open_latest_intact_generation(layout: CollectionLayout, checks: Checks = HASHES) -> Generation:
-    """Open the served generation or, when it is damaged, the newest older one that is whole.
-
-    Where none is, one of which token vectors alone are damaged is opened without them. ``warning`` says so.
-    """
+def open_latest_intact_generation(
+    layout: CollectionLayout, checks: Checks = HASHES, open_one: OpenOne | None = None
+) -> Generation:
+    """Open the served generation or, when it is damaged, the older one; ``warning`` says so."""
     try:
-        return open_generation(layout, checks=checks)
+        return open_generation(layout, None, checks, open_one)
     except IntegrityError as error:
         damage = error
     try:
         served = layout.current_generation_number()
     except IntegrityError:
         served = None
-    last_resort: Generation | None = None
     for number in reversed(layout.generation_numbers()):
         if served is None or number <= served:
             try:
-                found = _open(layout, number, checks, without_tokens=True)
+                found = (open_one or _open)(layout, number, checks)
             except IntegrityError:
                 continue
-            if number != served:
-                instead = f"generation {number} is served instead of the current one: {damage}"
-                found = replace(found, warning=instead)
-            if not found.lacking:
+            if number == served:
                 return found
-            last_resort = last_resort or found
-    if last_resort is None:
-        raise damage
-    return last_resort
+            return found.warned(f"generation {number} is served instead of the current one: {damage}")
+    raise damage
 
 
-def _open(
-    layout: CollectionLayout, number: int, checks: Checks, *, without_tokens: bool = False
-) -> Generation:
+def _open(layout: CollectionLayout, number: int, checks: Checks) -> Generation:
+    """Open a generation of which every file is as recorded; rows of Lance are measured, and hashed."""
     with layout.naming_damage():
-        return _open_files(layout, number, checks, without_tokens=without_tokens)
+        manifest = read_manifest(layout, number)
+        folder = layout.generation_folder(number)
+        rows = {
+            name: record
+            for name, record in manifest.lance_files.items()
+            if name.startswith(f"{DOCUMENTS}.lance/")
+        }
+        files = WatchedFiles(folder, manifest.files, are_mapped=True)
+        lance_files = WatchedFiles(layout.lance_folder, rows)
+        damaged = check_generation_files(layout, manifest, checks.hashes, believes_notes=not checks.verify)
+        damaged += damaged_lance_files(layout.lance_folder, rows, None if checks.verify else checks.suspects)
+        for name, problem in damaged:
+            raise DamageError(f"{name} of generation {number} {problem}")
+        if manifest.partitions:
+            parts = [_open(own, each.generation, checks) for own, each in wholes(layout, manifest)]
+            return join_parts(layout, manifest, parts, files)
+        segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
+        _require_counts(manifest, [segment.rows for segment in segments])
+        return Generation(
+            layout=layout,
+            manifest=manifest,
+            segments=segments,
+            documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
+            chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
+            token_vectors=open_token_vectors(manifest.files, segments, folder),
+            dataset=open_pinned_dataset(layout.lance_folder, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+            files=files,
+            lance_files=(lance_files,),
+        )
 
 
-def _open_files(layout: CollectionLayout, number: int, checks: Checks, *, without_tokens: bool) -> Generation:
+def open_parts(layout: CollectionLayout, number: int, wanted: range, checks: Checks) -> Generation:
+    """Open some of the partitions of a generation, counted as it counts them, as one.
+
+    Of a collection without partitions that is the generation.
+    """
+    layout.refresh(number)
     manifest = read_manifest(layout, number)
-    folder = layout.generation_folder(number)
-    verified = VerifiedFiles.of_this_machine(is_believed=not checks.verify)
-    damaged = dict(check_generation_files(layout, manifest, checks.hashes, verified=verified))
-    lacking = {
-        name: damaged.pop(name)
-        for record in manifest.segments
-        if without_tokens and (name := record.name + TOKENS_ARROW) in damaged
-    }
-    copied = require_copies(layout, number, manifest.files, damaged.items())
-    rows = {
-        name: record
-        for name, record in find_lance_files(layout, manifest).items()
-        if name.startswith(f"{DOCUMENTS}.lance/")
-    }
-    used = manifest.files.keys() - lacking.keys()
-    files = {name: manifest.files[name] for name in used - copied.keys()}
-    manifest_path = find_manifest(layout, number)[1]
-    if manifest_path.parent == folder:
-        files[MANIFEST_NAME] = record_file(manifest_path)
-    else:
-        copied[MANIFEST_NAME] = "does not match its SHA-256"
-    held = HeldFiles(folder, files, [name for name in files if is_copied(name)])
-    records = {**manifest.files, MANIFEST_NAME: record_file(manifest_path)}
-    copied |= require_copies(layout, number, records, held.refused.items())
-    suspects = rows if checks.verify else checks.suspects
-    rows_copied = require_copies(layout, number, rows, damaged_rows(layout.lance_folder, rows, suspects))
-    database = link_table(layout, number, DOCUMENTS, rows, held) if rows_copied else layout.lance_folder
-    watched = WatchedFiles(database, rows)
-    dataset = open_pinned_dataset(database, DOCUMENTS, manifest.lance_versions[DOCUMENTS])
-    deleted = {
-        record.name: read_deleted(folder / COPIES / bits, record.documents, record.deleted_documents)
-        for record in manifest.segments
-        if (bits := record.name + DELETED_BITS) in copied
-    }
-    segments = [
-        open_segment(folder, record, used, open_rows(folder, record, deleted.get(record.name)))
-        for record in manifest.segments
-    ]
-    _require_counts(manifest, [segment.rows for segment in segments])
-    copied |= rows_copied
-    late_folder = folder / COPIES if LATE_NAME in copied else folder
+    if not manifest.partitions:
+        return _open(layout, number, checks)
+    parts = [_open(each, at.generation, checks) for each, at in wholes(layout, manifest, wanted)]
+    files = WatchedFiles(layout.generation_folder(number), manifest.files, are_mapped=True)
+    return join_parts(layout, manifest, parts, files)
+
+
+def join_parts(
+    layout: CollectionLayout, manifest: Manifest, parts: Sequence[Generation], files: WatchedFiles
+) -> Generation:
+    """Return partitions as one generation, whose ``manifest`` is that of the collection."""
+    segments = [segment for part in parts for segment in part.segments]
     return Generation(
         layout=layout,
-        manifest=manifest,
+        manifest=replace(
+            manifest,
+            documents=sum(part.num_documents for part in parts),
+            chunks=sum(part.num_chunks for part in parts),
+        ),
         segments=segments,
-        documents=joined_index([(segment.documents, segment.rows.deleted_documents) for segment in segments]),
-        chunks=joined_index([(segment.chunks, segment.rows.deleted_chunks) for segment in segments]),
-        token_vectors=open_token_vectors(used, segments, late_folder),
-        database=database,
-        dataset=dataset,
-        held_files=held,
-        lance_files=watched,
-        copied=tuple(copied),
-        lacking=tuple(lacking),
-        warning=_damage_warning(layout, number, copied, lacking),
+        documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
+        chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
+        token_vectors=open_token_vectors(
+            manifest.files, segments, layout.generation_folder(manifest.generation)
+        ),
+        dataset=parts[0].dataset,
+        files=files,
+        lance_files=[watched for part in parts for watched in part.lance_files],
+        parts=parts,
     )
-
-
-def _damage_warning(
-    layout: CollectionLayout, number: int, copied: Mapping[str, str], lacking: Mapping[str, str]
-) -> str | None:
-    """Return a sentence for the user about the first damaged file, None where all are whole."""
-    name, problem = next(iter({**lacking, **copied}.items()), (None, None))
-    if name is None:
-        return None
-    instead = "searches go without token vectors" if name in lacking else "its second copy is read"
-    return str(layout.damaged(f"{name} of generation {number} {problem}: {instead}"))
 
 
 def _require_counts(manifest: Manifest, rows: Sequence[SegmentRows]) -> None:
@@ -394,67 +533,3 @@ def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex
     """Return the one index as it is where there is just one, whole."""
     index, deleted = parts[0]
     return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index
-
-
-def part_of(generation: Generation, documents: Int64[np.ndarray, " P"]) -> Generation:
-    """Return some documents of a generation, which ascend, numbered from 0: what a shard holds.
-
-    Rows beyond the part count as deleted in the segment that holds them, so every file stays as it is and
-    only what is read of it is mapped into memory. Tables are left as they are: texts and filters are the
-    business of the whole generation, and a position of the part is no row of them.
-    """
-    first_P = generation.chunk_offsets[documents]
-    chunks = ranges(first_P, generation.chunk_offsets[documents + 1] - first_P)
-    segments = _segments(generation, documents)
-    manifest = replace(
-        generation.manifest,
-        documents=len(documents),
-        chunks=len(chunks),
-        segments=tuple(segment.record for segment in segments),
-    )
-    tokens = generation.token_vectors
-    return replace(
-        generation,
-        manifest=manifest,
-        segments=segments,
-        documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
-        chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
-        token_vectors=None
-        if tokens is None
-        else TokenVectors(
-            projection=tokens.projection,
-            chunks=_CodesOf(tokens.chunks, chunks),
-            titles=_CodesOf(tokens.titles, chunks),
-        ),
-    )
-
-
-def _segments(generation: Generation, documents: Int64[np.ndarray, " P"]) -> list[Segment]:
-    segments: list[Segment] = []
-    begin = 0
-    for segment in generation.segments:
-        num_live = segment.rows.deleted_documents.num_live
-        cuts = np.searchsorted(documents, (begin, begin + num_live)).tolist()
-        own = documents[slice(*cuts)] - begin
-        begin += num_live
-        if not len(own):
-            continue
-        if len(own) < num_live:
-            is_beyond = np.ones(num_live, np.bool_)
-            is_beyond[own] = False
-            rows = segment.rows.without(np.flatnonzero(is_beyond))
-            record = rows.described(segment.record)
-            segment = open_segment(generation.folder, record, generation.manifest.files, rows)
-        segments.append(segment)
-    return segments
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _CodesOf:
-    """The tokens of some chunks of a generation, by their number among them."""
-
-    codes: TokenCodes
-    chunks: Int64[np.ndarray, " M"]
-
-    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
-        return self.codes.read(self.chunks[chunk_C])

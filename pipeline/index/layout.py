@@ -1,22 +1,32 @@
-"""Where everything of a collection lies on disk, and who may write to it.
+"""Where everything of a collection lies on disk, who may write to it, and whether its files are as recorded.
 
-    <root>/<name>/  lance/ generations/<n>/ CURRENT .lock quarantine/ runs/ origins/ pending/ sources.sqlite
+    <root>/<name>/  lance/  generations/<n>/  CURRENT  .lock  pending/  sources.sqlite  quarantine/  runs/
+                    origins/  copies/<n>/: the small files of a generation and of its table versions again
+                    partitions/<name>/: each such a folder itself, in place of lance/
 
-Knows names and the lock, no file's content but ``CURRENT``. A collection exists for readers once a generation
-stands in it. Under an ``s3://`` root these are the paths of this machine's copy; see ``replica``.
+A collection exists for readers once a generation stands in it. Under an ``s3://`` root these are the paths of
+this machine's copy; see ``replica``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
-from collections.abc import Generator, Iterable
+import time
+from collections.abc import Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Final, Literal
 
 from cairn.pipeline.config import DEFAULT_ROOT
-from cairn.pipeline.durable import exclusive_lock, is_locked, read_bytes, storage_errors
+from cairn.pipeline.durable import (
+    exclusive_lock,
+    is_locked,
+    raise_storage_error,
+    read_bytes,
+    storage_errors,
+)
 from cairn.pipeline.errors import (
     CollectionBusyError,
     CollectionNotFoundError,
@@ -26,20 +36,49 @@ from cairn.pipeline.errors import (
     StorageError,
     TryAgainError,
 )
-from cairn.pipeline.index.current import GENERATION_FOLDER, PUBLISHED, Current, generation_name
-from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
+from cairn.pipeline.index.files import has_sha256, is_small
+from cairn.pipeline.index.names import (
+    CLUSTERS_ARROW,
+    CONTEXT_ARROW,
+    COPIES,
+    GENERATION_FOLDER,
+    TABLES,
+    Current,
+    generation_name,
+    is_copied,
+    needed_files,
+    resolve_root,
+    store_uri,
+)
 from cairn.pipeline.index.object_folder import ObjectFolder
 from cairn.pipeline.index.replica import Replica, note_outage
-from cairn.pipeline.index.roots import resolve_root, store_uri
-from cairn.pipeline.manifest import COLLECTION_NAME
+from cairn.pipeline.manifest import (
+    COLLECTION_NAME,
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    PartitionRecord,
+    record_file,
+)
 
-FirstIngest = Literal["building", "unfinished", "damaged"]
+FirstIngest = Literal["building", "empty", "unfinished", "damaged"]
 FIRST_INGEST: dict[FirstIngest, str] = {
     "building": "its first ingest has not finished yet; try again when it has",
+    "empty": "it was created without a document; write some to it",
     "unfinished": "its first ingest was stopped or failed; run `cairn ingest` again: it goes on where it was",
     "damaged": "what stands in the place of its lock cannot be opened, or is no file; remove `.lock` from it",
 }
 """What to do about a collection of which nothing is published, by what became of its first ingest."""
+
+
+class _Below:
+    """A path below a collection's folder."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, layout: CollectionLayout, _owner: type) -> Path:
+        return layout.folder.joinpath(*self._names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +92,22 @@ class CollectionLayout:
     root: Path
     name: str
     replica: Replica | None = field(default=None, compare=False)
+    pinned: Current | None = field(default=None, compare=False)
+    """What a partition's ``CURRENT`` counts as for readers: the manifest of the collection says it."""
+    whole: CollectionLayout | None = field(default=None, compare=False)
+    """The collection that this is a partition of."""
 
     def __post_init__(self) -> None:
         assert store_uri(self.root) is None, "CollectionLayout.at opens a root in an object store"
         object.__setattr__(self, "root", self.root.resolve())
-        if self.root.exists() and not self.root.is_dir():
+        with storage_errors("reading the root"):
+            is_taken = self.root.exists() and not self.root.is_dir()
+        if is_taken and self.whole is not None:
+            raise ConfigError(
+                f"partitions/ of collection {self.whole.name!r} must be a folder, got a file; remove it and "
+                f"run `{self.whole.command('repair')}`"
+            )
+        if is_taken:
             raise ConfigError(
                 f"the root must be a folder, got the file {self.root.name!r}; give the folder "
                 "collections are to live under"
@@ -67,95 +117,79 @@ class CollectionLayout:
                 f"a collection's name must match ^[a-z0-9][a-z0-9_-]{{0,62}}$, got {self.name[:80]!r}; "
                 "use lower-case letters, digits, - and _"
             )
-        if self.folder.is_symlink():
+        with storage_errors("reading the root"):
+            is_link = self.folder.is_symlink()
+        if is_link and self.whole is not None:
+            raise ConfigError(
+                f"partitions/{self.name} of collection {self.whole.name!r} must not be a symbolic link; put "
+                f"the folder itself in its place, or remove the link and run `{self.whole.command('repair')}`"
+            )
+        if is_link:
             raise ConfigError(
                 f"the folder of collection {self.name!r} must not be a symbolic link; move the folder "
                 "itself under the root"
             )
 
     @classmethod
-    def at(cls, root: Path | str, name: str) -> CollectionLayout:
-        """Return the paths of a collection under a root: a folder, or one in an object store."""
+    def at(cls, root: Path | str, name: str, parts: range | None = None) -> CollectionLayout:
+        """Return the paths of a collection under a root: a folder, or one in an object store.
+
+        Of an object store ``parts`` alone are copied, see :class:`~cairn.pipeline.index.replica.Replica`.
+        """
         uri = store_uri(root)
         layout = cls(resolve_root(root), name)
         if uri is None:
             return layout
-        return replace(layout, replica=Replica(f"{uri}/{name}", layout.folder))
+        return replace(layout, replica=Replica(f"{uri}/{name}", layout.folder, parts))
 
     @property
     def folder(self) -> Path:
         """The collection's own folder."""
         return self.root / self.name
 
-    @property
-    def lance_folder(self) -> Path:
-        """The LanceDB database: tables ``documents`` and ``chunks``."""
-        return self.folder / "lance"
+    def partition(self, record: PartitionRecord, *, is_pinned: bool = True) -> CollectionLayout:
+        """Return a partition's folder as readers of the collection see it, or its writer (not pinned)."""
+        pinned = Current({record.generation: record.sha256}) if is_pinned else None
+        return CollectionLayout(self.partitions_folder, record.name, pinned=pinned, whole=self)
 
-    @property
-    def generations_folder(self) -> Path:
-        """One folder a published generation."""
-        return self.folder / "generations"
-
-    @property
-    def current_path(self) -> Path:
-        """The file that names the served generation's folder."""
-        return self.folder / "CURRENT"
-
-    @property
-    def lock_path(self) -> Path:
-        """What a writer holds with flock; the holder's pid is written in it."""
-        return self.folder / ".lock"
-
-    @property
-    def quarantine_folder(self) -> Path:
-        """Refused rows, one Parquet file a run."""
-        return self.folder / "quarantine"
-
-    @property
-    def runs_folder(self) -> Path:
-        """One JSON report a run."""
-        return self.folder / "runs"
-
-    @property
-    def sources_path(self) -> Path:
-        """The record of the files that were ingested on this machine."""
-        return self.folder / "sources.sqlite"
-
-    @property
-    def pending_folder(self) -> Path:
-        """Work of a run that is not published yet."""
-        return self.folder / "pending"
-
-    @property
-    def pending_path(self) -> Path:
-        """What the pending work belongs to."""
-        return self.pending_folder / "PENDING.json"
-
-    @property
-    def ledger_path(self) -> Path:
-        """The SQLite ledger of the pending run."""
-        return self.pending_folder / "ledger.sqlite"
-
-    @property
-    def staged_folder(self) -> Path:
-        """Checked rows waiting to be encoded, ``NNNNNN.parquet``."""
-        return self.pending_folder / "staged"
-
-    @property
-    def encoded_folder(self) -> Path:
-        """Encoded shards, ``documents-NNNNNN.parquet`` and ``chunks-NNNNNN.parquet``."""
-        return self.pending_folder / "encoded"
-
-    @property
-    def pending_context_path(self) -> Path:
-        """The context drawn by the pending run."""
-        return self.pending_folder / CONTEXT_ARROW
-
-    @property
-    def pending_clusters_path(self) -> Path:
-        """The centroids trained by the pending run."""
-        return self.pending_folder / CLUSTERS_ARROW
+    lance_folder = _Below("lance")
+    """The LanceDB database: tables ``documents`` and ``chunks``."""
+    partitions_folder = _Below("partitions")
+    """The partitions of a collection that has several, by their names."""
+    generations_folder = _Below("generations")
+    """One folder a published generation."""
+    copies_root = _Below(COPIES)
+    """Second copies of small files, one folder a generation."""
+    current_path = _Below("CURRENT")
+    """The file that names the served generation's folder."""
+    lock_path = _Below(".lock")
+    """What a writer holds with flock; the holder's pid is written in it."""
+    writes_path = _Below("writes.log")
+    """Writes that a server has acknowledged, until they are published."""
+    writes_lock_path = _Below(".writes.lock")
+    """Held by the server that takes writes."""
+    quarantine_folder = _Below("quarantine")
+    """Refused rows, one Parquet file a run."""
+    runs_folder = _Below("runs")
+    """One JSON report a run."""
+    origins_folder = _Below("origins")
+    """The rows that each run indexed, one Parquet file a run."""
+    sources_path = _Below("sources.sqlite")
+    """The record of the files that were ingested on this machine."""
+    pending_folder = _Below("pending")
+    """Work of a run that is not published yet."""
+    pending_path = _Below("pending", "PENDING.json")
+    """What the pending work belongs to."""
+    ledger_path = _Below("pending", "ledger.sqlite")
+    """The SQLite ledger of the pending run."""
+    staged_folder = _Below("pending", "staged")
+    """Checked rows waiting to be encoded, ``NNNNNN.parquet``."""
+    encoded_folder = _Below("pending", "encoded")
+    """Encoded shards, ``documents-NNNNNN.parquet`` and ``chunks-NNNNNN.parquet``."""
+    pending_context_path = _Below("pending", CONTEXT_ARROW)
+    """The context drawn by the pending run."""
+    pending_clusters_path = _Below("pending", CLUSTERS_ARROW)
+    """The centroids trained by the pending run."""
 
     def quarantine_path(self, run_id: str) -> Path:
         """The refused rows of one run."""
@@ -165,18 +199,13 @@ class CollectionLayout:
         """The report of one run."""
         return self.runs_folder / f"{run_id}.json"
 
-    @property
-    def origins_folder(self) -> Path:
-        """The rows that each run indexed, one Parquet file a run."""
-        return self.folder / "origins"
-
     def generation_folder(self, number: int) -> Path:
         """The folder of a published generation."""
         return self.generations_folder / generation_name(number)
 
-    def published_path(self, number: int) -> Path:
-        """What says that ``CURRENT`` has named a generation."""
-        return self.generation_folder(number) / PUBLISHED
+    def copies_folder(self, number: int) -> Path:
+        """The second copies of a generation's small files."""
+        return self.copies_root / generation_name(number)
 
     def temporary_generation_folder(self, number: int) -> Path:
         """Where a generation is built before its rename."""
@@ -193,9 +222,39 @@ class CollectionLayout:
         )
 
     def exists(self) -> bool:
-        """Tell whether anything was ever published here; an unfinished first ingest does not count."""
-        stands = self.current_path.exists() or bool(self.generation_numbers())
+        """Tell whether anything was ever published here; an unfinished first ingest does not count.
+
+        A folder that cannot be read raises :class:`StorageError`.
+        """
+        with storage_errors(f"reading collection {self.name!r}"):
+            stands = self.current_path.exists() or self._has_generations()
         return stands or (self.replica is not None and self.replica.is_published())
+
+    def _has_generations(self) -> bool:
+        """Tell whether generations stand here, or stood: rows that no first ingest left are of lost ones.
+
+        A copy of an object store, and a partition, are what the store and the collection say.
+        """
+        if self.generation_numbers():
+            return True
+        if self.replica is not None or self.whole is not None:
+            return False
+        has_rows = self.lance_folder.is_dir() or self.partitions_folder.is_dir()
+        is_first = self.pending_folder.is_dir() and not self._builds_on_a_generation()
+        return has_rows and (not is_first or bool(self._copied_numbers() - {1}))
+
+    def _builds_on_a_generation(self) -> bool:
+        """Tell whether the pending work says so."""
+        try:
+            content: Any = json.loads(read_bytes(self.pending_path))
+        except (OSError, ValueError):
+            return False
+        return isinstance(content, dict) and content.get("base") is not None
+
+    def _copied_numbers(self) -> set[int]:
+        """Return the generations of which second copies stand."""
+        entries = self.copies_root.iterdir() if self.copies_root.is_dir() else ()
+        return {int(entry.name) for entry in entries if entry.name.isdigit()}
 
     def first_ingest(self) -> FirstIngest | None:
         """Tell what became of the first ingest of a collection of which nothing is published.
@@ -208,7 +267,13 @@ class CollectionLayout:
             return "damaged"
         if is_held or (self.replica is not None and self.replica.is_being_written(self.name)):
             return "building"
+        if self.writes_path.exists():
+            return "empty"
         return "unfinished" if self.lock_path.exists() else None
+
+    def is_begun(self) -> bool:
+        """Tell whether there is a collection: one that is published, was created, or is being ingested."""
+        return self.exists() or self.first_ingest() is not None
 
     def require_exists(self) -> None:
         """Raise :class:`CollectionNotFoundError` where nothing is published.
@@ -233,21 +298,22 @@ class CollectionLayout:
         """The root as an absolute path or a URI."""
         return str(self.root) if self.replica is None else self.replica.uri.rpartition("/")[0]
 
-    def refresh(self) -> None:
+    def refresh(self, wanted: int | None = None) -> None:
         """Bring a copy of an object store up to date; does nothing for a collection in a folder.
 
-        Where the store does not answer or is damaged, or a writer of this machine holds the copy, the copy is
-        read as it is, and the replica has a complaint. The log says so once, and once when it is over.
+        Where the store does not answer or is damaged, or another process of this machine holds the copy, the
+        copy is read as it is, and the replica has a complaint; one that lacks generation ``wanted`` is not
+        read, and the error raised. The log says so once, and once when it is over.
         """
         if self.replica is None or not self.replica.is_due():
             return
         try:
-            with self._copy_lock():
+            with self._copy_lock(COPY_SECONDS if self.replica.parts else 0.0):
                 self.replica.pull()
             self.replica.complaint = None
             note_outage(self.replica.uri, None)
         except (TryAgainError, IntegrityError) as error:
-            if not self.current_path.exists():
+            if not self.current_path.exists() or not (wanted is None or self.replica.has(wanted)):
                 raise
             self.replica.complaint = f"this machine's copy is served as it is: {error}"
             note_outage(self.replica.uri, error)
@@ -255,30 +321,19 @@ class CollectionLayout:
     def current(self) -> Current | None:
         """Read ``CURRENT``; None where nothing was ever published.
 
-        Generations without a readable ``CURRENT``, or with an older one than was published, raise
-        :class:`DamageError`.
+        Generations without a readable ``CURRENT`` raise :class:`DamageError`. Of a partition, the
+        collection's counts.
         """
-        found = self._read_current()
-        if found is None or self.replica is not None:  # of a copy, the store's counts
-            return found
-        newer = [number for number in self.generation_numbers() if number > found.served]
-        published = [number for number in newer if self.published_path(number).exists()]
-        if not published:
-            return found
-        if self._read_current() != found:  # published in between
-            return self.current()
-        raise self.damaged(
-            f"CURRENT of collection {self.name!r} must name generation {published[-1]}, which was "
-            f"published, got {found.served}"
-        )
-
-    def _read_current(self) -> Current | None:
+        if self.pinned is not None:
+            return self.pinned
         try:
             content = read_bytes(self.current_path)
         except FileNotFoundError:
-            if self.generation_numbers():
-                raise self.damaged(f"collection {self.name!r} has generations but no CURRENT") from None
+            if self._has_generations():
+                raise self.damaged(f"collection {self.name!r} has rows but no CURRENT") from None
             return None
+        except PermissionError as error:
+            raise_storage_error(error, f"reading collection {self.name!r}")
         except OSError as error:
             fault = f"CURRENT of collection {self.name!r} cannot be read: {error.strerror}"
             raise self.damaged(fault) from error
@@ -292,6 +347,19 @@ class CollectionLayout:
         """Return the served generation; see :meth:`current`."""
         found = self.current()
         return None if found is None else found.served
+
+    def kept_generations(self) -> list[int]:
+        """List what ``CURRENT`` names, ascending.
+
+        All that left something, where it is damaged or nothing is left of what it names: an older one was put
+        back.
+        """
+        standing = {*self.generation_numbers(), *self._copied_numbers()}
+        with contextlib.suppress(DamageError):
+            current = self.current()
+            if current is None or not standing.isdisjoint(current.manifests):
+                return [] if current is None else sorted(current.manifests)
+        return sorted(standing)
 
     def manifest_sha256(self, number: int) -> str | None:
         """Return the hash that ``CURRENT`` records for a manifest; None of others, or where it is damaged."""
@@ -307,11 +375,19 @@ class CollectionLayout:
         assert known, f"generation {number} was published"
         return known
 
+    def record(self, generation: int) -> PartitionRecord:
+        """Return what a collection is to name of this partition."""
+        return PartitionRecord(
+            name=self.name, generation=generation, sha256=self.hash_of_manifest(generation)
+        )
+
     def command(self, verb: str, *words: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands.
 
         ``words`` stand in the place of the collection's name.
         """
+        if self.whole is not None:
+            return self.whole.command(verb, *words)
         root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", self._place)
         return shlex.join(["cairn", verb, *(words or (self.name,)), *root])
 
@@ -334,7 +410,8 @@ class CollectionLayout:
     def writer_lock(self) -> Generator[None]:
         """Hold the collection for writing; make its folder if need be.
 
-        Raises :class:`CollectionBusyError` if another process holds it. The kernel drops the lock when the
+        Raises :class:`CollectionBusyError` if another process holds it; one that is a server, which takes
+        writes and publishes them in turns, is waited for. The kernel drops the lock when the
         holder dies, so a killed run never leaves a stale one. In an object store others wait for the lease of
         a killed run to expire; the copy is up to date inside the block.
         """
@@ -344,7 +421,8 @@ class CollectionLayout:
         ):
             yield
 
-    def _copy_lock(self) -> contextlib.AbstractContextManager[None]:
+    def _copy_lock(self, wait_seconds: float = 0.0) -> contextlib.AbstractContextManager[None]:
+        until = time.monotonic() + wait_seconds
         name = f"the lock of collection {self.name!r}"
         with storage_errors(f"opening {name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -355,27 +433,138 @@ class CollectionLayout:
                 "has finished"
             )
 
-        return exclusive_lock(self.lock_path, name, busy)
+        return exclusive_lock(
+            self.lock_path,
+            name,
+            busy,
+            lambda: time.monotonic() < until or is_locked(self.writes_lock_path),
+        )
 
 
-def generation_tag(number: int) -> str:
-    """Return the Lance tag that keeps a generation's table versions alive."""
-    return f"generation-{number}"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checks:
+    """How closely the files of a generation are looked at when it is opened.
+
+    ``hashes`` = False trusts sizes alone. ``verify`` hashes what this machine has hashed before, and the rows
+    of documents in Lance, which else are not hashed but for ``suspects``: paths below ``lance/``.
+    """
+
+    hashes: bool = True
+    verify: bool = False
+    suspects: Collection[str] = ()
+
+
+COPY_SECONDS: Final = 300.0
+"""How long a reader of some partitions waits while another process of this machine copies others."""
+HASHES: Final = Checks()
+SIZES: Final = Checks(hashes=False)
+"""For files that this process has just hashed, or of which little is read."""
+
+
+def read_manifest(layout: CollectionLayout, number: int) -> Manifest:
+    """Read a generation's manifest, or its second copy, checked against the hash in ``CURRENT``.
+
+    One that speaks of another number raises :class:`IntegrityError`.
+    """
+    with layout.naming_damage():
+        return _find_manifest(layout, number)[0]
+
+
+def _find_manifest(layout: CollectionLayout, number: int) -> tuple[Manifest, Path]:
+    sha256, damage = layout.manifest_sha256(number), list[DamageError]()
+    for folder in (layout.generation_folder(number), layout.copies_folder(number)):
+        try:
+            manifest = Manifest.read(folder, sha256)
+            tables = set() if manifest.partitions else set(TABLES)
+            if manifest.generation == number and set(manifest.lance_versions) == tables:
+                return manifest, folder / MANIFEST_NAME
+            raise layout.damaged(
+                f"the manifest of generation {number} must describe it and the tables {', '.join(TABLES)}"
+            )
+        except DamageError as error:
+            damage.append(error)
+    raise damage[0]
+
+
+def twice_stored(
+    layout: CollectionLayout, manifest: Manifest
+) -> Iterator[tuple[str, FileRecord, Path, Path]]:
+    """Yield name, record, place and second copy of each small file of a generation."""
+    number = manifest.generation
+    folder, copies = layout.generation_folder(number), layout.copies_folder(number)
+    records = {MANIFEST_NAME: record_file(_find_manifest(layout, number)[1])}
+    records |= {name: record for name, record in manifest.files.items() if is_copied(name)}
+    for name, record in records.items():
+        yield name, record, folder / name, copies / name
+    for name, record in manifest.lance_files.items():
+        if is_small(name):
+            yield name, record, layout.lance_folder / name, copies / name
+
+
+def wholes(
+    layout: CollectionLayout, manifest: Manifest, parts: range | None = None
+) -> Iterator[tuple[CollectionLayout, Manifest]]:
+    """Yield the folders of rows that a generation consists of, with their manifests.
+
+    That is the collection itself, or each of its partitions that ever had a document: all, or ``parts`` of
+    them by their numbers.
+    """
+    if not manifest.partitions:
+        yield layout, manifest
+    filled = [record for record in manifest.partitions if record.generation]
+    for record in filled if parts is None else filled[parts.start : parts.stop]:
+        own = layout.partition(record)
+        with layout.naming_damage():
+            yield own, _find_manifest(own, record.generation)[0]
+
+
+def check_generation_files(
+    layout: CollectionLayout,
+    manifest: Manifest,
+    check_hashes: bool = True,
+    *,
+    names: Collection[str] | None = None,
+    believes_notes: bool = False,
+) -> list[tuple[str, str]]:
+    """Return (file, what is wrong) for each file of a generation that does not match its manifest.
+
+    ``names`` are the files to look at, None is all; with ``believes_notes`` what this machine has hashed is
+    not hashed again.
+    """
+    folder = layout.generation_folder(manifest.generation)
+    problems: list[tuple[str, str]] = []
+    for name, record in manifest.files.items():
+        if names is not None and name not in names:
+            continue
+        with storage_errors(f"reading {name} of generation {manifest.generation}"):
+            problem = record.problem(folder / name, check_hash=False)
+            if problem is None and check_hashes:
+                is_right = has_sha256(folder / name, record.sha256, believes_notes=believes_notes)
+                problem = None if is_right else "does not match its SHA-256"
+        if problem is not None:
+            problems.append((name, problem))
+    needed = {name for record in manifest.segments for name in needed_files(record)}
+    missing = set[str]() if manifest.partitions else needed - set(manifest.files)
+    return problems + [(name, "is not in the manifest") for name in sorted(missing)]
 
 
 def list_collections(root: Path | str) -> list[str]:
     """List the collections that can be read under a root, by name."""
-    return [layout.name for layout in _layouts(root) if layout.exists()]
+    return [name for name, begun in list_states(root).items() if begun is None]
 
 
 def list_states(root: Path | str) -> dict[str, FirstIngest | None]:
     """Return the collections that were begun, by name.
 
-    None of a published one, else what became of its first ingest.
+    None of a published one, else what became of its first ingest; ``damaged`` where it cannot be read.
     """
     states: dict[str, FirstIngest | None] = {}
     for layout in _layouts(root):
-        is_published = layout.exists()
+        try:
+            is_published = layout.exists()
+        except StorageError:
+            states[layout.name] = "damaged"
+            continue
         begun = None if is_published else layout.first_ingest()
         if is_published or begun is not None:
             states[layout.name] = begun
@@ -386,8 +575,8 @@ def _layouts(root: Path | str) -> list[CollectionLayout]:
     uri, folder = store_uri(root), resolve_root(root)
     if uri is not None:
         names: Iterable[str] = ObjectFolder(uri).folders()
-    elif folder.is_dir():
-        names = (entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink())
     else:
-        return []
+        with storage_errors("reading the root"):
+            entries = list(folder.iterdir()) if folder.is_dir() else []
+            names = [entry.name for entry in entries if entry.is_dir() and not entry.is_symlink()]
     return [CollectionLayout.at(root, name) for name in sorted(names) if COLLECTION_NAME.fullmatch(name)]

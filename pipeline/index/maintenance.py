@@ -1,59 +1,34 @@
-"""What keeps a collection in shape between ingests: compact and delete.
+"""What keeps a collection in shape between ingests: compact, retype columns and delete.
 
-``verify`` and ``repair`` are named here, too. Compaction and deletion publish a new generation under the
-lock; neither encodes anything, so the context and the clusters are carried over unchanged.
+All publish a new generation under the lock; neither encodes anything, so the context and the clusters are
+carried over unchanged.
 """
-
-# pyright: reportAttributeAccessIssue=false
-# pyarrow makes its compute functions at import time, where no type checker sees them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+from cairn.pipeline.corpus.columns import fitted, not_showable, parse_type
+from cairn.pipeline.corpus.content_hash import content_hashes
 from cairn.pipeline.corpus.source_record import carry_over
 from cairn.pipeline.durable import remove_folder, storage_errors
-from cairn.pipeline.errors import ConfigError, DamageError
+from cairn.pipeline.errors import ConfigError, DamageError, SchemaError
 from cairn.pipeline.index.aliases import read_aliases
-from cairn.pipeline.index.lance_delete import PlacedDocument, id_batches
-from cairn.pipeline.index.lance_files import damaged_lance_files
-from cairn.pipeline.index.lance_index import LanceTables
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import CHUNKS_ARROW, DELETED_BITS, DOCUMENTS_ARROW
-from cairn.pipeline.index.publish import (
-    GenerationFacts,
-    next_generation_number,
-    prepare_writer,
-    publish_generation,
-)
-from cairn.pipeline.index.repair import RepairReport, index_config_of, repair_collection
-from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.segments.segment import SegmentRows, open_rows
-from cairn.pipeline.index.status import stored_columns
-from cairn.pipeline.index.store_tasks import store_tasks
-from cairn.pipeline.index.stored_files import check_generation_files, find_lance_files
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
-from cairn.pipeline.index.verified_files import VerifiedFiles
-from cairn.pipeline.index.verify import Fault, verify_collection
+from cairn.pipeline.index.files import damaged_lance_files
+from cairn.pipeline.index.generation import stored_columns
+from cairn.pipeline.index.layout import CollectionLayout, wholes
+from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.partitions import Change, RunTasks, by_partition, change_collection
+from cairn.pipeline.index.publish import GenerationFacts, publish_generation
+from cairn.pipeline.index.recovery import writing
+from cairn.pipeline.index.rows import LanceTables, Rows, id_batches
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
-
-__all__ = [
-    "DeleteReport",
-    "Fault",
-    "RepairReport",
-    "compact_collection",
-    "delete_documents",
-    "drop_collection",
-    "repair_collection",
-    "require_droppable",
-    "verify_collection",
-]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,38 +47,130 @@ def compact_collection(
 ) -> Manifest:
     """Merge small files and drop deleted rows for good; publish the same documents as a new generation.
 
-    With ``run_tasks``, workers write the segment of a large collection, as in an ingest.
+    With ``run_tasks``, workers compact the partitions of a collection that has several.
     """
-    layout.require_exists()
-    with layout.writer_lock():
-        manifest = _served(layout)
-        require_whole_rows(layout, manifest)
+    with writing(layout) as manifest:
         before_sha256 = layout.hash_of_manifest(manifest.generation)
-        compacted = _republish(
-            layout, manifest, (), progress, run_id="compact", compact=True, run_tasks=run_tasks
-        )
+        changes = dict.fromkeys(_numbers(manifest), _compact)
+        compacted = _change(layout, manifest, changes, "compact", progress, run_tasks)
         carry_over(layout.sources_path, before_sha256, layout.hash_of_manifest(compacted.generation))
         return compacted
+
+
+def retype_columns(
+    layout: CollectionLayout, types: Mapping[str, str], progress: ProgressListener = silent_progress
+) -> Manifest:
+    """Give metadata columns other types; publish the same documents so as a new generation.
+
+    Types have Arrow's names, lists are ``list[TYPE]``. A value that does not fit its new type without loss
+    raises :class:`SchemaError`.
+    """
+    parsed = {name: parse_type(name, text) for name, text in types.items()}
+    with writing(layout) as manifest:
+        changes = dict.fromkeys(_numbers(manifest), partial(_retype, types=parsed))
+        return _change(layout, manifest, changes, "retype", progress)
 
 
 def delete_documents(
     layout: CollectionLayout, doc_ids: Sequence[str], progress: ProgressListener = silent_progress
 ) -> DeleteReport:
     """Delete documents and their chunks; publish a new generation unless none of the ids is there."""
-    layout.require_exists()
-    with layout.writer_lock():
-        manifest = _served(layout)
+    with writing(layout) as manifest:
         wanted = list(dict.fromkeys(doc_ids))
-        names = [record.name + DOCUMENTS_ARROW for record in manifest.segments]
-        for name, problem in check_generation_files(layout, manifest, names=names):
-            raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
-        doc_ids = stored_columns(layout, manifest).doc_ids
-        is_there = pc.is_in(pa.array(wanted, pa.large_string()), value_set=doc_ids).to_pylist()
-        present = [doc_id for doc_id, there in zip(wanted, is_there, strict=True) if there]
-        missing = tuple(doc_id for doc_id, there in zip(wanted, is_there, strict=True) if not there)
-        if present:
-            manifest = _republish(layout, manifest, present, progress, run_id="delete")
-        return DeleteReport(deleted=len(present), missing=missing, generation=manifest.generation)
+        placed = by_partition(wanted, len(manifest.partitions) or 1)
+        present = {
+            number: [doc_id for doc_id in placed[number] if columns.position_of(doc_id) is not None]
+            for number, whole in zip(_numbers(manifest), wholes(layout, manifest), strict=True)
+            if number in placed
+            for columns in (stored_columns(*whole),)
+        }
+        found = set(chain.from_iterable(present.values()))
+        changes = {
+            number: partial(_republish, deleted=doc_ids, run_id="delete")
+            for number, doc_ids in present.items()
+            if doc_ids
+        }
+        if changes:
+            manifest = _change(layout, manifest, changes, "delete", progress)
+        missing = tuple(doc_id for doc_id in wanted if doc_id not in found)
+        return DeleteReport(deleted=len(found), missing=missing, generation=manifest.generation)
+
+
+def _compact(layout: CollectionLayout, manifest: Manifest, progress: ProgressListener) -> Manifest:
+    require_whole_rows(layout, manifest)
+    return _republish(layout, manifest, progress, run_id="compact", compact=True)
+
+
+def _retype(
+    layout: CollectionLayout,
+    manifest: Manifest,
+    progress: ProgressListener,
+    *,
+    types: Mapping[str, pa.DataType],
+) -> Manifest:
+    require_whole_rows(layout, manifest)
+    tables = LanceTables.open(layout, manifest.lance_versions)
+    names = [field.name for field in tables.metadata_fields]
+    unknown = [name for name in types if name not in names]
+    if unknown:
+        raise SchemaError(
+            f"column {unknown[0]!r} must be a metadata column of collection {layout.name!r}, which has: "
+            f"{', '.join(names) or 'none'}; name one of them"
+        )
+    fields = [field.with_type(types.get(field.name, field.type)) for field in tables.metadata_fields]
+    tables = tables.rewritten(fields, partial(_retyped, types=types, metadata=names))
+    facts = GenerationFacts.of(layout, manifest, "retype")
+    return publish_generation(layout, tables, tables.versions(), facts, manifest.index_config, progress)
+
+
+def _retyped(
+    rows: pa.RecordBatch, types: Mapping[str, pa.DataType], metadata: Sequence[str]
+) -> pa.RecordBatch:
+    """Return rows with columns of other types, and with the hash that an ingest of them has then."""
+    before = dict(zip(rows.schema.names, rows.columns, strict=True))
+    after = dict(before)
+    for name, target in types.items():
+        after[name], bad = fitted(before[name], target)
+        bad = not_showable(after[name]) if bad is None else bad
+        if bad is not None and bad.any():
+            place = int(np.argmax(bad))
+            raise SchemaError(
+                f"column {name!r} must hold {target} without loss in every document, got "
+                f"{before[name][place].as_py()!r} in {before['doc_id'][place].as_py()!r}; correct it there, "
+                "or choose another type"
+            )
+    content = ("title", "text", *metadata)
+    old, new = (content_hashes({name: each[name] for name in content}) for each in (before, after))
+    # Of a row with a query, which is not stored, the hash stays: it is encoded again where it comes again.
+    hashes = [
+        now if stored == then else stored
+        for stored, then, now in zip(before["content_sha256"].to_pylist(), old, new, strict=True)
+    ]
+    after["content_sha256"] = pa.array(hashes, pa.string())
+    schema = pa.schema([field.with_type(after[field.name].type) for field in rows.schema])
+    return pa.RecordBatch.from_arrays([*after.values()], schema=schema)
+
+
+def _numbers(manifest: Manifest) -> list[int]:
+    """Return the partitions that have rows; the one of a collection without partitions is 0."""
+    if not manifest.partitions:
+        return [0]
+    return [number for number, record in enumerate(manifest.partitions) if record.generation]
+
+
+def _change(
+    layout: CollectionLayout,
+    manifest: Manifest,
+    changes: Mapping[int, Change],
+    run_id: str,
+    progress: ProgressListener,
+    run_tasks: RunTasks | None = None,
+) -> Manifest:
+    """Publish changes of the folders of rows as one generation."""
+    if not manifest.partitions:
+        return changes[0](layout, manifest, progress)
+    facts = GenerationFacts.of(layout, manifest, run_id)
+    return change_collection(layout, manifest.partitions, changes, facts, progress, run_tasks)
 
 
 def drop_collection(layout: CollectionLayout) -> None:
@@ -134,83 +201,41 @@ def require_droppable(layout: CollectionLayout) -> None:
 def require_whole_rows(layout: CollectionLayout, manifest: Manifest) -> None:
     """Raise :class:`DamageError` where a file of Lance is damaged: rewriting its rows would hide that."""
     with layout.naming_damage():
-        for name, problem in damaged_lance_files(layout.lance_folder, find_lance_files(layout, manifest)):
+        for name, problem in damaged_lance_files(layout.lance_folder, manifest.lance_files):
             raise DamageError(f"{name} {problem}")
-
-
-def _served(layout: CollectionLayout) -> Manifest:
-    manifest = prepare_writer(layout)
-    assert manifest is not None, "require_exists found a generation"
-    return manifest
 
 
 def _republish(
     layout: CollectionLayout,
     manifest: Manifest,
-    deleted: Sequence[str],
     progress: ProgressListener,
     *,
     run_id: str,
+    deleted: Sequence[str] = (),
     compact: bool = False,
-    run_tasks: RunTasks | None = None,
 ) -> Manifest:
-    tables = LanceTables.open(layout)
-    tables.roll_back(manifest.lance_versions)
-    since = tables.compact(force=compact)
+    tables = LanceTables.open(layout, manifest.lance_versions)
+    tables.compact(force=compact)
     versions = tables.commit(
-        generation=next_generation_number(layout),
         deleted_ids=id_batches(deleted),
         find_documents=partial(find_served, layout, manifest),
     )
     facts = GenerationFacts.of(layout, manifest, run_id)
-    config = index_config_of(manifest.settings)
     return publish_generation(
-        layout,
-        tables,
-        versions,
-        facts,
-        config,
-        progress,
-        None if compact else since,
-        run_tasks=store_tasks(layout, run_tasks),
+        layout, tables, versions, facts, manifest.index_config, progress, shares=not compact
     )
 
 
-def find_served(layout: CollectionLayout, served: Manifest, doc_ids: Sequence[str]) -> list[PlacedDocument]:
-    """Return those of the documents that the generation has; none where a file of its rows is damaged."""
-    suffixes = (DOCUMENTS_ARROW, CHUNKS_ARROW, DELETED_BITS)
-    names = [record.name + suffix for record in served.segments for suffix in suffixes]
-    verified = VerifiedFiles.of_this_machine()
-    if check_generation_files(layout, served, names=names, verified=verified):
-        return []
-    folder = layout.generation_folder(served.generation)
-    found: list[PlacedDocument] = []
-    begins = {DOCUMENTS: 0, CHUNKS: 0}
+def find_served(layout: CollectionLayout, served: Manifest, doc_ids: Sequence[str]) -> dict[str, Rows]:
+    """Return the rows of those documents that the generation has; none where a file of them is damaged."""
     try:
-        for record in served.segments:
-            rows = open_rows(folder, record)
-            found += _placed(rows, begins, doc_ids)
-            begins[DOCUMENTS] += rows.deleted_documents.num_live
-            begins[CHUNKS] += rows.deleted_chunks.num_live
+        columns = stored_columns(layout, served)
     except DamageError:
-        return []
+        return {}
+    found: dict[str, Rows] = {}
+    for doc_id in doc_ids:
+        position = columns.position_of(doc_id)
+        if position is not None:
+            first, end = columns.chunk_offsets[position : position + 2].tolist()
+            found[doc_id] = {DOCUMENTS: slice(position, position + 1), CHUNKS: slice(first, end)}
     return found
-
-
-def _placed(rows: SegmentRows, begins: dict[str, int], doc_ids: Sequence[str]) -> Iterator[PlacedDocument]:
-    """Yield those documents of a segment that are not deleted; its rows begin at ``begins``."""
-    own = rows.documents.column("doc_id")
-    stored = np.flatnonzero(pc.is_in(own, value_set=pa.array(doc_ids, own.type)).to_numpy(False))
-    stored = np.setdiff1d(stored, rows.deleted_documents.rows, assume_unique=True)
-    first_chunks = rows.documents.column("chunk_offset").to_numpy()[stored]
-    sizes = rows.documents.column("num_chunks").to_numpy()[stored]
-    live = zip(
-        stored.tolist(),
-        (begins[DOCUMENTS] + rows.deleted_documents.live_of(stored)).tolist(),
-        (begins[CHUNKS] + rows.deleted_chunks.live_of(first_chunks)).tolist(),
-        sizes.tolist(),
-        strict=True,
-    )
-    for place, document, chunk, num_chunks in live:
-        places = {DOCUMENTS: slice(document, document + 1), CHUNKS: slice(chunk, chunk + num_chunks)}
-        yield PlacedDocument(doc_id=own[place].as_py(), rows=places)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,9 +25,6 @@ from cairn.pipeline.errors import (
     install_command,
 )
 from cairn.pipeline.manifest import FileRecord
-
-STORE_URI: Final = re.compile(r"s3:/+(?P<bucket>[^/@]+)(?:/(?P<prefix>.*?))?/*")
-"""``s3://bucket/prefix``; a path made of it has lost a slash."""
 
 RANGE_BYTES: Final = 16 << 20
 """A download goes in pieces, each a request with its own retries."""

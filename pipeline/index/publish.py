@@ -2,13 +2,9 @@
 
     .<n>.tmp/ built, files fsynced ─▶ MANIFEST.json ─▶ renamed to <n>/ ─▶ CURRENT replaced ─▶ older pruned
 
-A crash before ``CURRENT`` moves leaves the old generation served and rubbish that :func:`prepare_writer`
-clears; a crash after it leaves the new one served. Everything here runs under the collection's lock. Ingest,
-repair, compaction and deletion all publish through :func:`publish_generation`.
-
-Every writer first mends, and ``repair`` begins with it: files that are stored twice (``stored_files``), tags
-of Lance, which are written again as the manifests pin them, and broken versions that no generation pins,
-which are removed. No row and no published version is lost by that.
+A crash before ``CURRENT`` moves leaves the old generation served and rubbish that ``recovery`` clears; a
+crash after it leaves the new one served. Everything here runs under the collection's lock. Ingest, repair,
+compaction and deletion all publish through :func:`publish_generation`.
 """
 
 from __future__ import annotations
@@ -17,60 +13,57 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import lance
 from cairn.pipeline import durable
 from cairn.pipeline.config import IndexConfig
-from cairn.pipeline.durable import commit_point, make_folder, remove_entry, storage_errors
-from cairn.pipeline.errors import DamageError, IntegrityError, StorageError, is_panic
+from cairn.pipeline.durable import commit_point, storage_errors
+from cairn.pipeline.errors import DamageError, IntegrityError, StorageError
 from cairn.pipeline.index.allocator import returning_freed_memory
-from cairn.pipeline.index.current import KEPT_GENERATIONS, Current
-from cairn.pipeline.index.lance_files import (
-    LanceFiles,
-    damaged_lance_files,
+from cairn.pipeline.index.files import (
+    keep_only,
     list_lance_files,
-    small_files,
     write_copies,
-    write_lance_files,
 )
-from cairn.pipeline.index.lance_index import LanceTables, StoredRows
-from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.names import SIDE_FILES
-from cairn.pipeline.index.segments.assembly import Assembly
-from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.segments.segment import open_rows
-from cairn.pipeline.index.stored_files import (
+from cairn.pipeline.index.layout import (
+    CollectionLayout,
     check_generation_files,
-    find_lance_files,
-    mend_files,
     read_manifest,
 )
-from cairn.pipeline.index.tables import LANCE_ERRORS, TABLES, lance_errors
-from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from cairn.pipeline.index.names import KEPT_GENERATIONS, SIDE_FILES, SPARSE_ARROW, TOKENS_ARROW, Current
+from cairn.pipeline.index.rows import LanceTables, StoredRows
+from cairn.pipeline.index.segments.assembly import Assembly
+from cairn.pipeline.index.segments.segment import open_rows
+from cairn.pipeline.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    PartitionRecord,
+    SegmentRecord,
+    record_file,
+)
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import ProgressListener, silent_progress
 
 log = logging.getLogger(__name__)
 
 COMMIT_POINTS = (
-    "lance-rolled-back",
+    "strays-removed",
     "compacted",
     "documents-deleted",
     "chunks-deleted",
     "documents-added",
     "chunks-added",
-    "tagged",
     "positions-written",
     "passages-written",
     "token-vectors-written",
     "documents-index-written",
     "chunks-index-written",
-    "segments-merged",
     "segments-assembled",
     "side-files-copied",
     "lance-files-recorded",
@@ -105,7 +98,7 @@ class GenerationFacts:
     def of(cls, layout: CollectionLayout, manifest: Manifest, run_id: str) -> GenerationFacts:
         """Carry over what an existing generation says of itself, for a publication that encodes nothing."""
         folder = layout.generation_folder(manifest.generation)
-        # Without its projection a collection is served without token vectors.
+        # Without its codebook a collection is served without token vectors.
         lost = {name for name, _ in check_generation_files(layout, manifest, names=[LATE_NAME])}
         return cls(
             run_id=run_id,
@@ -122,47 +115,6 @@ class GenerationFacts:
         )
 
 
-def prepare_writer(layout: CollectionLayout, *, gives_up_projection: bool = False) -> Manifest | None:
-    """Settle what a killed writer left; return the served generation's manifest, None before the first.
-
-    Temporary and never-served generations are removed, and what ``mend`` can mend is mended. A first
-    publication killed just before ``CURRENT`` was written is completed: its folder is whole and nothing else
-    is. Damage that a publication would carry over raises :class:`DamageError`. ``gives_up_projection`` lets a
-    damaged token projection pass, which a repair leaves out.
-    """
-    with storage_errors("clearing what an unfinished run left", layout.folder):
-        durable.clear_temporary(layout.generations_folder)
-        if not layout.current_path.exists() and layout.generation_numbers() == [1]:
-            manifest = read_manifest(layout, 1)
-            if not check_generation_files(layout, manifest):
-                serve_generation(layout, 1)
-            elif layout.replica is not None:  # a store got the rest from workers; the work is pending still
-                durable.remove_folder(layout.generation_folder(1))
-        served = layout.current_generation_number()
-        if served is None:
-            return None
-        manifest = read_manifest(layout, served)
-        for number in layout.generation_numbers():
-            if number > served:
-                durable.remove_folder(layout.generation_folder(number))
-        for number in layout.generation_numbers():
-            with contextlib.suppress(IntegrityError):
-                mend_files(layout, read_manifest(layout, number))
-        _require_carried_over(layout, manifest, without={LATE_NAME} if gives_up_projection else set())
-        mend_lance(layout)
-        _mark_published(layout, served)
-    return manifest
-
-
-def _require_carried_over(layout: CollectionLayout, manifest: Manifest, without: set[str]) -> None:
-    """Raise :class:`DamageError` for what a publication would carry over damaged."""
-    damaged = check_generation_files(layout, manifest, names=set(SIDE_FILES) - without)
-    with contextlib.suppress(DamageError):  # no hashes to compare: what is missing is found when it is read
-        damaged += damaged_lance_files(layout.lance_folder, small_files(find_lance_files(layout, manifest)))
-    for name, problem in damaged:
-        raise layout.damaged(f"{name} of generation {manifest.generation} {problem}")
-
-
 @returning_freed_memory()
 def publish_generation(
     layout: CollectionLayout,
@@ -171,118 +123,205 @@ def publish_generation(
     facts: GenerationFacts,
     config: IndexConfig,
     progress: ProgressListener = silent_progress,
-    since: Mapping[str, int] | None = None,
-    run_tasks: RunTasks | None = None,
-    hashed: Mapping[str, FileRecord] | None = None,
+    *,
+    shares: bool = False,
 ) -> Manifest:
     """Build, publish and serve the generation that pins these table versions; return its manifest.
 
-    ``since`` are the versions of the served generation's rows that the commit began with: what did not change
-    since then is shared with it. None makes every file again from the tables. ``run_tasks`` has processes
-    that write large segments; without, this one does. ``hashed`` are files of the tables whose hashes are
-    known, by their paths below ``lance/``. The caller holds the lock, and has called :func:`prepare_writer`.
-    Tables whose order or spans do not fit raise :class:`IntegrityError`; ``CURRENT`` then still names the old
-    one.
+    With ``shares`` the served generation shares the files of what the commit of the ``tables`` left as it
+    was; without, every file is made again from the tables. The caller holds the lock, and has called
+    :func:`prepare_writer`. Tables whose order or spans do not fit raise
+    :class:`IntegrityError`; ``CURRENT`` then still names the old one.
     """
-    served = layout.current_generation_number()
-    number = (served or 0) + 1
-    with layout.naming_damage(), storage_errors(f"publishing generation {number} of {layout.name!r}"):
-        with _built_aside(layout, number) as folder:
-            base = None if since is None or number == 1 else read_manifest(layout, number - 1)
-            has_tokens = LATE_NAME in facts.side_files and tables.has_tokens
-            assembly = Assembly(
-                layout, base, number, folder, config, has_tokens=has_tokens, run_tasks=run_tasks
-            )
-            segments = assembly.build(StoredRows(tables=tables, versions=versions), since, progress)
-            for name, source in facts.side_files.items():
-                assert name in SIDE_FILES, name
-                # Never linked: a second copy is what they are mended from.
-                shutil.copyfile(source, folder / name)
-            commit_point("side-files-copied")
-            known = {**_known_lance_files(layout), **(hashed or {})}
-            write_lance_files(folder, record_lance_files(layout, versions, known))
-            commit_point("lance-files-recorded")
-            names = sorted(
-                ({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME}
-            )
-            for name in names:
-                if name not in assembly.hashed:
-                    durable.fsync_file(folder / name)
-            manifest = Manifest(
-                collection=layout.name,
-                generation=number,
-                created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-                run_id=facts.run_id,
-                lance_tag=generation_tag(number),
-                lance_versions=dict(versions),
-                documents=sum(record.live_documents for record in segments),
-                chunks=sum(record.live_chunks for record in segments),
-                tokens=sum(open_rows(folder, record).num_tokens() for record in segments),
-                vector_dim=tables.vector_dim,
-                files={name: assembly.hashed.get(name) or record_file(folder / name) for name in names},
-                fingerprints=dict(facts.fingerprints),
-                settings=dict(facts.settings),
-                segments=segments,
-                context_documents=facts.context_documents,
-                context_cluster_sizes=tuple(facts.context_cluster_sizes),
-                documents_at_context=facts.documents_at_context,
-                encode_tokens_per_second=facts.encode_tokens_per_second,
-                sources=tuple(facts.sources),
-            )
-            manifest.write(folder)
-            commit_point("manifest-written")
-            write_copies(layout.lance_folder, folder)
-            progress("index", 5, 5, "files")
-            commit_point("copies-written")
-        serve_generation(layout, number)
-        commit_point("current-replaced")
-        if layout.replica is not None and not layout.replica.has_all(number):
-            # Workers wrote the rest of it to the store. The next pull fetches that, and cleans up.
-            durable.remove_folder(layout.generation_folder(number))
-            return manifest
-        try:
-            prune_generations(layout, tables)
-        except (OSError, StorageError) as error:  # the publication stands, the next one cleans up again
-            log.warning("publish.not_cleaned_up collection=%s error=%s", layout.name, error)
-        commit_point("old-generations-pruned")
+    with _publishing(layout, progress) as (number, folder):
+        base = read_manifest(layout, number - 1) if shares and number > 1 else None
+        optional = {
+            TOKENS_ARROW: LATE_NAME in facts.side_files and tables.has_tokens,
+            SPARSE_ARROW: tables.has_sparse,
+        }
+        has = [name for name, is_there in optional.items() if is_there]
+        assembly = Assembly(layout, base, number, folder, config, optional=has)
+        segments = assembly.build(StoredRows(tables=tables, versions=versions), progress)
+        _copy_side_files(facts, folder)
+        lance_files = record_lance_files(layout, versions, _known_lance_files(layout, number - 1))
+        commit_point("lance-files-recorded")
+        names = sorted(({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME})
+        for name in names:
+            if name not in assembly.hashed:
+                durable.fsync_file(folder / name)
+        return _write_manifest(
+            layout,
+            number,
+            folder,
+            facts,
+            segments,
+            {name: assembly.hashed.get(name) or record_file(folder / name) for name in names},
+            versions=dict(versions),
+            lance_files=lance_files,
+            tokens=sum(open_rows(folder, record).num_tokens() for record in segments),
+            vector_dim=tables.vector_dim,
+        )
+
+
+def publish_partitions(
+    layout: CollectionLayout,
+    partitions: Sequence[PartitionRecord],
+    facts: GenerationFacts,
+    progress: ProgressListener = silent_progress,
+) -> Manifest:
+    """Publish the generation that names these generations of partitions: the step that readers see.
+
+    The caller holds the lock of the collection.
+    """
+    with _publishing(layout, progress) as (number, folder):
+        _copy_side_files(facts, folder)
+        for path in folder.iterdir():
+            durable.fsync_file(path)
+        own = [
+            read_manifest(layout.partition(record), record.generation)
+            for record in partitions
+            if record.generation
+        ]
+        return _write_manifest(
+            layout,
+            number,
+            folder,
+            facts,
+            tuple(segment for each in own for segment in each.segments),
+            {name: record_file(folder / name) for name in sorted(facts.side_files)},
+            versions={},
+            lance_files={},
+            tokens=sum(each.tokens for each in own),
+            vector_dim=own[0].vector_dim,
+            partitions=tuple(partitions),
+        )
+
+
+def _copy_side_files(facts: GenerationFacts, folder: Path) -> None:
+    for name, source in facts.side_files.items():
+        assert name in SIDE_FILES, name
+        # Never linked: a second copy is what they are mended from.
+        shutil.copyfile(source, folder / name)
+    commit_point("side-files-copied")
+
+
+def _write_manifest(
+    layout: CollectionLayout,
+    number: int,
+    folder: Path,
+    facts: GenerationFacts,
+    segments: tuple[SegmentRecord, ...],
+    files: Mapping[str, FileRecord],
+    *,
+    versions: Mapping[str, int],
+    lance_files: Mapping[str, FileRecord],
+    tokens: int,
+    vector_dim: int,
+    partitions: tuple[PartitionRecord, ...] = (),
+) -> Manifest:
+    """Write the manifest of a generation and its second copies."""
+    manifest = Manifest(
+        collection=layout.name,
+        generation=number,
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        run_id=facts.run_id,
+        lance_versions=versions,
+        lance_files=lance_files,
+        documents=sum(record.live_documents for record in segments),
+        chunks=sum(record.live_chunks for record in segments),
+        tokens=tokens,
+        vector_dim=vector_dim,
+        files=files,
+        fingerprints=dict(facts.fingerprints),
+        settings=dict(facts.settings),
+        segments=segments,
+        languages=dict(sum((Counter(record.languages) for record in segments), Counter())),
+        context_documents=facts.context_documents,
+        context_cluster_sizes=tuple(facts.context_cluster_sizes),
+        documents_at_context=facts.documents_at_context,
+        encode_tokens_per_second=facts.encode_tokens_per_second,
+        sources=tuple(facts.sources),
+        partitions=partitions,
+    )
+    manifest.write(folder)
+    commit_point("manifest-written")
+    write_copies(layout.lance_folder, folder, layout.copies_folder(number), lance_files)
+    commit_point("copies-written")
     return manifest
 
 
 @contextlib.contextmanager
-def _built_aside(layout: CollectionLayout, number: int) -> Generator[Path]:
-    """Yield a temporary folder, which becomes that of the generation."""
+def _publishing(
+    layout: CollectionLayout, progress: ProgressListener = silent_progress
+) -> Generator[tuple[int, Path]]:
+    """Yield the number and the temporary folder of the next generation, which is served at the end.
+
+    ``progress`` hears that the index is done as soon as it is served, before older ones are removed.
+    """
+    number = next_generation_number(layout)
     folder, final = layout.temporary_generation_folder(number), layout.generation_folder(number)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    except BaseException:
-        # A full disk must not stay full of a generation that no one will read.
+    with layout.naming_damage(), storage_errors(f"publishing generation {number} of {layout.name!r}"):
         shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if os.path.lexists(final):
-        durable.remove_folder(final)
-    folder.rename(final)
-    durable.fsync_folder(layout.generations_folder)
-    commit_point("generation-renamed")
+        folder.mkdir(parents=True)
+        try:
+            yield number, folder
+        except BaseException:
+            # A full disk must not stay full of a generation that no one will read.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if os.path.lexists(final):
+            durable.remove_folder(final)
+        folder.rename(final)
+        durable.fsync_folder(layout.generations_folder)
+        commit_point("generation-renamed")
+        serve_generation(layout, number)
+        commit_point("current-replaced")
+        progress("index", 5, 5, "files")
+        try:
+            prune_generations(layout)
+        except (OSError, StorageError, IntegrityError) as error:  # the next publication cleans up again
+            log.warning("publish.not_cleaned_up collection=%s error=%s", layout.name, error)
+        commit_point("old-generations-pruned")
 
 
 def next_generation_number(layout: CollectionLayout) -> int:
-    """Return the number the next publication will have: what :meth:`LanceTables.commit` tags with."""
-    return (layout.current_generation_number() or 0) + 1
+    """Return the number the next publication will have; the first one's rows are there already."""
+    is_first = not layout.current_path.exists() and not layout.generation_numbers()
+    return 1 if is_first else (layout.current_generation_number() or 0) + 1
 
 
-def prune_generations(layout: CollectionLayout, tables: LanceTables) -> None:
-    """Remove all but the served generation and the one before it, with the Lance versions only they held."""
+def prune_generations(layout: CollectionLayout) -> None:
+    """Remove all but the served generation and the one before it, with what only they read."""
     served = layout.current_generation_number()
     standing = layout.generation_numbers()
     kept = [number for number in standing if served is not None and number <= served][-KEPT_GENERATIONS:]
     remove_generations(layout, [number for number in standing if number not in kept])
-    try:
-        tables.keep_only(kept)
-    except StorageError:  # a broken version of a generation that has just gone is in the way
-        mend_lance(layout, drop_unpinned=True)
-        tables.keep_only(kept)
+    remove_strays(layout, kept)
+
+
+def remove_strays(layout: CollectionLayout, numbers: Sequence[int]) -> None:
+    """Remove rows and partitions that none of these generations reads: what a killed run left, too.
+
+    The newest must be whole; an older one that cannot be read is no way back.
+    """
+    read: set[str] = set()
+    partitions: set[str] = set()
+    for number in numbers:
+        try:
+            manifest = read_manifest(layout, number)
+        except IntegrityError:
+            if number == numbers[-1]:
+                raise
+        else:
+            read |= manifest.lance_files.keys()
+            partitions |= {record.name for record in manifest.partitions}
+    for entry in list(layout.partitions_folder.iterdir()) if layout.partitions_folder.is_dir() else ():
+        if entry.name not in partitions:
+            durable.remove_entry(entry)
+    if read:
+        keep_only(layout.lance_folder, read)
+    else:
+        durable.remove_entry(layout.lance_folder)
 
 
 def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None:
@@ -293,6 +332,23 @@ def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None
         durable.write_bytes(layout.current_path, Current(left).to_bytes())
     for number in numbers:
         durable.remove_folder(layout.generation_folder(number))
+        durable.remove_entry(layout.copies_folder(number))
+
+
+def serve_named(layout: CollectionLayout, record: PartitionRecord) -> None:
+    """Return a partition to what its collection names, where its own ``CURRENT`` says something else."""
+    try:
+        current = layout.current()
+    except DamageError:  # the collection says what it is
+        current = None
+    hashes = {} if current is None else current.manifests
+    if current is None or (current.served, hashes[current.served]) != (record.generation, record.sha256):
+        # Another machine's generation may stand under the number of one that was made here.
+        if hashes.get(record.generation) != record.sha256:
+            durable.clear_way(layout.current_path)
+            durable.write_bytes(layout.current_path, Current({record.generation: record.sha256}).to_bytes())
+        if record.generation in layout.generation_numbers():
+            serve_generation(layout, record.generation)
 
 
 def serve_generation(layout: CollectionLayout, number: int) -> None:
@@ -302,20 +358,12 @@ def serve_generation(layout: CollectionLayout, number: int) -> None:
     """
     if layout.replica is not None:
         layout.replica.push(number)
-        if not layout.replica.has_all(number):
-            return
     current = _current_with(layout, number)
     for newer in layout.generation_numbers():
         if newer > number:  # given up
-            layout.published_path(newer).unlink(missing_ok=True)
+            durable.remove_folder(layout.generation_folder(newer))
     durable.clear_way(layout.current_path)
     durable.write_bytes(layout.current_path, current.to_bytes())
-    _mark_published(layout, number)
-
-
-def _mark_published(layout: CollectionLayout, number: int) -> None:
-    if layout.replica is None and not layout.published_path(number).exists():
-        durable.write_bytes(layout.published_path(number), b"")
 
 
 def _current_with(layout: CollectionLayout, served: int) -> Current:
@@ -339,18 +387,17 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
 
 def record_lance_files(
     layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
-) -> LanceFiles:
+) -> dict[str, FileRecord]:
     """Hash and fsync every file that these versions read; Lance does neither.
 
-    A file in ``known`` keeps its record, if it has the same size or a worker wrote it to the store.
+    A file in ``known`` keeps its record, if it has the same size.
     """
-    records: LanceFiles = {}
+    records: dict[str, FileRecord] = {}
     folders: set[Path] = set()
     for name in list_lance_files(layout.lance_folder, versions):
         path = layout.lance_folder / name
         record = known.get(name)
-        is_here = layout.replica is None or layout.replica.worker_files.record_of(path) is None
-        if record is None or (is_here and record.size_bytes != path.stat().st_size):
+        if record is None or record.size_bytes != path.stat().st_size:
             durable.fsync_file(path)
             folders.add(path.parent)
             record = record_file(path)
@@ -360,87 +407,11 @@ def record_lance_files(
     return records
 
 
-def _known_lance_files(layout: CollectionLayout) -> Mapping[str, FileRecord]:
-    """Hashes already taken: of the served generation, where its list is whole."""
-    served = layout.current_generation_number()
-    if served is None:
+def _known_lance_files(layout: CollectionLayout, served: int) -> Mapping[str, FileRecord]:
+    """Hashes already taken: of the served generation, where there is one and its manifest is whole."""
+    if not served:
         return {}
     try:
-        return find_lance_files(layout, read_manifest(layout, served))
+        return read_manifest(layout, served).lance_files
     except IntegrityError:
         return {}
-
-
-NEWEST_VERSION = 2**64 - 1
-"""Lance names the manifest of version v by this minus v, in twenty digits: the newest is listed first."""
-
-
-def mend_lance(layout: CollectionLayout, *, drop_unpinned: bool = False) -> None:
-    """Mend versions and tags of the tables.
-
-    Generations that stand keep their versions and tags; one whose manifest is damaged keeps nothing. Of the
-    other versions those go that cannot be opened, or all: some open and still stop Lance's clean-up.
-    """
-    pinned: dict[int, Mapping[str, int]] = {}
-    for number in layout.generation_numbers():
-        with contextlib.suppress(IntegrityError):
-            pinned[number] = read_manifest(layout, number).lance_versions
-    for table in TABLES if pinned else ():
-        folder = layout.lance_folder / f"{table}.lance"
-        kept = {generation_tag(number): versions[table] for number, versions in pinned.items()}
-        _remove_strays(folder)
-        for version, path in _stored_versions(folder):
-            if version not in kept.values() and (drop_unpinned or not opens(folder, version)):
-                remove_entry(path)
-        _mend_tags(folder, kept)
-
-
-def opens(folder: Path, version: int) -> bool:
-    """Tell whether Lance opens a version of the table in ``folder``."""
-    try:
-        lance.dataset(str(folder), version=version)
-    except LANCE_ERRORS:
-        return False
-    except BaseException as error:
-        if is_panic(error):
-            return False
-        raise
-    return True
-
-
-def _remove_strays(folder: Path) -> None:
-    """Remove what is no file and no generation reads, but a commit would write to, or wait for."""
-    for path in (folder / "_versions" / "latest_version_hint.json", *folder.glob("_transactions/*")):
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            remove_entry(path)
-
-
-def _stored_versions(folder: Path) -> Iterator[tuple[int, Path]]:
-    for path in sorted((folder / "_versions").glob("*.manifest")):
-        if path.stem.isdigit():
-            number = int(path.stem)
-            yield (NEWEST_VERSION - number if len(path.stem) == len(str(NEWEST_VERSION)) else number), path
-
-
-def _mend_tags(folder: Path, kept: Mapping[str, int]) -> None:
-    """Write the tags that do not pin their version."""
-    opened = [version for version in kept.values() if opens(folder, version)]
-    if not opened:
-        return
-    stored_tags = folder / "_refs" / "tags"
-    make_folder(stored_tags)
-    for path in stored_tags.iterdir():
-        if not path.is_file():  # a link to nothing would be written through
-            remove_entry(path)
-    # Never through the latest version, which may be broken.
-    tags = lance.dataset(str(folder), version=opened[0]).tags
-    try:
-        stored = {tag: content["version"] for tag, content in tags.list().items()}
-    except LANCE_ERRORS:
-        stored = {}
-        for path in stored_tags.iterdir():
-            path.unlink()
-    with lance_errors(f"tagging table `{folder.stem}`"):
-        for tag, version in kept.items():
-            if version in opened and stored.get(tag) != version:
-                (tags.update if tag in stored else tags.create)(tag, version)

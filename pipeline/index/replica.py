@@ -3,16 +3,19 @@
 Everything else works on the copy as on any local collection.
 
     s3://bucket/prefix/NAME/                          the copy's folder
-      CURRENT        which generations there are  ──▶ CURRENT, REMOTE
-      files/<sha256> every file of theirs, once   ──▶ generations/<n>/, lance/
+      CURRENT        which generations there are  ──▶ CURRENT
+      files/<sha256> every file of theirs, once   ──▶ generations/<n>/, lance/, partitions/
       LEASE          who is writing
-  pending/       encoded shards of runs that are not published
-      runs/, quarantine/
+      runs/, quarantine/, origins/
 
 A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then
 swaps ``CURRENT``, which succeeds only if no one else has swapped it since this copy was brought up to date. A
-reader pulls what ``CURRENT`` names and checks every hash. Files that no generation needs are removed a day
-later, by the store's clock.
+reader pulls what ``CURRENT`` names and checks every hash. Files that no generation needs are removed once
+they are a day old, by the store's clock: a reader that misses one begins again with what ``CURRENT`` names.
+
+No kernel drops the writer's lease with its holder: it expires, and a holder renews it in time. It saves two
+writers from doing the same work, and nothing else hangs on it: the swap that only one writer can win decides,
+whatever its clock and its lease say.
 """
 
 from __future__ import annotations
@@ -21,32 +24,135 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import secrets
+import socket
+import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cairn.pipeline import durable
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import CairnError, CollectionBusyError, DamageError, IntegrityError, TryAgainError
-from cairn.pipeline.index.current import KEPT_GENERATIONS, Current, Pointer, RemoteGeneration
-from cairn.pipeline.index.lance_files import write_copies
-from cairn.pipeline.index.lease import LEASE_KEY, Lease
-from cairn.pipeline.index.names import LANCE_FILES
+from cairn.pipeline.index.files import has_sha256, keep_only, write_copies
+from cairn.pipeline.index.names import (
+    COPIES,
+    KEPT_GENERATIONS,
+    LEASE_KEY,
+    Current,
+    generation_name,
+)
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
-from cairn.pipeline.index.verified_files import VerifiedFiles
-from cairn.pipeline.index.worker_files import WorkerFiles, key_of
-from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, record_file
+from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+
+
+def key_of(record: FileRecord) -> str:
+    """Return the name of a file in the store."""
+    return f"files/{record.sha256}"
+
+
+def _read(found: StoredObject, uri: str) -> Current:
+    """Read what ``CURRENT`` in the store says; a damaged one raises :class:`IntegrityError`."""
+    current = Current.of(found.content)
+    if current is None:
+        raise IntegrityError(
+            f"CURRENT of {uri} must name its generations, got other content; bring back the object's last "
+            "version, or remove the collection there and ingest it again"
+        )
+    return current
+
+
+LEASE_SECONDS: Final = 60.0
+"""How long others wait for a writer that was killed."""
+RENEWALS: Final = 3
+"""Times a lease is renewed before it would expire."""
+
+
+class Lease:
+    """A lease on one collection, held inside ``with``."""
+
+    def __init__(self, store: ObjectFolder, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._token = secrets.token_hex(8)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Hold the lease during the block; raise :class:`CollectionBusyError` where another writer does."""
+        self._acquire()
+        released = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=[released], name="cairn-lease", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            released.set()
+            renewing.join()
+            self._release()
+
+    def is_held(self) -> bool:
+        """Tell whether a writer holds the lease now."""
+        holder = _holder(self._store.read(LEASE_KEY))
+        return holder is not None and datetime.now(UTC) < holder[1]
+
+    def _acquire(self) -> None:
+        found = self._store.read(LEASE_KEY)
+        holder = _holder(found)
+        if holder is not None and datetime.now(UTC) < holder[1]:
+            raise CollectionBusyError(
+                f"collection {self._name!r} is being written by another run ({holder[0]}); try again "
+                "when it has finished, "
+                f"or after {holder[1]:%H:%M:%S} UTC should it have been killed"
+            )
+        try:
+            is_mine, unsure = self._store.swap(LEASE_KEY, self._content(), found and found.e_tag), None
+        except TryAgainError as error:
+            is_mine, unsure = False, error
+        if not is_mine and self._own() is None:  # a reply may be lost, and the write repeated on the way
+            raise unsure or CollectionBusyError(
+                f"collection {self._name!r} is being written by another run; try again when it has finished"
+            )
+
+    def _content(self) -> bytes:
+        until = datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS)
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        return json.dumps({"token": self._token, "holder": holder, "until": until.isoformat()}).encode()
+
+    def _own(self) -> StoredObject | None:
+        found = self._store.read(LEASE_KEY)
+        return found if found is not None and self._token.encode() in found.content else None
+
+    def _renew(self, released: threading.Event) -> None:
+        while not released.wait(LEASE_SECONDS / RENEWALS):
+            with contextlib.suppress(
+                TryAgainError
+            ):  # the next renewal may get through; should none, others may write, and one of us wins
+                own = self._own()
+                if own is None or not self._store.swap(LEASE_KEY, self._content(), own.e_tag):
+                    return
+
+    def _release(self) -> None:
+        with contextlib.suppress(TryAgainError):  # it expires
+            if self._own() is not None:
+                self._store.delete([LEASE_KEY])
+
+
+def _holder(found: StoredObject | None) -> tuple[str, datetime] | None:
+    try:
+        content: Any = json.loads(found.content) if found else None
+        return (str(content["holder"]), datetime.fromisoformat(content["until"])) if content else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
 
 CURRENT_KEY: Final = "CURRENT"
-REMOTE_NAME: Final = "REMOTE"
-"""In the copy's folder: which ``CURRENT`` of the store the copy is of."""
-
+PARTITIONS: Final = "partitions"
 KEPT_SECONDS: Final = 24 * 3_600.0
-"""How long a file outlives its last generation in the store: longer than any reader takes to pull it."""
+"""How old a file of no generation is when it is removed: most readers pull files that are newer."""
 REUSED_SECONDS: Final = KEPT_SECONDS / 2
 """How old a file of no generation may be to count as uploaded.
 
@@ -71,14 +177,14 @@ Records = dict[str, FileRecord]
 class Replica:
     """The store's side of one collection; ``folder`` is the copy.
 
-    Callers hold the copy's lock while they pull or push.
+    A reader may want some ``parts`` alone: of the partitions that have rows, by their numbers. What the copy
+    has of others stays as long as it is used. Callers hold the copy's lock while they pull or push.
     """
 
-    def __init__(self, uri: str, folder: Path) -> None:
-        self.uri = uri
+    def __init__(self, uri: str, folder: Path, parts: range | None = None) -> None:
+        self.uri, self.parts = uri, parts
         self._folder = folder
         self._store = ObjectFolder(uri)
-        self.worker_files = WorkerFiles(self._store, folder)
         self.complaint: str | None = None
         """Why the copy may be behind the store, None where it is up to date."""
         self._seen: StoredObject | None = None
@@ -89,7 +195,6 @@ class Replica:
         """Hold the lease and an up-to-date copy during the block; upload records of runs at its end."""
         with Lease(self._store, name).held():
             self.pull()
-            self.worker_files.clear()
             try:
                 yield
             finally:
@@ -121,11 +226,36 @@ class Replica:
                     "restore it there, or remove the copy to begin again"
                 )
             return
-        pointer = Pointer.of(found.content, self.uri)
-        if self._copied_token() == pointer.token:
-            return
-        with durable.storage_errors(f"copying {self.uri}"):
-            self._pull(pointer)
+        current, copied = _read(found, self.uri), self._copied()
+        served = current.served, current.manifests[current.served]
+        # A store that was set back to an older generation is followed, too.
+        is_copied = copied is not None and (copied.served, copied.manifests[copied.served]) == served
+        path = f"{_folder_of(served[0])}/{MANIFEST_NAME}"
+        if not is_copied or not self._has_parts(self._small(path, served[1])):
+            with durable.storage_errors(f"copying {self.uri}"):
+                try:
+                    self._pull(current)
+                except DamageError:  # files of a generation that was replaced meanwhile may be gone
+                    self._seen = newer = self._store.read(CURRENT_KEY)
+                    if newer is None or newer.content == found.content:
+                        raise
+                    self._pull(_read(newer, self.uri))
+
+    def has(self, number: int) -> bool:
+        """Tell whether the copy has a generation with the partitions that are wanted, be it damaged."""
+        try:
+            return self._has_parts(durable.read_bytes(self._folder / _folder_of(number) / MANIFEST_NAME))
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, TypeError, KeyError):
+            return True
+
+    def _has_parts(self, manifest: bytes) -> bool:
+        """Tell whether the copy has the manifests, which come last, of the partitions that are wanted."""
+        return all(
+            (self._folder / PARTITIONS / own["name"] / _folder_of(own["generation"]) / MANIFEST_NAME).exists()
+            for own in _wanted(json.loads(manifest), self.parts)
+        )
 
     def push(self, number: int) -> None:
         """Upload a generation of the copy and let the store serve it.
@@ -133,17 +263,13 @@ class Replica:
         Raises :class:`CollectionBusyError` where another writer was faster: nothing is served of this one
         then.
         """
-        before = Pointer.of(self._seen.content, self.uri) if self._seen else None
-        new = self._generation(number)
-        older = [each for each in (before.generations if before else ()) if each.generation < number]
-        pointer = Pointer(token=secrets.token_hex(16), generations=(new, *older[:1]))
-        self._upload(self._records(new))
+        sha256 = record_file(self._folder / _folder_of(number) / MANIFEST_NAME).sha256
+        older = {each: kept for each, kept in self._kept().items() if each < number}
+        current = Current({number: sha256, **dict(list(older.items())[: KEPT_GENERATIONS - 1])})
+        self._upload(self._records(number, sha256))
         commit_point("store-files-written")
-        content = pointer.to_bytes()
-        self._swap(content, pointer.token)
+        self._swap(current.to_bytes())
         commit_point("store-current-swapped")
-        if self.has_all(number):
-            self._note(pointer)
         with contextlib.suppress(TryAgainError, DamageError):  # the next writer does it
             self._sweep()
 
@@ -152,19 +278,9 @@ class Replica:
         self._store.delete([CURRENT_KEY])
         self._store.delete(key for key in self._store.list("") if key != LEASE_KEY)
 
-    def has_all(self, number: int) -> bool:
-        """Tell whether the copy has every file of a generation, and leaves none to the store."""
-        return all((self._folder / path).is_file() for path in self._records(self._generation(number)))
-
-    def published_files(self) -> Records:
-        """Return every file of the generation that the store served when it was read last."""
-        kept = self._kept_generations()
-        return self._records(kept[0]) if kept else {}
-
     def sha256_of(self, number: int) -> str | None:
         """Return the hash of a generation's manifest, None where the store did not name it."""
-        named = (each for each in self._kept_generations() if each.generation == number)
-        return next((each.manifest.sha256 for each in named), None)
+        return self._kept().get(number)
 
     def problems(self) -> dict[str, str]:
         """Read every file of the served generation in the store.
@@ -182,48 +298,45 @@ class Replica:
                 return "is missing" if size is None else f"must have {record.size_bytes} bytes, got {size}"
             return None if self._store.is_intact(key_of(record), record) else "does not match its SHA-256"
 
-        records = self._records(Pointer.of(found.content, self.uri).served)
+        current = _read(found, self.uri)
+        records = self._records(current.served, current.manifests[current.served])
         with ThreadPoolExecutor(TRANSFERS) as pool:
             problems = zip(records, pool.map(problem, records.values()), strict=True)
             return {path: sentence for path, sentence in sorted(problems) if sentence is not None}
 
     def restore(self, number: int, paths: Iterable[str]) -> None:
         """Write files of the served generation that the store has lost or changed to the store again."""
-        records = self._records(self._generation(number))
+        records = self._records(number, record_file(self._folder / _folder_of(number) / MANIFEST_NAME).sha256)
         self._store.delete(key_of(records[path]) for path in paths if path in records)
         self.push(number)
 
-    def _generation(self, number: int) -> RemoteGeneration:
-        folder = self._folder / f"generations/{number:08d}"
-        tags = sorted(self._folder.glob(f"lance/*.lance/_refs/tags/generation-{number}.json"))
-        return RemoteGeneration(
-            generation=number,
-            manifest=record_file(folder / MANIFEST_NAME),
-            tags={path.relative_to(self._folder).as_posix(): record_file(path) for path in tags},
-        )
+    def _records(self, number: int, sha256: str, base: str = "", *, parts: range | None = None) -> Records:
+        """Return every file of a generation, by its manifest in the copy or, failing that, in the store.
 
-    def _records(self, generation: RemoteGeneration) -> Records:
-        """Return every file of a generation, by its manifest in the copy or, failing that, in the store."""
-        manifest = json.loads(self._small(f"{generation.folder}/{MANIFEST_NAME}", generation.manifest))
-        records = {
-            f"{generation.folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()
-        }
-        lance_files = self._small(
-            f"{generation.folder}/{LANCE_FILES}", records[f"{generation.folder}/{LANCE_FILES}"]
-        )
-        lance = {f"lance/{name}": FileRecord(**record) for name, record in json.loads(lance_files).items()}
-        for path in (*records, *lance, *generation.tags):
+        ``base`` is the folder of a partition, whose files are among those of its collection, but for those
+        that are not among ``parts``.
+        """
+        folder = base + _folder_of(number)
+        content = self._small(f"{folder}/{MANIFEST_NAME}", sha256)
+        manifest = json.loads(content)
+        records = {f"{folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()}
+        named = manifest["lance_files"].items()
+        records |= {f"{base}lance/{name}": FileRecord(**record) for name, record in named}
+        for own in _wanted(manifest, parts):
+            records |= self._records(own["generation"], own["sha256"], f"{PARTITIONS}/{own['name']}/")
+        for path in records:
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise DamageError(f"a file of {self.uri} must lie in its collection, got {path!r}")
-        manifests = {f"{generation.folder}/{MANIFEST_NAME}": generation.manifest}
-        return {**manifests, **records, **lance, **generation.tags}
+        records[f"{folder}/{MANIFEST_NAME}"] = FileRecord(size_bytes=len(content), sha256=sha256)
+        return records
 
-    def _small(self, path: str, record: FileRecord) -> bytes:
-        local = self._folder / path
-        if record.problem(local) is None:
-            return local.read_bytes()
-        found = self._store.read(key_of(record))
-        if found is None or hashlib.sha256(found.content).hexdigest() != record.sha256:
+    def _small(self, path: str, sha256: str) -> bytes:
+        with contextlib.suppress(OSError):
+            content = durable.read_bytes(self._folder / path)
+            if hashlib.sha256(content).hexdigest() == sha256:
+                return content
+        found = self._store.read(f"files/{sha256}")
+        if found is None or hashlib.sha256(found.content).hexdigest() != sha256:
             raise DamageError(
                 f"{path} in {self.uri} {'is missing' if found is None else 'does not match its SHA-256'}"
             )
@@ -233,29 +346,30 @@ class Replica:
         files = {key_of(record): (self._folder / path, record) for path, record in records.items()}
         stored = self._store.list("files")
         kept: set[str] = set()
-        for generation in self._kept_generations():
+        for generation in self._kept().items():
             with contextlib.suppress(DamageError):  # one that no machine can pull: nothing of it is relied on
-                kept |= self._keys(generation)
+                kept |= self._keys(*generation)
         lease = self._store.read(LEASE_KEY)  # renewed a moment ago: the store's clock
 
-        def is_there(key: str, path: Path, record: FileRecord) -> bool:
+        def is_there(key: str, record: FileRecord) -> bool:
             size, modified_at = stored.get(key, (-1, None))
             if size != record.size_bytes or modified_at is None:
                 return False
             is_new = lease and lease.modified_at - modified_at < timedelta(seconds=REUSED_SECONDS)
-            return bool(is_new) or key in kept or not path.exists()  # a worker wrote it to the store alone
+            return bool(is_new) or key in kept
 
-        missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, path, record)]
+        missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, record)]
         with durable.storage_errors(f"uploading to {self.uri}"), ThreadPoolExecutor(TRANSFERS) as pool:
             list(pool.map(lambda each: self._store.write(*each), missing))
 
-    def _kept_generations(self) -> Sequence[RemoteGeneration]:
-        return Pointer.of(self._seen.content, self.uri).generations if self._seen else ()
+    def _kept(self) -> Mapping[int, str]:
+        """Return the hashes of the manifests that the store names."""
+        return _read(self._seen, self.uri).manifests if self._seen else {}
 
-    def _keys(self, generation: RemoteGeneration) -> set[str]:
-        return {key_of(record) for record in self._records(generation).values()}
+    def _keys(self, number: int, sha256: str) -> set[str]:
+        return {key_of(record) for record in self._records(number, sha256).values()}
 
-    def _swap(self, content: bytes, token: str) -> None:
+    def _swap(self, content: bytes) -> None:
         try:
             is_swapped = self._store.swap(CURRENT_KEY, content, self._seen and self._seen.e_tag)
             unsure = None
@@ -263,7 +377,7 @@ class Replica:
             is_swapped, unsure = False, error
         found = self._store.read(CURRENT_KEY)
         # A reply may be lost, and the write repeated on the way: what stands there now decides.
-        if not is_swapped and (found is None or token.encode() not in found.content):
+        if not is_swapped and (found is None or found.content != content):
             raise unsure or CollectionBusyError(
                 f"{self.uri} was published by another run meanwhile; run the same command again, it goes "
                 "on from there"
@@ -273,102 +387,82 @@ class Replica:
     def _sweep(self) -> None:
         """Remove files of no generation that no reader counts on any more."""
         assert self._seen is not None
-        kept = set().union(*map(self._keys, self._kept_generations()))
+        kept = set().union(*(self._keys(*generation) for generation in self._kept().items()))
         oldest = self._seen.modified_at - timedelta(seconds=KEPT_SECONDS)
         self._store.delete(
             key
-            for key, (_, modified_at) in {**self._store.list("files"), **self._store.list("pending")}.items()
+            for key, (_, modified_at) in self._store.list("files").items()
             if key not in kept and modified_at < oldest
         )
 
-    def _pull(self, pointer: Pointer) -> None:
-        served = pointer.served
-        records = self._records(served)
-        target = self._folder / served.folder
+    def _pull(self, current: Current) -> None:
+        served = current.served
+        records = self._records(served, current.manifests[served], parts=self.parts)
+        target = self._folder / _folder_of(served)
         temporary = target.with_name(f".{target.name}.tmp")
         durable.remove_entry(temporary)
         temporary.mkdir(parents=True)
-        previous = self._copied_number()
         downloads: list[tuple[str, Path, FileRecord]] = []
-        verified = VerifiedFiles.of_this_machine()
         for path, record in records.items():
             local = self._folder / path
-            if local.parent == target:
-                local = temporary / local.name
-                is_there = self._link(local, record, (served.generation, previous), verified)
-            else:
-                is_there = _is_whole(local, record, verified)
-            if not is_there:
-                downloads.append((key_of(record), local, record))
+            place = temporary / local.name if local.parent == target else local
+            if not (place == local and _is_whole(local, record)) and not _link(local, place, record):
+                downloads.append((key_of(record), place, record))
         with ThreadPoolExecutor(TRANSFERS) as pool:
-            list(pool.map(lambda each: self._store.download(*each), downloads))
-        for hint in self._folder.glob("lance/*.lance/_versions/latest_version_hint.json"):
-            hint.unlink()  # of the versions that were here before
-        write_copies(self._folder / "lance", temporary)
+            for is_last in (False, True):  # what is there with its manifest is there whole
+                own = [each for each in downloads if (each[1].name == MANIFEST_NAME) is is_last]
+                list(pool.map(lambda each: self._store.download(*each), own))
+        for path in (self._folder / path for path in records if Path(path).name == MANIFEST_NAME):
+            folder, own = path.parent, path.parents[2]
+            built = temporary if folder == target else folder
+            lance_files = Manifest.read(built).lance_files
+            write_copies(own / "lance", built, own / COPIES / folder.name, lance_files)
         commit_point("copy-files-pulled")
         if not target.is_dir():
             durable.remove_entry(target)
         durable.put_in_place(temporary, target)
         commit_point("copy-generation-renamed")
         durable.clear_way(self._folder / CURRENT_KEY)
-        durable.write_bytes(self._folder / CURRENT_KEY, self._current_of(served).to_bytes())
-        self._note(pointer)
+        durable.write_bytes(self._folder / CURRENT_KEY, self._current_of(current).to_bytes())
         commit_point("copy-current-replaced")
-        self._prune(served.generation, previous)
+        self._prune()
 
-    def _link(
-        self, local: Path, record: FileRecord, numbers: Iterable[int | None], verified: VerifiedFiles
-    ) -> bool:
-        """Take a file from the first of these generations in which it is whole."""
-        for number in numbers:
-            path = self._folder / f"generations/{number or 0:08d}" / local.name
-            if _is_whole(path, record, verified):
-                local.hardlink_to(path)
-                return True
-        return False
-
-    def _prune(self, number: int, previous: int | None) -> None:
-        """Leave two generations, for searches that still hold the one before, and of Lance what they need."""
-        kept = {number} if previous is None or previous > number else {number, previous}
-        files: set[str] = set()
-        durable.clear_temporary(self._folder / "generations")
-        for folder in list((self._folder / "generations").iterdir()):
-            if folder.name.isdigit() and int(folder.name) not in kept:
-                durable.remove_folder(folder)
-            elif folder.name.isdigit():
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # a damaged one keeps nothing
-                    files |= {f"lance/{name}" for name in json.loads((folder / LANCE_FILES).read_bytes())}
-        tags = {f"generation-{each}.json" for each in kept}
-        for path in (self._folder / "lance").rglob("*"):
-            name = path.relative_to(self._folder).as_posix()
-            is_tag = path.parent.name == "tags" and path.name in tags
-            if path.is_file() and not is_tag and name not in files:
-                path.unlink()
-
-    def _copied_token(self) -> str | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return json.loads((self._folder / REMOTE_NAME).read_bytes())["token"]
-        return None
+    def _prune(self) -> None:
+        """Leave two generations, for searches that still hold the one before, and what they consist of."""
+        copied = self._copied()
+        assert copied is not None, "it was just written"
+        kept: set[str] = {*self._records(copied.served, copied.manifests[copied.served])}
+        for generation in copied.manifests.items():
+            with contextlib.suppress(DamageError, TryAgainError):  # one that is damaged keeps nothing
+                kept |= self._records(*generation).keys()
+        used = {self._folder / path for path in kept}
+        partitions = self._folder / PARTITIONS
+        for own in (self._folder, *(partitions.iterdir() if partitions.is_dir() else ())):
+            if not any(path.is_relative_to(own) for path in used):
+                durable.remove_folder(own)
+                continue
+            durable.clear_temporary(own / "generations")
+            for folder in list((own / "generations").iterdir()):
+                if folder.name.isdigit() and folder / MANIFEST_NAME not in used:
+                    durable.remove_folder(folder)
+                    durable.remove_entry(own / COPIES / folder.name)
+            lance = own / "lance"
+            keep_only(
+                lance, {path.relative_to(lance).as_posix() for path in used if path.is_relative_to(lance)}
+            )
 
     def _copied(self) -> Current | None:
         with contextlib.suppress(OSError):
             return Current.of((self._folder / CURRENT_KEY).read_bytes())
         return None
 
-    def _copied_number(self) -> int | None:
-        copied = self._copied()
-        return None if copied is None else copied.served
-
-    def _current_of(self, served: RemoteGeneration) -> Current:
+    def _current_of(self, current: Current) -> Current:
         """Return what ``CURRENT`` of the copy is to say: this generation, and the one it served before."""
         copied = self._copied()
         before = {} if copied is None else copied.manifests
-        older = {number: sha256 for number, sha256 in before.items() if number < served.generation}
+        older = {number: sha256 for number, sha256 in before.items() if number < current.served}
         kept = list(older.items())[: KEPT_GENERATIONS - 1]
-        return Current({served.generation: served.manifest.sha256, **dict(kept)})
-
-    def _note(self, pointer: Pointer) -> None:
-        durable.write_json(self._folder / REMOTE_NAME, {"token": pointer.token, "uri": self.uri})
+        return Current({current.served: current.manifests[current.served], **dict(kept)})
 
     def _upload_records(self) -> None:
         for name in RECORD_FOLDERS:
@@ -379,8 +473,30 @@ class Replica:
                     self._store.write(f"{name}/{path.name}", path)
 
 
-def _is_whole(path: Path, record: FileRecord, verified: VerifiedFiles) -> bool:
-    return record.problem(path, check_hash=False) is None and verified.has_sha256(path, record.sha256)
+def _wanted(manifest: Mapping[str, Any], parts: range | None) -> Sequence[Mapping[str, Any]]:
+    """Return the partitions that have rows, or some of them by their numbers among these."""
+    partitions = [own for own in manifest["partitions"] if own["generation"]]
+    return partitions if parts is None else partitions[parts.start : parts.stop]
+
+
+def _folder_of(number: int) -> str:
+    """Return the folder of a generation in a copy."""
+    return f"generations/{generation_name(number)}"
+
+
+def _link(local: Path, place: Path, record: FileRecord) -> bool:
+    """Take a file of a generation from another generation beside its own."""
+    for path in local.parent.parent.glob(f"[0-9]*/{local.name}"):
+        if _is_whole(path, record):
+            durable.clear_way(place)
+            place.unlink(missing_ok=True)
+            place.hardlink_to(path)
+            return True
+    return False
+
+
+def _is_whole(path: Path, record: FileRecord) -> bool:
+    return record.problem(path, check_hash=False) is None and has_sha256(path, record.sha256)
 
 
 log = logging.getLogger(__name__)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cairn.pipeline.durable import storage_errors
-from cairn.pipeline.errors import CollectionNotFoundError, DamageError, ModelError
+from cairn.pipeline.errors import CollectionNotFoundError
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import TOKENS_ARROW
-from cairn.pipeline.index.segments.joined import StoredColumns
-from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.index.generation import stored_columns
+from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest, wholes
+from cairn.pipeline.index.names import SPARSE_ARROW, TOKENS_ARROW
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection
+from cairn.pipeline.token_vectors.codebook import load_token_coder
+from cairn.pipeline.token_vectors.projection import LATE_NAME
 
 
 def collection_status(layout: CollectionLayout) -> dict[str, Any]:
@@ -27,7 +28,8 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
             f"collection {layout.name!r} must have a published generation; run an ingest"
         )
     manifest = read_manifest(layout, served)
-    cluster_ids = stored_columns(layout, manifest).cluster_ids
+    own = list(wholes(layout, manifest))
+    cluster_ids = np.concatenate([stored_columns(*each, checks=SIZES).cluster_ids for each in own])
     return {
         "collection": layout.name,
         "documents": manifest.documents,
@@ -49,12 +51,17 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
             }
             for record in manifest.segments
         ],
-        "merge": _merge(manifest),
+        "merge": None if manifest.partitions else _merge(manifest),
+        "partitions": [
+            {"documents": each.documents, "chunks": each.chunks, "generation": each.generation}
+            for _, each in own
+        ],
         "disk_bytes": _disk_bytes(layout.folder),
         "encoder": dict(manifest.settings["encoder"]),
         "settings": dict(manifest.settings),
         "fingerprints": dict(manifest.fingerprints),
-        "token_vectors": _token_vectors(layout, manifest),
+        "token_vectors": _token_vectors(layout, manifest, own),
+        "sparse": _sparse(manifest, own),
         "context": {
             "documents": manifest.context_documents,
             "fingerprint": manifest.fingerprints["context"],
@@ -78,29 +85,33 @@ def _merge(manifest: Manifest) -> dict[str, int] | None:
     return {"segments": len(live) - first, "chunks": sum(live[first:])}
 
 
-def _token_vectors(layout: CollectionLayout, manifest: Manifest) -> dict[str, int] | None:
+def _token_vectors(
+    layout: CollectionLayout, manifest: Manifest, own: Sequence[tuple[CollectionLayout, Manifest]]
+) -> dict[str, int] | None:
     """Describe the token vectors, None for a collection without."""
-    names = [segment.name + TOKENS_ARROW for segment in manifest.segments]
-    names = [name for name in names if name in manifest.files]
-    if LATE_NAME not in manifest.files or not names:
+    size_bytes = _size_of(TOKENS_ARROW, own)
+    if LATE_NAME not in manifest.files or not size_bytes:
         return None
     with layout.naming_damage():
-        try:
-            projection = load_token_projection(layout.generation_folder(manifest.generation) / LATE_NAME)
-        except ModelError as error:
-            raise DamageError(f"{LATE_NAME} cannot be read") from error
+        codebook = load_token_coder(layout.generation_folder(manifest.generation))
     return {
-        "dims": len(projection.rms_V),
-        "bits": projection.bits,
-        "pool_tokens": projection.pool_tokens,
-        "bytes": sum(manifest.files[name].size_bytes for name in names),
+        "vector_bytes": codebook.vector_bytes,
+        "bytes": size_bytes,
     }
 
 
-def stored_columns(layout: CollectionLayout, manifest: Manifest) -> StoredColumns:
-    """Map what is known of each document of a generation."""
-    with layout.naming_damage():
-        return StoredColumns(layout.generation_folder(manifest.generation), manifest)
+def _sparse(
+    manifest: Manifest, own: Sequence[tuple[CollectionLayout, Manifest]]
+) -> dict[str, str | int] | None:
+    """Describe the weights of a sparse encoder, None for a collection without."""
+    model = manifest.encoder.sparse_model
+    return None if model is None else {"model": model, "bytes": _size_of(SPARSE_ARROW, own)}
+
+
+def _size_of(file: str, own: Sequence[tuple[CollectionLayout, Manifest]]) -> int:
+    """Add the sizes of a file of all segments that have it."""
+    names = ((each, segment.name + file) for _, each in own for segment in each.segments)
+    return sum(each.files[name].size_bytes for each, name in names if name in each.files)
 
 
 def _disk_bytes(folder: Path) -> int:

@@ -10,41 +10,36 @@ writer prunes meanwhile may then be reported, and a second look settles it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from cairn.pipeline.durable import is_locked, storage_errors, write_json
-from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
-from cairn.pipeline.index.current import Current
+from cairn.pipeline.durable import is_locked
+from cairn.pipeline.errors import CairnError, IntegrityError, StorageError
+from cairn.pipeline.index.files import MANIFEST_SUFFIX, damaged_lance_files, lance_errors
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_files import MANIFEST_SUFFIX, damaged_lance_files
-from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, lance_errors
-from cairn.pipeline.index.layout import CollectionLayout, generation_tag
-from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
-from cairn.pipeline.index.stored_files import (
+from cairn.pipeline.index.layout import (
     SIZES,
+    CollectionLayout,
     check_generation_files,
-    find_lance_files,
     read_manifest,
     twice_stored,
 )
+from cairn.pipeline.index.names import CHUNKS, CLUSTERS_ARROW, CONTEXT_ARROW, COPIES, DOCUMENTS
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
 
-Part = Literal["current", "lock", "manifest", "copies", "derived", "side", "lance", "rows", "store", "losses"]
+Part = Literal["current", "lock", "manifest", "copies", "derived", "side", "lance", "rows", "store"]
 """What is damaged.
 
 ``derived`` files can be made again from Lance; ``side`` files (context, clusters) and Lance cannot. Of the
 small files that are there twice, ``copies``, one is mended by the other.
 
-Files that the ``store`` lacks are written to it again from a copy that is whole. ``losses`` are
-documents that a repair gave up before it was stopped, and has named to no one.
+Files that the ``store`` lacks are written to it again from a copy that is whole.
 """
 
 
@@ -68,42 +63,38 @@ def verify_collection(layout: CollectionLayout, progress: ProgressListener = sil
     """
     layout.require_exists()
     layout.refresh()
-    current, problems = read_current(layout)
-    served = None if current is None else current.served
-    numbers = sorted(kept_generations(layout, current), key=lambda number: (number != served, -number))
+    return find_faults(layout, progress)
+
+
+def find_faults(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Fault]:
+    """Return what :func:`verify_collection` does of a collection that exists, as it is on this machine."""
+    problems: list[Fault] = []
+    served = None
+    try:
+        served = layout.current_generation_number()
+    except IntegrityError as error:
+        problems.append(Fault(generation=None, part="current", file="CURRENT", sentence=error.fault))
+    numbers = sorted(layout.kept_generations(), key=lambda number: (number != served, -number))
     for done, number in enumerate(numbers):
         progress("verify", done, len(numbers), "generations")
         problems += verify_generation(layout, number, check_rows=number == served)
+        if number == served:  # an earlier one's partitions may be pruned while this is published
+            problems += _partition_problems(layout, number)
     progress("verify", len(numbers), len(numbers), "generations")
-    return problems + _lock_problems(layout) + store_problems(layout, served) + _loss_problems(layout)
+    return problems + _lock_problems(layout) + store_problems(layout, served)
 
 
-def read_current(layout: CollectionLayout) -> tuple[Current | None, list[Fault]]:
-    """Return the content of ``CURRENT`` and its problems.
-
-    The content is None where the file is missing or damaged, or the generation it serves does not exist.
-    """
-
-    def problem(sentence: str) -> Fault:
-        return Fault(generation=None, part="current", file="CURRENT", sentence=sentence)
-
+def _partition_problems(layout: CollectionLayout, number: int) -> Iterator[Fault]:
+    """Return the faults of the partitions of a generation."""
     try:
-        current = layout.current()
-    except IntegrityError as error:
-        return None, [problem(error.fault)]
-    named = [] if current is None else list(current.manifests)
-    gone = [number for number in named if number not in layout.generation_numbers()]
-    problems = [problem(f"CURRENT must name generations that stand, got {number}") for number in gone]
-    return (None if current is None or current.served in gone else current), problems
-
-
-def kept_generations(layout: CollectionLayout, current: Current | None) -> list[int]:
-    """Return the generations that count: those ``CURRENT`` names, all that stand where it is damaged.
-
-    Others were never served, or the next writer removes them.
-    """
-    standing = layout.generation_numbers()
-    return standing if current is None else [number for number in standing if number in current.manifests]
+        manifest = read_manifest(layout, number)
+    except IntegrityError:
+        return  # a fault of the generation
+    for record in manifest.partitions:
+        if record.generation:
+            own = layout.partition(record)
+            for fault in verify_generation(own, record.generation, check_rows=True):
+                yield replace(fault, file=f"{own.folder.relative_to(layout.folder)}/{fault.file}")
 
 
 def _lock_problems(layout: CollectionLayout) -> list[Fault]:
@@ -112,14 +103,6 @@ def _lock_problems(layout: CollectionLayout) -> list[Fault]:
     except StorageError as error:
         return [Fault(generation=None, part="lock", file=layout.lock_path.name, sentence=str(error))]
     return []
-
-
-def _loss_problems(layout: CollectionLayout) -> list[Fault]:
-    losses = read_losses(layout)
-    if losses is None:
-        return []
-    sentence = f"a repair that did not end gave up {len(losses.doc_ids)} document(s){losses.caveat}"
-    return [Fault(generation=None, part="losses", file=LOSSES_NAME, sentence=sentence)]
 
 
 def store_problems(layout: CollectionLayout, served: int | None) -> list[Fault]:
@@ -143,7 +126,7 @@ def store_problems(layout: CollectionLayout, served: int | None) -> list[Fault]:
 def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool) -> list[Fault]:
     """Return the faults of one generation.
 
-    Manifest, files, Lance files, tag and, if asked and nothing else is wrong, every row.
+    Manifest, files, Lance files and, if asked and nothing else is wrong, every row.
     """
     problems: list[Fault] = []
 
@@ -163,6 +146,8 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
         is_side = name in (CONTEXT_ARROW, CLUSTERS_ARROW)
         add("side" if is_side else "derived", [(name, f"{name} of generation {number} {problem}")])
     add("copies", _copy_problems(layout, manifest))
+    if manifest.partitions:
+        return problems
     add("lance", _lance_problems(layout, manifest))
     if check_rows and not problems:
         add("rows", _row_problems(layout, number))
@@ -171,18 +156,17 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
 
 def _copy_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Look at second copies, and at the manifest, whose copy may have been read in its place."""
-    for each in twice_stored(layout, manifest):
-        is_looked_at = each.label != each.name or each.name == MANIFEST_NAME
-        if is_looked_at and (problem := each.record.problem(each.path)) is not None:
-            yield each.label, f"{each.label} of generation {manifest.generation} {problem}"
+    for name, record, path, copy in twice_stored(layout, manifest):
+        looked_at = {f"{COPIES}/{name}": copy, **({name: path} if name == MANIFEST_NAME else {})}
+        for label, each in looked_at.items():
+            problem = record.problem(each)
+            if problem is not None:
+                yield label, f"{label} of generation {manifest.generation} {problem}"
 
 
 def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[str, str]]:
     number = manifest.generation
-    try:
-        damaged = list(damaged_lance_files(layout.lance_folder, find_lance_files(layout, manifest)))
-    except DamageError:
-        damaged = []  # what the list says is damaged, itself
+    damaged = list(damaged_lance_files(layout.lance_folder, manifest.lance_files))
     for name, problem in damaged:
         yield name, f"{name}, which generation {number} reads, {problem}"
     if any(name.endswith(MANIFEST_SUFFIX) for name, _ in damaged):
@@ -194,10 +178,6 @@ def _lance_problems(layout: CollectionLayout, manifest: Manifest) -> Iterator[tu
         expected = manifest.documents if name == DOCUMENTS else manifest.chunks
         if num_rows != expected:
             yield name, f"table `{name}` must hold {expected} rows at version {version}, got {num_rows}"
-        with lance_errors(f"reading the tags of table `{name}`", damaged=True):
-            tagged = tables.tags(name, version).get(generation_tag(number))
-        if tagged != version:
-            yield name, f"tag {generation_tag(number)} of table `{name}` must pin version {version}"
 
 
 def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, str]]:
@@ -242,69 +222,3 @@ def _row_problems(layout: CollectionLayout, number: int) -> Iterator[tuple[str, 
         ):
             yield CHUNKS, f"chunks {position} to {last} must have the spans of the position file"
         position = last
-
-
-LOSSES_NAME = "LOST.json"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Losses:
-    """Documents that are gone or older than in ``generation``, the newest there was.
-
-    ``manifest_sha256`` is what ``CURRENT`` says of that generation. ``is_complete`` is False where the
-    documents that it changed cannot be told.
-    """
-
-    generation: int
-    manifest_sha256: str | None
-    doc_ids: tuple[str, ...] = ()
-    is_complete: bool = True
-
-    @property
-    def caveat(self) -> str:
-        """Return what to add to a sentence about the repair, empty where every document is named."""
-        if self.is_complete:
-            return ""
-        return (
-            f"; which documents generation {self.generation} had changed cannot be told, so ingest what "
-            "changed last again with --reread"
-        )
-
-
-def losses_path(layout: CollectionLayout) -> Path:
-    """Return where a repair at work records what it gives up."""
-    return layout.folder / LOSSES_NAME
-
-
-def read_losses(layout: CollectionLayout) -> Losses | None:
-    """Return what a repair that did not end gave up; None where there was none."""
-    path = losses_path(layout)
-    with storage_errors(f"reading {LOSSES_NAME}"):
-        if not path.is_file():
-            return None
-        content = path.read_bytes()
-    try:
-        stored = json.loads(content)
-        return Losses(
-            generation=int(stored["generation"]),
-            manifest_sha256=stored["manifest_sha256"],
-            doc_ids=tuple(map(str, stored["doc_ids"])),
-            is_complete=bool(stored["is_complete"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        newest = max(layout.generation_numbers(), default=0)
-        return Losses(generation=newest, manifest_sha256=None, is_complete=False)
-
-
-def record_losses(layout: CollectionLayout, losses: Losses) -> None:
-    """Write down what is about to be given up, with what an earlier repair recorded; whole on disk after."""
-    earlier = read_losses(layout)
-    if earlier is not None:
-        losses = replace(
-            earlier,
-            doc_ids=tuple(sorted({*losses.doc_ids, *earlier.doc_ids})),
-            is_complete=losses.is_complete and earlier.is_complete,
-        )
-    if losses.doc_ids or not losses.is_complete:
-        with storage_errors(f"writing {LOSSES_NAME}"):
-            write_json(losses_path(layout), asdict(losses))

@@ -1,75 +1,345 @@
-"""The words of a text as BM25 counts them, alike in documents and queries.
+"""Words of chunks and titles as BM25 counts them: ``passages.arrow`` and ``titles.arrow``.
 
-A word is a run of letters, their marks and digits in any script: lower case, without accents, reduced to its
-English stem (Snowball's Porter2), and left out where it is an English stop word.
+Texts are split by :mod:`cairn.pipeline.index.tokenizer`, each in its own language. A title is the one chunk
+of its document, whose language it has.
+
+    term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
+
+Files are sorted on disk: memory grows with the vocabulary and :data:`BLOCK_POSTINGS`, not with the corpus.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from io import SEEK_END
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import IO, Final, NamedTuple
 
-import regex
-import Stemmer
+import numpy as np
+import pyarrow as pa
+from cairn.pipeline.index.columns import mapped, open_positions, unnamed_file
+from cairn.pipeline.index.languages import AUTO, LANGUAGES, NO_LANGUAGE, language_of
+from cairn.pipeline.index.tokenizer import pieces_of, runs_of, term_of
+from cairn.pipeline.types import SPARSE_WEIGHT
+from jaxtyping import Int64, UInt8
 
-_STOP_WORDS = (
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
-    "they this to was will with"
-)
-STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Lucene's."""
-MAX_WORD_CHARACTERS = 40
-"""Longer runs are keys, hashes or encoded bytes, not words that someone searches for."""
-NO_TERM = -1
-
-_WORD = regex.compile(r"[^\W_]+")
-_ACCENT = regex.compile(r"[\u0300-\u036f]+")
-
-
-def words_of(text: str) -> list[str]:
-    """Return the runs of letters and digits of a text, as they stand there."""
-    return _WORD.findall(text)
-
-
-def terms_of(text: str) -> list[str]:
-    """Return the terms of a query, in order, repeats kept."""
-    stemmer = Stemmer.Stemmer("english")
-    terms = [_term_of(word, stemmer) for word in words_of(text)]
-    return [term for term in terms if term]
+_NO_TERM: Final = -1
+_FIRST_SEVERAL: Final = -2
+MAX_KEPT_RUN: Final = 64
+"""Longer runs are not kept: hardly any comes back."""
+STORED_LANGUAGES: Final = (*LANGUAGES, NO_LANGUAGE)
+"""``lengths.arrow`` has the places of languages here."""
+_PLACES: Final = {language: place for place, language in enumerate(STORED_LANGUAGES)}
 
 
-class TermNumbers(dict[str, int]):
-    """Words to numbers of terms, given in the order in which terms are met.
+class TermNumbers:
+    """Terms numbered in the order in which they are met, and the numbers of runs in each language.
 
-    A word that is left out has :data:`NO_TERM`.
+    The number of a run is that of its term, :data:`_NO_TERM` where none is counted; from
+    :data:`_FIRST_SEVERAL` downwards it tells the place in ``several`` of a run of several terms.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.terms: list[str] = []
+        self.several: list[list[int]] = []
         self._numbers: dict[str, int] = {}
-        self._stemmer = Stemmer.Stemmer("english")
+        self._of_language: dict[str, _RunNumbers] = {}
 
-    def __missing__(self, word: str) -> int:
-        term = _term_of(word, self._stemmer)
-        number = NO_TERM
-        if term:
+    def of(self, runs: Sequence[str], language: str) -> list[int]:
+        """Return the number of each run of a text."""
+        known = self._of_language.get(language)
+        if known is None:
+            known = self._of_language[language] = _RunNumbers(self, language)
+        return [known[run] for run in runs]
+
+    def of_run(self, run: str, language: str) -> int:
+        """Return the number of a run that was not met before."""
+        terms = [term for piece in pieces_of(run) if (term := term_of(piece, language))]
+        found: list[int] = []
+        for term in terms:
             number = self._numbers.setdefault(term, len(self.terms))
             if number == len(self.terms):
                 self.terms.append(term)
-        self[word] = number
+            found.append(number)
+        if len(found) < 2:
+            return found[0] if found else _NO_TERM
+        self.several.append(found)
+        return _FIRST_SEVERAL - (len(self.several) - 1)
+
+
+class _RunNumbers(dict[str, int]):
+    """Numbers of runs in texts of a language."""
+
+    def __init__(self, numbers: TermNumbers, language: str) -> None:
+        super().__init__()
+        self._numbers, self._language = numbers, language
+
+    def __missing__(self, run: str) -> int:
+        number = self._numbers.of_run(run, self._language)
+        if len(run) <= MAX_KEPT_RUN:
+            self[run] = number
         return number
 
-    def of(self, words: Sequence[str]) -> list[int]:
-        """Return the number of each word's term."""
-        return [self[word] for word in words]
+
+PASSAGE_TERMS_SCHEMA = pa.schema(
+    [
+        pa.field("term", pa.large_string(), nullable=False),
+        pa.field("chunks", pa.large_list(pa.field("item", pa.uint32(), nullable=False)), nullable=False),
+        pa.field("counts", pa.large_list(pa.field("item", pa.uint8(), nullable=False)), nullable=False),
+    ]
+)
+MAX_COUNT = 255
+"""A word said more often in one chunk counts so often: BM25 is flat long before."""
+BLOCK_WORDS = 1 << 20
+"""Words counted at once: 50 MB."""
+BLOCK_POSTINGS = 1 << 23
+"""Postings sorted at once: 200 MB."""
+
+_POSTING = np.dtype([("term", np.uint32), ("chunk", np.uint32), ("count", np.uint8)])
 
 
-def _term_of(word: str, stemmer: Stemmer.Stemmer) -> str:
-    """Return a word's term, empty where the word is left out."""
-    if len(word) > MAX_WORD_CHARACTERS:
-        return ""
-    plain = word.lower()
-    if not plain.isascii():
-        plain = _ACCENT.sub("", unicodedata.normalize("NFKD", plain))
-    return "" if plain in STOP_WORDS else stemmer.stemWord(plain)
+class CountedWords(NamedTuple):
+    """A file, mapped, and the languages its N texts were read in, by their places among the stored ones."""
+
+    terms: pa.RecordBatch
+    languages_N: UInt8[np.ndarray, " N"]
+
+
+def write_passage_terms(
+    texts: Iterable[Sequence[str]],
+    chunk_offsets: Int64[np.ndarray, " N_plus_1"],
+    start_char: Int64[np.ndarray, " M"],
+    end_char: Int64[np.ndarray, " M"],
+    path: Path,
+    language: str | UInt8[np.ndarray, " N"] = AUTO,
+    lines: Iterable[str] | None = None,
+) -> CountedWords:
+    """Count the words of every chunk of N documents and write the file.
+
+    ``texts`` come in batches, in the order of the documents; document n's chunks are ``chunk_offsets[n] :
+    chunk_offsets[n + 1]``. ``language`` is that of all texts, of each, or :data:`AUTO`. ``lines`` describe
+    the chunks, and are counted with them.
+    """
+    numbers = TermNumbers()
+    if isinstance(language, str):
+        fixed = 0 if language == AUTO else _PLACES[language]
+        languages_N = np.full(len(chunk_offsets) - 1, fixed, np.uint8)
+    else:
+        languages_N = language
+    is_told = isinstance(language, str) and language == AUTO
+    counted = _count(texts, chunk_offsets, start_char, end_char, numbers, languages_N, lines, is_told=is_told)
+    _write_sorted(counted, numbers.terms, path)
+    return CountedWords(open_passage_terms(path), languages_N)
+
+
+def write_sparse_terms(rows: Iterable[pa.RecordBatch], path: Path) -> None:
+    """Write the file of a sparse encoder from a scan of its column: weights stand in the place of counts.
+
+    Null is no weights.
+    """
+    tokens: dict[int, int] = {}
+    terms: list[str] = []
+
+    def postings() -> Iterator[np.ndarray]:
+        first_chunk = 0
+        for batch in rows:
+            chunks = [each or b"" for each in batch.column(0).to_pylist()]
+            sizes = [len(each) // SPARSE_WEIGHT.itemsize for each in chunks]
+            stored = np.frombuffer(b"".join(chunks), SPARSE_WEIGHT)
+            found, place_P = np.unique(stored["token"], return_inverse=True)
+            for token in found.tolist():
+                if tokens.setdefault(token, len(tokens)) == len(terms):
+                    terms.append(sparse_term(token))
+            block = np.empty(len(stored), _POSTING)
+            block["term"] = np.array([tokens[token] for token in found.tolist()], np.uint32)[place_P]
+            block["chunk"] = first_chunk + np.repeat(np.arange(len(batch)), sizes)
+            block["count"] = stored["weight"]
+            first_chunk += len(batch)
+            yield block
+
+    _write_sorted(postings(), terms, path)
+
+
+def sparse_term(token: int) -> str:
+    """Return the term that stands for a token of a sparse encoder's vocabulary."""
+    return f"{token:07d}"
+
+
+def _write_sorted(blocks: Iterable[np.ndarray], terms: Sequence[str], path: Path) -> None:
+    """Write the file from postings by chunk, whose terms are numbers of ``terms``, which may still grow."""
+    with ExitStack() as spools:
+        spool, spill, chunks, counts = (spools.enter_context(unnamed_file(path)) for _ in range(4))
+        num_chunks_T = np.zeros(0, np.int64)
+        for postings in blocks:
+            spool.write(postings.data)
+            if len(terms) > len(num_chunks_T):  # doubled, so that all copying together stays linear
+                num_chunks_T = np.pad(num_chunks_T, (0, 2 * len(terms) - len(num_chunks_T)))
+            seen, times = np.unique(postings["term"], return_counts=True)
+            num_chunks_T[seen] += times
+        num_chunks_T = num_chunks_T[: len(terms)]
+        order = np.array(sorted(range(len(terms)), key=terms.__getitem__), np.int64)
+        ends_T = np.cumsum(num_chunks_T[order])
+        rank_T = np.empty(len(order), np.uint32)
+        rank_T[order] = np.arange(len(order), dtype=np.uint32)
+        for ordered in _by_rank(spool, spill, rank_T, ends_T):
+            chunks.write(np.ascontiguousarray(ordered["chunk"]).data)
+            counts.write(np.ascontiguousarray(ordered["count"]).data)
+        ordered_terms = pa.array([terms[number] for number in order.tolist()], pa.large_string())
+        _write_postings(ordered_terms, ends_T, chunks, counts, path)
+
+
+def count_languages(languages_N: UInt8[np.ndarray, " N"]) -> dict[str, int]:
+    """Return how many documents are in each language, of those that some are in."""
+    counts = np.bincount(languages_N, minlength=len(STORED_LANGUAGES)).tolist()
+    return {each: count for each, count in zip(STORED_LANGUAGES, counts, strict=True) if count}
+
+
+def open_passage_terms(path: Path) -> pa.RecordBatch:
+    """Map the file; another one raises :class:`DamageError`."""
+    return open_positions(path, PASSAGE_TERMS_SCHEMA)
+
+
+def num_words(terms: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " M"]:
+    """Count the words of each chunk, by the postings of the file."""
+    chunks = terms.column("chunks").values.to_numpy()
+    counts = terms.column("counts").values.to_numpy()
+    words_M = np.zeros(num_chunks, np.int64)
+    for start in range(0, len(chunks), BLOCK_POSTINGS):
+        own = slice(start, start + BLOCK_POSTINGS)
+        words_M += np.bincount(chunks[own], counts[own], num_chunks).astype(np.int64)
+    return words_M
+
+
+def _count(
+    texts: Iterable[Sequence[str]],
+    chunk_offsets: Int64[np.ndarray, " N_plus_1"],
+    start_char: Int64[np.ndarray, " M"],
+    end_char: Int64[np.ndarray, " M"],
+    numbers: TermNumbers,
+    languages_N: UInt8[np.ndarray, " N"],
+    lines: Iterable[str] | None,
+    *,
+    is_told: bool,
+) -> Iterator[np.ndarray]:
+    """Yield the postings of stretches of the corpus, by chunk and term.
+
+    Where they are to be told, the languages of texts are written down in ``languages_N``.
+    """
+    document = 0
+    own_lines = None if lines is None else iter(lines)
+    terms, sizes = list[int](), list[int]()
+    for batch in texts:
+        for text in batch:
+            if is_told:
+                languages_N[document] = _PLACES[language_of(text)]
+            language = STORED_LANGUAGES[languages_N[document]]
+            own = slice(int(chunk_offsets[document]), int(chunk_offsets[document + 1]))
+            for start, end in zip(start_char[own].tolist(), end_char[own].tolist(), strict=True):
+                chunk = text[start:end] if own_lines is None else f"{next(own_lines)}\n{text[start:end]}"
+                runs = runs_of(chunk)
+                terms += numbers.of(runs, language)
+                sizes.append(len(runs))
+            document += 1
+            if len(terms) >= BLOCK_WORDS:
+                yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes), numbers.several)
+                terms, sizes = [], []
+    assert document == len(chunk_offsets) - 1, f"{document} texts of {len(chunk_offsets) - 1} documents"
+    yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes), numbers.several)
+
+
+def _postings(
+    terms: Sequence[int], sizes: Sequence[int], first_chunk: int, several: Sequence[Sequence[int]]
+) -> np.ndarray:
+    term_W = np.array(terms, np.int64)
+    chunk_W = np.repeat(np.arange(first_chunk, first_chunk + len(sizes)), np.array(sizes, np.int64))
+    is_several_W = term_W <= _FIRST_SEVERAL
+    if is_several_W.any():
+        found = [several[_FIRST_SEVERAL - number] for number in term_W[is_several_W].tolist()]
+        chunk_W = np.append(chunk_W, np.repeat(chunk_W[is_several_W], [len(own) for own in found]))
+        term_W = np.append(term_W, np.fromiter(chain.from_iterable(found), np.int64))
+    is_term_W = term_W >= 0
+    pairs, counts = np.unique(chunk_W[is_term_W] << 32 | term_W[is_term_W], return_counts=True)
+    postings = np.empty(len(pairs), _POSTING)
+    postings["term"], postings["chunk"] = pairs & 0xFFFF_FFFF, pairs >> 32
+    postings["count"] = np.minimum(counts, MAX_COUNT)
+    return postings
+
+
+def _by_rank(
+    spool: IO[bytes], spill: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]
+) -> Iterator[np.ndarray]:
+    """Yield all postings by their term's rank, then by chunk, a block of whole terms at a time.
+
+    The spool is read once: what belongs to a block is gathered in the block's own region of the spill file,
+    whose place is known.
+    """
+    postings = np.frombuffer(mapped(spool), _POSTING)
+    bounds = _block_bounds(ends_T)
+    begins = np.append(0, ends_T)[bounds]
+    if len(bounds) > 2:
+        _gather(postings, spill, rank_T, bounds, begins[:-1].copy())
+        postings = np.frombuffer(mapped(spill), _POSTING)
+    for begin, end in pairwise(begins.tolist()):
+        block = postings[begin:end]
+        yield block[np.argsort(rank_T[block["term"]], kind="stable")]
+
+
+def _block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
+    """Return the ranks at which blocks of whole terms begin, and T.
+
+    Each of :data:`BLOCK_POSTINGS` at most, or of one term.
+    """
+    bounds, done = [0], 0
+    while bounds[-1] < len(ends_T):
+        bounds.append(max(int(np.searchsorted(ends_T, done + BLOCK_POSTINGS, side="right")), bounds[-1] + 1))
+        done = int(ends_T[bounds[-1] - 1])
+    return bounds
+
+
+def _gather(
+    postings: np.ndarray,
+    spill: IO[bytes],
+    rank_T: np.ndarray,
+    bounds: Sequence[int],
+    cursors: Int64[np.ndarray, " B"],
+) -> None:
+    """Write each posting behind the last one of its block; ``cursors`` say where blocks begin, in postings.
+
+    Keeps the order in a block.
+    """
+    for start in range(0, len(postings), BLOCK_POSTINGS):
+        part = postings[start : start + BLOCK_POSTINGS]
+        block_of = np.searchsorted(bounds, rank_T[part["term"]], side="right") - 1
+        sizes = np.bincount(block_of, minlength=len(cursors))
+        for block, run in enumerate(
+            np.split(part[np.argsort(block_of, kind="stable")], np.cumsum(sizes)[:-1])
+        ):
+            if len(run):
+                spill.seek(int(cursors[block]) * _POSTING.itemsize)
+                spill.write(run.data)
+        cursors += sizes
+    spill.seek(0, SEEK_END)
+
+
+def _write_postings(
+    terms: pa.Array,
+    ends_T: Int64[np.ndarray, " T"],
+    chunks: IO[bytes],
+    counts: IO[bytes],
+    path: Path,
+) -> None:
+    """Write the file from terms in order, where the postings of each end, and all postings in two files."""
+    offsets = pa.array(np.append(0, ends_T))
+    num_postings = int(ends_T[-1]) if len(ends_T) else 0
+    columns = [terms]
+    for field, stream in zip(
+        (PASSAGE_TERMS_SCHEMA.field("chunks"), PASSAGE_TERMS_SCHEMA.field("counts")),
+        (chunks, counts),
+        strict=True,
+    ):
+        values = pa.Array.from_buffers(field.type.value_type, num_postings, [None, mapped(stream)])
+        columns.append(pa.LargeListArray.from_arrays(offsets, values, type=field.type))
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=PASSAGE_TERMS_SCHEMA))

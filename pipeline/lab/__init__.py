@@ -1,1 +1,1 @@
-"""The laboratory: train, compress, evaluate, analyse and tune. Nothing of the product imports it."""
+"""The laboratory: train, compress and evaluate. Nothing of the product imports it."""

@@ -7,18 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cairn.pipeline.config import EncoderConfig, IngestConfig
-from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_files import read_manifest
-from cairn.pipeline.line.engine import Engine
+from cairn.pipeline.config import NO_MODEL, IngestConfig
+from cairn.pipeline.errors import FingerprintMismatchError
+from cairn.pipeline.index.layout import CollectionLayout, read_manifest
+from cairn.pipeline.line.engine import Begun, Engine
+from cairn.pipeline.line.ingest_settings import SPEED_ONLY
 from cairn.pipeline.line.view import read_view
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.model.folders.names import MODEL_NAMES, describe_model, model_folder
-from cairn.pipeline.token_vectors.projection import LATE_NAME
-
-SPEED_ONLY = frozenset({"precision", "backend", "batch_tokens"})
-"""Encoder settings that change no vector beyond rounding: they may differ from run to run."""
+from cairn.pipeline.model.folders.names import MODEL_NAMES, describe_model, is_endpoint, model_folder
 
 
 def stored_manifest(layout: CollectionLayout) -> Manifest | None:
@@ -53,33 +49,42 @@ def require_same_settings(published: Manifest | None, config: IngestConfig) -> N
         return
     asked, defaults = config.to_dict(), IngestConfig().to_dict()
     del asked["encoder"]["model"]
+    if asked["encoder"]["sparse_model"] and published.settings["encoder"].get("sparse_model"):
+        del asked["encoder"]["sparse_model"]
     # A setting that is younger than the collection had its default value then.
     differences = [
         f"{stage}.{name} is {_shown(stored[name])}, got {_shown(value)}"
-        for stage in ("encoder", "cluster", "context")
+        for stage in ("encoder", "cluster", "context", "index")
         for stored in ({**defaults[stage], **published.settings[stage]},)
         for name, value in asked[stage].items()
-        if name not in SPEED_ONLY and stored[name] != value and not _follows(name, stored, asked[stage])
+        if (stage != "index" or name in ("language", "partitions"))
+        and name not in SPEED_ONLY
+        and stored[name] != value
+        and not _follows(name, stored, asked[stage])
     ]
     if differences:
         raise FingerprintMismatchError(
             f"collection {published.collection!r} must keep the settings it was built with: "
-            f"{'; '.join(differences)}; "
-            f"leave them out, or use a new collection"
+            f"{'; '.join(differences)}; leave them out, or use a new collection"
         )
 
 
 def is_repointed(published: Manifest | None, config: IngestConfig) -> bool:
-    """Say whether the model's path differs from the one the collection was built with."""
-    return published is not None and published.settings["encoder"]["model"] != config.encoder.model
+    """Say whether the path of a model differs from the one the collection was built with."""
+    return published is not None and (
+        published.settings["encoder"]["model"] != config.encoder.model
+        or published.settings["encoder"].get("sparse_model") != config.encoder.sparse_model
+    )
 
 
 def may_have_another_model(published: Manifest, config: IngestConfig) -> bool:
     """Say whether the weights must be compared: the path differs, or files are newer than the collection."""
     if is_repointed(published, config):
         return True
-    if config.encoder.model in MODEL_NAMES:
-        return False  # its hash is fixed
+    if config.encoder.model in MODEL_NAMES or is_endpoint(config.encoder.model):
+        return False  # its hash is fixed; an endpoint is asked before it encodes
+    if config.encoder.model == NO_MODEL:
+        return False
     published_seconds = datetime.fromisoformat(published.created_at).timestamp()
     files = (path.stat() for path in model_folder(config.encoder.model).rglob("*") if path.is_file())
     # The manifest counts whole seconds.
@@ -91,14 +96,18 @@ def require_same_model(
 ) -> None:
     """Load the model; raise :class:`FingerprintMismatchError` where the collection was built with another."""
     begun = engine.begin(read_view(layout, published))
-    require_same_encoder(published, begun.encoder_fingerprint, config)
+    require_same_encoder(published, begun, config)
 
 
-def require_same_encoder(published: Manifest, encoder_fingerprint: str, config: IngestConfig) -> None:
-    """Raise :class:`FingerprintMismatchError` for another encoder than the collection was built with."""
-    if published.fingerprints["encoder"] != encoder_fingerprint:
+def require_same_encoder(published: Manifest, begun: Begun, config: IngestConfig) -> None:
+    """Raise :class:`FingerprintMismatchError` for other encoders than the collection was built with."""
+    found = {"encoder": begun.encoder_fingerprint, "sparse": begun.sparse_fingerprint}
+    for kind, setting in (("encoder", "model"), ("sparse", "sparse_model")):
+        if published.fingerprints.get(kind) == found[kind]:
+            continue
         built_with, got = (
-            describe_model(model) for model in (published.settings["encoder"]["model"], config.encoder.model)
+            describe_model(settings[setting])
+            for settings in (published.settings["encoder"], config.to_dict()["encoder"])
         )
         raise FingerprintMismatchError(
             f"collection {published.collection!r} must keep the model it was built with ({built_with}), "
@@ -106,15 +115,8 @@ def require_same_encoder(published: Manifest, encoder_fingerprint: str, config: 
         )
 
 
-def require_projection(encoder: EncoderConfig) -> None:
-    """Raise :class:`ConfigError` for a model without a token projection."""
-    if encoder.layers is not None or not (model_folder(encoder.model) / LATE_NAME).is_file():
-        raise ConfigError(
-            f"token vectors need a model with {LATE_NAME}, got {describe_model(encoder.model)}, which brings "
-            "none for these settings; train one with `cairn train-late`, and put it into the model's folder"
-        )
-
-
 def _follows(name: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Say whether a setting differs only because its default follows another one: a window's overlap."""
+    """Say whether a setting may differ: an overlap whose default follows a window, a server that moved."""
+    if name == "describe":
+        return bool(stored[name]) and bool(asked[name])
     return name == "window_overlap_tokens" and stored["window_tokens"] != asked["window_tokens"]

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cairn.pipeline.encode.shards import count_rows, finished_shards, write_encoded_shard
-from cairn.pipeline.index.segments.parts import num_parts
-from cairn.pipeline.index.worker_files import PendingArea
-from cairn.pipeline.line import pending
+from cairn.pipeline.encode.shards import finished_shards, write_encoded_shard
 from cairn.pipeline.line.compatibility import require_same_encoder
 from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.line.run import Run
@@ -30,6 +27,7 @@ class EncodedCorpus:
 
     encoder_fingerprint: str
     vector_dim: int
+    sparse_fingerprint: str | None
     first_shard: int
     documents: int
     tokens: int
@@ -43,35 +41,31 @@ def encode_shards(run: Run, view: CorpusView, shards: Sequence[Path], characters
     the engine at the end: the commit needs no model, and takes long.
     """
     run.progress("encode", 0, None, "tokens")  # before workers start, so that their start is counted
-    begun = run.engine.begin(view)
+    begun = run.engine.begin(replace(view, given_dims=run.config.encoder.given_dims))
     if run.base:
-        require_same_encoder(run.base, begun.encoder_fingerprint, run.config)
+        require_same_encoder(run.base, begun, run.config)
     folder = run.layout.encoded_folder
-    first = max(finished_shards(folder), default=-1) + 1
+    partitions = run.config.index.partitions
+    first = -(-(max(finished_shards(folder), default=-1) + 1) // partitions) * partitions
     meter = _TokenMeter(characters, run.progress)
     documents = 0
-    for number, shard in run.engine.encode(shards, meter.add, _shared_area(run, characters)):
-        write_encoded_shard(folder, first + number, shards[number], shard.documents, shard.chunks)
+    for number, shard in run.engine.encode(shards, meter.add):
+        own = first + int(shards[number].stem)  # which leaves the remainder of its partition
+        write_encoded_shard(
+            folder, own, shards[number], shard.documents, shard.chunks, flushes=run.keeps_work
+        )
         documents += shard.num_documents
         meter.close_shard(shard.num_characters)
     run.engine.close()
     return EncodedCorpus(
         encoder_fingerprint=begun.encoder_fingerprint,
         vector_dim=begun.vector_dim,
+        sparse_fingerprint=begun.sparse_fingerprint,
         first_shard=first,
         documents=documents,
         tokens=meter.tokens,
         seconds=meter.seconds,
     )
-
-
-def _shared_area(run: Run, characters: int) -> PendingArea | None:
-    """Return where workers leave shards, None where there are too few for workers to commit them."""
-    folder = run.layout.encoded_folder
-    earlier = sum(count_rows(folder, "chunks", number) for number in finished_shards(folder))
-    new = characters * TYPICAL_TOKENS_A_CHARACTER / run.config.encoder.landmark_interval
-    is_by_tasks = run.engine.run_tasks is not None and num_parts(earlier + round(new)) > 1
-    return pending.pending_area(run.layout) if is_by_tasks else None
 
 
 class _TokenMeter:

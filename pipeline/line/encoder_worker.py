@@ -16,12 +16,17 @@ import contextlib
 import logging
 import os
 import socket
+import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -29,24 +34,28 @@ import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.cluster.assignment import ClusterAssigner
 from cairn.pipeline.cluster.queries import query_side
-from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.shards import as_parquet, as_stored, shard_tables
-from cairn.pipeline.errors import CairnError
-from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.worker_files import PendingArea
+from cairn.pipeline.encode.paid import PAID_NAME
+from cairn.pipeline.encode.shards import as_parquet, shard_tables
+from cairn.pipeline.index.partitions import RunTasks
 from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
-from cairn.pipeline.token_vectors.projection import TokenProjection
-from cairn.pipeline.types import TextEmbedder
+from cairn.pipeline.model.folders.names import is_endpoint
+from cairn.pipeline.token_vectors.codebook import TokenCoder
+from cairn.pipeline.types import GIVEN_VECTORS, TextEmbedder
 from jaxtyping import Float32, Int32
 
 if TYPE_CHECKING:  # torch comes in with the first call
-    from cairn.pipeline.encode.documents import DocumentEncoder
+    from cairn.pipeline.encode.encoder import Encoder
+    from cairn.pipeline.encode.endpoint_requests import Patience
+    from cairn.pipeline.encode.sparse import SparseEncoder
     from cairn.pipeline.model.context_encoder import ContextEncoder
     from cairn.pipeline.model.engine.backbone import Backbone
 
 log = logging.getLogger(__name__)
+
+SHARDS_AT_ONCE: Final = 3
+"""By an endpoint: one is cut and one stored while another is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,40 +64,45 @@ class Stages:
 
     backbone: Backbone
     first_stage: ContextEncoder
-    token_projection: TokenProjection | None
 
 
-def load_stages(config: IngestConfig) -> Stages:
-    """Load the model; raise :class:`ConfigError` for dimensions, layers or lengths that do not fit it."""
-    from cairn.pipeline.encode.encoder_fit import require_context_fit, require_fit
-    from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
+def load_stages(config: IngestConfig, backbone: Backbone | None = None) -> Stages:
+    """Load the model, or take the ``backbone`` that is in memory already.
+
+    Raises :class:`ConfigError` for dimensions, layers or lengths that do not fit it.
+    """
+    from cairn.pipeline.encode.encoder import load_cutter, require_encoder_fit
+    from cairn.pipeline.encode.encoder_fit import require_context_fit
     from cairn.pipeline.model.context_encoder import ContextEncoder
 
-    backbone = load_backbone(config.encoder)
-    require_fit(config.encoder, backbone)
+    backbone = backbone or load_cutter(config.encoder)
+    require_encoder_fit(config.encoder, backbone)
     require_context_fit(config, backbone)
     return Stages(
         backbone=backbone,
         first_stage=ContextEncoder.of(backbone, config.encoder, config.context),
-        token_projection=token_projection_of(config.encoder, backbone),
     )
 
 
 class EncoderWorker:
     """The model of one ingest and what it is asked: an :class:`cairn.pipeline.line.engine.Engine`.
 
-    ``num_threads`` = None leaves threads as the process has them.
+    ``num_threads`` = None leaves threads as the process has them. ``patience`` is for servers that documents
+    are sent to, by default an ingest's.
     """
 
-    def __init__(self, config: IngestConfig, num_threads: int | None = None) -> None:
+    def __init__(
+        self, config: IngestConfig, num_threads: int | None = None, patience: Patience | None = None
+    ) -> None:
+        self._patience = patience
         self._config = config
         self._num_threads = num_threads
         self._stages: Stages | None = None
-        self._encoder: DocumentEncoder | None = None
+        self._encoder: Encoder | None = None
+        self._sparse: SparseEncoder | None = None
         self._view: CorpusView | None = None
         self._assigner: ClusterAssigner | None = None
         self._folder: Path | None = None
-        self._area: PendingArea | None = None
 
     def load(self) -> Loaded:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
@@ -96,7 +110,7 @@ class EncoderWorker:
         return Loaded(
             package_version=version("cairn-index"),
             first_stage_fingerprint=stages.first_stage.fingerprint,
-            token_projection=stages.token_projection,
+            sparse_fingerprint=None if self._sparse is None else self._sparse.fingerprint,
             host=socket.gethostname(),
         )
 
@@ -113,45 +127,103 @@ class EncoderWorker:
         )
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
-        """Draw the context from a clustered sample and embed it, for whitening with the second stage, too."""
-        from cairn.pipeline.encode.documents import with_vectors
+        """Draw the context from a clustered sample and embed it."""
+        from cairn.pipeline.encode.endpoint import with_probes
 
         stages, config = self._loaded(), self._config
         context = build_context(
             sample, assignments_N, config.context, stages.first_stage.embed, stages.first_stage.fingerprint
         )
-        return with_vectors(context, sample, config.encoder, stages.backbone)
+        if is_endpoint(config.encoder.model):
+            return with_probes(context, config.encoder, self._patience)
+        return context
+
+    def fit_codebook(self, sample: pa.Table, context: ContextSet) -> TokenCoder | None:
+        """See :class:`cairn.pipeline.line.engine.Engine`."""
+        from cairn.pipeline.encode.documents import fitted_codebook
+
+        return fitted_codebook(sample, self._config.encoder, context, self._loaded().backbone)
 
     def begin(self, view: CorpusView) -> Begun:
         """Take the clusters and the context that documents are encoded with."""
-        from cairn.pipeline.encode.documents import DocumentEncoder
+        from cairn.pipeline.encode.encoder import open_encoder
+        from cairn.pipeline.encode.endpoint import EndpointEncoder
 
-        self._encoder = DocumentEncoder(
-            self._config.encoder, view.context, self._loaded().backbone, view.token_projection
+        config = self._config.encoder
+        encoder = open_encoder(
+            config if view.given_dims is None else replace(config, given_dims=view.given_dims),
+            view.context,
+            self._loaded().backbone,
+            view.token_codebook,
+            self._patience,
         )
+        if isinstance(encoder, EndpointEncoder):
+            encoder.check()
+        self._encoder = encoder
         self._view, self._assigner = view, None
         return Begun(
             encoder_fingerprint=self._encoder.fingerprint,
             vector_dim=self._encoder.vector_dim,
+            sparse_fingerprint=None if self._sparse is None else self._sparse.fingerprint,
             host=socket.gethostname(),
         )
 
     def share(self, folder: Path, mark: str) -> None:
-        """Leave encoded shards in ``folder`` from here on, if it holds the file that the driver left."""
-        self._folder = folder if (folder / mark).is_file() else None
+        """Leave encoded shards in ``folder`` from here on, if it holds the file that the driver left.
 
-    def share_store(self, area: PendingArea | None) -> None:
-        """Leave encoded shards in an object store from here on, if this process reaches it."""
-        self._area = area if area is not None and area.is_reached() else None
+        On the driver's machine, what servers are paid for is kept beside it, and shared with other workers:
+        SQLite's log needs one machine.
+        """
+        host = (folder / mark).read_text() if (folder / mark).is_file() else None
+        self._folder = None if host is None else folder
+        if host == socket.gethostname() and self._asks_servers():
+            assert self._encoder is not None, "begin comes first"
+            self._encoder.keep_paid(folder.with_name(PAID_NAME))
+
+    def _asks_servers(self) -> bool:
+        own = self._config.encoder
+        return bool(own.describe) or (is_endpoint(own.model) and own.given_dims is None)
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
         """See :class:`Engine`; shards come in order, ``on_tokens`` is called for every batch."""
-        if shards:
-            self.share_store(area)
-        for number, shard in enumerate(shards):
-            yield number, self.encode_shard(shard.read_bytes(), on_tokens)
+        encode = partial(self.encode_shard, on_tokens=on_tokens)
+        if shards and self._asks_servers():
+            return self._encode_ahead(shards, on_tokens)
+        return enumerate(map(encode, (shard.read_bytes() for shard in shards)))
+
+    def _encode_ahead(
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
+    ) -> Iterator[tuple[int, EncodedShard]]:
+        """Encode shards by a server: some at a time by an endpoint, so that it never waits for this process.
+
+        What it answers is kept in the folder that holds the staged shards' own, ``pending/``.
+        """
+        assert self._encoder is not None, "begin comes first"
+        encoder, lock = self._encoder, threading.Lock()
+        at_once = SHARDS_AT_ONCE if is_endpoint(self._config.encoder.model) else 1
+
+        def report(tokens: int) -> None:
+            with lock:
+                on_tokens(tokens)
+
+        def encode(shard: Path) -> EncodedShard:
+            return self.encode_shard(shard.read_bytes(), report)
+
+        encoder.keep_paid(shards[0].parents[1] / PAID_NAME)
+        threads = ThreadPoolExecutor(at_once, thread_name_prefix="cairn-shard")
+        waiting: deque[Future[EncodedShard]] = deque()
+        try:
+            left = iter(shards)
+            waiting.extend(threads.submit(encode, shard) for shard in islice(left, at_once))
+            for number in range(len(shards)):
+                done = waiting.popleft().result()
+                waiting.extend(threads.submit(encode, shard) for shard in islice(left, 1))
+                yield number, done
+        finally:
+            threads.shutdown(wait=True, cancel_futures=True)
+            encoder.keep_paid(None)
 
     @property
     def run_tasks(self) -> RunTasks | None:
@@ -160,42 +232,33 @@ class EncoderWorker:
 
     def close(self) -> None:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
-        self._stages = self._encoder = self._view = self._assigner = None
+        if self._encoder is not None:
+            self._encoder.close()
+        self._stages = self._encoder = self._view = self._assigner = self._sparse = None
 
     def encode_shard(self, staged: bytes, on_tokens: Callable[[int], None] | None = None) -> EncodedShard:
         """Encode the bytes of a staged shard; ``on_tokens`` receives the number of tokens of each batch."""
+        from cairn.pipeline.encode.given import GivenEncoder
+
         assert self._encoder is not None, "begin comes first"
-        rows = pq.read_table(pa.BufferReader(staged)).select(["doc_id", "title", "text", "query"])
-        doc_ids, titles, texts, queries = (column.to_pylist() for column in rows.itercolumns())
-        encoded = self._encoder.encode(texts, on_tokens, titles=titles)
+        rows = pq.read_table(pa.BufferReader(staged)).select(
+            ["doc_id", "title", "text", "query", GIVEN_VECTORS]
+        )
+        doc_ids, titles, texts, queries, given = (column.to_pylist() for column in rows.itercolumns())
+        if isinstance(self._encoder, GivenEncoder):
+            encoded = self._encoder.encode(texts, on_tokens, given=given)
+        else:
+            encoded = self._encoder.encode(texts, on_tokens, titles=titles)
         assignments_N = self._assign(doc_ids, titles, texts, queries)
-        documents, chunks = shard_tables(doc_ids, encoded, assignments_N)
-        stored = self._stored(staged, documents, chunks)
+        sparse = None if self._sparse is None else self._sparse.encode_chunks(texts, encoded)
+        documents, chunks = shard_tables(doc_ids, encoded, assignments_N, sparse)
         return EncodedShard(
-            documents=stored or self._handed_over(documents),
-            chunks=None if stored else self._handed_over(chunks),
+            documents=self._handed_over(documents),
+            chunks=self._handed_over(chunks),
             num_documents=len(texts),
             num_characters=sum(map(len, texts)),
             num_tokens=int(encoded.num_tokens.sum()),
         )
-
-    def _stored(self, staged: bytes, documents: pa.Table, chunks: pa.Table) -> pa.Buffer | None:
-        """Upload a shard's files; return the file that says so, None where this worker can upload nothing."""
-        if self._area is None:
-            return None
-        files = {
-            "rows": staged,
-            "documents": as_parquet(documents).to_pybytes(),
-            "chunks": as_parquet(chunks).to_pybytes(),
-        }
-        try:
-            records = {name: self._area.write(content) for name, content in files.items()}
-        except CairnError as error:
-            log.warning("encode.not_stored: shards of this worker pass the driver from here on: %s", error)
-            self._area = None
-            return None
-        durable.commit_point("shard-uploaded")
-        return as_stored(documents, records)
 
     def _handed_over(self, table: pa.Table) -> pa.Buffer | Path:
         """Return a table's Parquet file: in the shared folder, or as bytes where it cannot be written."""
@@ -220,8 +283,9 @@ class EncoderWorker:
         assignments_N = np.array([known.get(doc_id, -1) for doc_id in doc_ids], dtype=np.int32)
         unknown: list[int] = np.flatnonzero(assignments_N < 0).tolist()
         if unknown:
+            clusters = self._view.clusters
             self._assigner = self._assigner or ClusterAssigner(
-                self._view.clusters, self._stored_embedder(self._view.clusters)
+                clusters, self._embedder(clusters.surrogate_state)
             )
             assignments_N[unknown] = self._assigner.assign_texts(
                 [titles[row] for row in unknown],
@@ -235,30 +299,32 @@ class EncoderWorker:
             if self._num_threads is not None:
                 _use_threads(self._num_threads)
             self._stages = load_stages(self._config)
+            self._load_sparse()
         return self._stages
 
+    def _load_sparse(self) -> None:
+        if self._config.encoder.sparse_model is not None:
+            from cairn.pipeline.encode.sparse import SparseEncoder
+
+            self._sparse = SparseEncoder(self._config.encoder.sparse_model, self._config.encoder.precision)
+
     def _new_embedder(self, texts: Sequence[str]) -> tuple[TextEmbedder, dict[str, np.ndarray]]:
-        from cairn.pipeline.model.static_embeddings import StaticEmbedder
+        from cairn.pipeline.model.static_embeddings import fit_static
 
-        stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
-            return _NormalisedFirstStage(stages.first_stage), {}
-        embedder, fit = StaticEmbedder.fitted_to(
-            stages.backbone.token_embeddings, stages.backbone.tokenizer, texts
-        )
-        return embedder, fit.to_arrays()
+            return self._embedder({}), {}
+        backbone = self._loaded().backbone
+        state = fit_static(backbone.token_embeddings, backbone.tokenizer, texts).to_arrays()
+        return self._embedder(state), state
 
-    def _stored_embedder(self, clusters: Clusters) -> TextEmbedder:
+    def _embedder(self, state: Mapping[str, np.ndarray]) -> TextEmbedder:
         from cairn.pipeline.model.static_embeddings import StaticEmbedder, StaticFit
 
         stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
             return _NormalisedFirstStage(stages.first_stage)
-        return StaticEmbedder(
-            stages.backbone.token_embeddings,
-            stages.backbone.tokenizer,
-            StaticFit.from_arrays(clusters.surrogate_state),
-        )
+        table, tokenizer = stages.backbone.token_embeddings, stages.backbone.tokenizer
+        return StaticEmbedder(table, tokenizer, StaticFit.from_arrays(state))
 
 
 class _NormalisedFirstStage:

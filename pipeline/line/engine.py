@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.segments.parts import RunTasks
-from cairn.pipeline.index.worker_files import PendingArea
-from cairn.pipeline.token_vectors.projection import TokenProjection
+from cairn.pipeline.index.partitions import RunTasks
+from cairn.pipeline.token_vectors.codebook import TokenCoder
 from jaxtyping import Float32, Int32
 
 
@@ -26,12 +25,14 @@ from jaxtyping import Float32, Int32
 class CorpusView:
     """Clusters and context; ``known_clusters`` has the clusters of the sampled documents, by document id.
 
-    ``token_projection`` is None where the collection has no token vectors.
+    ``token_codebook`` is None where the collection has no token vectors. ``given_dims`` is the width of the
+    vectors that documents bring, which an engine may have been opened without.
     """
 
     clusters: Clusters
     context: ContextSet
-    token_projection: TokenProjection | None = None
+    token_codebook: TokenCoder | None = None
+    given_dims: int | None = None
     known_clusters: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -41,16 +42,17 @@ class Loaded:
 
     package_version: str
     first_stage_fingerprint: str
-    token_projection: TokenProjection | None = field(default=None, compare=False)
+    sparse_fingerprint: str | None = None
     host: str = field(compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:
-    """The space a worker's vectors lie in; all workers of a run must say the same."""
+    """The space a worker's vectors lie in, and its sparse encoder's; all workers must say the same."""
 
     encoder_fingerprint: str
     vector_dim: int
+    sparse_fingerprint: str | None = None
     host: str = field(compare=False)
 
 
@@ -66,13 +68,10 @@ class EmbeddedSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncodedShard:
-    """One staged shard, encoded: its two Parquet files, as bytes or in the folder shared with the driver.
-
-    Where they are in an object store, ``chunks`` is None and ``documents`` the file that says so.
-    """
+    """One staged shard, encoded: its two Parquet files, as bytes or in the folder shared with the driver."""
 
     documents: pa.Buffer | Path
-    chunks: pa.Buffer | Path | None
+    chunks: pa.Buffer | Path
     num_documents: int
     num_characters: int
     num_tokens: int
@@ -93,24 +92,24 @@ class Engine(Protocol):
         """Draw the context from a clustered sample and embed it."""
         ...
 
+    def fit_codebook(self, sample: pa.Table, context: ContextSet) -> TokenCoder | None:
+        """Fit the codebook of token vectors to a sample; None where the settings ask for none."""
+        ...
+
     def begin(self, view: CorpusView) -> Begun:
         """Take the clusters and the context that documents are encoded with."""
         ...
 
     def encode(
-        self, shards: Sequence[Path], on_tokens: Callable[[int], None], area: PendingArea | None
+        self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
-        """Encode staged shards and yield each with its position, in the order in which they finish.
-
-        Workers leave them in ``area``, if there is one and they reach it.
-        """
+        """Encode staged shards and yield each with its position, in the order in which they finish."""
         ...
 
     @property
     def run_tasks(self) -> RunTasks | None:
-        """What runs tasks of the commit in other processes, None where this one does all of it."""
+        """What publishes partitions in other processes, None where this one does all of it."""
         ...
 
     def close(self) -> None:
         """Release what was loaded and stop what was started; a later call starts it again."""
-        ...

@@ -1,19 +1,18 @@
 """The work of a run that is not published yet, kept so that a killed run goes on where it stopped.
 
 ``pending/PENDING.json`` holds the key of the work: every setting that shapes an encoded shard, its format,
-and the generation it builds on. Leftovers with another key are dropped before anything is read from them. It
-also names the area of an object store in which workers may leave shards of this work.
+and the generation it builds on, which stands beside the key, too; where the work draws a context, also what
+its sparse encoder is. Leftovers with another key are dropped before anything is read from them; what servers
+were paid for stays until a publication, since its own keys say what was asked.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import uuid
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,19 @@ import pyarrow as pa
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.encode.paid import PAID_NAME
 from cairn.pipeline.encode.shards import (
-    ENCODED_TABLES,
     SHARD_FORMAT,
     EncodedTable,
     count_rows,
     finished_shards,
-    is_stored,
     read_chunk_counts,
     read_cluster_ids,
     read_document_hashes,
     read_encoded,
-    stored_files,
-    table_paths,
-    unfinish_shard,
 )
-from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.worker_files import PendingArea, WorkerFiles
-from cairn.pipeline.line.compatibility import SPEED_ONLY
+from cairn.pipeline.line.ingest_settings import SPEED_ONLY
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import TOKEN_FIELDS
 from jaxtyping import Int64
@@ -50,28 +43,33 @@ def work_key(config: IngestConfig, schema_fingerprint: str, base_generation: int
     """Name the work that ``config`` asks for; equal keys mean that encoded shards can be taken over."""
     settings = config.to_dict()
     encoder = {name: value for name, value in settings["encoder"].items() if name not in SPEED_ONLY}
+    encoder["describe"] = bool(encoder["describe"])  # wherever its model runs
     return fingerprint(
         format=SHARD_FORMAT,
         encoder=encoder,
         cluster=settings["cluster"],
         context=settings["context"],
+        partitions=config.index.partitions,
         schema=schema_fingerprint,
         base=base_generation,
     )
 
 
 @contextmanager
-def open_ledger(layout: CollectionLayout, key: str, record: Path | None = None) -> Generator[Ledger]:
+def open_ledger(
+    layout: CollectionLayout, key: str | None, record: Path | None = None, *, base: int | None
+) -> Generator[Ledger]:
     """Keep what earlier runs left for ``key``, else start empty; yield a ledger of the documents kept.
 
-    ``record`` says what is published; without one nothing is.
+    ``key`` = None keeps nothing, nor leaves what a later run could keep. ``record`` says what is published;
+    without one nothing is.
     """
-    if _read(layout).get("key") != key:
-        discard(layout)
+    if key is None or _read(layout).get("key") != key:
+        discard(layout, keep_paid=True)
         with durable.storage_errors(f"preparing {layout.pending_folder.name}/ of collection {layout.name!r}"):
             layout.encoded_folder.mkdir(parents=True)
-            durable.write_json(layout.pending_path, {"key": key, "area": uuid.uuid4().hex})
-    _unfinish_lost(layout)
+            if key is not None:
+                durable.write_json(layout.pending_path, {"key": key, "base": base})
     with Ledger(layout.ledger_path, record) as ledger:
         for number in finished_shards(layout.encoded_folder):
             hashes = read_document_hashes(layout.encoded_folder, number)
@@ -81,47 +79,28 @@ def open_ledger(layout: CollectionLayout, key: str, record: Path | None = None) 
         yield ledger
 
 
-def discard(layout: CollectionLayout) -> None:
-    """Remove everything; called when it is published, or fits no longer."""
-    area = pending_area(layout)
-    if area is not None:
-        with contextlib.suppress(CairnError):  # what stays goes as the files of no generation do
-            area.clear()
+def note_sparse(layout: CollectionLayout, sparse_fingerprint: str | None) -> None:
+    """Remember the sparse encoder that the work began with."""
+    durable.write_json(layout.pending_path, {**_read(layout), "sparse": sparse_fingerprint})
+
+
+def noted_sparse(layout: CollectionLayout) -> str | None:
+    """Return the fingerprint of the sparse encoder that the work began with, None for no such encoder."""
+    return _read(layout).get("sparse")
+
+
+def discard(layout: CollectionLayout, *, keep_paid: bool = False) -> None:
+    """Remove everything, or all but what servers were paid for: it is published, or fits no longer."""
     # The key goes first: a folder without it is never believed, however far the removal got.
     with durable.storage_errors(f"removing {layout.pending_folder.name}/ of collection {layout.name!r}"):
         if layout.pending_folder.is_dir():
             durable.remove_entry(layout.pending_path)
+        if keep_paid and layout.pending_folder.is_dir():
+            for entry in layout.pending_folder.iterdir():
+                if not entry.name.startswith(PAID_NAME):  # beside it lie what SQLite calls -wal and -shm
+                    durable.remove_entry(entry)
+            return
         durable.remove_entry(layout.pending_folder)
-
-
-def pending_area(layout: CollectionLayout) -> PendingArea | None:
-    """Return where in an object store shards of the pending work may lie, None where there is none."""
-    name = _read(layout).get("area")
-    if layout.replica is None or name is None:
-        return None
-    return PendingArea(uri=layout.replica.uri, name=name)
-
-
-def _note_stored(layout: CollectionLayout, numbers: Iterable[int]) -> None:
-    """Tell the collection's replica which files of these shards are in the store."""
-    area = pending_area(layout)
-    if area is not None and layout.replica is not None:
-        layout.replica.worker_files.pending_area = area
-        for number in numbers:
-            if is_stored(layout.encoded_folder, number):
-                files = stored_files(layout.encoded_folder, number)
-                layout.replica.worker_files.note({path: area.record(file) for path, file in files.items()})
-
-
-def _unfinish_lost(layout: CollectionLayout) -> None:
-    """Let shards count as not encoded whose files are not in the store; hashes are checked by who reads."""
-    folder, area = layout.encoded_folder, pending_area(layout)
-    stored = [number for number in finished_shards(folder) if is_stored(folder, number)]
-    sizes = area.sizes() if area is not None and stored else {}
-    for number in stored:
-        records = [area.record(file) for file in stored_files(folder, number).values()] if area else []
-        if not records or any(sizes.get(record.key) != record.size_bytes for record in records):
-            unfinish_shard(folder, number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +119,6 @@ class EncodedShards:
     def of(cls, layout: CollectionLayout, ledger: Ledger, first_own_shard: int) -> EncodedShards:
         """Find everything in ``pending/encoded`` that this run commits."""
         folder, numbers = layout.encoded_folder, finished_shards(layout.encoded_folder)
-        _note_stored(layout, numbers)
         earlier = (number for number in numbers if number < first_own_shard)
         stale = {number: _stale_chunks(folder, number, ledger) for number in earlier}
         counts: dict[int, tuple[int, int]] = {}
@@ -155,38 +133,10 @@ class EncodedShards:
         counts = self.counts.values()
         return sum(documents for documents, _ in counts), sum(chunks for _, chunks in counts)
 
-    def cut(self, parts: int) -> list[EncodedShards]:
-        """Cut into at most so many runs of shards of about as many chunks each."""
-        numbers = list(self.counts)
-        ends = np.cumsum([self.counts[number][1] for number in numbers])
-        aims = [int(ends[-1]) * part // parts for part in range(1, parts)] if numbers else []
-        bounds = np.unique([0, *np.searchsorted(ends, aims, side="left") + 1, len(numbers)]).tolist()
-        return [
-            replace(self, counts={number: self.counts[number] for number in numbers[begin:end]})
-            for begin, end in pairwise(bounds)
-        ]
-
-    def files(self, table: EncodedTable) -> Iterator[Path]:
-        """Yield the files that a stream of one table reads."""
-        for number in self.counts:
-            yield from table_paths(self.folder, table, number)
-
-    def fetch(self, files: WorkerFiles) -> None:
-        """Bring shards here that are in an object store.
-
-        Raises :class:`LostFilesError` for those that are not there as they were written.
-        """
-        files.fetch(path for table in ENCODED_TABLES for path in self.files(table) if not path.is_file())
-
-    def unfinish(self, lost: Collection[Path]) -> int:
-        """Let those count as not encoded that have one of these files; return how many they are."""
-        paths, unfinished = set(lost), 0
-        for number in self.counts:
-            files = (path for table in ENCODED_TABLES for path in table_paths(self.folder, table, number))
-            if not paths.isdisjoint(files):
-                unfinish_shard(self.folder, number)
-                unfinished += 1
-        return unfinished
+    def of_partition(self, number: int, num_partitions: int) -> EncodedShards:
+        """Return the shards of one partition."""
+        own = {each: counts for each, counts in self.counts.items() if each % num_partitions == number}
+        return replace(self, counts=own)
 
     def cluster_sizes(self, num_clusters: int) -> Int64[np.ndarray, " K"]:
         """Count the documents to commit of each cluster."""

@@ -11,22 +11,31 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.config import UNDESCRIBED, IngestConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.corpus.ledger import Ledger
 from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
 from cairn.pipeline.corpus.source_record import copy_record
 from cairn.pipeline.corpus.sources import Source
-from cairn.pipeline.corpus.staging import Staged, plan_changes
-from cairn.pipeline.index.lance_index import LanceTables
+from cairn.pipeline.corpus.staging import Staged, stage_changes
+from cairn.pipeline.errors import EndpointDownError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.line.build_index import prepare_record, stored_fields
+from cairn.pipeline.index.rows import StoredRows
+from cairn.pipeline.line.build_index import (
+    count_vanished,
+    open_stored,
+    prepare_record,
+    stored_fields,
+    stored_sources,
+    too_many_deleted,
+)
 from cairn.pipeline.line.compatibility import (
     may_have_another_model,
     require_same_model,
@@ -34,9 +43,11 @@ from cairn.pipeline.line.compatibility import (
     stored_manifest,
 )
 from cairn.pipeline.line.encoder_worker import EncoderWorker, load_stages
+from cairn.pipeline.line.ingest_settings import with_vector_dim
 from cairn.pipeline.line.view import SAMPLE_TEXT_CHARACTERS
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.model.untrained_settings import settings_warnings
+from cairn.pipeline.model.folders.model_defaults import settings_warnings
+from cairn.pipeline.model.folders.names import is_endpoint
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Float32
 
@@ -58,71 +69,94 @@ def plan_index(
     layout = CollectionLayout.at(Path(root), collection)
     record = None if config.reread else layout.sources_path
     scan = scan_sources(sources, config.corpus, record, stored_fields(layout))
+    scan, config = with_vector_dim(scan, config)
     published = stored_manifest(layout)
     require_same_settings(published, config)
     if published and may_have_another_model(published, config):
         require_same_model(layout, published, config, EncoderWorker(config))
+    rows = open_stored(layout, published, scan.metadata_fields)
     with (
         tempfile.TemporaryDirectory(prefix="cairn-plan-") as folder,
         Ledger(
-            Path(folder) / "ledger.sqlite", _copied_record(Path(folder), layout, scan, published, config)
+            Path(folder) / "ledger.sqlite", _copied_record(Path(folder), layout, published, rows, config)
         ) as ledger,
     ):
-        planned = plan_changes(scan, config.corpus, ledger, progress=progress)
-        deleted = sum(map(len, ledger.vanished_ids())) if config.sync and planned.is_complete else 0
-    estimate = _estimate(scan, config, planned, published) if planned.characters else _Estimate()
+        planned = stage_changes(scan, config.corpus, ledger, progress=progress, stored=stored_sources(rows))
+        deleted = count_vanished(ledger, config, planned)
+    refusal = too_many_deleted(deleted, published, config)
+    estimate, lines, untimed = _Estimate(), dict[str, float](), list[str]()
+    if planned.characters:
+        texts = _first_texts(scan, config, planned.passed_over)
+        estimate = _estimate(texts, config, planned, published)
+        lines, untimed = _estimate_lines(texts, config, planned)
     return {
-        "rows": planned.rows,
-        "indexed": planned.indexed,
-        "new": planned.new,
-        "changed": planned.changed,
-        "unchanged": planned.unchanged,
-        "quarantined": planned.quarantined,
-        "quarantine_reasons": planned.quarantine_reasons,
+        **{name: getattr(planned, name) for name in _COUNTS},
+        "left_out": dict(scan.left_out.counts),
         "deleted": deleted,
         "files": len(scan.files) + len(scan.damaged_files),
         "unread_files": len(planned.passed_over),
         "estimated_tokens": estimate.tokens,
         "estimated_context_seconds": estimate.context_seconds,
         "estimated_encode_seconds": estimate.encode_seconds,
-        "warnings": [*scan.warnings, *settings_warnings(config.encoder, config.context)],
+        **lines,
+        **({} if estimate.cost is None else {"estimated_cost": f"{estimate.cost:,.4f}"}),
+        "warnings": [
+            *([refusal] if refusal else []),
+            *scan.warnings,
+            *planned.warnings,
+            *untimed,
+            *settings_warnings(config.encoder, config.context),
+        ],
     }
 
 
 def _copied_record(
-    folder: Path, layout: CollectionLayout, scan: Scan, published: Manifest | None, config: IngestConfig
+    folder: Path,
+    layout: CollectionLayout,
+    published: Manifest | None,
+    stored: Sequence[StoredRows],
+    config: IngestConfig,
 ) -> Path:
-    """Return a copy of the record of what is published, or one made from the tables.
-
-    An ingest may go on meanwhile and change its own.
-    """
+    """Return a copy of the record of what is published; an ingest may change its own meanwhile."""
     record = folder / layout.sources_path.name
     if published and not config.reread:
         copy_record(layout.sources_path, record)
-    tables = published and LanceTables.open_or_create(layout, scan.metadata_fields, published.vector_dim)
-    prepare_record(record, layout, published, tables, renew=config.reread)
+    prepare_record(record, layout, published, stored, renew=config.reread)
     return record
+
+
+_COUNTS: Final = (
+    "rows", "indexed", "new", "changed", "unchanged",
+    "quarantined", "quarantine_reasons", "quarantine_examples",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Estimate:
-    """What is left to the model.
+    """Tokens of the texts, seconds to encode them, seconds to embed what is drawn beforehand, and the cost.
 
-    Tokens of the texts, seconds to encode them, and seconds to embed what a first ingest draws beforehand.
+    The cost is in the currency of ``endpoint_price``, None where there is none.
     """
 
     tokens: int = 0
     encode_seconds: float = 0.0
     context_seconds: float = 0.0
+    cost: float | None = None
 
 
-def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Manifest | None) -> _Estimate:
+def _estimate(
+    texts: Sequence[str], config: IngestConfig, planned: Staged, published: Manifest | None
+) -> _Estimate:
     from cairn.pipeline.encode.documents import DocumentEncoder  # imports torch
 
-    texts = _first_texts(scan, config, planned.passed_over)
+    if config.encoder.given_dims is not None:
+        return _Estimate()
+    if is_endpoint(config.encoder.model):
+        return _estimate_endpoint(texts, config, planned, published)
     sample = _within(texts, SAMPLE_CHARACTERS // (CONTEXT_SHARE if config.encoder.use_context else 1))
     stages = load_stages(config)
-    encoder = DocumentEncoder(config.encoder.without_context, backbone=stages.backbone)
+    encoder_config = replace(config.encoder, **UNDESCRIBED)
+    encoder = DocumentEncoder(replace(encoder_config, use_context=False), backbone=stages.backbone)
     tokens = int(encoder.encode(sample).num_tokens.sum())  # warms up, too
     tokens_a_character = tokens / max(1, sum(map(len, sample)))
     total = round(planned.characters * tokens_a_character)
@@ -139,14 +173,13 @@ def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Mani
     document_seconds = embed_seconds * texts_read.mean() / max(1, sample_read.sum())
     num_context = num_embedded = min(config.context.context_documents, planned.indexed)
     if config.cluster.surrogate == "encoder":
-        num_embedded += 2 * min(
-            config.cluster.max_sample_documents, planned.indexed
-        )  # as documents, and as their queries
+        # As documents, and as their queries.
+        num_embedded += 2 * min(config.cluster.max_sample_documents, planned.indexed)
     if config.encoder.use_context:
         # Only the shape of a context costs time: the sample's embeddings, repeated, stand in for those to be
         # drawn.
         stand_in = _context_of(np.resize(embeddings_SD, (num_context, embeddings_SD.shape[1])))
-        encoder = DocumentEncoder(replace(config.encoder, whitening=0.0), stand_in, stages.backbone)
+        encoder = DocumentEncoder(encoder_config, stand_in, stages.backbone)
     started = time.monotonic()
     encoder.encode(sample)
     return _Estimate(
@@ -156,13 +189,66 @@ def _estimate(scan: Scan, config: IngestConfig, planned: Staged, published: Mani
     )
 
 
+def _estimate_endpoint(
+    texts: Sequence[str], config: IngestConfig, planned: Staged, published: Manifest | None
+) -> _Estimate:
+    """Count what would be sent, with titles and prefixes, and time one batch of words that are no text's."""
+    from cairn.pipeline.encode.endpoint import EndpointEncoder
+
+    with closing(EndpointEncoder(replace(config.encoder, **UNDESCRIBED))) as encoder:
+        own = int(sum(len(encoding.ids) for encoding in encoder.tokenizer.encode_batch(texts)))
+        tokens = round(planned.characters * own / max(1, sum(map(len, texts))))
+        chunk = min(config.encoder.landmark_interval, max(1, own // max(1, len(texts))))
+        extra = (
+            len(encoder.tokenizer.encode(config.encoder.document_prefix).ids)
+            + config.encoder.title_tokens // 4
+        )
+        sent = round(tokens * (1 + extra / chunk))
+        rate = published.encode_tokens_per_second if published else 0.0
+        seconds = tokens / rate if rate else encoder.seconds_a_token(chunk) * sent
+    price = config.encoder.endpoint_price
+    return _Estimate(tokens=sent, encode_seconds=seconds, cost=sent * price / 1e6 if price else None)
+
+
+def _estimate_lines(
+    texts: Sequence[str], config: IngestConfig, planned: Staged
+) -> tuple[dict[str, float], list[str]]:
+    """Count what a language model would read and write to describe chunks, and time one question to it.
+
+    A server with a prefix cache reads a document once, and so less. Where it does not answer in time, the
+    seconds are left out and a warning says so.
+    """
+    if not config.encoder.describe:
+        return {}, []
+    from cairn.pipeline.encode.describe import TYPICAL_LINE_TOKENS, Describer
+    from cairn.pipeline.encode.documents import cut_into_chunks
+    from cairn.pipeline.encode.encoder import load_cutter
+    from cairn.pipeline.encode.endpoint_requests import QUERY
+    from cairn.pipeline.encode.tokenization import tokenize
+
+    tokens = tokenize(load_cutter(config.encoder).tokenizer, texts)
+    chunks, start_char, end_char = cut_into_chunks(config.encoder, tokens, texts)
+    share = planned.characters / max(1, sum(map(len, texts)))
+    num_chunks = round(share * len(start_char))
+    tokens_a_character = len(tokens.ids) / max(1, sum(map(len, texts)))
+    with closing(Describer(config.encoder, QUERY)) as describer:
+        asked = describer.question_characters(texts, chunks.chunk_offsets, start_char, end_char)
+        lines: dict[str, float] = {
+            "estimated_lines": num_chunks,
+            "estimated_line_tokens": round(share * asked * tokens_a_character)
+            + num_chunks * TYPICAL_LINE_TOKENS,
+        }
+        try:
+            seconds = describer.seconds_a_line(asked // len(start_char))
+        except EndpointDownError as error:
+            return lines, [f"the time that lines take is left out: {error}"]
+    return {**lines, "estimated_line_seconds": num_chunks * seconds}, []
+
+
 def _first_texts(scan: Scan, config: IngestConfig, passed_over: Collection[int]) -> list[str]:
-    rows = (
-        text
-        for batch in read_checked(scan, config.corpus, passed_over)
-        for text in batch.rows.column("text").to_pylist()
-    )
-    return [text[:SAMPLE_CHARACTERS] for text in islice(rows, SAMPLE_DOCUMENTS)]
+    batches = read_checked(scan, config.corpus, passed_over)
+    texts = (text for batch in batches for text in batch.rows.column("text").to_pylist())
+    return [text[:SAMPLE_CHARACTERS] for text in islice(texts, SAMPLE_DOCUMENTS)]
 
 
 def _within(texts: Sequence[str], budget: int) -> list[str]:

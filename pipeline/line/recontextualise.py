@@ -15,15 +15,20 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
-from cairn.pipeline.config import EncoderConfig, IngestConfig
+from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.drift import measure_drift
 from cairn.pipeline.corpus.source_record import carry_over
-from cairn.pipeline.corpus.staging import stage_stored
-from cairn.pipeline.index.lance_index import DOCUMENTS, LanceTables
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.publish import prepare_writer
+from cairn.pipeline.corpus.staging import UNSTORED, Place, stage_stored
+from cairn.pipeline.encode.paid import PAID_NAME
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.index.layout import CollectionLayout, wholes
+from cairn.pipeline.index.names import CHUNKS, DOCUMENTS, partition_of
+from cairn.pipeline.index.recovery import writing
+from cairn.pipeline.index.rows import TEXT_ROWS, LanceTables, StoredRows
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.line import pending
 from cairn.pipeline.line.compatibility import require_same_model
@@ -31,8 +36,9 @@ from cairn.pipeline.line.encode import encode_shards
 from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.engine import Engine
 from cairn.pipeline.line.publish import publish
-from cairn.pipeline.line.run import Run, StageWatch, new_run_id
+from cairn.pipeline.line.run import Run, StageWatch
 from cairn.pipeline.line.view import view_corpus
+from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress, staged_schema
 
 WORK = "recontextualise"
@@ -92,7 +98,7 @@ def plan_recontextualisation(root: str | Path, collection: str) -> Recontextuali
     status = collection_status(CollectionLayout.at(Path(root), collection))
     before, now = status["context"]["cluster_sizes"], status["cluster_sizes"]
     drift = measure_drift(before, now, status["context"]["collection_documents"])
-    reads_context = EncoderConfig(**status["encoder"]).needs_context
+    reads_context = status["encoder"]["use_context"]
     speed = status["encode_tokens_per_second"]
     return RecontextualisationPlan(
         collection=collection,
@@ -126,13 +132,14 @@ def recontextualise(
     ``config`` is the collection's own. Raises :class:`FingerprintMismatchError` for another model than it was
     built with.
     """
-    with _open(root, collection, config, progress, engine) as run:
+    with _open(root, collection, config, progress, engine) as (run, published):
         shards, characters = _stage_stored(run)
         view = view_corpus(run, shards)
+        _keep_lines(run)
         encoded = encode_shards(run, view, shards, characters)
         before = run.layout.current_generation_number()
         before_sha256 = run.layout.hash_of_manifest(before) if before else ""
-        manifest = publish(run, view, encoded, replaces_all=True)
+        manifest = publish(run, view, encoded, replaced=published)
         carry_over(run.layout.sources_path, before_sha256, run.layout.hash_of_manifest(manifest.generation))
         run.ledger.close()
         pending.discard(run.layout)
@@ -157,36 +164,64 @@ def _open(
     config: IngestConfig,
     progress: ProgressListener,
     engine: Engine | None,
-) -> Generator[Run]:
-    """Hold the writer lock of a collection whose model is the one it was built with."""
+) -> Generator[tuple[Run, Manifest]]:
+    """Hold the writer lock of a collection whose model is its own; yield the run, and what it replaces."""
     watch = StageWatch(progress)
     layout = CollectionLayout.at(Path(root), collection)
-    layout.require_exists()
-    with closing(engine or EncoderWorker(config)) as opened, layout.writer_lock():
-        published = prepare_writer(layout)
-        assert published is not None, "require_exists found a generation"
+    with closing(engine or EncoderWorker(config)) as opened, writing(layout) as published:
+        if config.encoder.given_dims is not None:
+            raise ConfigError(
+                "a new context must be for documents that a model encodes, got documents that bring their "
+                "vectors; ingest them again to change these"
+            )
         require_same_model(layout, published, config, opened)
-        tables = LanceTables.open(layout)
-        tables.roll_back(published.lance_versions)
-        with pending.open_ledger(layout, pending.work_key(config, WORK, published.generation)) as ledger:
-            yield Run(
-                run_id=new_run_id(),
+        stored = [
+            StoredRows(tables=LanceTables.open(own, each.lance_versions), versions=each.lance_versions)
+            for own, each in wholes(layout, published)
+        ]
+        base = published.generation
+        with pending.open_ledger(layout, pending.work_key(config, WORK, base), base=base) as ledger:
+            run = Run(
                 layout=layout,
                 config=config,
                 base=None,
-                tables=tables,
-                metadata_fields=tables.metadata_fields,
+                stored=stored,
+                metadata_fields=stored[0].tables.metadata_fields,
                 sources=published.sources,
                 ledger=ledger,
                 engine=opened,
                 progress=watch,
             )
+            yield run, published
+
+
+def _keep_lines(run: Run) -> None:
+    """Keep the lines that chunks have, so that no language model is asked for them again."""
+    if not run.config.encoder.describe:
+        return
+    from cairn.pipeline.encode.describe import Describer
+
+    columns = ["start_char", "end_char", "line"]
+    with closing(Describer(run.config.encoder)) as describer:
+        describer.keep_paid(run.layout.pending_folder / PAID_NAME)
+        for rows in run.stored:
+            chunks = chain.from_iterable(batch.to_pylist() for batch in rows.scan(CHUNKS, columns))
+            for batch in rows.scan(DOCUMENTS, ["title", "text", "num_chunks"], TEXT_ROWS):
+                for document in batch.to_pylist():
+                    own = list(islice(chunks, document["num_chunks"]))
+                    describer.keep_known(document["title"], document["text"], own)
 
 
 def _stage_stored(run: Run) -> tuple[tuple[Path, ...], int]:
     """Stage the rows of the tables; return the shards and the characters of their texts."""
-    assert run.tables is not None
     schema = staged_schema(run.metadata_fields)
-    columns = [name for name in schema.names if name != "query"]
-    stored = run.tables.scan(DOCUMENTS, columns, run.tables.versions())
-    return stage_stored(stored, run.ledger, run.layout.staged_folder, run.config.shard_characters, schema)
+    num_partitions = run.config.index.partitions
+    columns = [name for name in schema.names if name not in UNSTORED]
+    return stage_stored(
+        chain.from_iterable(rows.scan(DOCUMENTS, columns) for rows in run.stored),
+        run.ledger,
+        run.layout.staged_folder,
+        run.config.shard_characters,
+        schema,
+        Place(num_partitions, partial(partition_of, num_partitions=num_partitions)),
+    )

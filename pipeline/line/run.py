@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,11 +14,16 @@ import pyarrow as pa
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.rows import StoredRows
 from cairn.pipeline.line.engine import Engine
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener
+
+
+def _new_run_id() -> str:
+    """Name a run so that names sort by time and never collide."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,24 +31,26 @@ class Run:
     """What the steps of a run share, under the writer lock.
 
     ``base`` is the generation whose clusters, context and model are kept, None where they are drawn.
-    ``tables`` is None in the first run of a collection.
+    ``stored`` are its rows, partition by partition, none in the first run of a collection. ``keeps_work``
+    says whether what it encodes is kept for the next run where this one is killed.
     """
 
-    run_id: str
     layout: CollectionLayout
     config: IngestConfig
     base: Manifest | None
-    tables: LanceTables | None
+    stored: Sequence[StoredRows]
     metadata_fields: Sequence[pa.Field[Any]]
     sources: tuple[str, ...]
     ledger: Ledger
     engine: Engine
     progress: StageWatch
+    keeps_work: bool = True
+    run_id: str = field(default_factory=_new_run_id)
 
     def record(self, **content: Any) -> None:
         """Write ``runs/<run_id>.json``: what was asked for and what was done."""
         with durable.storage_errors("recording the run"):
-            self.layout.runs_folder.mkdir(exist_ok=True)
+            durable.make_folder(self.layout.runs_folder)
             durable.write_json(
                 self.layout.run_path(self.run_id),
                 {"run_id": self.run_id, "settings": self.config.to_dict(), **content},
@@ -57,7 +65,7 @@ class StageWatch:
         self._started_seconds = time.monotonic()
         self._stage: str | None = None
         self._stage_started_seconds = self._started_seconds
-        self._finished: dict[str, float] = {}
+        self._finished = defaultdict[str, float](float)
 
     def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
         """Take a report; the name of another stage ends the one before."""
@@ -69,9 +77,7 @@ class StageWatch:
     def _close(self) -> None:
         now = time.monotonic()
         if self._stage is not None:
-            self._finished[self._stage] = (
-                self._finished.get(self._stage, 0.0) + now - self._stage_started_seconds
-            )
+            self._finished[self._stage] += now - self._stage_started_seconds
         self._stage_started_seconds = now
 
     def stage_seconds(self) -> dict[str, float]:
@@ -83,8 +89,3 @@ class StageWatch:
     def seconds(self) -> float:
         """Seconds since the watch was made."""
         return time.monotonic() - self._started_seconds
-
-
-def new_run_id() -> str:
-    """Name a run so that names sort by time and never collide."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"

@@ -1,4 +1,4 @@
-"""What all documents of a collection are encoded with: its clusters and its context, drawn once.
+"""What all documents of a collection are encoded with: its clusters, context and token codebook, drawn once.
 
 They belong to a collection, not to a run: the first ingest draws them and later ones keep them unchanged, so
 that new and old vectors describe the same corpus. Clusters are trained on a sample that fits memory; the
@@ -20,10 +20,13 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.errors import FingerprintMismatchError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CLUSTERS_ARROW, CONTEXT_ARROW
+from cairn.pipeline.line import pending
 from cairn.pipeline.line.engine import CorpusView
 from cairn.pipeline.line.run import Run
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.token_vectors.projection import LATE_NAME, load_token_projection, save_token_projection
+from cairn.pipeline.token_vectors.codebook import load_token_coder
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.types import GIVEN_VECTORS
 
 SAMPLE_TEXT_CHARACTERS = 2_048
 """Start of a document that surrogate and first stage may read: some 500 tokens, twice what either uses."""
@@ -32,12 +35,18 @@ SAMPLE_TEXT_CHARACTERS = 2_048
 def view_corpus(run: Run, shards: Sequence[Path]) -> CorpusView:
     """Read a collection's clusters and context, or draw them from staged shards into ``pending/``.
 
-    Raises :class:`FingerprintMismatchError` where an interrupted run drew its context with another model.
+    Raises :class:`FingerprintMismatchError` where an interrupted run began with other models.
     """
     if run.base is None and not run.layout.pending_context_path.exists():
         return _draw(run, shards)
     view = read_view(run.layout, run.base)
-    if run.base is None and view.context.first_stage_fingerprint != run.engine.load().first_stage_fingerprint:
+    if run.base is not None:
+        return view
+    loaded = run.engine.load()
+    if (view.context.first_stage_fingerprint, pending.noted_sparse(run.layout)) != (
+        loaded.first_stage_fingerprint,
+        loaded.sparse_fingerprint,
+    ):
         raise FingerprintMismatchError(
             f"an ingest of {run.layout.name!r} that was interrupted must go on with the model it began with, "
             f"got other weights; restore them, or remove {run.layout.pending_folder} to begin again"
@@ -48,7 +57,7 @@ def view_corpus(run: Run, shards: Sequence[Path]) -> CorpusView:
 def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
     run.progress("cluster", 0, None, "documents")
     sample = sample_rows(
-        map(pq.read_table, shards),
+        (pq.read_table(shard).drop_columns([GIVEN_VECTORS]) for shard in shards),
         run.config.cluster.max_sample_documents,
         run.config.cluster.seed,
         max_text_characters=SAMPLE_TEXT_CHARACTERS,
@@ -70,13 +79,14 @@ def _draw(run: Run, shards: Sequence[Path]) -> CorpusView:
     # The context is written last: where it stands, all are whole.
     clusters.write(run.layout.pending_clusters_path)
     durable.commit_point("clusters-written")
-    projection = run.engine.load().token_projection
-    if projection is not None:
-        save_token_projection(run.layout.pending_folder, projection)
+    codebook = run.engine.fit_codebook(sample, context)
+    if codebook is not None:
+        codebook.save(run.layout.pending_folder)
+    pending.note_sparse(run.layout, run.engine.load().sparse_fingerprint)
     context.write(run.layout.pending_context_path)
     durable.commit_point("context-written")
     known = dict(zip(sample.column("doc_id").to_pylist(), assignments_N.tolist(), strict=True))
-    return CorpusView(clusters=clusters, context=context, token_projection=projection, known_clusters=known)
+    return CorpusView(clusters=clusters, context=context, token_codebook=codebook, known_clusters=known)
 
 
 def view_folder(layout: CollectionLayout, base: Manifest | None) -> Path:
@@ -92,5 +102,5 @@ def read_view(layout: CollectionLayout, base: Manifest | None) -> CorpusView:
         return CorpusView(
             clusters=Clusters.read(folder / CLUSTERS_ARROW),
             context=ContextSet.read(folder / CONTEXT_ARROW),
-            token_projection=load_token_projection(folder / LATE_NAME) if has_tokens else None,
+            token_codebook=load_token_coder(folder) if has_tokens else None,
         )

@@ -16,23 +16,37 @@ from typing import Final
 import torch
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig
 from cairn.pipeline.errors import CairnError, ConfigError, ModelError, install_command
+from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
+from cairn.pipeline.model.engine.projection import read_projection
 from cairn.pipeline.model.engine.transformer import Transformer
-from cairn.pipeline.model.families.cde import read_cde
-from cairn.pipeline.model.families.decoder import language_model
+from cairn.pipeline.model.families import language_model
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
 from cairn.pipeline.model.folders.first_layers import first_layers, split_stages
-from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, is_cde, model_type_named
+from cairn.pipeline.model.folders.late_interaction import LateInteraction
+from cairn.pipeline.model.folders.model_types import (
+    CAUSAL_TYPES,
+    MODEL_TYPES,
+    STATIC,
+    is_cde,
+    is_run_by_transformers,
+    model_type_named,
+)
 from cairn.pipeline.model.folders.names import (
     MODEL_NAMES,
+    is_endpoint,
     model_folder,
     require_official_weights,
     require_shipped_files,
 )
-from cairn.pipeline.model.projection import read_projection
+from cairn.pipeline.model.late_backbone import LateBackbone, linear_of
+from cairn.pipeline.model.static_backbone import StaticBackbone
+from cairn.pipeline.model.transformers_backbone import TransformersBackbone
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, read_token_projection
 
+_ODD: Final = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What reading a list for a number, NaN, or a name for a mapping ends in."""
 MAX_SENTENCE_CHARACTERS: Final = 1_000
 """A longer sentence quotes a file's content and not a setting."""
 
@@ -42,6 +56,10 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
 
     Its first layers alone, or with its causal mask, where the configuration says so.
     """
+    if is_endpoint(config.model):
+        raise ConfigError(
+            f"a model must run here for this, got the endpoint {config.model}; choose a name or a folder"
+        )
     on_openvino = config.backend == "openvino"
     device = device or (torch.device("cpu") if on_openvino else default_device())
     if on_openvino:
@@ -51,36 +69,63 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     folder = model_folder(config.model)
     if config.model == DEFAULT_MODEL:
         require_shipped_files()
-    with _odd_files_reported(folder):
+    with odd_files_reported(folder):
         checkpoint = read_checkpoint(folder)
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
     model_type = checkpoint.config.get("model_type")
+    if is_run_by_transformers(checkpoint.config):
+        return _run_beside_engine(config, checkpoint, precision, device)
     if config.causal and model_type not in CAUSAL_TYPES:
         raise ConfigError(
             f"causal must go with a decoder ({', '.join(CAUSAL_TYPES)}), got a model of type {model_type}; "
             "leave it out: encoders see the whole text"
         )
-    with _odd_files_reported(folder):
+    with odd_files_reported(folder):
         if is_cde(checkpoint.config):
             return read_cde(checkpoint, dtype=dtype, device=device, num_layers=config.layers, run_on=run_on)
         read = reader_of(model_type)
         second, first = split_stages(checkpoint)
         cut = first_layers(language_model(second), config.layers)
         engine = read(cut, dtype=dtype, device=device, **({"is_causal": True} if config.causal else {}))
-        _require_embeddings(checkpoint, engine)
+        require_embeddings(checkpoint, len(engine.embedding.tokens_VD))
+        if checkpoint.late is not None:
+            return _late(run_on(engine), checkpoint, checkpoint.late)
         engine.projection = read_projection(checkpoint.steps, engine.model_dim, device)
         if first is not None:
             engine.own_first_stage = run_on(read(first, dtype=dtype, device=device))
         return run_on(engine)
 
 
-@contextlib.contextmanager
-def _odd_files_reported(folder: Path) -> Generator[None]:
-    """Report what reading a model's files raises as a :class:`ModelError` without a word of their content.
+def _run_beside_engine(
+    config: EncoderConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Backbone:
+    if config.backend != "torch":
+        raise ConfigError(
+            f"backend {config.backend} must go with a model_type of {', '.join(MODEL_TYPES)}, got "
+            f"{checkpoint.config.get('model_type')!r}; choose backend torch"
+        )
+    with odd_files_reported(model_folder(config.model)):
+        if checkpoint.config.get("model_type") == STATIC:
+            backbone = StaticBackbone(checkpoint, device=device)
+        else:
+            backbone = TransformersBackbone(checkpoint, dtype=dtype, device=device)
+        require_embeddings(checkpoint, backbone.num_embeddings)
+        if checkpoint.late is not None:
+            return _late(backbone, checkpoint, checkpoint.late)
+        backbone.projection = read_projection(checkpoint.steps, backbone.model_dim, device)
+        return backbone
 
-    A configuration may hold anything: a list for a number, NaN, a name for a mapping.
-    """
+
+def _late(backbone: Backbone, checkpoint: Checkpoint, late: LateInteraction) -> LateBackbone:
+    """Return a transformer with the layers that make its states token vectors."""
+    projection = read_projection(checkpoint.steps, backbone.model_dim, backbone.device)
+    return LateBackbone(backbone, projection or linear_of(checkpoint.tensors, backbone.device), late)
+
+
+@contextlib.contextmanager
+def odd_files_reported(folder: Path) -> Generator[None]:
+    """Report what reading odd files raises as a :class:`ModelError` without a word of their content."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -92,26 +137,16 @@ def _odd_files_reported(folder: Path) -> Generator[None]:
             f"the files of the model in {folder} must hold values Cairn knows, got one that is too long to "
             "show; fetch the model again"
         ) from None
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except _ODD as error:
         raise ModelError(
             f"the files of the model in {folder} must fit together, got {type(error).__name__} while they "
             "were read; fetch the model again"
         ) from error
 
 
-def _require_embeddings(checkpoint: Checkpoint, engine: Transformer) -> None:
+def require_embeddings(checkpoint: Checkpoint, num_embeddings: int) -> None:
     """Refuse a tokenizer with a token that has no embedding."""
-    vocabulary = checkpoint.tokenizer.get_vocab(with_added_tokens=True)
-    num_embeddings = len(engine.embedding.tokens_VD)
-    last = max(vocabulary.values(), default=0)
+    last = max(checkpoint.tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if last >= num_embeddings:
         raise ModelError(
             f"tokenizer.json of the model must name no token beyond its {num_embeddings} embeddings, got the "
@@ -120,10 +155,9 @@ def _require_embeddings(checkpoint: Checkpoint, engine: Transformer) -> None:
 
 
 def token_projection_of(config: EncoderConfig, backbone: Backbone) -> TokenProjection | None:
-    """Return the token projection that a model's folder holds, None without one.
+    """Return the token projection that a model's folder holds for its last layer, None without one.
 
-    It was trained on the last layer: a model cut to fewer layers has none. Raises :class:`ModelError` for
-    one that is damaged or was trained for other weights.
+    Raises :class:`ModelError` for one that is damaged or was trained for other weights.
     """
     if not brings_projection(config):
         return None
@@ -172,9 +206,8 @@ def _require_openvino(device: torch.device) -> None:
 
 
 def reader_of(model_type: object) -> Callable[..., Transformer]:
-    """Return the reader of a family: of a checkpoint, with ``dtype`` and ``device``.
+    """Return a family's reader: of a checkpoint, with ``dtype``, ``device``, and of decoders ``is_causal``.
 
-    Readers of types that can be causal take ``is_causal`` as well. An unknown type raises
-    :class:`ModelError`.
+    An unknown type raises :class:`ModelError`.
     """
     return resolve_name(model_type_named(model_type).reader)

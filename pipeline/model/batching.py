@@ -3,24 +3,25 @@
 Rows are taken longest first, ties by index, and a batch holds as many as keep ``rows x longest`` within the
 budget: neighbours are nearly equally long, so almost nothing is padded, and a batch too large for the device
 shows at once. Used by both stages. Results are scattered back by row index, so the order of work never shows.
-
-Windows, whose rows see one another, go whole: the largest first, as many as keep the sum of their tokens
-within the budget.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, TypeVar
 
 import numpy as np
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.ragged import ranges
 from jaxtyping import Int64
+
+# OpenMP's threads do not outlive a fork: a child that asked for several would wait for them for ever.
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 logger = logging.getLogger(__name__)
 
@@ -40,55 +41,30 @@ def run_in_batches(
     device: torch.device,
     *,
     extra_tokens: int = 0,
-    window_R: Int64[np.ndarray, " R"] | None = None,
 ) -> Iterator[Done]:
     """Call ``run`` with the row indices of each batch, longest rows first, and yield what it returns.
 
-    ``extra_tokens`` come on top of each row. ``window_R`` numbers windows of rows that stand together: a
-    batch has all rows of its windows and costs the sum of their tokens, not ``rows x longest``. A row or
-    window larger than the budget is a batch of its own. On a CPU batches run side by side, one a thread; on a
-    GPU one after the other, and when its memory runs out the batch is halved, now and for the rest.
+    ``extra_tokens`` come on top of each row. A row larger than the budget is a batch of its own. On a CPU
+    batches run side by side, one a thread; on a GPU one after the other, and when its memory runs out the
+    batch is halved, now and for the rest.
     """
-    is_padded = window_R is None
-    run_units: Callable[[Int64[np.ndarray, " W"]], Done] = run
-    if window_R is not None and len(window_R):
-        first_row_W1 = np.flatnonzero(np.diff(window_R, prepend=-1, append=-1))
-        lengths_R = np.add.reduceat(lengths_R, first_row_W1[:-1])
-
-        def run_windows(windows: Int64[np.ndarray, " W"], /) -> Done:
-            num_rows = first_row_W1[windows + 1] - first_row_W1[windows]
-            return run(ranges(first_row_W1[windows], num_rows))
-
-        run_units = run_windows
-
+    if not len(lengths_R):
+        return iter(())
     sizes_R = lengths_R + extra_tokens
-    order = np.argsort(-lengths_R, kind="stable")
-    if device.type == "cpu":
-        return _run_side_by_side(_batches(order, sizes_R, batch_tokens, is_padded=is_padded), run_units)
-    return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run_units, is_padded=is_padded)
-
-
-def _batches(
-    order: Int64[np.ndarray, " R"], sizes_R: Int64[np.ndarray, " R"], batch_tokens: int, *, is_padded: bool
-) -> list[Int64[np.ndarray, " _"]]:
+    order = np.argsort(-sizes_R, kind="stable")
+    if device.type != "cpu":
+        return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run)
     batches: list[Int64[np.ndarray, " _"]] = []
-    done = 0
-    while done < len(order):
-        batches.append(_batch(order[done:], sizes_R, batch_tokens, is_padded=is_padded))
-        done += len(batches[-1])
-    return batches
+    while len(order):
+        num_first = _fitting(order, sizes_R, batch_tokens)
+        batches.append(order[:num_first])
+        order = order[num_first:]
+    return _run_side_by_side(batches, run)
 
 
-def _batch(
-    order: Int64[np.ndarray, " _"], sizes_R: Int64[np.ndarray, " R"], batch_tokens: int, *, is_padded: bool
-) -> Int64[np.ndarray, " B"]:
-    """Return the first of the rows in ``order``, one at least, that fit the budget."""
-    if is_padded:
-        return order[: max(1, batch_tokens // max(1, int(sizes_R[order[0]])))]
-    # No row is empty, so a batch never has more rows than tokens.
-    return order[
-        : max(1, int(np.searchsorted(np.cumsum(sizes_R[order[:batch_tokens]]), batch_tokens, side="right")))
-    ]
+def _fitting(order: Int64[np.ndarray, " _"], sizes_R: Int64[np.ndarray, " R"], batch_tokens: int) -> int:
+    """Return how many rows in ``order``, longest first, fit the budget: one at least."""
+    return max(1, batch_tokens // max(1, int(sizes_R[order[0]])))
 
 
 @contextmanager
@@ -111,9 +87,14 @@ def _run_side_by_side(
     # Two threads that share one product wait for each other at its end: with a busy neighbour on the machine
     # that made them five to ten times slower, while threads with a batch each lost nothing.
     num_workers = min(torch.get_num_threads(), len(batches))
-    if num_workers <= 1:
-        yield from map(run, batches)
-        return
+    return map(run, batches) if num_workers <= 1 else _run_in_threads(num_workers, batches, run)
+
+
+def _run_in_threads(
+    num_workers: int,
+    batches: Sequence[Int64[np.ndarray, " _"]],
+    run: Callable[[Int64[np.ndarray, " B"]], Done],
+) -> Iterator[Done]:
     with ThreadPoolExecutor(
         num_workers, thread_name_prefix="encode", initializer=torch.set_num_threads, initargs=(1,)
     ) as workers:
@@ -121,28 +102,25 @@ def _run_side_by_side(
 
 
 def _run_one_by_one(
-    order: Int64[np.ndarray, " R"],
+    order: Int64[np.ndarray, " _"],
     sizes_R: Int64[np.ndarray, " R"],
     batch_tokens: int,
     run: Callable[[Int64[np.ndarray, " B"]], Done],
-    *,
-    is_padded: bool,
 ) -> Iterator[Done]:
-    done = 0
-    while done < len(order):
-        rows = _batch(order[done:], sizes_R, batch_tokens, is_padded=is_padded)
+    while len(order):
+        batch = order[: _fitting(order, sizes_R, batch_tokens)]
+        longest = int(sizes_R[batch[0]])
         try:
-            outcome = run(rows)
+            outcome = run(batch)
         except torch.OutOfMemoryError:
-            if len(rows) == 1:
+            if len(batch) == 1:
                 raise ModelError(
-                    f"one row must fit the device's memory, got {int(sizes_R[rows[0]])} tokens that do not; "
-                    "choose a smaller window or less context"
+                    f"one row must fit the device's memory, got {longest} tokens that do "
+                    "not; choose a smaller window or less context"
                 ) from None
-            half = rows[: len(rows) // 2]
-            batch_tokens = len(half) * int(sizes_R[half[0]]) if is_padded else int(sizes_R[half].sum())
+            batch_tokens = len(batch) // 2 * longest
         else:
-            done += len(rows)
+            order = order[len(batch) :]
             yield outcome
             continue
         logger.warning("the device ran out of memory: going on with batch_tokens=%d", batch_tokens)

@@ -16,7 +16,6 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.document_encoder import embed_chunks
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.folders.model_defaults import CONTEXT_POOLING
 from cairn.pipeline.model.landmarks import Chunks, lay_out
 from jaxtyping import Float32
@@ -63,7 +62,7 @@ class ContextEncoder:
         stage that is a transformer alone was trained without one.
         """
         first_stage = backbone.first_stage
-        prefix = "" if isinstance(first_stage, Transformer) else encoder.document_prefix
+        prefix = encoder.document_prefix if first_stage.takes_document_prefix else ""
         return cls(
             first_stage,
             min(context.max_document_tokens, first_stage.max_positions),

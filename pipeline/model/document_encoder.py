@@ -1,31 +1,26 @@
 """M2: rows of token ids to one embedding a chunk (CDE §4.2, eq. 5 and 6).
 
-The corpus's context stands in front where there is one. Pure: it takes a layout and gives arrays, and knows
-no text, file or table. Rows of one attention temperature are batched by length, and every result is put back
-in its chunk's place. Rows that see one another, the windows of landmark attention, are always in one batch.
-Embeddings are float32 and not normalised.
+The corpus's context stands in front where there is one. Rows are batched by length, and every result is put
+back in its chunk's place. Embeddings are float32 and not normalised.
 
-A backbone divides every attention logit of a call by one τ (TempScale), in all layers. It is one for all
-rows, another for queries, or one that falls with a row's length. Source: Zhou et al., "Length-Induced
-Embedding Collapse in Transformer-based Models", eq. 6; §5.1 takes τ = 0.8 out of 0.1 to 1.0, appendix E.6
-finds a lower τ better for longer texts and another one for queries. One τ is the default, and no schedule is
-built in.
+A backbone divides every attention logit of a call by one τ (TempScale), in all layers: one for documents,
+the same or another for queries. Source: Zhou et al., "Length-Induced Embedding Collapse in Transformer-based
+Models", eq. 6; §5.1 takes τ = 0.8 out of 0.1 to 1.0. Not here: a τ that falls with a row's length (E.6).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import torch
+from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.batching import run_in_batches
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.landmark_reader import LandmarkReader
 from cairn.pipeline.model.landmarks import Rows
-from cairn.pipeline.model.pooling import pool_spans
 from cairn.pipeline.ragged import ranges
-from jaxtyping import Float, Float32, Float64, Int64
+from jaxtyping import Float, Float32, Int64
 
 SMALL_BATCH_TOKENS: Final = 1_024
 WIDTH_STEP: Final = 8
@@ -41,41 +36,31 @@ def embed_chunks(
     rows: Rows,
     *,
     batch_tokens: int,
-    temperature: float | Float64[np.ndarray, " R"] = 1.0,
+    temperature: float = 1.0,
     context_CD: Float32[np.ndarray, "C D"] | None = None,
     token_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    landmarks: LandmarkReader | None = None,
     on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
     keep_own: Callable[[Int64[np.ndarray, " m"], Float[torch.Tensor, "T D"]], None] | None = None,
 ) -> Float32[np.ndarray, "M E"]:
     """Embed every chunk of a layout, in the layout's order.
 
-    ``on_chunks`` hears the indices of each batch's chunks when they are done.
-    ``temperature`` divides attention logits (TempScale), in all rows alike or in each row by its own; rows of
-    one window share theirs. ``token_head`` rewrites hidden states, position by position, before they are
-    pooled (latent attention). ``landmarks`` reads a layout with windows, and has its own context; it must be
-    made of the same backbone. ``keep_own`` hears the chunks of each batch and the last states of their own
-    tokens, one chunk after another.
+    ``on_chunks`` hears the indices of each batch's chunks when they are done. ``temperature`` divides
+    attention logits (TempScale).
+    ``token_head`` rewrites hidden states, position by position, before they are pooled (latent attention).
+    ``keep_own`` hears the chunks of each batch and the last states of their own tokens, one chunk after
+    another.
     """
-    assert (landmarks is None) == (rows.window_R is None), (
-        "a layout with windows and a reader of landmarks belong together"
-    )
     embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
     lengths_R = np.diff(rows.row_offsets)
     chunks_by_row = np.argsort(rows.pooled_row, kind="stable")
     first_chunk_R1 = np.searchsorted(rows.pooled_row[chunks_by_row], np.arange(len(lengths_R) + 1))
-    temperature_R = np.broadcast_to(np.asarray(temperature, np.float64), lengths_R.shape)
 
-    @torch.inference_mode()
     def run(batch_B: Int64[np.ndarray, " B"]) -> Int64[np.ndarray, " m"]:
-        width, one_temperature = int(lengths_R[batch_B].max()), float(temperature_R[batch_B[0]])
-        if landmarks is None and len(batch_B) * width <= SMALL_BATCH_TOKENS:
+        width = int(lengths_R[batch_B].max())
+        if len(batch_B) * width <= SMALL_BATCH_TOKENS:
             width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, max(width, backbone.max_positions))
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id, width)
-        if landmarks is None or rows.window_R is None:
-            hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, one_temperature)
-        else:
-            hidden_BTD = landmarks.hidden_states(ids_BT, lengths_B, rows.window_R[batch_B], one_temperature)
+        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
         chunk_M = chunks_by_row[ranges(first_chunk_R1[batch_B], num_chunks_B)]
         row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
@@ -92,19 +77,9 @@ def embed_chunks(
         return chunk_M
 
     extra_tokens = 0 if context_CD is None else len(context_CD)
-    for one_temperature in np.unique(temperature_R):
-        rows_G = np.flatnonzero(temperature_R == one_temperature)
-        batches = run_in_batches(
-            lengths_R[rows_G],
-            batch_tokens,
-            lambda batch_B, rows_G=rows_G: run(rows_G[batch_B]),
-            backbone.device,
-            extra_tokens=extra_tokens,
-            window_R=None if rows.window_R is None else rows.window_R[rows_G],
-        )
-        for finished in batches:
-            if on_chunks is not None:
-                on_chunks(finished)
+    for finished in run_in_batches(lengths_R, batch_tokens, run, backbone.device, extra_tokens=extra_tokens):
+        if on_chunks is not None:
+            on_chunks(finished)
     return embeddings_ME
 
 
@@ -121,12 +96,49 @@ def pad_rows(
     return np.where(positions_T < lengths_B[:, None], rows.ids[source_BT], pad_id).astype(np.int64), lengths_B
 
 
-def row_temperatures(
-    lengths_R: Int64[np.ndarray, " R"], temperature: float, by_length: Sequence[tuple[int, float]]
-) -> Float64[np.ndarray, " R"]:
-    """Return τ of each row: that of the last step its tokens reach, ``temperature`` below the first.
+def pool_spans(
+    hidden_BTD: Float[torch.Tensor, "B T D"],
+    row_M: Int64[torch.Tensor, " M"],
+    start_M: Int64[torch.Tensor, " M"],
+    end_M: Int64[torch.Tensor, " M"],
+) -> Float32[torch.Tensor, "M D"]:
+    """Average positions ``start:end`` of each chunk's row, in float32 whatever the model computes in.
 
-    Steps ascend by length.
+    ``row`` must not decrease, spans are never empty. Every pooling is such a mean; ``pipeline/poolings.py``
+    says over which span. LMK pooling (algorithm 2) is kept per landmark: a document's vector is the mean of
+    its chunks' vectors, taken later.
     """
-    step_R = np.searchsorted(np.array([length for length, _ in by_length], np.int64), lengths_R, side="right")
-    return np.array([temperature, *(step for _, step in by_length)], np.float64)[step_R]
+    num_rows, num_tokens, _ = hidden_BTD.shape
+    if bool((end_M - start_M == 1).all()):
+        return hidden_BTD[row_M, start_M].float()
+    # The rank of a chunk among those of its row, to lay ragged rows of chunks out as one rectangle.
+    rank_M = torch.arange(len(row_M), device=row_M.device) - torch.searchsorted(row_M, row_M)
+    positions_T = torch.arange(num_tokens, device=row_M.device)
+    inside_MT = (positions_T >= start_M[:, None]) & (positions_T < end_M[:, None])
+    inside_BLT = hidden_BTD.new_zeros((num_rows, int(rank_M.max()) + 1, num_tokens), dtype=torch.float32)
+    inside_BLT[row_M, rank_M] = inside_MT.float()
+    # Positions after a row's length may hold anything finite; a zero weight silences them.
+    sums_BLD = inside_BLT @ hidden_BTD.float()
+    return sums_BLD[row_M, rank_M] / (end_M - start_M)[:, None]
+
+
+def require_dims(truncate_dim: int | None, model_dim: int) -> int:
+    """Return the width of the vectors; raise :class:`ConfigError` for more dimensions than the model has."""
+    if truncate_dim is None:
+        return model_dim
+    if not 1 <= truncate_dim <= model_dim:
+        raise ConfigError(
+            f"dims must lie between 1 and the model's {model_dim}, got {truncate_dim}; "
+            "leave it out to keep all"
+        )
+    return truncate_dim
+
+
+def first_dims(embeddings_ND: Float32[np.ndarray, "N D"], vector_dim: int) -> Float32[np.ndarray, "N V"]:
+    """Keep the first dimensions of every row and divide it by its length (Matryoshka; m³BERT §2.1).
+
+    A row of zeros becomes NaN, which no caller lets pass.
+    """
+    vectors_NV = embeddings_ND[:, :vector_dim]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return vectors_NV / np.linalg.norm(vectors_NV, axis=1, keepdims=True)

@@ -9,13 +9,9 @@ document's landmarks, weaker with distance, b attention to the context. The gate
 depend on how close xᵢ is to m and t and on the document's length.
 
 Values are the embeddings themselves: only what is mixed, and how much, is learned. So a vector never leaves
-the space of the base model, a mixer trained on a few hundred thousand pairs serves corpora it has not seen,
-and one whose gates are 0 gives the base model's own vectors. Landmarks attend within stretches of
-:data:`STRETCH_LANDMARKS`: the cost is linear in a document's length, and some thousandths of the
-transformer's.
-
-A last matrix turns the space so that its first dimensions say most (Matryoshka: Kusupati et al. 2022; m³BERT
-§2.1).
+the space of the base model, and a mixer whose gates are 0 gives the base model's own vectors. Landmarks
+attend within stretches of :data:`STRETCH_LANDMARKS`, so the cost is linear in a document's length. A last
+matrix turns the space so that its first dimensions say most (Matryoshka: Kusupati et al. 2022; m³BERT §2.1).
 
     N documents    M landmarks    S stretches    L landmarks of the longest
     C context documents    D width    H heads    d of a head
@@ -98,14 +94,8 @@ class LandmarkMixer(nn.Module):
         self.context = MixingHeads(width, num_heads, head_dim)
         self.query_context = MixingHeads(width, num_heads, head_dim)
         self.distance = nn.Parameter(torch.linspace(-2.0, 1.0, num_heads))
-        self.title_gate, self.title_slope = (
-            nn.Parameter(torch.zeros(())),
-            nn.Parameter(torch.zeros(NUM_FEATURES)),
-        )
-        self.mean_gate, self.mean_slope = (
-            nn.Parameter(torch.zeros(())),
-            nn.Parameter(torch.zeros(NUM_FEATURES)),
-        )
+        self.title_gate, self.mean_gate = (nn.Parameter(torch.zeros(())) for _ in range(2))
+        self.title_slope, self.mean_slope = (nn.Parameter(torch.zeros(NUM_FEATURES)) for _ in range(2))
         self.turn = nn.Parameter(torch.eye(width))
 
     def mix(
@@ -185,29 +175,21 @@ def mix_documents(
     title_embeddings_ND: Float32[np.ndarray, "N D"] | None,
     context_CD: Float32[np.ndarray, "C D"] | None,
 ) -> Float32[np.ndarray, "M D"]:
-    """Mix the landmarks of N documents.
+    """Mix the landmarks of N documents; document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``.
 
-    Document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``; a title of zeros is none.
-    Inputs need not be of unit length. A landmark's result depends on its own document and the context alone,
-    not on what is encoded beside.
+    A title of zeros is none. Inputs need not be of unit length. A landmark's result depends on its own
+    document and the context alone, not on what is encoded beside.
     """
     if not len(chunk_embeddings_MD):
         return chunk_embeddings_MD
     device = mixer.turn.device
-    x_MD = functional.normalize(torch.from_numpy(chunk_embeddings_MD).to(device), dim=-1)
-    counts_N = np.diff(chunk_offsets)
+    x_MD, counts_N = _units(mixer, chunk_embeddings_MD), np.diff(chunk_offsets)
     owner_M = torch.from_numpy(np.repeat(np.arange(len(counts_N)), counts_N)).to(device)
     mean_ND = functional.normalize(
         torch.zeros(len(counts_N), mixer.width, device=device).index_add_(0, owner_M, x_MD), dim=-1
     )
-    title_ND = (
-        None
-        if title_embeddings_ND is None
-        else functional.normalize(torch.from_numpy(title_embeddings_ND).to(device), dim=-1)
-    )
-    context = (
-        None if context_CD is None else functional.normalize(torch.from_numpy(context_CD).to(device), dim=-1)
-    )
+    title_ND = None if title_embeddings_ND is None else _units(mixer, title_embeddings_ND)
+    context = None if context_CD is None else _units(mixer, context_CD)
     mixed_MD = torch.empty_like(x_MD)
     with torch.inference_mode():
         for first_S, length_S, document_S in _batches(counts_N, chunk_offsets):
@@ -232,15 +214,13 @@ def mix_queries(
     context_CD: Float32[np.ndarray, "C D"] | None,
 ) -> Float32[np.ndarray, "Q D"]:
     """Mix queries, one embedding each; inputs need not be of unit length."""
-    device = mixer.turn.device
+    context = None if context_CD is None else _units(mixer, context_CD)
     with torch.inference_mode():
-        x_QD = functional.normalize(torch.from_numpy(embeddings_QD).to(device), dim=-1)
-        context = (
-            None
-            if context_CD is None
-            else functional.normalize(torch.from_numpy(context_CD).to(device), dim=-1)
-        )
-        return mixer.mix_queries(x_QD, context).cpu().numpy()
+        return mixer.mix_queries(_units(mixer, embeddings_QD), context).cpu().numpy()
+
+
+def _units(mixer: LandmarkMixer, embeddings_ND: Float32[np.ndarray, "N D"]) -> Float32[torch.Tensor, "N D"]:
+    return functional.normalize(torch.from_numpy(embeddings_ND).to(mixer.turn.device), dim=-1)
 
 
 def mixer_of(backbone: Backbone) -> LandmarkMixer | None:
@@ -251,10 +231,7 @@ def mixer_of(backbone: Backbone) -> LandmarkMixer | None:
 def _batches(
     counts_N: Int64[np.ndarray, " N"], chunk_offsets: Int64[np.ndarray, " N1"]
 ) -> list[tuple[Int64[np.ndarray, " S"], Int64[np.ndarray, " S"], Int64[np.ndarray, " S"]]]:
-    """Cut documents into stretches and batch stretches of like length.
-
-    The first landmark, length and document of each.
-    """
+    """Batch stretches of like length: the first landmark, the length and the document of each."""
     num_stretches_N = -(-counts_N // STRETCH_LANDMARKS)
     document_S = np.repeat(np.arange(len(counts_N)), num_stretches_N)
     number_S = places_in_groups(num_stretches_N)
@@ -290,8 +267,7 @@ def read_landmark_mixer(
     if (
         gates is None
         or query is None
-        or gates.ndim != 1
-        or query.ndim != 2
+        or (gates.ndim, query.ndim) != (1, 2)
         or not len(gates)
         or len(query) % len(gates)
     ):

@@ -3,7 +3,7 @@
     text     z1 z2 z3 …                     chunks of at most ``interval`` tokens, cut at words
     chunk    [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk: attention inside the chunk only
     full     [CLS] z1 [LMK] z2 [LMK] … zn [LMK]       one row a window of whole chunks, windows overlapping
-    landmark [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk, the rows of a window read together
+    title    [CLS] title [LMK] z1 [LMK] …             a text's title at the head of each of its rows
 
 LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. Where a model has no [CLS],
 rows begin without one. A landmark stands for the chunk on its left. Chunk attention is block-diagonal
@@ -52,9 +52,8 @@ class Chunks:
 class Rows:
     """R rows of token ids laid end to end, and for each of M chunks the span of one row that is pooled.
 
-    ``own_start`` is where the chunk's ``num_own`` own tokens begin in that row, behind [CLS] and prefix.
-    ``window_R`` numbers the window of each row where rows see one another; rows of a window stand together.
-    None: each is read alone.
+    ``own_start`` is where the chunk's ``num_own`` own tokens begin in that row, behind [CLS],
+    prefix and title.
     """
 
     ids: Int32[np.ndarray, " T"]
@@ -64,15 +63,6 @@ class Rows:
     pooled_end: Int64[np.ndarray, " M"]
     own_start: Int64[np.ndarray, " M"]
     num_own: Int64[np.ndarray, " M"]
-    window_R: Int64[np.ndarray, " R"] | None = None
-
-    @property
-    def tokens_together(self) -> Int64[np.ndarray, " R"]:
-        """Return how many tokens each row is read with: its own, or those of its window."""
-        lengths_R = np.diff(self.row_offsets)
-        if self.window_R is None:
-            return lengths_R
-        return np.bincount(self.window_R, weights=lengths_R)[self.window_R].astype(np.int64)
 
 
 def draw_intervals(
@@ -113,11 +103,8 @@ def split_into_chunks(
         last_cut_T = np.maximum.accumulate(np.where(is_cut_T, np.arange(len(breaks_T)), 0))
         guide_T = _guide(breaks_T, is_cut_T) if breaks_T.max() > SENTENCE_START else None
         for text in long_texts.tolist():
-            start, end, reach = (
-                int(text_offsets_N1[text]),
-                int(text_offsets_N1[text + 1]),
-                int(interval_N[text]),
-            )
+            start, end = text_offsets_N1[text : text + 2].tolist()
+            reach = int(interval_N[text])
             before = len(starts)
             starts.append(start)
             while end - start > reach:
@@ -201,24 +188,28 @@ def lay_out(
     pool_prefix: bool = False,
     max_window_tokens: int = 0,
     overlap_tokens: int = 0,
+    titles: Sequence[Int32[np.ndarray, " _"]] | None = None,
+    are_of_chunks: bool = False,
 ) -> Rows:
     """Lay chunks out in rows: ``[CLS] prefix z [LMK]`` each, or with full attention windows of whole chunks.
 
     What is pooled is the pooling's rule. In a row of its own [CLS] counts to the chunk, as
-    sentence-transformers has it; with a prefix only what stands after it does, unless ``pool_prefix`` keeps
-    the whole row. In a window [CLS] belongs to no chunk (late chunking).
+    sentence-transformers has it; with a prefix or a title only what stands after it does, unless
+    ``pool_prefix`` keeps the whole row. In a window [CLS] belongs to no chunk (late chunking). ``titles`` are
+    those of the texts, empty for none: one stands with a landmark of its own at the head of each row of its
+    text. With chunk attention each chunk may have its own: then ``are_of_chunks``.
 
-    A window is at most ``max_window_tokens`` long: one row of full attention, or the rows that landmark
-    attention reads together. Each window after the first begins with the last whole chunks of the one before
-    that fit ``overlap_tokens`` and leave room for one more chunk. A chunk in several windows is pooled in the
-    one where its end has the most tokens on its scarcer side; ties go to the earlier window. ``multi_cls``
-    puts [CLS] where a window's landmarks stand; ``mean_at_k`` has one landmark only, at the end of the row.
+    A window is one row of at most ``max_window_tokens``. Each window after the first begins with the last
+    whole chunks of the one before that fit ``overlap_tokens`` and leave room for one more chunk. A chunk in
+    several windows is pooled in the one where its end has the most tokens on its scarcer side; ties go to the
+    earlier window. ``multi_cls`` puts [CLS] where a window's landmarks stand; ``mean_at_k`` has one landmark
+    only, at the end of the row.
     """
     rule, is_full = pooling_rule(pooling), attention == "full"
     mark_id = cls_id if rule.window_mark == "cls" else landmark_id
     assert mark_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
     opening_ids = np.concatenate([np.array([] if cls_id is None else [cls_id], np.int32), prefix_ids])
-    num_own, head = np.diff(chunks.token_offsets), len(opening_ids)
+    num_own, num_texts = np.diff(chunks.token_offsets), len(chunks.chunk_offsets) - 1
     num_marks, tail = (0, 1) if rule.window_mark is None else (1, 0)
     marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
     marked_ids = np.empty(int(marked_offsets[-1]), np.int32)
@@ -227,33 +218,36 @@ def lay_out(
         marked_ids[marked_offsets[1:] - 1] = mark_id
         is_text[marked_offsets[1:] - 1] = False
     marked_ids[is_text] = ids_T
+    title_ids = [NO_PREFIX] * num_texts if titles is None else titles
+    title_N = np.fromiter(map(len, title_ids), np.int64, len(title_ids))
+    assert not (are_of_chunks and is_full), "a window holds several chunks"
+    head_N = len(opening_ids) + title_N + num_marks * (title_N > 0)
     # Rows of chunks first_R to end_R, and the row that each chunk is pooled in.
-    window_R, row_M = None, np.arange(len(num_own))
+    row_M = np.arange(len(num_own))
     first_R, end_R = row_M, row_M + 1
     if is_full:
-        room = max_window_tokens - head - tail
-        first_R, end_R = _windows(marked_offsets, chunks.chunk_offsets, room, overlap_tokens)
+        room_N = max_window_tokens - head_N - tail
+        first_R, end_R = _windows(marked_offsets, chunks.chunk_offsets, room_N, overlap_tokens)
         row_M = _roomiest_window(first_R, end_R, marked_offsets)
-    elif attention == "landmark":
-        alone_offsets = np.concatenate([[0], np.cumsum(head + num_own + 1)])
-        first_W, end_W = _windows(alone_offsets, chunks.chunk_offsets, max_window_tokens, overlap_tokens)
-        num_rows_W = end_W - first_W
-        window_R, first_R = np.repeat(np.arange(len(first_W)), num_rows_W), ranges(first_W, num_rows_W)
-        end_R = first_R + 1
-        first_row_W = np.cumsum(num_rows_W) - num_rows_W
-        row_M = row_M + (first_row_W - first_W)[_roomiest_window(first_W, end_W, alone_offsets)]
-    body_lengths = marked_offsets[end_R] - marked_offsets[first_R]
-    row_offsets = np.concatenate([[0], np.cumsum(head + body_lengths + tail)])
+    text_M = np.repeat(np.arange(num_texts), np.diff(chunks.chunk_offsets))
+    text_R = first_R if are_of_chunks else text_M[first_R]
+    head_R, body_R = head_N[text_R], marked_offsets[end_R] - marked_offsets[first_R]
+    row_offsets = np.concatenate([[0], np.cumsum(head_R + body_R + tail)])
     ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
-    bodies = ranges(marked_offsets[first_R], body_lengths)
-    ids[ranges(row_offsets[:-1] + head, body_lengths)] = marked_ids[bodies]
-    ids[row_offsets[:-1, None] + np.arange(head)] = opening_ids
-    shift_M = head - marked_offsets[first_R][row_M]
+    ids[ranges(row_offsets[:-1] + head_R, body_R)] = marked_ids[ranges(marked_offsets[first_R], body_R)]
+    ids[row_offsets[:-1, None] + np.arange(len(opening_ids))] = opening_ids
+    if title_N.any():
+        starts_N = np.cumsum(title_N) - title_N
+        titled = ranges(row_offsets[:-1] + len(opening_ids), title_N[text_R])
+        ids[titled] = np.concatenate(title_ids)[ranges(starts_N[text_R], title_N[text_R])]
+        if num_marks:
+            ids[(row_offsets[:-1] + head_R)[title_N[text_R] > 0] - 1] = mark_id
+    shift_M = (head_R - marked_offsets[first_R])[row_M]
     own_start = marked_offsets[:-1] + shift_M
-    is_without_opening = is_full or (len(prefix_ids) > 0 and not pool_prefix)
+    is_behind_M = head_R[row_M] > int(cls_id is not None)
     pooled_start, pooled_end = rule.span(
         ChunkPlaces(
-            first_M=own_start if is_without_opening else np.zeros_like(own_start),
+            first_M=np.where(is_full | (is_behind_M & (not pool_prefix)), own_start, 0),
             mark_M=marked_offsets[1:] + shift_M - num_marks,
             num_own_M=num_own,
         )
@@ -266,28 +260,24 @@ def lay_out(
         pooled_end=pooled_end,
         own_start=own_start,
         num_own=num_own,
-        window_R=window_R,
     )
 
 
 def _windows(
     marked_offsets: Int64[np.ndarray, " M1"],
     chunk_offsets: Int64[np.ndarray, " N1"],
-    room: int,
+    room_N: Int64[np.ndarray, " N"],
     overlap_tokens: int,
 ) -> tuple[Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]]:
-    """Return the first chunk and the chunk after the last of every window, text by text.
-
-    A window holds ``room`` tokens and landmarks.
-    """
+    """Return first chunk and end of every window of its text's ``room``, text by text."""
     firsts: list[int] = []
     ends: list[int] = []
-    for text_first, text_end in zip(chunk_offsets[:-1].tolist(), chunk_offsets[1:].tolist(), strict=True):
+    texts = zip(chunk_offsets[:-1].tolist(), chunk_offsets[1:].tolist(), room_N.tolist(), strict=True)
+    for text_first, text_end, room in texts:
         first = text_first
         while True:
-            end = min(
-                text_end, int(np.searchsorted(marked_offsets, marked_offsets[first] + room, side="right")) - 1
-            )
+            reach = np.searchsorted(marked_offsets, marked_offsets[first] + room, side="right")
+            end = min(text_end, int(reach) - 1)
             firsts.append(first)
             ends.append(end)
             if end == text_end:

@@ -4,11 +4,10 @@
     y  = x' + GEGLU(LN(x'))                                                   the layout's spans average y
 
 A token's result depends on that token alone, so this is a map of hidden states that stands between a
-backbone's last norm and :func:`cairn.pipeline.model.pooling.pool_spans`; the layout leaves instruction tokens
-out of the spans. Keys and values depend on no text: seen through the query's projection they are one matrix
-from width to all heads' latents, through the output's another one back, which at the published sizes takes a
-ninth of the products (33.6 against 302 million a token). TempScale concerns attention between tokens, not
-this.
+backbone's last norm and the pooling; the layout leaves instruction tokens out of the spans. Keys and values
+depend on no text: seen through the query's projection they are one matrix from width to all heads' latents,
+through the output's another one back, which at the published sizes takes a ninth of the products (33.6
+against 302 million a token). TempScale concerns attention between tokens, not this.
 
 Source: NV-Embed §3.2 and NV-Embed-v2's published block, which differs from the paper's text: norms before
 both parts, residuals, and a gated MLP (GEGLU). Its tensors are read under the published names,
@@ -24,7 +23,7 @@ from typing import Any, Final
 import torch
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.engine.weights import WeightReader
+from cairn.pipeline.model.engine.weights import AnyLinear, Norm, WeightReader
 from cairn.pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
 from jaxtyping import Float
 from torch.nn import functional
@@ -45,30 +44,21 @@ class LatentAttention:
     """
 
     num_heads: int
-    norm_weight_D: torch.Tensor
-    norm_bias_D: torch.Tensor
+    norm: Norm
     scores_DR: torch.Tensor
     values_RD: torch.Tensor
-    mlp_norm_weight_D: torch.Tensor
-    mlp_norm_bias_D: torch.Tensor
-    up_weight_ED: torch.Tensor
-    up_bias_E: torch.Tensor
-    down_weight_DF: torch.Tensor
-    down_bias_D: torch.Tensor
+    mlp_norm: Norm
+    up: AnyLinear
+    down: AnyLinear
 
     def __call__(self, hidden_BTD: Float[torch.Tensor, "B T D"]) -> Float[torch.Tensor, "B T D"]:
         """Rewrite hidden states, each position by itself."""
-        width = hidden_BTD.shape[-1:]
-        normed_BTD = functional.layer_norm(hidden_BTD, width, self.norm_weight_D, self.norm_bias_D, NORM_EPS)
-        weights_BTHr = (normed_BTD @ self.scores_DR).unflatten(-1, (self.num_heads, -1)).softmax(-1)
-        attended_BTD = hidden_BTD + weights_BTHr.flatten(-2) @ self.values_RD
-        normed_BTD = functional.layer_norm(
-            attended_BTD, width, self.mlp_norm_weight_D, self.mlp_norm_bias_D, NORM_EPS
-        )
-        up_BTF, gate_BTF = functional.linear(normed_BTD, self.up_weight_ED, self.up_bias_E).chunk(2, dim=-1)
-        return attended_BTD + functional.linear(
-            up_BTF * functional.gelu(gate_BTF), self.down_weight_DF, self.down_bias_D
-        )
+        scores_BTHr = (self.norm(hidden_BTD) @ self.scores_DR).unflatten(-1, (self.num_heads, -1))
+        attended_BTD = hidden_BTD + scores_BTHr.softmax(-1).flatten(-2) @ self.values_RD
+        inner = functional.linear(self.mlp_norm(attended_BTD), self.up.weight, self.up.bias)
+        up_BTF, gate_BTF = inner.chunk(2, dim=-1)
+        gated_BTF = up_BTF * functional.gelu(gate_BTF)
+        return attended_BTD + functional.linear(gated_BTF, self.down.weight, self.down.bias)
 
 
 def read_latent_attention(
@@ -85,27 +75,17 @@ def read_latent_attention(
     """
     if not any(name.endswith(f"{PREFIX}latents") for name in tensors):
         return None
-    reader = WeightReader(tensors, f"{PREFIX}latents", device)
+    reader = WeightReader(tensors, f"{PREFIX}latents", device, dtype, epsilon=NORM_EPS)
 
     def read(name: str, *shape: int) -> torch.Tensor:
         return reader.read(f"{PREFIX}{name}", shape, torch.float32)
 
-    num_latents, inner, num_inner = (
-        _size(tensors, name, axis)
-        for name, axis in (
-            ("latents", 0),
-            (f"{_ATTENTION}.fn.to_q.weight", 0),
-            (f"{_MLP}.fn.net.2.weight", 1),
-        )
-    )
+    num_latents = _size(tensors, "latents", 0)
+    inner = _size(tensors, f"{_ATTENTION}.fn.to_q.weight", 0)
+    num_inner = _size(tensors, f"{_MLP}.fn.net.2.weight", 1)
     num_heads = _num_heads(config, inner)
-    latents_rD = functional.layer_norm(
-        read("latents", num_latents, model_dim),
-        (model_dim,),
-        read(f"{_ATTENTION}.norm_context.weight", model_dim),
-        read(f"{_ATTENTION}.norm_context.bias", model_dim),
-        NORM_EPS,
-    )
+    context_norm = reader.norm(f"{PREFIX}{_ATTENTION}.norm_context", model_dim, torch.float32)
+    latents_rD = context_norm(read("latents", num_latents, model_dim))
     query_HdD = read(f"{_ATTENTION}.fn.to_q.weight", inner, model_dim).unflatten(0, (num_heads, -1))
     key_HdD, value_HdD = (
         part.unflatten(0, (num_heads, -1))
@@ -117,16 +97,12 @@ def read_latent_attention(
     values_HrD = (latents_rD @ value_HdD.transpose(1, 2)) @ output_HdD
     return LatentAttention(
         num_heads=num_heads,
-        norm_weight_D=read(f"{_ATTENTION}.norm.weight", model_dim).to(dtype),
-        norm_bias_D=read(f"{_ATTENTION}.norm.bias", model_dim).to(dtype),
+        norm=reader.norm(f"{PREFIX}{_ATTENTION}.norm", model_dim),
         scores_DR=scores_HDr.transpose(0, 1).flatten(1).to(dtype),
         values_RD=values_HrD.flatten(0, 1).to(dtype),
-        mlp_norm_weight_D=read(f"{_MLP}.norm.weight", model_dim).to(dtype),
-        mlp_norm_bias_D=read(f"{_MLP}.norm.bias", model_dim).to(dtype),
-        up_weight_ED=read(f"{_MLP}.fn.net.0.weight", 2 * num_inner, model_dim).to(dtype),
-        up_bias_E=read(f"{_MLP}.fn.net.0.bias", 2 * num_inner).to(dtype),
-        down_weight_DF=read(f"{_MLP}.fn.net.2.weight", model_dim, num_inner).to(dtype),
-        down_bias_D=read(f"{_MLP}.fn.net.2.bias", model_dim).to(dtype),
+        mlp_norm=reader.norm(f"{PREFIX}{_MLP}.norm", model_dim),
+        up=reader.linear(f"{PREFIX}{_MLP}.fn.net.0", (2 * num_inner, model_dim), bias=True),
+        down=reader.linear(f"{PREFIX}{_MLP}.fn.net.2", (model_dim, num_inner), bias=True),
     )
 
 
@@ -155,9 +131,8 @@ def latent_attention_of(backbone: Backbone) -> LatentAttention:
 
 def _size(tensors: Mapping[str, torch.Tensor], name: str, axis: int) -> int:
     """Return a size that no configuration gives and only the tensor itself tells."""
-    shape = next(
-        (tuple(tensor.shape) for full, tensor in tensors.items() if full.endswith(f"{PREFIX}{name}")), None
-    )
+    found = (tensor for full, tensor in tensors.items() if full.endswith(f"{PREFIX}{name}"))
+    shape = next((tuple(tensor.shape) for tensor in found), None)
     if shape is None or len(shape) != 2 or 0 in shape:
         raise ModelError(
             f"the model's weights must hold {PREFIX}{name} as a matrix, got {shape or 'none'}; fetch the "
@@ -172,7 +147,6 @@ def _num_heads(config: Mapping[str, Any], inner: int) -> int:
     if not isinstance(num_heads, int) or isinstance(num_heads, bool) or num_heads < 1 or inner % num_heads:
         raise ModelError(
             f"latent_attention_config of the model must give num_cross_heads as a divisor of the {inner} "
-            f"rows of to_q, got {num_heads!r}; "
-            "fetch the model again"
+            f"rows of to_q, got {num_heads!r}; fetch the model again"
         )
     return num_heads

@@ -1,16 +1,14 @@
 """Embed text at the cost of tokenising it: the surrogate φ, ψ of asymmetric K-means.
 
 A text is the weighted sum of the base model's *input* token embeddings, a token weighing less the more
-documents have it; a linear map, fitted on a sample, drops the direction every text shares and keeps the next
-ones. Weights and map are folded into the table once, so a text costs one gather and one sum.
+documents have it; a linear map, fitted on a sample, drops the direction every text shares. Both are folded
+into the table once, so a text costs one gather and one sum.
 
 Source: Arora, Liang & Ma 2017 (SIF): w = a / (a + p), first singular direction removed. Differs: p is a
 document frequency, not a token frequency; the directions that stay are cut to 128, as CDE's own clustering
 does, and divided by the fourth root of their singular value, which evens out a few loud topics. CDE §4.1
-clusters with a transformer (GTR): these vectors are a stand-in that groups broad topics nearly as well, fine
-ones less, and ranks clearly worse. Good for clusters, not for search.
-
-Does not read model files: the loader hands over table and tokenizer. Needs no torch.
+clusters with a transformer (GTR): these vectors group broad topics nearly as well, fine ones less, and rank
+clearly worse. Good for clusters, not for search. Needs no torch.
 
     T token ids (rows of the table)    D model dim    V vector dim    N texts
 """
@@ -104,14 +102,12 @@ class StaticEmbedder:
             )
         self._tokenizer = _bare_tokenizer(tokenizer)
         self._table_TV = _fold(token_embeddings_TD, fit)
-        self._fingerprint = fingerprint(
+        self.vector_dim = self._table_TV.shape[1]  # 128, or less for a small sample or model
+        self.fingerprint = fingerprint(
             kind="static",
-            table=hashlib.sha256(np.ascontiguousarray(token_embeddings_TD).data).hexdigest(),
+            table=_sha256(token_embeddings_TD),
             tokenizer=hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest(),
-            fit={
-                name: hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-                for name, array in fit.to_arrays().items()
-            },
+            fit={name: _sha256(array) for name, array in fit.to_arrays().items()},
             max_characters=MAX_CHARACTERS,
         )
 
@@ -122,16 +118,6 @@ class StaticEmbedder:
         """Fit on a sample and return the embedder with the fit to store."""
         fit = fit_static(token_embeddings_TD, tokenizer, texts)
         return cls(token_embeddings_TD, tokenizer, fit), fit
-
-    @property
-    def fingerprint(self) -> str:
-        """Identify table, tokenizer, fit and limits."""
-        return self._fingerprint
-
-    @property
-    def vector_dim(self) -> int:
-        """Return V: 128, or less for a small sample or model."""
-        return self._table_TV.shape[1]
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts, L2-normalised; a text without a known token gives a zero row."""
@@ -160,26 +146,24 @@ def fit_static(
     token_weights = weights.astype(np.float32)
 
     directions = min(PROJECTION_DIM, len(texts) // TEXTS_PER_DIRECTION, token_embeddings_TD.shape[1] - 1)
-    if directions < MIN_DIRECTIONS:
-        projection_DV = np.eye(token_embeddings_TD.shape[1], dtype=np.float32)
-    else:
-        projection_DV = _common_direction_removed(
-            _gram(token_embeddings_TD, token_weights, document_ids), directions
-        )
+    projection_DV = np.eye(token_embeddings_TD.shape[1], dtype=np.float32)
+    if directions >= MIN_DIRECTIONS:
+        gram_DD = _gram(token_embeddings_TD, token_weights, document_ids)
+        projection_DV = _common_direction_removed(gram_DD, directions)
     return StaticFit(token_weights=token_weights, projection_DV=projection_DV)
+
+
+def _sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def _check_table(token_embeddings_TD: np.ndarray, tokenizer: Tokenizer) -> None:
     size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if (
-        token_embeddings_TD.ndim != 2
-        or token_embeddings_TD.dtype != np.float32
-        or len(token_embeddings_TD) < size
-    ):
+    table = token_embeddings_TD
+    if table.ndim != 2 or table.dtype != np.float32 or len(table) < size:
         raise ModelError(
             f"the token embedding table must be float32 with at least {size} rows, one a token, "
-            f"got {token_embeddings_TD.dtype} {token_embeddings_TD.shape}; table and tokenizer are of "
-            "different models"
+            f"got {table.dtype} {table.shape}; table and tokenizer are of different models"
         )
     if not np.isfinite(token_embeddings_TD).all():
         raise ModelError(
@@ -204,10 +188,7 @@ def _token_ids(bare: Tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
 
 
 def _fold(token_embeddings_TD: np.ndarray, fit: StaticFit) -> Float32[np.ndarray, "T V"]:
-    """Apply weights and projection to the table itself, in blocks.
-
-    Both are linear, so they may go before the sum.
-    """
+    """Apply weights and projection to the table itself; both are linear, so they may go before the sum."""
     folded_TV = np.empty((len(token_embeddings_TD), fit.projection_DV.shape[1]), dtype=np.float32)
     for start in range(0, len(folded_TV), BLOCK_TOKENS):
         rows = slice(start, start + BLOCK_TOKENS)

@@ -2,7 +2,7 @@
 
     group_by, group_size    at most so many documents of one value of a column, best first
     mmr = w                 next is the document with the highest w * score - (1 - w) * likeness, its cosine
-                            with the nearest document that was chosen before
+                            with the nearest document that was chosen before; a copy of it comes last
 
 Both choose greedily: a longer answer begins with the documents of a shorter one. A document without
 a value is not limited. Source: Carbonell & Goldstein 1998 ("The Use of MMR"); differs: the score is that of
@@ -16,37 +16,40 @@ from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import pyarrow as pa
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.filters import filterable_columns, table_errors
+from cairn.pipeline.index.generation import Elsewhere, Generation
+from cairn.pipeline.search.filters import table_errors
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
 NO_GROUP = -1
+COPY_COSINE = 0.9999
+"""From which on two documents have the same text: scores are relative, so that no weight tells of it."""
 
 _codes: WeakKeyDictionary[Generation, dict[str, Int32[np.ndarray, " N"]]] = WeakKeyDictionary()
-
-
-def require_groupable(column: str | None, schema: pa.Schema) -> None:
-    """Raise :class:`ConfigError` unless documents can be grouped by this column, or by none."""
-    columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]
-    if column is not None and column not in columns:
-        raise ConfigError(f"group_by must be one of {', '.join(columns)}, got {column[:80]!r}")
 
 
 def group_codes(generation: Generation, column: str) -> Int32[np.ndarray, " N"]:
     """Return a number for each document's value of a column, :data:`NO_GROUP` where it has none.
 
-    The column is read once a generation.
+    The column is read once a generation, and each time where other processes hold it.
     """
-    known = _codes.setdefault(generation, {})
+    known = {} if isinstance(generation, Elsewhere) else _codes.setdefault(generation, {})
     if column not in known:
         with table_errors("reading the column to group by", generation.layout):
-            values = generation.dataset.scanner(columns=[column], scan_in_order=True).to_table()
-        chunks = values.column(column).dictionary_encode().unify_dictionaries().chunks
+            values = generation.read_column(column)
+        chunks = values.dictionary_encode().unify_dictionaries().chunks
         codes = [chunk.indices.fill_null(NO_GROUP).to_numpy() for chunk in chunks]
         known[column] = np.concatenate([np.empty(0, np.int32), *codes])
     return known[column]
+
+
+def groups_of(
+    generation: Generation, column: str, positions: Int64[np.ndarray, " A"]
+) -> Int32[np.ndarray, " A"]:
+    """Return the numbers of some documents, which mean nothing beside those of another call."""
+    if isinstance(generation, Elsewhere):
+        values = generation.fetch_documents(positions, [column]).column(column).combine_chunks()
+        return values.dictionary_encode().indices.fill_null(NO_GROUP).to_numpy()
+    return group_codes(generation, column)[positions]
 
 
 def chosen_places(
@@ -78,6 +81,8 @@ def chosen_places(
         if vectors_NV is not None:
             nearest_N = np.maximum(nearest_N, vectors_NV @ vectors_NV[place])
             values_N = mmr * scores_N - (1.0 - mmr) * nearest_N
+            if mmr < 1.0:
+                values_N[nearest_N >= COPY_COSINE] -= 4.0  # below all others, which lie from -1 to 1
     return chosen
 
 

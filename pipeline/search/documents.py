@@ -1,35 +1,42 @@
-"""Documents read by their id, and where they came from: from the generation a search would answer from.
+"""The documents of a collection: read by id, one after the other, counted, and where they came from.
+
+All are read from the generation a search would answer from.
 
 Lineage is computed for one document when it is asked for, from its stored columns, the manifest and the files
-of runs. Those stay with whoever wrote the collection: a copy of an object store has no row and no run.
+of runs. Those stay with the writer of the collection: a copy of an object store has no row and no run.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline.corpus.origins import Origin, find_origin
+from cairn.pipeline.corpus.pages import pages_in
 from cairn.pipeline.durable import read_bytes
+from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.search.filters import allowed_documents, compile_both, compile_filter, compile_restriction
+from cairn.pipeline.search.filters import compile_filter, matching_documents, table_errors
 from cairn.pipeline.search.hits import read_rows
+from cairn.pipeline.search.served import ServedGeneration
 from cairn.pipeline.types import RESERVED_COLUMNS, Document, Lineage, LineageRun
 from jaxtyping import Int64
+from typing_extensions import override
 
 _OWN_COLUMNS: Final = ("doc_id", "title", "text", "num_tokens")
-_LINEAGE_COLUMNS: Final = ("source_file", "content_sha256", "cluster_id", "num_tokens", "num_chunks")
+_LINEAGE_COLUMNS: Final = ("source_file", "content_sha256", "cluster_id", "num_tokens", "num_chunks", "text")
 
 
 def read_document(
     generation: Generation,
     doc_id: str,
-    restriction: Mapping[str, Any] | None,
-    timeout: dt.timedelta | None,
+    restriction: Mapping[str, Any] | None = None,
+    timeout: dt.timedelta | None = None,
 ) -> Document | None:
     """Return the document of this id that matches ``restriction``, None where there is none."""
     positions = _positions_of(generation, doc_id, restriction, timeout)
@@ -43,17 +50,22 @@ def _positions_of(
     timeout: dt.timedelta | None,
 ) -> Int64[np.ndarray, " A"]:
     """Return the position of the document of this id that matches ``restriction``, or none."""
+    position = generation.position_of(doc_id)
+    found = np.empty(0, np.int64) if position is None else np.array([position], np.int64)
+    if restriction is None or position is None:
+        return found
     wanted: dict[str, Any] = {"type": "eq", "key": "doc_id", "value": doc_id}
-    condition = compile_both(wanted, restriction, generation.document_schema)
-    assert condition is not None, "an id is asked for"
-    return allowed_documents(generation, condition, timeout)
+    allowed = matching_documents(generation, wanted, restriction, timeout)
+    assert allowed is not None, "an id is asked for"
+    return allowed
 
 
 def read_documents(generation: Generation, positions: Int64[np.ndarray, " A"]) -> list[Document]:
     """Return the documents at these positions, in the order asked."""
+    own = (*_OWN_COLUMNS, "content_sha256")
     return [
-        Document(**{name: row.pop(name) for name in _OWN_COLUMNS}, metadata=row, generation=generation.number)
-        for row in read_rows(generation, positions, document_columns(generation))
+        Document(**{name: row.pop(name) for name in own}, metadata=row, generation=generation.number)
+        for row in read_rows(generation, positions, [*document_columns(generation), "content_sha256"])
     ]
 
 
@@ -63,21 +75,21 @@ def document_columns(generation: Generation) -> list[str]:
     return [*_OWN_COLUMNS, *(name for name in names if name not in RESERVED_COLUMNS)]
 
 
-def matching_documents(generation: Generation, filters: Mapping[str, Any]) -> Int64[np.ndarray, " A"]:
-    """Return the positions of the documents that match a filter tree, ascending."""
-    return allowed_documents(generation, compile_filter(filters, generation.document_schema), None)
+def ids_of_matches(generation: Generation, filters: Mapping[str, Any]) -> list[str]:
+    """Return the ids of the documents that match a filter tree, which must ask for something."""
+    compile_filter(filters, generation.document_schema)
+    return generation.ids_of(visible_documents(generation, None, None, filters))
 
 
 def visible_documents(
     generation: Generation,
     restriction: Mapping[str, Any] | None,
     timeout: dt.timedelta | None,
+    filters: Mapping[str, Any] | None = None,
 ) -> Int64[np.ndarray, " A"]:
-    """Return the positions of the documents that match ``restriction``, ascending; None lets all through."""
-    if restriction is None:
-        return np.arange(generation.num_documents)
-    condition = compile_restriction(restriction, generation.document_schema)
-    return allowed_documents(generation, condition, timeout)
+    """Return the positions of the documents that match both filters, ascending; None lets all through."""
+    allowed = matching_documents(generation, filters, restriction, timeout)
+    return np.arange(generation.num_documents) if allowed is None else allowed
 
 
 def read_lineage(
@@ -91,17 +103,20 @@ def read_lineage(
     if not len(positions):
         return None
     (row,) = read_rows(generation, positions[:1], _LINEAGE_COLUMNS)
+    text = row.pop("text")
     manifest, layout = generation.manifest, generation.layout
     origin = find_origin(layout.origins_folder, doc_id, row["content_sha256"])
+    context_documents = manifest.context_documents if manifest.encoder.use_context else 0
     return Lineage(
         doc_id=doc_id,
         **row,
+        pages=pages_in(text, row["source_file"]),
         source_row=origin and origin.row_index,
         run=origin and _run_of(layout, origin),
         model=manifest.encoder.model,
         model_revision=manifest.fingerprints.get("model_revision"),
         encoder_fingerprint=manifest.fingerprints["encoder"],
-        context_documents=manifest.context_documents if manifest.encoder.needs_context else 0,
+        context_documents=context_documents if restriction is None else None,
         context_fingerprint=manifest.fingerprints["context"],
         collection=layout.name,
         generation=manifest.generation,
@@ -121,3 +136,81 @@ def _run_of(layout: CollectionLayout, origin: Origin) -> LineageRun:
     return LineageRun(
         run_id=origin.run_id, started_at=began.isoformat(timespec="seconds"), job=job, generation=generation
     )
+
+
+BATCH_ROWS: Final = 1_024
+
+
+class StoredDocuments:
+    """The documents of a collection, in the order they were ingested.
+
+    collection.documents["guides/passwords"]     one by its id; KeyError where there is none
+    len(collection.documents)                    how many there are
+    for document in collection.documents: ...    all, from the generation that was served at the start
+    """
+
+    def __init__(self, served: ServedGeneration, name: str) -> None:
+        self._served, self._name = served, name
+
+    def __len__(self) -> int:
+        return self._served.generation.num_documents
+
+    def __getitem__(self, doc_id: str) -> Document:
+        found = self.get(doc_id)
+        if found is None:
+            raise KeyError(doc_id)
+        return found
+
+    def __contains__(self, doc_id: object) -> bool:
+        return isinstance(doc_id, str) and self.get(doc_id) is not None
+
+    def __iter__(self) -> Iterator[Document]:
+        generation = self._served.generation
+        for positions in _places(generation):
+            yield from read_documents(generation, positions)
+
+    def get(self, doc_id: str) -> Document | None:
+        """Return a document by its id, None where there is none."""
+        return self._served.reading(lambda served: read_document(served.generation, doc_id))
+
+    def ids(self, filters: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the ids of the documents that match a filter tree, all without one."""
+        generation = self._served.generation
+        return generation.doc_ids.to_pylist() if filters is None else ids_of_matches(generation, filters)
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all documents as Arrow, at most ``BATCH_ROWS`` rows at a time.
+
+        ``columns`` are those of the stored table, such as ``vector``; None takes id, title, text, number of
+        tokens and metadata.
+        """
+        generation = self._served.generation
+        chosen = _columns(generation, columns)
+        for positions in _places(generation):
+            with table_errors("reading documents", generation.layout):
+                found = generation.fetch_documents(positions, chosen)
+            yield from found.combine_chunks().to_batches()
+
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all documents as one table, in memory; the columns are those of :meth:`batches`."""
+        generation = self._served.generation
+        chosen = _columns(generation, columns)
+        schema = pa.schema([generation.document_schema.field(name) for name in chosen])
+        return pa.Table.from_batches(list(self.batches(chosen)), schema=schema)
+
+    @override
+    def __repr__(self) -> str:
+        return f"<{len(self):,} documents of {self._name!r}>"
+
+
+def _columns(generation: Generation, columns: Sequence[str] | None) -> list[str]:
+    chosen, stored = list(columns or document_columns(generation)), generation.document_schema.names
+    if unknown := sorted({*chosen} - {*stored}):
+        raise UsageError(f"columns of documents must be among {', '.join(stored)}, got {', '.join(unknown)}")
+    return chosen
+
+
+def _places(generation: Generation) -> Iterator[Int64[np.ndarray, " A"]]:
+    """Yield the positions of all documents, ``BATCH_ROWS`` at a time."""
+    for start in range(0, generation.num_documents, BATCH_ROWS):
+        yield np.arange(start, min(start + BATCH_ROWS, generation.num_documents))

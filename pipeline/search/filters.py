@@ -10,7 +10,8 @@ A filter restricts the documents before they are searched. No part of it is ever
 list, values become typed literals. LanceDB, whose literals they are, is imported with the first filter:
 importing it takes longer than a search without one. Its expressions know neither lists nor nulls. A column
 that is asked about those is read, and tested in Arrow; such tests and expressions are combined as sets of
-positions.
+positions. A column of texts or whole numbers that is asked for a value is kept in memory where it is small:
+one tenant of many costs little then.
 
 ``contains`` asks for a part of a text, case and all, or for an element of a list. ``in`` asks of a list
 whether it holds any of the values, ``nin`` whether it holds none. An object without ``key`` and ``filters``
@@ -31,7 +32,7 @@ import operator
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -39,13 +40,14 @@ import pyarrow as pa
 import pyarrow.compute as arrow_compute
 from cairn.pipeline.errors import (
     CairnError,
+    ConfigError,
     FilterError,
     RestrictionError,
     StorageError,
     TryAgainError,
     is_panic,
 )
-from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.generation import ColumnValues, Elsewhere, Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 from jaxtyping import Bool, Int64
@@ -84,6 +86,7 @@ _SIGNS_OF_LISTS = {"eq": "contains", "contains": "contains", "ne": "nin"}
 MAX_STRING_BYTES = 8_192
 
 _INT64 = range(-(2**63), 2**63)
+_UINT64 = range(-(2**63), 2**64)
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -135,6 +138,26 @@ class HoldsAny:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HasValue:
+    """A metadata column of texts or whole numbers has one of ``members``. A null matches none."""
+
+    column: str
+    data_type: pa.DataType
+    members: Sequence[Any]
+
+    def positions(self, column: ColumnValues) -> Int64[np.ndarray, " A"]:
+        """Return which documents match, ascending."""
+        wanted = literals(self.column, self.data_type, self.members)
+        is_wanted = np.asarray(pc.is_in(column.values, value_set=wanted.cast(column.values.type)))
+        return np.flatnonzero(np.append(is_wanted, False)[column.codes_N])
+
+    def expression(self) -> Expr:
+        """Return the condition as LanceDB has it."""
+        values = [literal(self.column, self.data_type, each) for each in self.members]
+        return _column(self.column) == values[0] if len(values) == 1 else _column(self.column).isin(values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Combined:
     """Conditions of which all or any must match."""
 
@@ -142,13 +165,13 @@ class Combined:
     parts: Sequence[Condition]
 
 
-Condition: TypeAlias = "Expr | IsNull | HoldsAny | Combined"
+Condition: TypeAlias = "Expr | IsNull | HoldsAny | HasValue | Combined"
 
 
 def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Condition:
     """Return one condition of several; expressions become one, which Lance answers at once."""
-    tests = [part for part in parts if isinstance(part, IsNull | HoldsAny | Combined)]
-    expressions = [part for part in parts if not isinstance(part, IsNull | HoldsAny | Combined)]
+    tests = [part for part in parts if isinstance(part, IsNull | HoldsAny | HasValue | Combined)]
+    expressions = [part for part in parts if not isinstance(part, IsNull | HoldsAny | HasValue | Combined)]
     if expressions:
         joined = reduce(lambda one, other: one & other if kind == "and" else one | other, expressions)
         if not tests:
@@ -158,15 +181,29 @@ def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Conditio
 
 
 def allowed_documents(
-    generation: Generation, condition: Condition, timeout: dt.timedelta | None
+    generation: Generation, condition: Condition, timeout: dt.timedelta | None, num_parts: int = 1
 ) -> Int64[np.ndarray, " A"]:
-    """Return the positions of all documents that a condition matches, ascending."""
+    """Return the positions of all documents that a condition matches, ascending.
+
+    ``num_parts`` says of how many partitions the generation is one.
+    """
     if not generation.num_documents:
         return np.empty(0, dtype=np.int64)
     if isinstance(condition, Combined):
         found = [allowed_documents(generation, part, timeout) for part in condition.parts]
         return reduce(np.intersect1d if condition.kind == "and" else np.union1d, found)
+    if generation.parts:
+        starts = zip(generation.part_starts, generation.parts, strict=False)
+        within = partial(
+            allowed_documents, condition=condition, timeout=timeout, num_parts=len(generation.parts)
+        )
+        return np.concatenate([start + within(part) for start, part in starts])
     with table_errors("reading the filter's documents", generation.layout):
+        if isinstance(condition, HasValue):
+            column = generation.column_values(condition.column, num_parts)
+            if column is not None:
+                return condition.positions(column)
+            condition = condition.expression()
         search = generation.document_table.search()
         is_test = isinstance(condition, IsNull | HoldsAny)
         rows = (
@@ -182,6 +219,24 @@ def allowed_documents(
     return np.sort(generation.position_of_row_ids(row_ids))
 
 
+def matching_documents(
+    generation: Generation,
+    filters: Mapping[str, Any] | None,
+    restriction: Mapping[str, Any] | None = None,
+    timeout: dt.timedelta | None = None,
+) -> Int64[np.ndarray, " A"] | None:
+    """Return the positions of all documents that match both filters, ascending; None where neither asks.
+
+    See :func:`compile_both`.
+    """
+    condition = compile_both(filters, restriction, generation.document_schema)
+    if condition is None:
+        return None
+    if isinstance(generation, Elsewhere):
+        return generation.matching(filters, restriction, timeout)
+    return allowed_documents(generation, condition, timeout)
+
+
 def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
     """Return the columns a filter may name, with their types.
 
@@ -194,6 +249,13 @@ def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
         for name in dict.fromkeys(names)
         if is_filterable(schema.field(name).type)
     }
+
+
+def require_groupable(column: str | None, schema: pa.Schema) -> None:
+    """Raise :class:`ConfigError` unless documents can be grouped by this column, or by none."""
+    columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]
+    if column is not None and column not in columns:
+        raise ConfigError(f"group_by must be one of {', '.join(columns)}, got {column[:80]!r}")
 
 
 def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Condition:
@@ -220,10 +282,11 @@ def compile_both(
 ) -> Condition | None:
     """Compile two filters, each by itself, into one condition that asks for both; None where there is none.
 
+    ``filters`` without a column ask for nothing.
     ``restriction`` is the one that its caller did not choose, see :func:`compile_restriction`.
     """
     allowed = None if restriction is None else compile_restriction(restriction, schema)
-    wanted = None if filters is None else compile_filter(filters, schema)
+    wanted = None if filters is None or filters == {} else compile_filter(filters, schema)
     if allowed is None or wanted is None:
         return allowed if wanted is None else wanted
     return combined("and", [allowed, wanted])
@@ -310,7 +373,7 @@ class _Compiler:
             )
         if pa.types.is_list(data_type):
             return _holds_any(key, data_type, [value], is_negated=False)
-        return operator.eq(_column(key), literal(key, data_type, value))
+        return _has_value(key, data_type, [value])
 
     def _compile_logic(self, kind: Literal["and", "or"], node: Mapping[str, Any], depth: int) -> Condition:
         _require_fields(kind, node, {"type", "filters"})
@@ -345,6 +408,8 @@ class _Compiler:
             raise FilterError(
                 f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`"
             )
+        if kind == "eq":
+            return _has_value(key, data_type, [value])
         return _COMPARISONS[kind](_column(key), literal(key, data_type, value))
 
     def _compile_members(self, kind: str, key: str, data_type: pa.DataType, values: Any) -> Condition:
@@ -356,14 +421,23 @@ class _Compiler:
         members = cast("Sequence[Any]", values)
         if pa.types.is_list(data_type):
             return _holds_any(key, data_type, members, is_negated=kind == "nin")
-        found = _column(key).isin([literal(key, data_type, member) for member in members])
-        return found if kind == "in" else ~found
+        if kind == "in":
+            return _has_value(key, data_type, members)
+        return ~_column(key).isin([literal(key, data_type, member) for member in members])
 
 
 def _column(key: str) -> Any:
     from lancedb.expr import col
 
     return col(key)
+
+
+def _has_value(key: str, data_type: pa.DataType, members: Sequence[Any]) -> Condition:
+    found = HasValue(column=key, data_type=data_type, members=members)
+    if key not in STORED_FILTER_COLUMNS and (is_text(data_type) or pa.types.is_integer(data_type)):
+        literals(key, data_type, members)  # refuses what does not fit
+        return found
+    return found.expression()
 
 
 def _holds_any(key: str, data_type: pa.ListType, values: Sequence[Any], *, is_negated: bool) -> HoldsAny:
@@ -423,7 +497,7 @@ def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type):
         for read in (int, float):
             try:
-                return number_of(key, read(text))
+                return _number_of(key, data_type, read(text))
             except FilterError:
                 raise
             except ValueError:
@@ -444,9 +518,11 @@ def literal(key: str, data_type: pa.DataType, value: Any) -> Expr:
     """Return the typed literal of a value that fits its column, as LanceDB has it."""
     from lancedb.expr import lit
 
-    checked = lit(_checked(key, data_type, value))
+    checked = _checked(key, data_type, value)
+    if isinstance(checked, int) and checked not in _INT64:  # larger than the numbers that LanceDB takes
+        return lit(str(checked)).cast(pa.uint64())
     # Lance reads a literal timestamp in the column's own zone.
-    return checked.cast(_instant_type(data_type)) if pa.types.is_timestamp(data_type) else checked
+    return lit(checked).cast(_instant_type(data_type)) if pa.types.is_timestamp(data_type) else lit(checked)
 
 
 def literals(key: str, data_type: pa.DataType, values: Sequence[Any]) -> pa.Array:
@@ -478,7 +554,9 @@ def _checked(key: str, data_type: pa.DataType, value: Any) -> Any:
         return _boolean(key, value)
     if pa.types.is_date(data_type):
         return _date(key, value)
-    return _ticks(key, data_type, value) if pa.types.is_timestamp(data_type) else number_of(key, value)
+    if pa.types.is_timestamp(data_type):
+        return _ticks(key, data_type, value)
+    return _number_of(key, data_type, value)
 
 
 def _boolean(key: str, value: Any) -> bool:
@@ -505,11 +583,11 @@ def _string(key: str, value: Any) -> str:
     return value
 
 
-def number_of(key: str, value: Any) -> int | float:
+def _number_of(key: str, data_type: pa.DataType, value: Any) -> int | float:
     """Return a finite number of at most 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(value)}")
-    if isinstance(value, int) and value not in _INT64:
+    if isinstance(value, int) and value not in (_UINT64 if pa.types.is_uint64(data_type) else _INT64):
         raise FilterError(f"the value of column {key!r} must fit 64 bits, got {shown_value(value)}")
     if not math.isfinite(value):
         raise FilterError(f"the value of column {key!r} must be finite, got {value}")

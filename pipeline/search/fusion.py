@@ -72,8 +72,8 @@ class Fusion:
     """How one query's dense scores meet BM25, in documents and passages alike: its scales and weights.
 
     ``dense`` reaches from what an average chunk of the corpus scores to the best document, the others from 0
-    to the best. ``bm25`` is that of whole documents, ``passage_bm25`` that of passages; one of them may be
-    None: the collection has none, or no word was found.
+    to the best. ``bm25`` is that of whole documents, ``passage_bm25`` that of passages, ``sparse`` that of a
+    learned sparse encoder; some may be None: the collection has none, or nothing was found.
     """
 
     dense: Scale
@@ -81,26 +81,39 @@ class Fusion:
     passage_bm25: Scale | None
     dense_weight: float
     bm25_weight: float
+    sparse: Scale | None = None
+    sparse_weight: float = 0.0
+
+    @property
+    def weight(self) -> float:
+        """Return what the fused parts weigh together."""
+        bm25 = self.bm25_weight if self.bm25 or self.passage_bm25 else 0.0
+        return self.dense_weight + bm25 + (self.sparse_weight if self.sparse else 0.0)
 
     def documents(
         self,
         dense_N: Float[np.ndarray, " N"],
         bm25_N: Float[np.ndarray, " N"] | None,
         passage_bm25_N: Float[np.ndarray, " N"] | None,
+        sparse_N: Float[np.ndarray, " N"] | None = None,
     ) -> Float64[np.ndarray, " N"]:
         """Combine dense scores with the mean of both BM25, the document's and its best passage's.
 
-        0 where no word of the query stands.
+        0 where no word of the query stands. Scores of a sparse encoder are a further part.
         """
         lexical = [
             scale.apply(part)
             for scale, part in ((self.bm25, bm25_N), (self.passage_bm25, passage_bm25_N))
             if scale and part is not None
         ]
-        return weighted_mean(
-            [self.dense.apply(dense_N), weighted_mean(lexical, [1.0] * len(lexical))],
-            [self.dense_weight, self.bm25_weight],
-        )
+        parts, weights = [self.dense.apply(dense_N)], [self.dense_weight]
+        if lexical:
+            parts.append(weighted_mean(lexical, [1.0] * len(lexical)))
+            weights.append(self.bm25_weight)
+        if self.sparse is not None and sparse_N is not None:
+            parts.append(self.sparse.apply(sparse_N))
+            weights.append(self.sparse_weight)
+        return weighted_mean(parts, weights)
 
     def with_windows(self, high: float | None) -> Fusion:
         """Return the fusion for passages of another size than those that rank documents.
@@ -141,7 +154,7 @@ class LateFusion:
         """Return that of a query's documents, whose dense scores are ``dense_N`` where nothing is fused."""
         if fusion is None:
             return cls(dense=Scale.of(dense_N, floor=average_chunk), weight=1.0)
-        return cls(dense=None, weight=fusion.dense_weight + fusion.bm25_weight)
+        return cls(dense=None, weight=fusion.weight)
 
     def documents(
         self, scores_N: Float[np.ndarray, " N"], late_N: Float[np.ndarray, " N"]
@@ -168,17 +181,19 @@ def document_scores(
     *,
     bm25_N: Float[np.ndarray, " N"] | None = None,
     passage_bm25_N: Float[np.ndarray, " N"] | None = None,
+    sparse_N: Float[np.ndarray, " N"] | None = None,
     average_chunk: float = 0.0,
 ) -> tuple[Float64[np.ndarray, " N"], Fusion | None]:
-    """Return the candidates' scores, and how BM25 was fused into them (None: it was not).
+    """Return the candidates' scores, and how BM25 and sparse scores were fused into them (None: none was).
 
     ``cosines`` has the parts that :data:`COSINES_OF` names, ``average_chunk`` is what an average chunk of the
-    corpus scores; BM25 alone needs it. A BM25 is None where it has no say or no word was found.
+    corpus scores; fusion alone needs it. A BM25 is None where it has no say or no word was found, and so are
+    the scores of a sparse encoder.
     """
     parts = COSINES_OF[options.granularity]
     weights = [options.weight(part) for part in parts] if len(parts) > 1 else [1.0]
     dense_N = weighted_mean([cosines[part] for part in parts], weights)
-    if bm25_N is None and passage_bm25_N is None:
+    if bm25_N is None and passage_bm25_N is None and sparse_N is None:
         return dense_N, None
     fusion = Fusion(
         dense=Scale.of(dense_N, floor=average_chunk),
@@ -186,8 +201,10 @@ def document_scores(
         passage_bm25=None if passage_bm25_N is None else Scale.of(passage_bm25_N, floor=0.0),
         dense_weight=options.weight("document") + options.weight("chunk"),
         bm25_weight=options.weight("bm25"),
+        sparse=None if sparse_N is None else Scale.of(sparse_N, floor=0.0),
+        sparse_weight=options.weight("sparse"),
     )
-    return fusion.documents(dense_N, bm25_N, passage_bm25_N), fusion
+    return fusion.documents(dense_N, bm25_N, passage_bm25_N, sparse_N), fusion
 
 
 NEIGHBOUR_WEIGHT: Final = 0.5

@@ -2,23 +2,42 @@
 
 Metadata keeps Python values (dates stay dates); the command line and the HTTP API turn them into JSON.
 Nanoseconds, for which Python has no type, become microseconds.
+
+Where token vectors judge, a passage says which of its words answered which words of the query:
+
+    query token ─▶ the token of passage or title most like it ─▶ whole words ─▶ spans, weights, query words
+
+A span's weight is its share of the passage's MaxSim: what the query's tokens weigh, times their cosine. Left
+out are words below :data:`LEAST_COSINE` or :data:`LEAST_SHARE`, function words, punctuation, and all but the
+:data:`MAX_WORDS` strongest.
+
+    q query tokens    P tokens of a passage or title    n passages
+    M chunks of all passages    N titles    C both    T their tokens
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import chain, islice
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.corpus.pages import page_of
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.tokenizer import Span, is_function_word, word_at
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.candidates import blocks
 from cairn.pipeline.search.filters import table_errors
-from cairn.pipeline.search.highlights import Explanation
+from cairn.pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
 from cairn.pipeline.search.passages import ChosenPassage, joined
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking
-from cairn.pipeline.types import RESERVED_COLUMNS, Hit, Passage
+from cairn.pipeline.search.reader import IndexReader
+from cairn.pipeline.token_vectors.codes import FAR
+from cairn.pipeline.types import RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
+from jaxtyping import Float32, Int64, Shaped, UInt8
 
 
 def make_hits(
@@ -36,31 +55,38 @@ def make_hits(
             replace(ranking, passages=[joined(pieces) for pieces in ranking.passages]) for ranking in rankings
         ]
     metadata = [name for name in search.generation.document_schema.names if name not in RESERVED_COLUMNS]
-    columns = ["doc_id", "title", *(["text"] if search.options.passages else []), *metadata]
+    columns = ["doc_id", "title", *(["text", "source_file"] if search.options.passages else []), *metadata]
     positions = np.concatenate([ranking.positions for ranking in rankings])
-    rows = iter(read_rows(search.generation, positions, columns) if len(positions) else [])
+    if not len(positions):
+        return [()] * len(rankings)
+    chosen = [passage for ranking in rankings for own in ranking.passages for passage in own]
+    bounds_n2 = np.array([(each.first, each.end) for each in chosen], np.int64).reshape(-1, 2)
+    with table_errors("reading the answer's documents", search.generation.layout):
+        table, start_n, end_n = search.generation.read_passages(positions, columns, *bounds_n2.T)
+    rows = iter(showable(table).to_pylist())
+    spans = iter(zip(start_n.tolist(), end_n.tolist(), strict=True))
     return [
-        _hits_of(search.generation, ranking, [next(rows) for _ in ranking.positions], metadata, explanation)
+        _hits_of(ranking, [next(rows) for _ in ranking.positions], spans, metadata, explanation)
         for ranking, explanation in zip(rankings, explanations or [None] * len(rankings), strict=True)
     ]
 
 
 def _hits_of(
-    generation: Generation,
     ranking: Ranking,
     rows: Sequence[dict[str, Any]],
+    spans: Iterator[Span],
     metadata: Sequence[str],
     explanation: Explanation | None,
 ) -> tuple[Hit, ...]:
     passages = [
-        _cut(generation, chosen, row["text"])
+        _cut(chosen, next(spans), row["text"], row["source_file"])
         for chosen_of_document, row in zip(ranking.passages, rows, strict=True)
         for chosen in chosen_of_document
     ]
     if explanation is not None and passages:
         found = explanation.highlights(
             list(chain.from_iterable(ranking.passages)),
-            [passage.text for passage in passages],
+            passages,
             [row["title"] or "" for chosen, row in zip(ranking.passages, rows, strict=True) for _ in chosen],
         )
         passages = [
@@ -83,15 +109,13 @@ def _hits_of(
     )
 
 
-def _cut(generation: Generation, passage: ChosenPassage, text: str) -> Passage:
-    start_char, end_char = (
-        int(generation.chunk_starts[passage.first]),
-        int(generation.chunk_ends[passage.end - 1]),
-    )
+def _cut(passage: ChosenPassage, span: Span, text: str, source_file: str) -> Passage:
+    start_char, end_char = span
     return Passage(
         start_char=start_char,
         end_char=end_char,
         text=text[start_char:end_char],
+        page=page_of(text, start_char, end_char, source_file),
         score=_within_bounds(passage.score),
         scores=passage.parts,
     )
@@ -110,9 +134,184 @@ def read_rows(generation: Generation, positions: np.ndarray, columns: Sequence[s
     """Return columns of the documents at these positions as Python values, in the order asked."""
     with table_errors("reading the answer's documents", generation.layout):
         rows = generation.fetch_documents(positions, columns)
+    return showable(rows).to_pylist()
+
+
+def showable(rows: pa.Table) -> pa.Table:
+    """Return rows whose values Python has types for."""
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
             rows = rows.set_column(
                 index, field.name, rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
             )
-    return rows.to_pylist()
+    return rows
+
+
+LEAST_COSINE: Final = 0.5
+"""Below, tokens are not alike: unrelated ones reach .4."""
+LEAST_SHARE: Final = 0.2
+"""Of the strongest word's weight; below, a word is hardly alike, or weighs little in the query."""
+MAX_WORDS: Final = 6
+"""Words of a passage and its title, the strongest: more are not read."""
+LONGEST_ASKED: Final = 100
+"""Characters of a query's word, at most: every highlight that it answers repeats it."""
+_Place = tuple[bool, Span]
+"""Whether a word stands in the title, and where."""
+
+
+class Highlights(NamedTuple):
+    """The words of a passage, and of its document's title, in order; spans are those of the document."""
+
+    of_text: tuple[Highlight, ...]
+    of_title: tuple[Highlight, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Explanation:
+    """One query whose passages are to be explained; ``words_q`` are the words of its tokens, "" for none."""
+
+    generation: Generation
+    reader: IndexReader
+    late: LateQuery
+    words_q: Sequence[str]
+
+    @classmethod
+    def of(
+        cls, generation: Generation, reader: IndexReader, text: str, tokens: QueryTokens, late: LateQuery
+    ) -> Explanation:
+        """Read which word of a query each of its judging tokens belongs to."""
+        languages = generation.query_languages
+        spans = [_word_at(text, int(tokens.start_char[place]), languages) for place in late.places_q]
+        return cls(
+            generation=generation,
+            reader=reader,
+            late=late,
+            words_q=[
+                "" if span is None or span[1] - span[0] > LONGEST_ASKED else text[span[0] : span[1]]
+                for span in spans
+            ],
+        )
+
+    def highlights(
+        self, passages: Sequence[ChosenPassage], read: Sequence[Passage], titles: Sequence[str]
+    ) -> list[Highlights]:
+        """Return the highlights of passages as they were read, in documents with these titles.
+
+        Only so many chunks are compared at a time, or one longer passage.
+        """
+        num_chunks = np.array([passage.end - passage.first for passage in passages], np.int64)
+        found: list[Highlights] = []
+        for start, stop in blocks(num_chunks, BLOCK_ROWS):
+            found += self._highlights_of_block(passages[start:stop], read[start:stop], titles[start:stop])
+        return found
+
+    def _highlights_of_block(
+        self, passages: Sequence[ChosenPassage], read: Sequence[Passage], titles: Sequence[str]
+    ) -> list[Highlights]:
+        generation = self.generation
+        first_n = np.array([passage.first for passage in passages], np.int64)
+        size_n = np.array([passage.end - passage.first for passage in passages], np.int64)
+        chunk_M = ranges(first_n, size_n)
+        title_N, title_of_n = np.unique(
+            generation.chunks_of(generation.owners_of(first_n))[0], return_inverse=True
+        )
+        matches = self.reader.token_matches(chunk_M, title_N, self.late)
+        start_T = _token_starts(matches.step_T, matches.start_C, matches.size_C)
+        ends = np.cumsum([0, *matches.size_C])
+        ends_n = ends[np.cumsum([0, *size_n])]
+        heading_N = [
+            _best_matches(matches.cosine_Tq[start:stop], start_T[start:stop])
+            for start, stop in pairwise(ends[len(chunk_M) :].tolist())
+        ]
+        found: list[Highlights] = []
+        for place, (passage, title) in enumerate(zip(read, titles, strict=True)):
+            own = slice(ends_n[place], ends_n[place + 1])
+            first_char = passage.start_char
+            best = _best_matches(matches.cosine_Tq[own], start_T[own] - first_char)
+            places = self._found_words(best, heading_N[title_of_n[place]], passage.text, title)
+            found.append(_strongest(places, first_char))
+        return found
+
+    def _found_words(
+        self, of_text: _BestMatches, of_title: _BestMatches, text: str, title: str
+    ) -> dict[_Place, dict[str, float]]:
+        """Return the words of text and title that answered, and by how much each word of the query did."""
+        is_title_q = of_title.cosine_q > of_text.cosine_q
+        cosine_q = np.where(is_title_q, of_title.cosine_q, of_text.cosine_q)
+        weight_q = cosine_q * self.late.weights_q
+        languages = self.generation.query_languages
+        found: dict[_Place, dict[str, float]] = defaultdict(dict)
+        for token in np.flatnonzero(cosine_q >= LEAST_COSINE).tolist():
+            asked, is_title = self.words_q[token], bool(is_title_q[token])
+            start = int((of_title if is_title else of_text).start_q[token])
+            span = _word_at(title if is_title else text, start, languages) if asked else None
+            if span is not None:
+                by_word = found[is_title, span]
+                by_word[asked] = by_word.get(asked, 0.0) + float(weight_q[token])
+        return found
+
+
+class _BestMatches(NamedTuple):
+    """The best match of each query token in a text: its cosine, and the character it begins at."""
+
+    cosine_q: Float32[np.ndarray, " q"]
+    start_q: Int64[np.ndarray, " q"]
+
+
+def _best_matches(cosine_Pq: Float32[np.ndarray, "P q"], start_P: Int64[np.ndarray, " P"]) -> _BestMatches:
+    num_asked = cosine_Pq.shape[1]
+    if not len(cosine_Pq):
+        return _BestMatches(np.full(num_asked, ABSENT, np.float32), np.full(num_asked, -1))
+    place_q = cosine_Pq.argmax(axis=0)
+    return _BestMatches(cosine_Pq[place_q, np.arange(num_asked)], start_P[place_q])
+
+
+def _token_starts(
+    step_T: UInt8[np.ndarray, " T"], start_C: Int64[np.ndarray, " C"], size_C: Int64[np.ndarray, " C"]
+) -> Int64[np.ndarray, " T"]:
+    """Return where each token begins, given where each stretch of tokens does.
+
+    Before all characters where that is not kept: from the first step of a stretch that is too long.
+    """
+    first_C = np.cumsum(size_C) - size_C
+    far_T = _sums_of_each(step_T == FAR, first_C, size_C)
+    start_T = np.repeat(start_C, size_C) + _sums_of_each(step_T, first_C, size_C)
+    return np.where(far_T > 0, -1, start_T)
+
+
+def _sums_of_each(
+    step_T: Shaped[np.ndarray, " T"], first_C: Int64[np.ndarray, " C"], size_C: Int64[np.ndarray, " C"]
+) -> Int64[np.ndarray, " T"]:
+    """Return running sums that begin again with every stretch."""
+    sums_T1 = np.concatenate([[0], np.cumsum(step_T, dtype=np.int64)])
+    return sums_T1[1:] - np.repeat(sums_T1[first_C], size_C)
+
+
+def _word_at(text: str, place: int, languages: Sequence[str]) -> Span | None:
+    """Return the word of a token that begins at a character, None for other tokens and outside of the text.
+
+    Function words are no words here. Some tokenizers count the space before a word to its first token.
+    """
+    place += place >= 0 and text[place : place + 1].isspace()
+    span = word_at(text, place) if 0 <= place < len(text) else None
+    return None if span is None or is_function_word(text[slice(*span)], languages) else span
+
+
+def _strongest(found: Mapping[_Place, Mapping[str, float]], first_char: int) -> Highlights:
+    weights = {place: sum(by_word.values()) for place, by_word in found.items()}
+    least = LEAST_SHARE * max(weights.values(), default=0.0)
+    of_text: list[Highlight] = []
+    of_title: list[Highlight] = []
+    strongest = sorted(weights, key=lambda place: (-weights[place], place))[:MAX_WORDS]
+    for place in sorted(place for place in strongest if weights[place] >= least):
+        is_title, (start, end) = place
+        moved = 0 if is_title else first_char
+        (of_title if is_title else of_text).append(
+            Highlight(
+                start_char=moved + start,
+                end_char=moved + end,
+                weight=weights[place],
+                query_words=tuple(sorted(found[place], key=lambda word: (-found[place][word], word))),
+            )
+        )
+    return Highlights(tuple(of_text), tuple(of_title))

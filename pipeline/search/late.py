@@ -1,7 +1,7 @@
 """The best windows of a search judged by token vectors: late interaction.
 
     fused ranking ─▶ 50 best windows ─▶ MaxSim, scaled to 0 … 1 among them ─▶ added with weight 1
-    query's token states ─▶ projected ─┘ weights of query tokens, trained
+    query's token states ─▶ as coded ──┘ weights of query tokens, trained or idf
 
 A window takes, for each query token, the better of its own best match and its document's title's. Windows
 that are not judged gain nothing. Before that, the query's vector is moved towards the windows of highest
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.index.token_file import TokenCodes, TokenVectors
+from cairn.pipeline.index.columns import TokenCodes, TokenVectors
 from cairn.pipeline.ragged import ranges
+from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.token_vectors.max_sim import normalised_weights
-from cairn.pipeline.token_vectors.projection import TokenProjection
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Bool, Float, Float32, Int64
 
@@ -41,7 +41,7 @@ MaxSim = Callable[
 ]
 """MaxSim of windows by their first chunk, the one behind their last, and the first of their document."""
 LEAST_WEIGHT: Final = 0.15
-"""Of the heaviest token's weight: of the trained weights, function words are below, as is `the` with .03."""
+"""Of the heaviest token's weight: function words are below."""
 MAX_QUERY_TOKENS: Final = 128
 """Tokens of a query that judge, those of most weight: the cost grows with them."""
 
@@ -53,23 +53,23 @@ NUM_WINDOWS: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LateQuery:
-    """A query's projected tokens with weights that sum to 1; ``places_q`` are their places in the query."""
+    """A query's token vectors, weights that sum to 1, and the tokens' places in the query."""
 
     vectors_qV: Float32[np.ndarray, "q V"]
     weights_q: Float32[np.ndarray, " q"]
     places_q: Int64[np.ndarray, " q"]
 
     @classmethod
-    def of(cls, tokens: QueryTokens, projection: TokenProjection) -> LateQuery | None:
-        """Project a query's tokens; None where none carries weight: function words alone ask for nothing."""
-        weights = projection.weights_of(tokens.ids_T)
-        if weights.max(initial=0.0) <= LEAST_WEIGHT * projection.heaviest:
+    def of(cls, tokens: QueryTokens, codebook: TokenCoder) -> LateQuery | None:
+        """Weigh a query's tokens; None where none carries weight: function words alone ask for nothing."""
+        weights = codebook.weights_of(tokens.ids_T)
+        if weights.max(initial=0.0) <= LEAST_WEIGHT * codebook.heaviest:
             return None
         places = np.flatnonzero(weights > 0.0)
         if len(places) > MAX_QUERY_TOKENS:
             places = np.sort(places[np.argsort(-weights[places], kind="stable")[:MAX_QUERY_TOKENS]])
         return cls(
-            vectors_qV=projection.project(tokens.states_TD[places]),
+            vectors_qV=codebook.project(tokens.states_TD[places]),
             weights_q=normalised_weights(weights[places]),
             places_q=places,
         )
@@ -188,7 +188,7 @@ def _best_matches(
         tokens = column.read(rows[start : start + BLOCK_ROWS])
         filled = np.flatnonzero(tokens.size_C)
         if len(filled):
-            score_Tq = stored.projection.codec.cosines(tokens.codes, query.vectors_qV)
+            score_Tq = stored.codebook.similarities(tokens.codes, query.vectors_qV)
             first_T = (np.cumsum(tokens.size_C) - tokens.size_C)[filled]
             best_Rq[start + filled] = np.maximum.reduceat(score_Tq, first_T, axis=0)
     bounds = np.stack([np.searchsorted(rows, first_W), np.searchsorted(rows, end_W)], axis=1).ravel()

@@ -22,16 +22,17 @@ Cranfield .476 / .435, SQuAD passages .817 / .790; hybrid, mean of the four, .76
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from cairn.pipeline.index.faiss_index import one_faiss_thread
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
-from cairn.pipeline.search.diversity import chosen_places, group_codes, still_allowed
+from cairn.pipeline.search.diversity import chosen_places, group_codes, groups_of, still_allowed
 from cairn.pipeline.search.fusion import (
     COSINES_OF,
     Fusion,
@@ -47,25 +48,29 @@ from cairn.pipeline.search.reader import (
     IndexReader,
     NearestAsked,
     Nominate,
-    Nominees,
     ScoresAsked,
+    SparseAsked,
+    SparseFound,
     WordsAsked,
     WordScores,
 )
 from cairn.pipeline.search_options import SearchOptions
 from jaxtyping import Float, Float32, Float64, Int64
 
-LEXICAL_PARTS = ("bm25", "passage_bm25")
+LEXICAL_PARTS = ("bm25", "passage_bm25", "sparse")
 MAX_GROUP_SEARCHES: Final = 8
 """Searches after the first, each without the groups that are full; each finds one more group at least."""
 BY_VECTORS_ALONE = "no word of the query carries weight: ranked by vectors alone"
+
+NO_WORD = "no word of the query stands in a document, and nothing encodes queries here: nothing was ranked"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedSearch:
     """One call: its generation and how it is read, its checked options and what they resolve to.
 
-    ``queries`` is None where only vectors are known. ``window`` is the number of chunks in a passage,
+    ``queries`` is None where only vectors are known, ``sparse`` where the collection has no sparse encoder or
+    it has no say. ``window`` is the number of chunks in a passage,
     ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
     ``allowed`` are the documents that may be found, ascending; None: all.
     """
@@ -77,6 +82,7 @@ class PreparedSearch:
     window: int
     ranking_window: int
     allowed: Int64[np.ndarray, " A"] | None = None
+    sparse: Sequence[Mapping[int, float]] | None = None
 
     @property
     def num_allowed(self) -> int:
@@ -99,13 +105,30 @@ class PreparedSearch:
             )
         )
 
+    def read_sparse(self, index: int) -> SparseFound | None:
+        """Return the best documents by a query's weights; None where they have no say or find nothing."""
+        if self.sparse is None:
+            return None
+        asked = SparseAsked(
+            query=self.sparse[index],
+            allowed=self.allowed,
+            num_candidates=self.options.num_candidates,
+            size=self.ranking_window,
+        )
+        found = self.reader.read_sparse(asked)
+        return found if len(found[0]) else None
+
     def named_document(self, index: int) -> int | None:
         """Return the position of the document whose id a query is; None where there is none."""
         if self.queries is None:
             return None
-        position = pc.index(self.generation.doc_ids, self.queries[index].strip()).as_py()
-        is_allowed = position >= 0 and (self.allowed is None or position in self.allowed)
+        position = self.generation.position_of(_as_id(self.queries[index]))
+        is_allowed = position is not None and (self.allowed is None or position in self.allowed)
         return position if is_allowed else None
+
+
+def _as_id(query: str) -> str:
+    return query.strip()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,51 +161,69 @@ def rank_queries(
     """
     if not search.num_allowed:
         return [NOTHING] * len(query_vectors)
-    rankings: list[Ranking] = []
-    nominate = _nominate(search, query_vectors)
-    for index, vector_V in enumerate(query_vectors):
-        late_query = None if late is None else late[index]
-        words = search.read_words(index)
-        own = partial(nominate, index)
-        named = search.named_document(index)
-        candidates = _candidates(search, vector_V, words, late_query, own, named)
-        chosen = _chosen(search, candidates)
-        narrower = search
-        for _ in range(MAX_GROUP_SEARCHES):
-            narrower = _without_full_groups(narrower, candidates, chosen)
-            if narrower is None:
-                break
-            own = partial(_nominate(narrower, vector_V[None]), 0)
-            own_words = narrower.read_words(index)
-            candidates = _candidates(narrower, vector_V, own_words, late_query, own, named)
-            chosen = _chosen(narrower, candidates)
-        ranking = _rank(search, candidates, chosen)
-        if late is not None and late_query is None and not any(map(len, words.nominees if words else ())):
-            ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
-        rankings.append(ranking)
-    return rankings
+    # Threads that share one query wait for each other, spinning: they are for several.
+    with one_faiss_thread() if len(query_vectors) == 1 else nullcontext():
+        nominate = _nominate(search, query_vectors, search.queries)
+    with one_faiss_thread():
+        return [
+            _ranking(search, index, vector_V, nominate, late) for index, vector_V in enumerate(query_vectors)
+        ]
+
+
+def _ranking(
+    search: PreparedSearch,
+    index: int,
+    vector_V: Float32[np.ndarray, " V"],
+    nominate: Nominate,
+    late: Sequence[LateQuery | None] | None,
+) -> Ranking:
+    """Rank documents for the query with this index."""
+    late_query = None if late is None else late[index]
+    words, sparse = search.read_words(index), search.read_sparse(index)
+    nominees = nominate(index, words)  # a reader of shards asks them for words and id, too
+    named = search.named_document(index)
+    found_by_words = sparse is not None or any(map(len, words.nominees if words else ()))
+    if not vector_V.any() and named is None and not found_by_words:
+        return replace(NOTHING, warnings=[NO_WORD])
+    candidates = _candidates(search, vector_V, words, sparse, late_query, nominees, named)
+    chosen = _chosen(search, candidates)
+    narrower: PreparedSearch | None = search
+    for _ in range(MAX_GROUP_SEARCHES):
+        narrower = _without_full_groups(narrower, candidates, chosen)
+        if narrower is None:
+            break
+        own = narrower.read_words(index), narrower.read_sparse(index)
+        nominees = _nominate(narrower, vector_V[None])(0, own[0])
+        candidates = _candidates(narrower, vector_V, *own, late_query, nominees, named)
+        chosen = _chosen(narrower, candidates)
+    ranking = _rank(search, candidates, chosen)
+    by_words = words.nominees if words else ()
+    if late is not None and late_query is None and sparse is None and not any(map(len, by_words)):
+        ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
+    return ranking
 
 
 def _candidates(
     search: PreparedSearch,
     vector_V: Float32[np.ndarray, " V"],
     words: WordScores | None,
+    sparse: SparseFound | None,
     late_query: LateQuery | None,
-    nominate: Callable[[ScoresAsked], Nominees],
+    nominees: Sequence[Int64[np.ndarray, " _"]],
     named: int | None,
 ) -> _Candidates:
-    """Nominate and score documents for one query; token vectors judge where there is a ``late_query``.
+    """Score what was nominated for one query; token vectors judge where there is a ``late_query``.
 
     ``named`` is the document whose id the query is.
     """
     asked = _scores_asked(search, words, is_judged=late_query is not None)
-    candidates = _score(search, vector_V, asked, nominate(asked), named)
+    candidates = _score(search, vector_V, asked, nominees, sparse, named)
     if late_query is None:
         return _with_named(candidates, named)
     first = _judge(search, candidates, late_query)
     best = first.best(NUM_WINDOWS)
     moved_V = moved(vector_V, candidates.stored.window_sums(first.first_J[best], first.end_J[best]))
-    again = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked), named)
+    again = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, words), sparse, named)
     return _with_named(_with_late(search, again, late_query, first), named)
 
 
@@ -195,8 +236,14 @@ def _with_named(candidates: _Candidates, named: int | None) -> _Candidates:
     return replace(candidates, scores=scores_N)
 
 
-def _nominate(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"]) -> Nominate:
-    options, cosines = search.options, COSINES_OF[search.options.granularity]
+def _nominate(
+    search: PreparedSearch,
+    query_vectors: Float32[np.ndarray, "Q V"],
+    queries: Sequence[str] | None = None,
+) -> Nominate:
+    options = search.options
+    # Where nothing encodes queries, words alone nominate.
+    cosines = COSINES_OF[options.granularity] if query_vectors.any() else ()
     num_documents = min(options.num_candidates, search.num_allowed)
     return search.reader.nominate(
         query_vectors,
@@ -205,6 +252,7 @@ def _nominate(search: PreparedSearch, query_vectors: Float32[np.ndarray, "Q V"])
             num_chunks=options.num_candidates if "chunk" in cosines else None,
             min_documents=min(options.min_documents, search.num_allowed),
             allowed=search.allowed,
+            ids=None if queries is None else [_as_id(query) for query in queries],
         ),
     )
 
@@ -247,15 +295,16 @@ def _score(
     search: PreparedSearch,
     vector_V: Float32[np.ndarray, " V"],
     asked: ScoresAsked,
-    nominees: Nominees,
+    nominees: Sequence[Int64[np.ndarray, " _"]],
+    sparse: SparseFound | None,
     named: int | None,
 ) -> _Candidates:
     """Score every nominated document."""
     generation, options, words = search.generation, search.options, asked.words
-    by_words = words.nominees if words else ()
+    by_words = [*(words.nominees if words else ()), *(() if sparse is None else sparse[:1])]
     by_id = () if named is None else (np.array([named]),)
-    positions = merge_nominees(generation, [*by_id, *nominees.lists, *by_words], options.min_documents)
-    stored = search.reader.score(nominees, positions, vector_V, asked)
+    positions = merge_nominees(generation, [*by_id, *nominees, *by_words], options.min_documents)
+    stored = search.reader.score(positions, vector_V, asked)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if "document" in asked.parts:
         parts["document"] = stored.documents()
@@ -265,12 +314,15 @@ def _score(
         parts["bm25"] = _spread(positions, words.documents, words.scores)
     if words is not None and words.has_passages:
         parts["passage_bm25"] = stored.passages()
+    if sparse is not None:
+        parts["sparse"] = _spread(positions, *sparse)
     average_chunk = float(search.reader.mean_chunk_vector() @ vector_V)
     scores, fusion = document_scores(
         options,
         parts,
         bm25_N=parts.get("bm25"),
         passage_bm25_N=parts.get("passage_bm25"),
+        sparse_N=parts.get("sparse"),
         average_chunk=average_chunk,
     )
     return _Candidates(
@@ -291,7 +343,7 @@ def _judge(
     generation = search.generation
     every = np.arange(len(candidates.positions))
     windows = _score_windows(search, candidates, every, search.ranking_window)
-    titles = generation.chunk_offsets[candidates.positions]
+    titles, _ = generation.chunks_of(candidates.positions)
     return judge_windows(
         partial(candidates.stored.max_sim, query),
         windows.scores,
@@ -308,7 +360,7 @@ def _with_late(
     """Add to every document's score the MaxSim of its best window, 0 where none was judged."""
     judged = _judge(search, candidates, query, known)
     fusion = LateFusion.of(candidates.scores, candidates.fusion, candidates.average_chunk)
-    document_J = search.generation.chunk_documents[judged.first_J]
+    document_J = search.generation.owners_of(judged.first_J)
     max_sim_N = np.full(len(candidates.positions), judged.low, np.float32)
     np.maximum.at(max_sim_N, np.searchsorted(candidates.positions, document_J), judged.max_sim_J)
     return replace(
@@ -326,14 +378,13 @@ def _chosen(search: PreparedSearch, candidates: _Candidates) -> Int64[np.ndarray
         last = options.offset + options.top_k
         return _best_first(search, candidates, _at_least_nth(candidates.scores, last))[:last]
     ranked = _best_first(search, candidates, np.arange(len(candidates.positions)))
-    groups = None if options.group_by is None else group_codes(generation, options.group_by)
     if options.mmr is not None:
         ranked = ranked[: options.num_candidates]
     positions = candidates.positions[ranked]
     places = chosen_places(
         candidates.scores[ranked],
         options.min_documents,
-        groups_N=None if groups is None else groups[positions],
+        groups_N=None if options.group_by is None else groups_of(generation, options.group_by, positions),
         group_size=options.group_size,
         vectors_NV=None if options.mmr is None else generation.documents.reconstruct(positions),
         mmr=1.0 if options.mmr is None else options.mmr,
@@ -372,15 +423,14 @@ def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndar
         if options.is_diversified:
             among = np.sort(chosen[: options.top_k])
         windows = _score_windows(search, candidates, among, search.window)
-        found = best_within(
-            windows, generation.chunk_starts, generation.chunk_ends, options.max_characters, options.top_k
-        )
+        size_of = _characters_of(generation, windows)
+        found = best_within(windows, size_of, options.max_characters, options.top_k)
         best = _best_first(search, candidates, among[sorted(found)])
         passages = [found[place] for place in np.searchsorted(among, best).tolist()]
         if not found:
             most = int(windows.scores.argmax())
-            size = generation.chunk_ends[windows.end[most] - 1] - generation.chunk_starts[windows.first[most]]
-            warnings.append(budget_warning(options.max_characters, int(size)))
+            size = size_of(int(windows.first[most]), int(windows.end[most]))
+            warnings.append(budget_warning(options.max_characters, size))
     return Ranking(
         positions=candidates.positions[best],
         scores=candidates.scores[best],
@@ -388,6 +438,17 @@ def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndar
         passages=passages,
         warnings=warnings,
     )
+
+
+def _characters_of(generation: Generation, windows: ScoredWindows) -> Callable[[int, int], int]:
+    """Return what counts the characters of a run of chunks within a window."""
+    chunk_C = np.unique(ranges(windows.first, windows.end - windows.first))
+    start_C, end_C = generation.spans_of(chunk_C, chunk_C + 1)
+
+    def size_of(first: int, end: int) -> int:
+        return int(end_C[np.searchsorted(chunk_C, end - 1)] - start_C[np.searchsorted(chunk_C, first)])
+
+    return size_of
 
 
 def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:
@@ -400,9 +461,12 @@ def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.n
 def _best_first(
     search: PreparedSearch, candidates: _Candidates, few: Int64[np.ndarray, " A"]
 ) -> Int64[np.ndarray, " A"]:
-    """Order some candidates by score, ties by id."""
-    doc_ids = search.generation.doc_ids.take(pa.array(candidates.positions[few])).to_pylist()
-    return few[best_first(candidates.scores[few], doc_ids, len(few))]
+    """Order some candidates by score, ties by id, which is read only where there are any."""
+    scores = candidates.scores[few]
+    if len(np.unique(scores)) == len(few):
+        return few[np.argsort(-scores)]
+    doc_ids = search.generation.ids_of(candidates.positions[few])
+    return few[best_first(scores, doc_ids, len(few))]
 
 
 def _parts_of(parts: Mapping[str, Float32[np.ndarray, " N"]], index: int) -> dict[str, float]:
@@ -429,7 +493,7 @@ def _score_windows(
             parts["bm25"] = stored.words_W
         own = fusion.passages(parts["chunk"], parts.get("bm25"))
     if candidates.late is not None:
-        firsts = search.generation.chunk_offsets[candidates.positions[chosen]]
+        firsts, _ = search.generation.chunks_of(candidates.positions[chosen])
         scores = passage_scores(search.options, own, windows.owner, document_W)
         max_sim = _late_of_windows(search, candidates, windows, scores, firsts[windows.owner], size)
         parts["late"] = max_sim

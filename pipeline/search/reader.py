@@ -1,7 +1,7 @@
 """What a search reads of the segments of one generation: nominees, scores of candidates, matches of tokens.
 
     LocalReader                      segments in this process
-    cairn.pipeline.search.shards           segments in several processes, each with a LocalReader of its part
+    cairn.pipeline.search.shards     segments in several processes, each with a LocalReader of its part
 
 Positions are those of the generation. Both readers give the same numbers: scores depend on a row, the query
 and the totals of the corpus, never on the rows beside it.
@@ -9,18 +9,20 @@ and the totals of the corpus, never on the rows beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
 import numpy as np
+from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.token_file import TokenVectors
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.search.candidates import (
     DecodedChunks,
     best_of_documents,
+    bm25_documents,
+    bm25_passages,
     chunk_positions,
     nominate_by_chunk,
     nominate_by_document,
@@ -32,7 +34,7 @@ from cairn.pipeline.search.candidates import (
     window_sums,
 )
 from cairn.pipeline.search.late import LateQuery, window_max_sim
-from cairn.pipeline.search.lexical import bm25_documents, bm25_passages
+from cairn.pipeline.search.sparse import sparse_documents
 from jaxtyping import Float32, Int64, UInt8
 
 
@@ -49,6 +51,23 @@ class WordsAsked:
     num_candidates: int
     size: int
     shown_size: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseAsked:
+    """The weights of a query's tokens, by which the best passages of ``size`` chunks are looked for.
+
+    Only ``allowed`` documents count, ascending.
+    """
+
+    query: Mapping[int, float]
+    allowed: Int64[np.ndarray, " A"] | None
+    num_candidates: int
+    size: int
+
+
+SparseFound = tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]
+"""The positions of the best documents and their scores, best first."""
 
 
 class WordScores(Protocol):
@@ -82,12 +101,17 @@ class WordScores(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NearestAsked:
-    """Which documents vectors are to nominate: the best by each index, None for one that is not asked."""
+    """Which documents vectors are to nominate: the best by each index, None for one that is not asked.
+
+    ``ids`` are what the queries are as ids of documents, which the generation is asked for afterwards; None
+    where it is not.
+    """
 
     num_documents: int | None
     num_chunks: int | None
     min_documents: int
     allowed: Int64[np.ndarray, " A"] | None
+    ids: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,24 +126,24 @@ class ScoresAsked:
     size: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Nominees:
-    """The documents that each index nominated for a query, best first."""
+Nominate = Callable[[int, WordScores | None], Sequence[Int64[np.ndarray, " _"]]]
+"""Returns the documents that each index nominates for the query with this index, best first.
 
-    lists: Sequence[Int64[np.ndarray, " _"]]
-
-
-Nominate = Callable[[int, ScoresAsked], Nominees]
-"""Returns the nominees of the query with this index; a reader may fetch with them what is asked next."""
+A reader may look for the query's words at the same time.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenMatches:
-    """The cosines of the tokens of some chunks, then titles, with a query's, and where they begin."""
+    """The cosines of the tokens of some chunks, then titles, with a query's, and where they begin.
+
+    ``start_C`` are the first characters of the chunks, 0 for titles.
+    """
 
     size_C: Int64[np.ndarray, " C"]
     cosine_Tq: Float32[np.ndarray, "T q"]
     step_T: UInt8[np.ndarray, " T"]
+    start_C: Int64[np.ndarray, " C"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -173,18 +197,21 @@ class IndexReader(Protocol):
         """Return the BM25 of a query."""
         ...
 
+    def read_sparse(self, asked: SparseAsked) -> SparseFound:
+        """Return the best documents of a query by the weights of a sparse encoder."""
+        ...
+
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
         """Return what nominates documents for each query."""
         ...
 
     def score(
         self,
-        nominees: Nominees,
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
         asked: ScoresAsked,
     ) -> CandidateScores:
-        """Score candidates, most of which are ``nominees`` of the same query."""
+        """Score candidates of one query."""
         ...
 
     def token_matches(
@@ -233,7 +260,6 @@ class LocalReader:
         self._generation = generation
 
     def read_words(self, asked: WordsAsked) -> LocalWords:
-        """See :class:`IndexReader`."""
         generation, allowed = self._generation, asked.allowed
         documents, scores = bm25_documents(generation, asked.query, allowed, asked.num_candidates)
         nominees = [documents]
@@ -254,8 +280,13 @@ class LocalReader:
             windows=windows,
         )
 
+    def read_sparse(self, asked: SparseAsked) -> SparseFound:
+        return sparse_documents(
+            self._generation, asked.query, asked.size, asked.allowed, asked.num_candidates
+        )
+
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
-        """See :class:`IndexReader`; all queries are searched at once."""
+        """All queries are searched at once."""
         lists: list[list[Int64[np.ndarray, " _"]]] = []
         if asked.num_documents is not None:
             lists.append(
@@ -267,16 +298,15 @@ class LocalReader:
                     self._generation, vectors_QV, asked.num_chunks, asked.min_documents, asked.allowed
                 )
             )
-        return lambda index, _: Nominees(lists=[each[index] for each in lists])
+        return lambda index, _: [each[index] for each in lists]
 
     def score(
         self,
-        nominees: Nominees,  # noqa: ARG002 - nothing was fetched with them
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
         asked: ScoresAsked,
     ) -> LocalScores:
-        """See :class:`IndexReader`; each score is computed when it is asked for."""
+        """Each score is computed when it is asked for."""
         words = asked.words
         assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
         size, bm25_of = (0, _no_words) if words is None else (words.size, words.of_size)
@@ -285,18 +315,17 @@ class LocalReader:
     def token_matches(
         self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
     ) -> TokenMatches:
-        """See :class:`IndexReader`."""
         stored = _tokens(self._generation)
         parts = (stored.chunks.read(chunk_M), stored.titles.read(title_N))
         codes = np.concatenate([part.codes for part in parts])
         return TokenMatches(
             size_C=np.concatenate([part.size_C for part in parts]),
-            cosine_Tq=stored.projection.codec.cosines(codes, query.vectors_qV),
+            cosine_Tq=stored.codebook.similarities(codes, query.vectors_qV),
             step_T=np.concatenate([part.step_T for part in parts]),
+            start_C=np.concatenate([self._generation.chunk_starts[chunk_M], np.zeros_like(title_N)]),
         )
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        """See :class:`IndexReader`."""
         return self._generation.mean_chunk_vector
 
 
@@ -326,11 +355,9 @@ class LocalScores:
         return DecodedChunks.of(self.generation, self.positions) if counts.sum() <= HELD_CHUNKS else None
 
     def documents(self) -> Float32[np.ndarray, " N"]:
-        """See :class:`CandidateScores`."""
         return score_documents(self.generation, self.positions, self.vector_V)
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
-        """See :class:`CandidateScores`."""
         if self._chunks is None:
             scores_M = score_chunks(self.generation, self.positions, self.vector_V)
         else:
@@ -338,14 +365,12 @@ class LocalScores:
         return best_of_documents(self.generation, scores_M, self.positions)
 
     def passages(self) -> Float32[np.ndarray, " N"]:
-        """See :class:`CandidateScores`."""
         bm25_M = self.bm25_of(self.ranking_size)
         assert bm25_M is not None
         own_M = bm25_M[chunk_positions(self.generation, self.positions)]
         return best_of_documents(self.generation, own_M, self.positions)
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        """See :class:`CandidateScores`."""
         positions, bm25_M = self.positions[chosen], self.bm25_of(size)
         words_W = None if bm25_M is None else bm25_M[window_firsts(self.generation, positions, size)]
         if self._chunks is None:
@@ -361,13 +386,11 @@ class LocalScores:
         end_W: Int64[np.ndarray, " W"],
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
-        """See :class:`CandidateScores`."""
         return window_max_sim(_tokens(self.generation), query, first_W, end_W, title_W)
 
     def window_sums(
         self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
     ) -> Float32[np.ndarray, "n V"]:
-        """See :class:`CandidateScores`."""
         return window_sums(self.generation, first_n, end_n)
 
 

@@ -9,32 +9,47 @@ Safe to use from several threads when the encoder is.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Unpack
 
 import numpy as np
 from cairn.pipeline.errors import UsageError
-from cairn.pipeline.index.faiss_index import one_faiss_thread
-from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.generation import Generation, OpenOne
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.options import shown
-from cairn.pipeline.search.diversity import require_groupable
+from cairn.pipeline.search.calibration import (
+    GENERAL_QUESTIONS,
+    READ_AT_ONCE,
+    READ_DOCUMENTS,
+    Calibration,
+    being_measured,
+    known_items,
+)
+from cairn.pipeline.search.contents import DEFAULT_VALUES, MAX_PAGE, list_matches, summarise_columns
 from cairn.pipeline.search.documents import read_document, read_lineage, visible_documents
-from cairn.pipeline.search.filters import allowed_documents, compile_both, text_order_warnings
-from cairn.pipeline.search.highlights import Explanation
-from cairn.pipeline.search.hits import make_hits
+from cairn.pipeline.search.filters import (
+    compile_both,
+    matching_documents,
+    require_groupable,
+    text_order_warnings,
+)
+from cairn.pipeline.search.hits import Explanation, make_hits, read_rows
 from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.passages import window_size
 from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
-from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.rerank import reranked, widened
-from cairn.pipeline.search.served import LoadEncoder, MakeReader, Served, ServedGeneration
-from cairn.pipeline.search.windows import window_size
+from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration
 from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from cairn.pipeline.types import (
+    ColumnSummary,
     Document,
+    DocumentPage,
     EncodedQueries,
+    Hit,
     Lineage,
     QueryEncoder,
     Reranker,
@@ -45,12 +60,17 @@ from jaxtyping import Float, Float32, Int64
 from threadpoolctl import ThreadpoolController
 
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
+Encode = Callable[[QueryEncoder, Sequence[str]], Vectors]
+EncodeSparse = Callable[[Generation, Sequence[str]], Sequence[Mapping[int, float]]]
+"""Returns the weights of queries' tokens by a generation's sparse encoder."""
 
 
 class Searcher(ServedGeneration):
     """Searches one collection with one encoder; a newly published generation is taken up at the next call.
 
-    ``timeout_seconds`` bounds reading a filter's documents; the rest is :class:`ServedGeneration`'s.
+    ``timeout_seconds`` bounds reading a filter's documents. ``encode`` gives the vectors of queries that come
+    without them, ``encode_sparse`` their weights by the sparse encoder of a generation that has one; without
+    it such a collection is searched without. The rest is :class:`ServedGeneration`'s.
     """
 
     def __init__(
@@ -59,11 +79,17 @@ class Searcher(ServedGeneration):
         encoder: QueryEncoder | LoadEncoder,
         *,
         timeout_seconds: float | None = None,
-        make_reader: MakeReader = LocalReader,
+        open_one: OpenOne | None = None,
+        encode_sparse: EncodeSparse | None = None,
         verify: bool = False,
+        encode: Encode | None = None,
     ) -> None:
-        super().__init__(layout, encoder, make_reader, verify=verify)
+        super().__init__(layout, encoder, open_one, verify=verify)
+        self._encode_sparse = encode_sparse
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
+        self._encode = encode or encode_for_search
+        self._calibrating = threading.Lock()
+        self._calibrations: dict[str, Calibration] = {}
 
     def search(self, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
         """Answer one query; the keywords are those of :class:`SearchOptions`."""
@@ -85,9 +111,43 @@ class Searcher(ServedGeneration):
             check_queries(queries)
         chosen = options if reranker is None else widened(options)
         results = self.reading(
-            partial(_answer, queries=queries, options=chosen, encoded=encoded, timeout=self._timeout)
+            partial(
+                _answer,
+                queries=queries,
+                options=chosen,
+                encoded=self._encode if encoded is None else encoded,
+                timeout=self._timeout,
+                encode_sparse=self._encode_sparse,
+            )
         )
+        if chosen.min_probability is not None:
+            calibration = self.reading(self._calibration)
+            results = [
+                being_measured(result)
+                if calibration is None
+                else calibration.apply(result, chosen.min_probability)
+                for result in results
+            ]
         return results if reranker is None else [reranked(result, reranker, options) for result in results]
+
+    def _calibration(self, served: Served) -> Calibration | None:
+        """Return how raw scores become probabilities.
+
+        Measured once for an encoder, and again when the collection has doubled or halved. While one thread
+        measures, others take what was measured before, None at first.
+        """
+        fingerprint, size = served.encoder.fingerprint, served.generation.num_documents
+        is_first = self._calibrating.acquire(blocking=False)
+        try:
+            kept = self._calibrations.get(fingerprint)
+            if is_first and (kept is None or not kept.holds_for(size)):
+                kept = self._calibrations[fingerprint] = _calibrated(
+                    served, self._encode, self._encode_sparse
+                )
+            return kept
+        finally:
+            if is_first:
+                self._calibrating.release()
 
     def search_vectors(
         self,
@@ -117,16 +177,48 @@ class Searcher(ServedGeneration):
             lambda served: read_lineage(served.generation, doc_id, restriction, self._timeout)
         )
 
-    def count_documents(self, restriction: Mapping[str, Any] | None = None) -> int:
-        """Count the documents that match ``restriction``."""
-        return len(self.visible(restriction)[1])
+    def count_documents(
+        self, restriction: Mapping[str, Any] | None = None, filters: Mapping[str, Any] | None = None
+    ) -> int:
+        """Count the documents that match both."""
+        return len(self.visible(restriction, filters)[1])
 
-    def visible(self, restriction: Mapping[str, Any] | None) -> tuple[Generation, Int64[np.ndarray, " A"]]:
-        """Return a generation with the positions of its documents that match ``restriction``, ascending."""
+    def summarise_columns(
+        self,
+        names: Sequence[str] | None = None,
+        filters: Mapping[str, Any] | None = None,
+        num_values: int = DEFAULT_VALUES,
+        *,
+        restriction: Mapping[str, Any] | None = None,
+    ) -> list[ColumnSummary]:
+        """See :func:`cairn.pipeline.search.contents.summarise_columns`."""
+        return self.reading(
+            lambda served: summarise_columns(
+                served.generation, names, filters, num_values, restriction, self._timeout
+            )
+        )
+
+    def list_matches(
+        self,
+        filters: Mapping[str, Any] | None = None,
+        after: str | None = None,
+        limit: int = MAX_PAGE,
+        *,
+        restriction: Mapping[str, Any] | None = None,
+    ) -> DocumentPage:
+        """See :func:`cairn.pipeline.search.contents.list_matches`."""
+        return self.reading(
+            lambda served: list_matches(served.generation, filters, after, limit, restriction, self._timeout)
+        )
+
+    def visible(
+        self, restriction: Mapping[str, Any] | None, filters: Mapping[str, Any] | None = None
+    ) -> tuple[Generation, Int64[np.ndarray, " A"]]:
+        """Return a generation with the positions of its documents that match both, ascending."""
         return self.reading(
             lambda served: (
                 served.generation,
-                visible_documents(served.generation, restriction, self._timeout),
+                visible_documents(served.generation, restriction, self._timeout, filters),
             )
         )
 
@@ -135,19 +227,26 @@ def _answer(
     served: Served,
     queries: Sequence[str] | None,
     options: SearchOptions,
-    encoded: Vectors | None,
+    encoded: Vectors | Encode,
     timeout: dt.timedelta | None,
+    encode_sparse: EncodeSparse | None,
 ) -> list[SearchResult]:
     """Answer from one generation: encode, read what the filter allows, rank, make hits."""
     generation, settings = served.generation, served.generation.manifest.settings
     require_groupable(options.group_by, generation.document_schema)
-    condition = compile_both(options.filters, options.restriction, generation.document_schema)
+    compile_both(options.filters, options.restriction, generation.document_schema)  # refuses before encoding
     warnings = text_order_warnings(options.filters or {}, generation.document_schema)
     window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
-    if encoded is None:
-        assert queries is not None, "texts or vectors are asked for"
-        encoded = encode_for_search(served.encoder, queries)
-        generation.require_whole()  # the encoder may have taken its time
+    has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse
+    with ThreadPoolExecutor(1, thread_name_prefix="cairn-sparse") as beside:
+        weights = None
+        if queries is not None and encode_sparse is not None and has_sparse_say:
+            weights = beside.submit(encode_sparse, generation, queries)
+        if callable(encoded):
+            assert queries is not None, "texts or vectors are asked for"
+            encoded = encoded(served.encoder, queries)
+            generation.require_whole()  # the encoder may have taken its time
+        sparse = None if weights is None else weights.result()
     search = PreparedSearch(
         generation=generation,
         reader=served.reader,
@@ -155,17 +254,22 @@ def _answer(
         queries=queries,
         window=window,
         ranking_window=ranking_window,
-        allowed=None if condition is None else allowed_documents(generation, condition, timeout),
+        allowed=matching_documents(generation, options.filters, options.restriction, timeout),
+        sparse=sparse,
     )
     vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
+    by_words = queries is not None and served.encodes_no_queries and not np.any(vectors_QV)
+    if by_words:
+        search = replace(search, options=_words_alone(options, has_sparse=sparse is not None))
     explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
     late = None if explanations is None else [each and each.late for each in explanations]
-    vectors = unit_vectors(vectors_QV, generation.manifest.vector_dim)
-    # Threads that share one query, or a product of some thousand rows, wait for each other, spinning.
-    one_thread = one_faiss_thread() if len(vectors) == 1 else nullcontext()
-    with one_thread, _thread_pools().limit(limits=1, user_api="blas"):
+    dim = generation.manifest.vector_dim
+    vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
+    with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
         rankings = rank_queries(search, vectors, late)
         hits = make_hits(search, rankings, explanations)
+    if by_words:
+        hits = [tuple(map(_by_words, found)) for found in hits]
     generation.require_whole()  # a file written into meanwhile gives wrong scores
     texts = [""] * len(hits) if queries is None else queries
     return [
@@ -177,6 +281,53 @@ def _answer(
         )
         for text, found, ranking in zip(texts, hits, rankings, strict=True)
     ]
+
+
+def _words_alone(options: SearchOptions, *, has_sparse: bool) -> SearchOptions:
+    """Return the options of a search in which vectors have no say; refuse those that need them."""
+    if not has_sparse and not (options.hybrid and options.weight("bm25") > 0.0):
+        raise UsageError(
+            "a text must be searched by BM25 where nothing encodes queries, got a search without it; give a "
+            "vector, or leave BM25 in"
+        )
+    weights = {**(options.weights or {}), "document": 0.0, "chunk": 0.0}
+    return replace(options, granularity="chunk", weights=weights)
+
+
+def _by_words(hit: Hit) -> Hit:
+    """Return a hit without its cosine with a query that nothing encodes, which is 0."""
+
+    def without(scores: Mapping[str, float]) -> dict[str, float]:
+        return {part: score for part, score in scores.items() if part != "chunk"}
+
+    passages = [replace(passage, scores=without(passage.scores)) for passage in hit.passages]
+    return replace(hit, scores=without(hit.scores), passages=passages)
+
+
+def _calibrated(served: Served, encode: Encode, encode_sparse: EncodeSparse | None) -> Calibration:
+    """Ask the collection general questions and first sentences of its own documents."""
+    if served.encodes_no_queries:
+        raise UsageError(
+            "min_probability must be asked of a collection whose queries are encoded, got one without a "
+            "model for them; leave it out"
+        )
+    size = served.generation.num_documents
+    known = known_items(_spread_texts(served.generation))
+    options = SearchOptions(passages=0)
+    ask = partial(_answer, served, options=options, encoded=encode, timeout=None, encode_sparse=encode_sparse)
+    answers = ask(queries=[*GENERAL_QUESTIONS, *known.values()])
+    off_topic, own = answers[: len(GENERAL_QUESTIONS)], answers[len(GENERAL_QUESTIONS) :]
+    return Calibration.of(off_topic, dict(zip(known, own, strict=True)), size)
+
+
+def _spread_texts(generation: Generation) -> Iterator[tuple[str, str]]:
+    """Yield ids and texts of documents from all over the collection, reading a few at a time."""
+    size = generation.num_documents
+    places = np.unique(np.linspace(0, size - 1, min(size, READ_DOCUMENTS)).astype(np.int64))
+    num_reads = -(-len(places) // READ_AT_ONCE)
+    for first in range(num_reads):
+        for row in read_rows(generation, places[first::num_reads], ["doc_id", "text"]):
+            yield row["doc_id"], row["text"]
 
 
 _thread_pools = cache(ThreadpoolController)
@@ -196,7 +347,7 @@ def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Expla
     stored = search.generation.token_vectors
     if stored is None or search.queries is None or not search.options.late:
         return None
-    queries = [LateQuery.of(tokens, stored.projection) for tokens in encoded.tokens]
+    queries = [LateQuery.of(tokens, stored.codebook) for tokens in encoded.tokens]
     return [
         None if late is None else Explanation.of(search.generation, search.reader, text, tokens, late)
         for text, tokens, late in zip(search.queries, encoded.tokens, queries, strict=True)

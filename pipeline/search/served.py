@@ -2,11 +2,10 @@
 
 A new generation is opened when ``CURRENT`` changes; the old one stays if the new one is damaged. A generation
 that is damaged while it is served is replaced within the call that notices; what is known to be damaged is
-not read, though much of it may be whole. One whose mapped files were moved away is whole for who holds them,
-and answers on with a warning. A search takes one generation and keeps it until its answer is complete; an old
-generation is closed after the last search that uses it. Checking for a publication costs one ``stat``. A
-damaged generation is tried again at most every :data:`RETRY_SECONDS`. For a collection in an object store, a
-thread keeps this machine's copy up to date.
+not read, though much of it may be whole. A search takes one generation and keeps it until its answer is
+complete; an old generation is closed after the last search that uses it. Checking for a publication costs one
+``stat``. A damaged generation is tried again at most every :data:`RETRY_SECONDS`. For a collection in an
+object store, a thread keeps this machine's copy up to date.
 """
 
 from __future__ import annotations
@@ -20,12 +19,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from cairn.pipeline.config import NO_MODEL
 from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
-from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.files import use_lance
+from cairn.pipeline.index.generation import (
+    Generation,
+    OpenOne,
+    open_generation,
+    open_latest_intact_generation,
+)
+from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.replica import REFRESH_SECONDS, note_outage
-from cairn.pipeline.index.stored_files import Checks
 from cairn.pipeline.search.reader import IndexReader, LocalReader
+from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration
+from cairn.pipeline.search.shards.sharded_reader import ShardedReader
 from cairn.pipeline.types import QueryEncoder
 
 log = logging.getLogger(__name__)
@@ -35,7 +42,6 @@ RETRY_SECONDS = 30.0
 
 Stamp = tuple[int, int, int]
 LoadEncoder = Callable[[Generation], QueryEncoder]
-MakeReader = Callable[[Generation], IndexReader]
 _Answer = TypeVar("_Answer")
 
 
@@ -47,21 +53,26 @@ class Served:
     encoder: QueryEncoder
     reader: IndexReader
 
+    @property
+    def encodes_no_queries(self) -> bool:
+        """Tell whether documents brought their vectors, and texts are ranked by words alone."""
+        return self.generation.manifest.encoder.model == NO_MODEL
+
 
 class ServedGeneration:
     """Hands out the newest intact generation, with the encoder that made it.
 
     ``verify`` hashes every file when it is opened first, also those that this machine has hashed before.
-    ``encoder`` is the one encoder there is, or loads that of a generation; ``make_reader`` makes its reader,
-    and raises :class:`StorageError` where the generation before is to be served on. Safe to ask from several
-    threads.
+    ``encoder`` is the one encoder there is, or loads that of a generation; ``open_one`` opens a generation
+    elsewhere than here, and raises :class:`StorageError` where the one before is to be served on. Safe to ask
+    from several threads.
     """
 
     def __init__(
         self,
         layout: CollectionLayout,
         encoder: QueryEncoder | LoadEncoder,
-        make_reader: MakeReader = LocalReader,
+        open_one: OpenOne | None = None,
         *,
         verify: bool = False,
     ) -> None:
@@ -71,16 +82,14 @@ class ServedGeneration:
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
         self._look_at = 0.0
         self._stamp = self._read_stamp()
-        generation = open_latest_intact_generation(layout, Checks(verify=verify))
-        self._make_reader = make_reader
+        self._open_one = open_one
+        generation = open_latest_intact_generation(layout, Checks(verify=verify), open_one)
         loaded = self._load_encoder(generation)
         require_encoder(generation, loaded)
-        self._served = Served(generation, loaded, make_reader(generation))
+        self._served = Served(generation, loaded, _reader_of(generation))
         self._describe(generation)
         self._refusal: FingerprintMismatchError | None = None
         self._damage: IntegrityError | None = None
-        self.suspects: tuple[str, ...] = ()
-        """Files of the published generation that another program was about to write into."""
         self._damaged_files: frozenset[str] = frozenset()
         """Files of Lance that were found damaged: hashed before a generation with one is served again."""
         if layout.replica is not None:
@@ -108,11 +117,6 @@ class ServedGeneration:
         return () if self._warning is None else (self._warning,)
 
     @property
-    def is_lacking(self) -> bool:
-        """Tell whether damaged files of the generation that answers are done without."""
-        return bool(self.last_generation.lacking)
-
-    @property
     def is_answering(self) -> bool:
         """Tell whether calls are answered: not where all generations are found damaged."""
         return self._damage is None
@@ -138,6 +142,7 @@ class ServedGeneration:
         went away with it. A new generation made by another encoder than there is raises
         :class:`FingerprintMismatchError`.
         """
+        use_lance()
         if self._is_due() and self._lock.acquire(blocking=not self.last_generation.folder.exists()):
             try:
                 if self._is_due():
@@ -167,7 +172,8 @@ class ServedGeneration:
         with self._look_lock:
             if self.last_generation is failed and self._damage is None and time.monotonic() >= self._look_at:
                 self._look_at = self._next_retry()
-                found = failed.lance_files.damaged_file()
+                watched = failed.lance_files
+                found = next((file for each in watched if (file := each.damaged_file()) is not None), None)
                 if found is not None:
                     error = self._layout.damaged(f"{found[0]} of generation {failed.number} {found[1]}")
                     with contextlib.suppress(IntegrityError):
@@ -184,15 +190,14 @@ class ServedGeneration:
         with self._lock:
             is_due = self._damage is None or self._retry_at is None or time.monotonic() >= self._retry_at
             if self.last_generation is damaged and is_due:
-                self._damaged_files |= damaged.lance_files.damaged
+                self._damaged_files |= {name for each in damaged.lance_files for name in each.damaged}
                 try:
-                    opened = open_latest_intact_generation(self._layout, Checks(suspects=self._damaged_files))
+                    checks = Checks(suspects=self._damaged_files)
+                    opened = open_latest_intact_generation(self._layout, checks, self._open_one)
                     self._serve(opened)
                 except (IntegrityError, StorageError):
                     self._damage, self._retry_at = error, self._next_retry()
                     raise error from None
-                wanted = damaged.held_files.wanted_file
-                self.suspects = (wanted,) if wanted and self.is_outdated else ()
                 log.warning(
                     "search.fell_back collection=%s damaged=%d generation=%d",
                     self._layout.name,
@@ -207,14 +212,14 @@ class ServedGeneration:
     def _is_due(self) -> bool:
         if self._retry_at is not None and time.monotonic() >= self._retry_at:
             return True
-        is_moved = self._retry_at is None and self.last_generation.held_files.moved_file() is not None
-        return is_moved or self._read_stamp() != self._stamp
+        return self._read_stamp() != self._stamp
 
     def _take_up(self) -> None:
         stamp = self._read_stamp()
         generation = self.last_generation
         try:
-            opened = open_generation(self._layout, checks=Checks(suspects=self._damaged_files))
+            checks = Checks(suspects=self._damaged_files)
+            opened = open_generation(self._layout, checks=checks, open_one=self._open_one)
             self._serve(opened)
         except (IntegrityError, StorageError) as error:
             self.is_outdated = self._is_behind(generation)
@@ -225,7 +230,7 @@ class ServedGeneration:
             self._stamp = stamp
             log.warning("search.take_up_failed collection=%s served=%d", self._layout.name, generation.number)
             return
-        self._stamp, self.suspects, self._damaged_files = stamp, (), frozenset()
+        self._stamp, self._damaged_files = stamp, frozenset()
         log.info("search.taken_up collection=%s generation=%d", self._layout.name, opened.number)
 
     def _serve(self, opened: Generation) -> None:
@@ -238,21 +243,15 @@ class ServedGeneration:
         except FingerprintMismatchError as error:
             self._refusal = error
         else:
-            self._served, self._refusal = Served(opened, encoder, self._make_reader(opened)), None
+            self._served, self._refusal = Served(opened, encoder, _reader_of(opened)), None
         self._damage = None
         self._describe(opened)
 
     def _describe(self, opened: Generation) -> None:
-        """Note what the user should know of a generation, and when to look for a better one.
-
-        While second copies are read, or damaged files done without, there is none until a repair writes
-        ``CURRENT`` again; but where another program had a file open for writing, it may be whole still.
-        """
+        """Note what the user should know of a generation, and when to look for a better one."""
         self._warning: str | None = opened.warning
         self.is_outdated = self._is_behind(opened)
-        is_copied = bool(opened.copied or opened.lacking) and not opened.held_files.refused
-        is_best = opened.warning is None or (is_copied and not self.is_outdated)
-        self._retry_at = None if is_best else self._next_retry()
+        self._retry_at = None if opened.warning is None else self._next_retry()
 
     def _is_behind(self, generation: Generation) -> bool:
         try:
@@ -270,6 +269,10 @@ class ServedGeneration:
     @staticmethod
     def _next_retry() -> float:
         return time.monotonic() + RETRY_SECONDS
+
+
+def _reader_of(generation: Generation) -> IndexReader:
+    return ShardedReader(generation) if isinstance(generation, ShardedGeneration) else LocalReader(generation)
 
 
 def require_encoder(generation: Generation, encoder: QueryEncoder) -> None:

@@ -1,4 +1,4 @@
-"""One search of the API, from options to hits as JSON values."""
+"""What routes share: the server's state, a grant of the needed scope, and a search from options to JSON."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ import base64
 import datetime as dt
 import decimal
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, cast, get_origin
 
+import numpy as np
 from cairn.pipeline.errors import (
     CairnError,
     CollectionNotFoundError,
@@ -19,22 +24,175 @@ from cairn.pipeline.errors import (
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.searcher import check_queries
 from cairn.pipeline.search_options import SearchKeywords, SearchOptions
-from cairn.pipeline.serve.access import ServerState, reachable
-from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.metrics import stage
+from cairn.pipeline.serve.collections import Collections, ServedCollection
+from cairn.pipeline.serve.feedback_log import FeedbackLog
+from cairn.pipeline.serve.file_ingestion import FileIngestion
+from cairn.pipeline.serve.keys import Grant, Keyring
+from cairn.pipeline.serve.maps.corpus_map import CorpusMap
+from cairn.pipeline.serve.maps.map_cache import GenerationCache
+from cairn.pipeline.serve.metrics import Metrics, stage
+from cairn.pipeline.serve.middleware import GRANT
 from cairn.pipeline.serve.problems import (
-    INVALID_REQUEST,
+    READ_ONLY,
     RERANKER_FAILED,
+    SCOPE_MISSING,
     ProblemError,
     contract,
+    invalid_request,
     search_problem,
+    unknown_collection,
+    unknown_names,
 )
-from cairn.pipeline.serve.schemas import HighlightReply, InvalidField
-from cairn.pipeline.types import Document, Highlight, Hit, Reranker, SearchResult
-from fastapi import Response
+from cairn.pipeline.serve.schemas import MAX_TOLD, InvalidField
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.serve.uploads import Uploads
+from cairn.pipeline.serve.writers import Writers
+from cairn.pipeline.types import Document, Hit, Reranker, SearchResult
+from fastapi import Depends, Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from pydantic import JsonValue
 from pydantic_core import to_json
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(slots=True)
+class SearchThreads:
+    """Threads for the blocking work of requests, reading and ranking, never encoding; calls are timed."""
+
+    pool: ThreadPoolExecutor
+    num_threads: int
+    observe_seconds: Callable[[float], None]
+    _num_asked: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Tell whether calls wait for a thread."""
+        return self._num_asked > self.num_threads
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """Await a blocking call; used from one event loop."""
+
+        def timed() -> _Result:
+            started_seconds = time.perf_counter()
+            try:
+                return call()
+            finally:
+                self.observe_seconds(time.perf_counter() - started_seconds)
+
+        self._num_asked += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.pool, timed)
+        finally:
+            self._num_asked -= 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerState:
+    """Everything the routes of one server share."""
+
+    settings: ServeSettings
+    keyring: Keyring
+    collections: Collections
+    metrics: Metrics
+    search_threads: SearchThreads
+    rerank_pool: ThreadPoolExecutor
+    reranker: Reranker | None
+    maps: GenerationCache[CorpusMap]
+    feedback: FeedbackLog | None
+    writers: Writers
+    uploads: Uploads
+    ingestion: FileIngestion
+
+
+async def _state(request: Request) -> ServerState:
+    return cast(ServerState, request.app.state.server)
+
+
+def _scope(name: str) -> Callable[[Request], Any]:
+    async def require(request: Request) -> Grant:
+        grant = cast(Grant, request.scope[GRANT])
+        if name not in grant.scopes:
+            raise ProblemError(SCOPE_MISSING, f"this address needs a key with the scope {name}")
+        return grant
+
+    return require
+
+
+async def _require_whole_server(request: Request) -> Grant:
+    """Return a grant of the scope admin, which is of no use to a key for some collections or documents.
+
+    Figures are of all.
+    """
+    grant = await _scope("admin")(request)
+    if grant.collections is not None or grant.restriction is not None:
+        raise ProblemError(
+            SCOPE_MISSING,
+            "the server's figures are of all collections: they need a key without a filter and for all "
+            "of them",
+        )
+    return grant
+
+
+async def _require_writable(request: Request) -> Grant:
+    """Return a grant of the scope write, where the server takes writes."""
+    grant = await _scope("write")(request)
+    if grant.restriction is not None:
+        raise ProblemError(SCOPE_MISSING, "writes are for all documents: send no X-Cairn-Principal")
+    if not cast(ServerState, request.app.state.server).settings.writable:
+        raise ProblemError(READ_ONLY, "start it with --writable")
+    return grant
+
+
+def may_write(state: ServerState, grant: Grant) -> bool:
+    """Tell whether a grant may write here."""
+    return state.settings.writable and "write" in grant.scopes and grant.restriction is None
+
+
+State = Annotated[ServerState, Depends(_state)]
+SearchGrant = Annotated[Grant, Depends(_scope("search"))]
+EmbedGrant = Annotated[Grant, Depends(_scope("embed"))]
+WriteGrant = Annotated[Grant, Depends(_require_writable)]
+AdminGrant = Annotated[Grant, Depends(_require_whole_server)]
+
+
+async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollection:
+    """Return an opened collection that the grant is for; others look unknown."""
+    if not grant.reaches(name):
+        raise unknown_collection()
+    return await state.collections.get(name)
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse query parameters that the route does not declare, or that come twice.
+
+    One that is ignored looks like one that works.
+    """
+    if not request.scope["query_string"]:
+        return
+    taken = dict(_query_parameters(cast(APIRoute, request.scope["route"]).dependant))
+    advice = f"this address takes {', '.join(taken)}" if taken else "this address takes none"
+    if request.method == "POST" and not taken:
+        advice += ": what is asked goes into the body"
+    sent = Counter(name for name, _ in request.query_params.multi_items())
+    wrong = unknown_names("query", [name for name in sent if name not in taken][:MAX_TOLD], advice)
+    wrong += [
+        InvalidField(pointer=f"query/{name}", detail="there must be one of it")
+        for name, count in sent.items()
+        if count > 1 and taken.get(name) is False
+    ]
+    if wrong:
+        raise invalid_request(*wrong)
+
+
+def _query_parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:
+    """Give the name of each parameter, and whether it may come more than once."""
+    for field in dependant.query_params:
+        yield field.alias, get_origin(field.field_info.annotation) is list
+    for each in dependant.dependencies:
+        yield from _query_parameters(each)
+
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +207,12 @@ async def search(
     options: SearchKeywords,
     *,
     rerank: bool = False,
+    vector: Sequence[float] | None = None,
 ) -> list[SearchResult]:
-    """Answer queries from one generation of a collection, within the grant's restriction."""
+    """Answer queries from one generation of a collection, within the grant's restriction.
+
+    ``vector`` is that of a single query, None where the collection's encoder makes it.
+    """
     reranker = _reranker(state) if rerank else None
     served = await reachable(state, grant, name)
     try:
@@ -62,8 +224,10 @@ async def search(
         raise search_problem(error) from None
 
     async def attempt(opened: ServedCollection) -> list[SearchResult]:
-        with stage("search.encode"):
-            encoded = await opened.encoder.encode(queries, "search")
+        encoded = None if vector is None else np.array([vector])
+        if encoded is None:
+            with stage("search.encode"):
+                encoded = await opened.encoder.encode(queries, "search")
         with stage("search.rank"):
             return await state.search_threads.run(
                 lambda: opened.searcher.answer(queries, chosen, encoded=encoded)
@@ -104,7 +268,7 @@ async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str
 def _reranker(state: ServerState) -> Reranker:
     if state.reranker is None:
         field = InvalidField(pointer="#/rerank", detail="this server has no cross-encoder; leave it out")
-        raise ProblemError(INVALID_REQUEST, "1 part(s) of the request must be changed", errors=[field])
+        raise invalid_request(field)
     return state.reranker
 
 
@@ -142,8 +306,7 @@ async def with_collection(
         except FingerprintMismatchError:
             reply = await attempt(await state.collections.reopen(served))
         except IntegrityError:
-            wanted = served.searcher.last_generation.held_files.wanted_file
-            if not await state.collections.is_healed(served.name, {wanted} if wanted else ()):
+            if not await state.collections.is_healed(served.name):
                 raise
             reply = await attempt(served)
     except CollectionNotFoundError as error:
@@ -183,6 +346,7 @@ def hit_reply(hit: Hit, *, include_text: bool) -> dict[str, Any]:
             {
                 "start_char": passage.start_char,
                 "end_char": passage.end_char,
+                "page": passage.page,
                 "score": passage.score,
                 "scores": passage.scores,
                 "text": passage.text if include_text else None,
@@ -192,19 +356,6 @@ def hit_reply(hit: Hit, *, include_text: bool) -> dict[str, Any]:
             for passage in hit.passages
         ],
     }
-
-
-def highlight_replies(highlights: Sequence[Highlight]) -> list[HighlightReply]:
-    """Return highlights as they are sent."""
-    return [
-        HighlightReply(
-            start_char=each.start_char,
-            end_char=each.end_char,
-            weight=each.weight,
-            query_words=list(each.query_words),
-        )
-        for each in highlights
-    ]
 
 
 def json_value(value: Any) -> JsonValue:

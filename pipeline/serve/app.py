@@ -2,7 +2,8 @@
 
     create_app(ServeSettings(root=Path("cairn-data")))
 
-Pages and other routers are added to what it returns with FastAPI's own ``mount`` and ``include_router``.
+Pages and other routers are added to what it returns with FastAPI's own ``mount`` and ``include_router``. The
+OpenAPI description is FastAPI's own, with the problems that each route can answer with.
 """
 
 from __future__ import annotations
@@ -13,48 +14,62 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from cairn.pipeline.collection import load_query_encoder
-from cairn.pipeline.search.reader import LocalReader
-from cairn.pipeline.search.served import MakeReader
+from cairn.pipeline.index.generation import OpenOne
+from cairn.pipeline.index.names import resolve_root
 from cairn.pipeline.serve import (
     collection_routes,
-    health_routes,
     map_routes,
     mcp_routes,
     openai_routes,
-    openai_schemas,
-    openapi,
+    openai_write_routes,
     page_routes,
     schemas,
     search_routes,
-    vector_store_routes,
+    write_routes,
 )
-from cairn.pipeline.serve.access import SearchThreads, ServerState, refuse_unknown_parameters
+from cairn.pipeline.serve.answers import (
+    AdminGrant,
+    SearchThreads,
+    ServerState,
+    State,
+    refuse_unknown_parameters,
+)
 from cairn.pipeline.serve.collections import Collections, LoadEncoder
-from cairn.pipeline.serve.envelope import Envelope
 from cairn.pipeline.serve.feedback_log import FeedbackLog
-from cairn.pipeline.serve.guard import Guard
+from cairn.pipeline.serve.file_ingestion import FileIngestion
 from cairn.pipeline.serve.keys import KeyFile, Keyring
-from cairn.pipeline.serve.length_curve import LengthBin
 from cairn.pipeline.serve.maps.corpus_map import CorpusMap
 from cairn.pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
-from cairn.pipeline.serve.maps.map_files import MapFiles
+from cairn.pipeline.serve.metrics import MEDIA_TYPE as METRICS_TYPE
 from cairn.pipeline.serve.metrics import Metrics, telemetry_config
+from cairn.pipeline.serve.middleware import OPEN_PATHS, Envelope, Guard
 from cairn.pipeline.serve.problems import (
+    BODY_SLOW,
+    BODY_TOO_LARGE,
     INTERNAL_ERROR,
+    INVALID_JSON,
+    MEDIA_TYPE,
+    MEDIA_TYPE_REFUSED,
     METHOD_REFUSED,
     NOT_FOUND,
-    OPENAI_PATHS,
+    NOT_READY,
+    PROBLEM_TYPES,
+    TYPE_PREFIX,
+    Problem,
     ProblemError,
     schema_problem,
 )
-from cairn.pipeline.serve.schemas import Combination, Comparison, Membership
+from cairn.pipeline.serve.schemas import Health
 from cairn.pipeline.serve.settings import ServeSettings, num_processors
+from cairn.pipeline.serve.uploads import Uploads
+from cairn.pipeline.serve.writers import Writers
 from cairn.pipeline.types import Reranker
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
@@ -64,16 +79,47 @@ _DESCRIPTION: Final = (
     "Search documents and their passages, each answer from one generation of a collection. "
     "Errors are problem+json (RFC 9457) with a stable `type`."
 )
-_REQUESTS: Final = (
-    *(schemas.SearchRequest, schemas.Weights, Comparison, Membership, Combination),
-    collection_routes.ClickRequest,
-    *(openai_schemas.VectorStoreSearch, openai_schemas.RankingOptions, openai_schemas.EmbeddingsRequest),
-)
 _PARAMETERS: Final = frozenset(
-    {"name", "doc_id", "start_char", "max_characters"}
-    | {"vector_store_id", "file_id", "limit", "order", "after", "before", "filter"}
+    {"wait", "number", "idempotency-key", "if-match", "if-none-match"}
+    | {"name", "doc_id", "start_char", "max_characters"}
+    | {"vector_store_id", "file_id", "batch_id", "limit", "order", "after", "before", "filter", "purpose"}
 )
-_KNOWN_FIELDS: Final = schemas.field_names(*_REQUESTS) | _PARAMETERS
+_KNOWN_FIELDS: Final = schemas.field_names(schemas.Request) | _PARAMETERS
+_STATUSES: Final = sorted({kind.status for kind in PROBLEM_TYPES.values()})
+_OF_A_BODY: Final = {kind.status for kind in (INVALID_JSON, BODY_SLOW, BODY_TOO_LARGE, MEDIA_TYPE_REFUSED)}
+
+_health = APIRouter(tags=["server"])
+
+
+@_health.get("/healthz", response_model_exclude_none=True)
+async def live() -> Health:
+    """Say that the server lives."""
+    return Health(status="ok")
+
+
+@_health.get("/readyz", response_model_exclude_none=True)
+async def ready(state: State) -> Health:
+    """Say that collections are open: all the server was started for, else at least one if any is published.
+
+    One that is published later is opened when it is first asked for.
+    """
+    if not state.keyring.is_readable:
+        raise ProblemError(NOT_READY, "the server's keeper has to restore the file of keys")
+    reason = state.collections.readiness()
+    if reason is not None:
+        raise ProblemError(NOT_READY, reason)
+    reasons = [*state.collections.degraded(), *state.writers.troubles()]
+    return Health(status="degraded", reason="; ".join(reasons)) if reasons else Health(status="ready")
+
+
+@_health.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def figures(state: State, grant: AdminGrant) -> Response:  # noqa: ARG001 - the grant is what lets the request in
+    """Give the server's figures for Prometheus."""
+    return Response(state.metrics.text(), media_type=METRICS_TYPE)
 
 
 def create_app(
@@ -82,13 +128,13 @@ def create_app(
     load_encoder: LoadEncoder = load_query_encoder,
     reranker: Reranker | None = None,
     on_encoder_thread: Callable[[], None] | None = None,
-    make_reader: MakeReader = LocalReader,
+    open_one: OpenOne | None = None,
 ) -> FastAPI:
     """Return the application; collections are opened when it starts up.
 
     ``on_encoder_thread`` runs first on every model's thread. The first search thread limits BLAS to one
-    thread in all of the process, unless another thread has set a limit. ``make_reader`` says who reads the
-    segments of a generation.
+    thread in all of the process, unless another thread has set a limit. ``open_one`` opens generations
+    elsewhere than in this process.
     """
     metrics = Metrics()
     keys = KeyFile(settings.keys_path)
@@ -98,26 +144,32 @@ def create_app(
         load_encoder,
         on_start=on_encoder_thread,
         observe=metrics.observe_pass,
-        make_reader=make_reader,
+        open_one=open_one,
     )
     # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for
     # more, where others could work.
+    num_threads = settings.search_threads or num_processors()
     pool = ThreadPoolExecutor(
-        settings.search_threads or num_processors(),
-        thread_name_prefix="cairn-search",
-        initializer=partial(threadpool_limits, limits=1),
+        num_threads, thread_name_prefix="cairn-search", initializer=partial(threadpool_limits, limits=1)
     )
+    search_threads = SearchThreads(pool, num_threads, metrics.observe_search)
     rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
     map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=lower_thread_priority)
     maps = GenerationCache[CorpusMap](map_pool)
     feedback = settings.feedback_log and FeedbackLog(
         settings.feedback_log, settings.feedback_log_megabytes << 20
     )
-    mcp = mcp_routes.McpEndpoint()
+    mcp = mcp_routes.McpEndpoint(is_writable=settings.writable)
+    writers = Writers(settings, collections, is_busy=lambda: search_threads.is_busy)
+    uploads = Uploads(resolve_root(settings.root))
+    ingestion = FileIngestion(settings.root, uploads, writers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         collections.start_preloading()
+        writers.start()
+        if settings.writable:
+            ingestion.start()
         if feedback is not None:
             feedback.start()
         yield
@@ -125,6 +177,8 @@ def create_app(
             await asyncio.to_thread(feedback.stop)
         maps.stop()
         await mcp.close()
+        await ingestion.close()
+        await writers.close()
         await collections.close()
         for each in (pool, rerank_pool, map_pool):
             each.shutdown(wait=False, cancel_futures=True)
@@ -154,22 +208,23 @@ def create_app(
         keyring=keyring,
         collections=collections,
         metrics=metrics,
-        search_threads=SearchThreads(pool, metrics.observe_search),
+        search_threads=search_threads,
         rerank_pool=rerank_pool,
         reranker=reranker,
         maps=maps,
-        map_files=MapFiles(),
-        length_curves=GenerationCache[list[LengthBin]](pool),
         feedback=feedback,
+        writers=writers,
+        uploads=uploads,
+        ingestion=ingestion,
     )
     app.state.mcp = mcp
     searching = (search_routes.router, collection_routes.router, collection_routes.clicks, map_routes.router)
-    openai = (openai_routes.router, vector_store_routes.router)
-    for router in (*searching, *openai, mcp_routes.router):
+    openai = (openai_write_routes.router, openai_routes.router)
+    for router in (*searching, write_routes.router, *openai, mcp_routes.router):
         app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
-    for routes in (health_routes, page_routes):
-        app.include_router(routes.router)
-    app.openapi = partial(openapi.describe, app)
+    for router in (_health, page_routes.router):
+        app.include_router(router)
+    app.openapi = partial(_describe, app)
     return app
 
 
@@ -178,17 +233,54 @@ async def _refuse_request(_: Request, error: Exception) -> Response:
     raise schema_problem(error.errors(), _KNOWN_FIELDS)
 
 
-async def _refuse_route(request: Request, error: Exception) -> Response:
+async def _refuse_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if request.method != "GET" and request.url.path.startswith(OPENAI_PATHS):
-        raise ProblemError(
-            METHOD_REFUSED,
-            "vector stores are only read here; collections are written by `ingest` and the Python library",
-            headers=error.headers,
-        )
     if error.status_code == 404:
         raise ProblemError(NOT_FOUND, "see GET /openapi.json for the addresses there are")
     if error.status_code == 405:
         allowed = {name: value.replace("GET", "GET, HEAD") for name, value in (error.headers or {}).items()}
         raise ProblemError(METHOD_REFUSED, "see GET /openapi.json for its methods", headers=allowed)
     raise ProblemError(INTERNAL_ERROR, "the server's log says more")
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    """Return the description of an app's routes, made once."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        schemas = found.setdefault("components", {}).setdefault("schemas", {})
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        reference = "#/components/schemas/{model}"
+        problem = Problem.model_json_schema(ref_template=reference, mode="serialization")
+        schemas.update(problem.pop("$defs", {}))
+        schemas["Problem"] = problem
+        found["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer", "description": "From `cairn keys create`."}
+        }
+        found["components"]["responses"] = {f"Problem{status}": _response(status) for status in _STATUSES}
+        for path, operations in found["paths"].items():
+            for operation in operations.values():
+                _refer_to_problems(operation, is_open=path in OPEN_PATHS)
+        app.openapi_schema = found
+    return app.openapi_schema
+
+
+def _response(status: int) -> dict[str, Any]:
+    kinds = [kind for kind in PROBLEM_TYPES.values() if kind.status == status]
+    return {
+        "description": "; ".join(f"`{TYPE_PREFIX}{kind.name}`: {kind.title}" for kind in kinds),
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+
+
+def _refer_to_problems(operation: dict[str, Any], *, is_open: bool) -> None:
+    operation["responses"] = {
+        code: reply for code, reply in operation["responses"].items() if code.startswith("2")
+    }
+    if not is_open:
+        operation["security"] = [{"key": []}, {}]  # none is needed before the first is made
+    for status in _STATUSES:
+        if "requestBody" in operation or status not in _OF_A_BODY:
+            operation["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}

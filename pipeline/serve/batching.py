@@ -24,8 +24,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
-from cairn.pipeline.search.searcher import encode_for_search
-from cairn.pipeline.serve.problems import ENCODER_FAILED, INVALID_REQUEST, OVERLOADED, STOPPING, ProblemError
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.errors import EndpointDownError, FingerprintMismatchError
+from cairn.pipeline.search.searcher import Vectors, encode_for_search
+from cairn.pipeline.serve.problems import (
+    ENCODER_FAILED,
+    INVALID_REQUEST,
+    OVERLOADED,
+    STOPPING,
+    ProblemError,
+    search_problem,
+)
 from cairn.pipeline.types import EncodedQueries, QueryEncoder
 from jaxtyping import Float32
 
@@ -45,11 +54,14 @@ STOP_SECONDS: Final = 5.0
 Kind = Literal["query", "document", "search"]
 """A search takes a query with its tokens, where the encoder shows them: :class:`EncodedQueries`."""
 
-Vectors = np.ndarray | EncodedQueries
-
 
 class TextVectors(QueryEncoder, Protocol):
     """What the API needs of an encoder: queries, documents, and what they count in tokens."""
+
+    @property
+    def config(self) -> EncoderConfig:
+        """Return the settings: whether documents bring their vectors, and which model reads queries."""
+        ...
 
     @property
     def vector_dim(self) -> int:
@@ -67,10 +79,6 @@ class TextVectors(QueryEncoder, Protocol):
 
 Observer = Callable[[int, float], None]
 """Hears of each pass: how many texts, how many seconds."""
-
-
-def unobserved(num_texts: int, seconds: float) -> None:
-    """Hear nothing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +102,7 @@ class EncoderQueue:
         encoder: TextVectors,
         *,
         on_start: Callable[[], None] | None = None,
-        observe: Observer = unobserved,
+        observe: Observer = lambda *_: None,
         name: str = "encoder",
     ) -> None:
         self.encoder = encoder
@@ -109,15 +117,30 @@ class EncoderQueue:
         self._thread.start()
 
     @property
+    def outage(self) -> str | None:
+        """Why an endpoint cannot be asked, None of an encoder that runs here."""
+        return getattr(self.encoder, "outage", None)
+
+    def check(self) -> None:
+        """Ask an endpoint whether it answers, before the first query does."""
+        check = getattr(self.encoder, "check_endpoint", None)
+        if check is not None:
+            check()
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes of text that wait for a pass."""
         return self._waiting_bytes
 
     async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Any:
-        """Let the texts wait for the next pass; return their vectors in their order.
+        """Await what :meth:`submit` returns."""
+        return await asyncio.wrap_future(self.submit(texts, kind))
 
-        Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`. Texts that
-        nobody waits for any more are not encoded.
+    def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[Any]:
+        """Let the texts wait for the next pass; return what resolves to their vectors in their order.
+
+        Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`, here or from
+        the future. Texts that nobody waits for any more are not encoded.
         """
         sizes = [len(text.encode(errors="replace")) for text in texts]
         if sum(sizes) > MAX_REQUEST_BYTES:
@@ -135,7 +158,7 @@ class EncoderQueue:
             self._waiting_bytes += sum(sizes)
             self._jobs.append(job)
             self._condition.notify()
-        return await asyncio.wrap_future(job.future)
+        return job.future
 
     def stop(self) -> None:
         """End the thread after its pass; what still waits fails as stopping."""
@@ -197,23 +220,27 @@ class EncoderQueue:
     def _encode(self, taken: Sequence[tuple[_Job, str]]) -> None:
         started_seconds = time.perf_counter()
         kind, texts = taken[0][0].kind, [text for _, text in taken]
-        vectors = self._vectors(texts, kind)
-        if vectors is None and len(texts) > 1:
-            found = [self._vectors([text], kind) for text in texts]
-            rows = [None if vectors is None else _rows(vectors)[0] for vectors in found]
+        outcome = self._outcome(texts, kind)
+        if outcome is None and len(texts) > 1:
+            outcomes = [_first(self._outcome([text], kind)) for text in texts]
+        elif isinstance(outcome, ProblemError | None):
+            outcomes = [outcome] * len(texts)
         else:
-            rows = [None] * len(texts) if vectors is None else _rows(vectors)
+            outcomes = _rows(outcome)
         self._observe(len(texts), time.perf_counter() - started_seconds)
-        for (job, _), row in zip(taken, rows, strict=True):
-            self._deliver(job, row)
+        for (job, _), outcome in zip(taken, outcomes, strict=True):
+            self._deliver(job, outcome)
 
-    def _vectors(self, texts: Sequence[str], kind: Kind) -> Vectors | None:
-        """Return a pass's vectors.
+    def _outcome(self, texts: Sequence[str], kind: Kind) -> Vectors | ProblemError | None:
+        """Return a pass's vectors, or the problem of an endpoint, which is that of every text.
 
         None where the encoder failed, whatever it raised: one text must not end the thread.
         """
         try:
             encoded = self._encoded(list(texts), kind)
+        except (EndpointDownError, FingerprintMismatchError) as error:
+            log.error("serve.endpoint_failed texts=%d sentence=%s", len(texts), error)  # noqa: TRY400 - it says it
+            return search_problem(error)
         except BaseException as error:  # noqa: BLE001 - a model may raise anything, a tokenizer's panic too
             log.error("serve.encoder_failed texts=%d error=%s", len(texts), type(error).__name__)  # noqa: TRY400 - its message may hold text
             return None
@@ -228,8 +255,11 @@ class EncoderQueue:
             return encode_for_search(self.encoder, texts)
         return self.encoder.encode_queries(texts) if kind == "query" else self.encoder.encode_documents(texts)
 
-    def _deliver(self, job: _Job, row: Vectors | None) -> None:
+    def _deliver(self, job: _Job, row: Vectors | ProblemError | None) -> None:
         if job.is_over:
+            return
+        if isinstance(row, ProblemError):
+            self._finish(job, row)
             return
         if row is None:
             self._finish(
@@ -248,6 +278,10 @@ class EncoderQueue:
             job.future.set_exception(outcome)
         else:
             job.future.set_result(outcome)
+
+
+def _first(outcome: Vectors | ProblemError | None) -> Vectors | ProblemError | None:
+    return outcome if isinstance(outcome, ProblemError | None) else _rows(outcome)[0]
 
 
 def _rows(vectors: Vectors) -> Sequence[Vectors]:

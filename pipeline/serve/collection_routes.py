@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Final, cast
 
+from cairn.pipeline.search.contents import DEFAULT_VALUES, MAX_PAGE, MAX_VALUES
 from cairn.pipeline.search.filters import filterable_columns
 from cairn.pipeline.search_options import MAX_TOP_K
 from cairn.pipeline.serve import answers
-from cairn.pipeline.serve.access import SearchGrant, State, reachable
-from cairn.pipeline.serve.answers import json_value, read_from
+from cairn.pipeline.serve.answers import (
+    SearchGrant,
+    ServerState,
+    State,
+    json_response,
+    json_value,
+    may_write,
+    reachable,
+    read_from,
+)
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.problems import UNKNOWN_DOCUMENT, ProblemError
+from cairn.pipeline.serve.problems import unknown_document
 from cairn.pipeline.serve.schemas import (
     DEFAULT_DOCUMENT_CHARACTERS,
     MAX_DOC_ID_CHARACTERS,
@@ -22,14 +33,14 @@ from cairn.pipeline.serve.schemas import (
     CollectionSummary,
     Column,
     DocumentReply,
+    Filter,
     Reply,
     Request,
+    plain,
 )
-from cairn.pipeline.serve.schemas import (
-    Query as SearchedQuery,
-)
-from cairn.pipeline.types import Lineage
-from fastapi import APIRouter, Path, Query
+from cairn.pipeline.serve.schemas import Query as SearchedQuery
+from cairn.pipeline.types import ColumnSummary, DocumentPage, Lineage
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
 from typing_extensions import override
@@ -64,6 +75,41 @@ MAX_OFFSET: Final = 1 << 31
 """Beyond the longest text."""
 
 
+class ColumnSummaries(Reply):
+    """Columns that filters may name."""
+
+    columns: list[ColumnSummary]
+
+
+class FacetsRequest(Request):
+    """Columns whose values are to be counted over the documents that match."""
+
+    columns: Annotated[list[Annotated[str, Field(max_length=256)]], Field(min_length=1, max_length=32)]
+    filters: Filter | None = None
+    num_values: Annotated[int, Field(ge=0, le=MAX_VALUES)] = DEFAULT_VALUES
+
+
+class CountRequest(Request):
+    """Which documents to count; all without a filter."""
+
+    filters: Filter | None = None
+
+
+class CountReply(Reply):
+    """How many documents match."""
+
+    generation: int
+    documents: int
+
+
+class ListRequest(Request):
+    """Which documents to list, and the id that the page goes on after."""
+
+    filters: Filter | None = None
+    after: Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)] | None = None
+    limit: Annotated[int, Field(ge=1, le=MAX_PAGE)] = 100
+
+
 @router.get("")
 async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
     """List the collections this key may ask, by name, and those of which nothing is published yet."""
@@ -75,15 +121,62 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
             if grant.reaches(name)
         ]
 
-    return CollectionList(collections=await state.search_threads.run(summaries))
+    found = await state.search_threads.run(summaries)
+    has_target = grant.collections is None or any(each.status == "empty" for each in found)
+    return CollectionList(collections=found, is_writable=has_target and may_write(state, grant))
 
 
 @router.get("/{name}")
 async def describe_collection(name: CollectionName, state: State, grant: SearchGrant) -> CollectionReply:
     """Say what a collection holds and how it may be asked."""
-    return await read_from(
-        state, grant, name, lambda served: _describe(served, grant, reranks=state.reranker is not None)
+    return await read_from(state, grant, name, lambda served: _describe(served, grant, state))
+
+
+@router.get("/{name}/columns", response_model=ColumnSummaries)
+async def list_columns(name: CollectionName, state: State, grant: SearchGrant) -> Response:
+    """Say which columns there are, with their most frequent values and their range, of what this key may see.
+
+    Columns whose values mostly differ, such as ids, are without values.
+    """
+    return await _summaries(state, grant, name, None)
+
+
+@router.post("/{name}/facets", response_model=ColumnSummaries)
+async def count_values(
+    name: CollectionName, request: FacetsRequest, state: State, grant: SearchGrant
+) -> Response:
+    """Count the values of columns over the documents that match a filter."""
+    filters = plain(request.filters)
+    return await _summaries(state, grant, name, request.columns, filters, request.num_values)
+
+
+@router.post("/{name}/count")
+async def count_documents(
+    name: CollectionName, request: CountRequest, state: State, grant: SearchGrant
+) -> CountReply:
+    """Count the documents that match a filter."""
+
+    def count(served: ServedCollection) -> CountReply:
+        generation, positions = served.searcher.visible(grant.restriction, plain(request.filters))
+        return CountReply(generation=generation.number, documents=len(positions))
+
+    return await read_from(state, grant, name, count)
+
+
+@router.post("/{name}/documents/list", response_model=DocumentPage)
+async def list_documents(
+    name: CollectionName, request: ListRequest, state: State, grant: SearchGrant
+) -> Response:
+    """Give all documents that match a filter, page by page in the order of their ids, without their texts."""
+    page = await read_from(
+        state,
+        grant,
+        name,
+        lambda served: served.searcher.list_matches(
+            plain(request.filters), request.after, request.limit, restriction=grant.restriction
+        ),
     )
+    return json_response(cast("dict[str, Any]", json_value(asdict(page))))
 
 
 @router.get("/{name}/documents/{doc_id:doc_id}")
@@ -98,7 +191,7 @@ async def read_document(
     """Give a document by its id, or a stretch of its text."""
     document = await answers.read_document(state, grant, name, doc_id)
     if document is None:
-        raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
+        raise unknown_document()
     text = document.text[start_char : start_char + max_characters]
     first = min(start_char, len(document.text))
     return DocumentReply(
@@ -106,6 +199,7 @@ async def read_document(
         title=document.title,
         metadata={name: json_value(value) for name, value in document.metadata.items()},
         generation=document.generation,
+        content_sha256=document.content_sha256,
         num_tokens=document.num_tokens,
         num_characters=len(document.text),
         start_char=first,
@@ -118,14 +212,30 @@ async def read_document(
 async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
     found = await read_from(
+        state, grant, name, lambda served: served.searcher.read_lineage(doc_id, restriction=grant.restriction)
+    )
+    if found is None:
+        raise unknown_document()
+    return found
+
+
+async def _summaries(
+    state: ServerState,
+    grant: Grant,
+    name: str,
+    columns: Sequence[str] | None,
+    filters: Mapping[str, Any] | None = None,
+    num_values: int = DEFAULT_VALUES,
+) -> Response:
+    found = await read_from(
         state,
         grant,
         name,
-        lambda served: served.searcher.read_lineage(doc_id, restriction=grant.restriction),
+        lambda served: served.searcher.summarise_columns(
+            columns, filters, num_values, restriction=grant.restriction
+        ),
     )
-    if found is None:
-        raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
-    return found
+    return json_response({"columns": json_value([asdict(each) for each in found])})
 
 
 class ClickRequest(Request):
@@ -155,7 +265,7 @@ async def log_click(
     await reachable(state, grant, name)
     if state.feedback is not None:
         if await answers.read_document(state, grant, name, click.doc_id) is None:
-            raise ProblemError(UNKNOWN_DOCUMENT, "ids are those of the source's rows, as hits give them")
+            raise unknown_document()
         state.feedback.clicked(name, click.query, click.doc_id, click.rank)
     return ClickReply(logged=state.feedback is not None)
 
@@ -167,7 +277,7 @@ def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
     return summary.model_copy(update={"documents": None, "chunks": None})
 
 
-def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> CollectionReply:
+def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> CollectionReply:
     searcher = served.searcher
     generation = searcher.generation
     manifest = generation.manifest
@@ -180,8 +290,9 @@ def _describe(served: ServedCollection, grant: Grant, *, reranks: bool) -> Colle
         vector_dim=manifest.vector_dim,
         landmark_interval=manifest.encoder.landmark_interval,
         context_documents=manifest.context_documents if grant.restriction is None else None,
-        uses_context=manifest.encoder.needs_context,
-        reranks=reranks,
+        uses_context=manifest.encoder.use_context,
+        reranks=state.reranker is not None,
+        is_writable=may_write(state, grant) and generation.layout.replica is None,
         filter_columns=[
             Column(name=name, type=str(data_type))
             for name, data_type in filterable_columns(generation.document_schema).items()

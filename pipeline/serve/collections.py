@@ -3,6 +3,13 @@
 Opening runs on a thread of its own, hashes every file and loads the encoder; collections with one encoder
 share it and its queue. The searcher opens newly published generations; where one has another encoder, the
 collection is opened again. A failure is remembered for some seconds, so that requests do not repeat it.
+
+A damaged collection is mended where derived files are lost, and no row is: a file is made again from the
+tables, as ``cairn repair`` does, and published. Where an older generation answers meanwhile, requests go on;
+where a file that both kept generations share is damaged, they wait within their time. Nothing is given up
+here: lost rows and older generations are for the keeper to decide on. Nor is a large collection mended, since
+that takes memory and minutes of a process that serves others, nor one in an object store, nor one that is
+read-only.
 """
 
 from __future__ import annotations
@@ -12,11 +19,12 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from cairn.pipeline.collection import encode_sparse
 from cairn.pipeline.errors import (
     CairnError,
     ConfigError,
@@ -25,25 +33,26 @@ from cairn.pipeline.errors import (
     StorageError,
 )
 from cairn.pipeline.index.aliases import Alias, aliases_path, read_aliases
-from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
+from cairn.pipeline.index.generation import Generation, OpenOne, open_latest_intact_generation
 from cairn.pipeline.index.layout import (
     FIRST_INGEST,
+    SIZES,
     CollectionLayout,
     FirstIngest,
     list_collections,
     list_states,
+    read_manifest,
+    wholes,
 )
-from cairn.pipeline.index.stored_files import SIZES, read_manifest
+from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.folders.checkpoint import weights_in_memory
-from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import Searcher
-from cairn.pipeline.search.served import MakeReader
-from cairn.pipeline.serve.batching import EncoderQueue, Observer, TextVectors, unobserved
-from cairn.pipeline.serve.healing import Healer
+from cairn.pipeline.serve.batching import EncoderQueue, Observer, TextVectors
 from cairn.pipeline.serve.problems import (
     COLLECTION_BUILDING,
     COLLECTION_DAMAGED,
+    COLLECTION_EMPTY,
     COLLECTION_OPENING,
     COLLECTION_UNFINISHED,
     INTERNAL_ERROR,
@@ -63,6 +72,7 @@ OPENING_SHARE: Final = 0.8
 
 _UNPUBLISHED: Final[Mapping[FirstIngest, ProblemType]] = {
     "building": COLLECTION_BUILDING,
+    "empty": COLLECTION_EMPTY,
     "unfinished": COLLECTION_UNFINISHED,
     "damaged": COLLECTION_DAMAGED,
 }
@@ -94,11 +104,11 @@ class Collections:
         load_encoder: LoadEncoder,
         *,
         on_start: Callable[[], None] | None = None,
-        observe: Observer = unobserved,
-        make_reader: MakeReader = LocalReader,
+        observe: Observer = lambda *_: None,
+        open_one: OpenOne | None = None,
     ) -> None:
         self._settings = settings
-        self._make_reader = make_reader
+        self._open_one = open_one
         self._load_encoder = load_encoder
         self._on_start = on_start
         self._observe = observe
@@ -134,7 +144,7 @@ class Collections:
         """
         if not self.serves(name):
             raise unknown_collection()
-        target = self._target(name)
+        target = self.target(name)
         before = self._outcome(self._answering.get(name, target))
         if isinstance(before, ServedCollection) and before.name != target and name in self._switched:
             with contextlib.suppress(ProblemError):
@@ -156,11 +166,12 @@ class Collections:
             self._aliases_stamp = stamp
             try:
                 self._switched = read_aliases(self._settings.root)
-            except IntegrityError as error:
+            except (IntegrityError, StorageError) as error:
                 log.error("serve.aliases_unreadable sentence=%s", error)  # noqa: TRY400 - it says it
         return self._switched
 
-    def _target(self, name: str) -> str:
+    def target(self, name: str) -> str:
+        """Return the collection that a name answers from."""
         alias = self._aliases().get(name)
         return name if alias is None else alias.to
 
@@ -197,18 +208,15 @@ class Collections:
             del self._opened[stale.name]
         return await self._opened_within(stale.name, OPENING_SHARE * self._settings.deadline_seconds)
 
-    async def is_healed(self, name: str, suspects: Collection[str] = ()) -> bool:
+    async def is_healed(self, name: str) -> bool:
         """Mend a damaged collection where that costs no row; tell whether another attempt may succeed."""
         layout = CollectionLayout.at(self._settings.root, name)
-        return await self._healer.heal(layout, suspects, OPENING_SHARE * self._settings.deadline_seconds)
+        return await self._healer.heal(layout, OPENING_SHARE * self._settings.deadline_seconds)
 
     def heal_outdated(self, served: ServedCollection) -> None:
-        """Begin to mend the published generation where an older one, or only a part of it, answers."""
-        searcher = served.searcher
-        if searcher.is_outdated or searcher.is_lacking:
-            self._healer.start(CollectionLayout.at(self._settings.root, served.name), searcher.suspects)
-        else:
-            self._healer.settle(served.name)
+        """Begin to mend the published generation where an older one answers."""
+        if served.searcher.is_outdated:
+            self._healer.start(CollectionLayout.at(self._settings.root, served.name))
 
     def forget(self, gone: ServedCollection) -> None:
         """Let go of a collection that is no longer there."""
@@ -229,7 +237,7 @@ class Collections:
         if self._preloading is None or not self._preloading.done():
             return "collections are being opened"
         outcomes = {name: self._outcome(name) for name in self._standing()}
-        wanted = {self._target(name) for name in self._settings.collections} or set(outcomes)
+        wanted = {self.target(name) for name in self._settings.collections} or set(outcomes)
         ready = {
             name
             for name, found in outcomes.items()
@@ -243,8 +251,8 @@ class Collections:
             "log says more"
         )
 
-    def degraded(self) -> str | None:
-        """Return which open collections are not served as they were published, None where all are."""
+    def degraded(self) -> list[str]:
+        """Say which open collections are not served as they were published, and why."""
         reasons: list[str] = []
         for name in self._standing():
             found = self._outcome(name)
@@ -256,21 +264,26 @@ class Collections:
                 reasons.append(
                     f"collection {name!r} serves an older generation: the published one is damaged"
                 )
+            elif found is not None and found.encoder.outage is not None:
+                reasons.append(
+                    f"collection {name!r} cannot encode queries: its endpoint gives no vectors; the server's "
+                    "log says why"
+                )
             elif found is not None and found.searcher.warnings:
                 reasons.append(
                     f"collection {name!r} answers, but not all of its files are whole or up to date: its "
                     "keeper has to verify and repair it"
                 )
-        return "; ".join(reasons) or None
+        return reasons
 
     def _standing(self) -> list[str]:
         """List the collections that were opened and have not been removed since, by name."""
         root = self._settings.root
-        return [name for name in sorted(self._opened) if CollectionLayout.at(root, name).exists()]
+        return [name for name in sorted(self._opened) if _stands(CollectionLayout.at(root, name))]
 
     def summarise(self, name: str) -> CollectionSummary:
         """Describe what answers for a name in a line, as it is served where open, else as its files say."""
-        return self._summary(self._target(name)).model_copy(update={"name": name})
+        return self._summary(self.target(name)).model_copy(update={"name": name})
 
     def _summary(self, name: str) -> CollectionSummary:
         found = self._outcome(name)
@@ -308,7 +321,7 @@ class Collections:
 
     async def _preload(self) -> None:
         names = self._settings.collections or self.names()
-        for name in dict.fromkeys(map(self._target, names)):
+        for name in dict.fromkeys(map(self.target, names)):
             try:
                 await self._opened_within(name, None)
             except ProblemError as problem:
@@ -321,7 +334,7 @@ class Collections:
             layout = CollectionLayout.at(self._settings.root, name)
         except ConfigError:
             raise unknown_collection() from None
-        if not layout.exists():
+        if not _stands(layout):
             self._opened.pop(name, None)
             begun = layout.first_ingest()
             if begun is not None:
@@ -348,22 +361,27 @@ class Collections:
         return _Failure(problem, time.monotonic() + RETRY_SECONDS)
 
     def _open_now(self, name: str) -> ServedCollection:
-        layout = CollectionLayout.at(self._settings.root, name)
+        parts = None if self._open_one is None else range(0)  # others have the partitions
+        layout = CollectionLayout.at(self._settings.root, name, parts)
         self._use_encoder(name, None)
         # The searcher checks every hash; here only the manifest and the context are read.
-        generation = open_latest_intact_generation(layout, checks=SIZES)
+        generation = open_latest_intact_generation(layout, SIZES, self._open_one)
         queue = self._queue_for(generation)
         try:
+            if generation.manifest.encoder.sparse_model is not None:
+                encode_sparse(generation, ["."])  # one that cannot be had is told now, and tried again later
             searcher = Searcher(
                 layout,
                 queue.encoder,
                 timeout_seconds=TABLE_TIMEOUT_SECONDS,
-                make_reader=self._make_reader,
+                open_one=self._open_one,
+                encode_sparse=encode_sparse,
                 verify=self._settings.verify,
+                encode=lambda _, texts: queue.submit(texts, "search").result(),
             )
             opened = ServedCollection(name, searcher, queue)
         except FingerprintMismatchError:
-            if open_latest_intact_generation(layout, checks=SIZES).number == generation.number:
+            if open_latest_intact_generation(layout, SIZES, self._open_one).number == generation.number:
                 raise
             return self._open_now(name)  # another one was published in between, and it has another encoder
         self._use_encoder(name, queue)
@@ -393,7 +411,16 @@ class Collections:
                 encoder, on_start=self._on_start, observe=self._observe
             )
             self._encoders[encoder.fingerprint] = queue
+            queue.check()
         return queue
+
+
+def _stands(layout: CollectionLayout) -> bool:
+    """Tell whether a collection is there; of one that cannot be read, opening it says so."""
+    try:
+        return layout.exists()
+    except StorageError:
+        return True
 
 
 def _ready(name: str, manifest: Manifest) -> CollectionSummary:
@@ -404,3 +431,68 @@ def _ready(name: str, manifest: Manifest) -> CollectionSummary:
         documents=manifest.documents,
         chunks=manifest.chunks,
     )
+
+
+HEAL_AGAIN_SECONDS: Final = 60.0
+"""Until another attempt, which hashes all files again."""
+HEALED_BYTES: Final = 2**30
+"""Size of the files of a generation up to which a server makes some of them again: some seconds' work."""
+
+
+class Healer:
+    """Mends collections, each on a thread of its own; used from one event loop."""
+
+    def __init__(self) -> None:
+        self._tried: dict[str, asyncio.Task[bool]] = {}
+        self._retry_at: dict[str, float] = {}
+
+    async def heal(self, layout: CollectionLayout, timeout_seconds: float) -> bool:
+        """Mend a collection, tell whether that was done; concurrent callers share the work.
+
+        What failed, or takes longer, is not tried again for :data:`HEAL_AGAIN_SECONDS`.
+        """
+        task = self.start(layout)
+        await asyncio.wait({task}, timeout=timeout_seconds)
+        return task.done() and task.result()
+
+    def start(self, layout: CollectionLayout) -> asyncio.Task[bool]:
+        """Begin to mend a collection and return at once; see :meth:`heal`."""
+        task = self._tried.get(layout.name)
+        if task is None or (task.done() and time.monotonic() >= self._retry_at[layout.name]):
+            work = asyncio.to_thread(self._heal, layout)
+            task = self._tried[layout.name] = asyncio.create_task(work)
+        return task
+
+    def _heal(self, layout: CollectionLayout) -> bool:
+        self._retry_at[layout.name] = time.monotonic() + HEAL_AGAIN_SECONDS
+        try:
+            action = _mend(layout)
+        except CairnError as error:
+            log.warning("serve.not_healed collection=%s sentence=%s", layout.name, error)
+            return False
+        except Exception:
+            log.exception("serve.not_healed collection=%s", layout.name)
+            return False
+        if action is None:
+            return False
+        log.warning("serve.healed collection=%s action=%s", layout.name, action)
+        self._retry_at[layout.name] = 0.0
+        return True
+
+
+def _mend(layout: CollectionLayout) -> str | None:
+    """Mend a collection; return what was done, None where nothing was.
+
+    One that a server leaves to its keeper raises :class:`DamageError`.
+    """
+    if layout.replica is not None:
+        raise layout.damaged("a server mends no collection in an object store")
+    number = layout.current_generation_number()
+    if number is None:
+        return None
+    manifest = read_manifest(layout, number)
+    files = [record for _, own in wholes(layout, manifest) for record in own.files.values()]
+    if sum(record.size_bytes for record in files) > HEALED_BYTES:
+        raise layout.damaged(f"generation {number} exceeds the {HEALED_BYTES:,} bytes that a server mends")
+    report = repair_collection(layout, keeps_all=True)
+    return report.action if report.problems or report.generation != number else None

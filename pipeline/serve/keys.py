@@ -31,8 +31,10 @@ from cairn.pipeline.manifest import COLLECTION_NAME
 
 log = logging.getLogger(__name__)
 
-SCOPES: Final = ("search", "embed", "admin")
-"""Search and read documents; embed texts; read the server's metrics."""
+SCOPES: Final = ("search", "embed", "admin", "write", "principal")
+"""Search and read documents; embed texts; read the server's metrics; write documents and collections; say for
+whom each request asks, and see only what they may read.
+"""
 FORMAT_VERSION: Final = 1
 MAX_NAME_CHARACTERS: Final = 100
 
@@ -81,10 +83,6 @@ class KeyFile:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def exists(self) -> bool:
-        """Tell whether keys were ever made."""
-        return self.path.exists()
-
     @property
     def marker_path(self) -> Path:
         """An empty file beside the keys: it says that there were some."""
@@ -130,6 +128,16 @@ class KeyFile:
             raise ConfigError(
                 "a key with the scope admin must be for all collections, got some or a filter; make a "
                 "key of its own for admin"
+            )
+        if "write" in scopes and restriction is not None:
+            raise ConfigError(
+                "a key with the scope write must be for all documents, got a filter; make a key of its "
+                "own for writes"
+            )
+        if "principal" in scopes and {"admin", "write"} & set(scopes):
+            raise ConfigError(
+                "a key with the scope principal must only read, got the scope admin or write too; make a key "
+                "of its own for each"
             )
         given, token = token, token or f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
         match = _TOKEN.fullmatch(token)

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from cairn.pipeline.context.drift import Drift, measure_drift
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.filters import allowed_documents, compile_both
+from cairn.pipeline.search.documents import visible_documents
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.serve.access import SearchGrant, ServerState, State, reachable
-from cairn.pipeline.serve.answers import with_collection
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.serve.answers import (
+    SearchGrant,
+    ServerState,
+    State,
+    reachable,
+    read_from,
+    with_collection,
+)
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.length_curve import LengthBin, measure_lengths
-from cairn.pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, CorpusMap, draw_map, place
+from cairn.pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, Cluster, CorpusMap, draw_map, place
 from cairn.pipeline.serve.maps.map_cache import cache_key
 from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Reply
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from fastapi import APIRouter, Query
-from jaxtyping import Int64
 from pydantic import Field
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"], redirect_slashes=False)
@@ -48,19 +52,6 @@ class MapPoints(Reply):
     cluster: list[int]
 
 
-class MapCluster(Reply):
-    """A cluster's documents on the map.
-
-    Its name is made of words of their titles or texts, and empty where there are none.
-    """
-
-    cluster: int
-    documents: int
-    name: str
-    x: float
-    y: float
-
-
 class MapReply(Reply):
     """The documents this key sees, or an even sample of them, laid out so that neighbours are alike."""
 
@@ -73,31 +64,7 @@ class MapReply(Reply):
         default=None, description="While the map is being drawn: the share that is done, 0 to 1."
     )
     points: MapPoints | None = None
-    clusters: list[MapCluster] | None = None
-
-
-class DriftReply(Reply):
-    """How far the corpus has moved from the context it was encoded with, cluster by cluster."""
-
-    verdict: Literal["none", "slight", "re-contextualise"]
-    total_variation: float = Field(
-        description="Share of documents that would have to change cluster, 0 to 1."
-    )
-    jensen_shannon_bits: float
-    added_share: float = Field(description="Documents gained since, as a share of those now.")
-    changed_clusters: list[int]
-
-
-class LengthReply(Reply):
-    """Documents of min_tokens to max_tokens tokens.
-
-    How many, and the mean cosine of their vectors over pairs, null for few.
-    """
-
-    min_tokens: int
-    max_tokens: int
-    documents: int
-    cosine: float | None
+    clusters: Sequence[Cluster] | None = None
 
 
 class HealthReply(Reply):
@@ -112,12 +79,9 @@ class HealthReply(Reply):
     vector_dim: int
     uses_context: bool
     context_documents: int | None
-    drift: DriftReply | None
+    drift: Drift | None
     is_outdated: bool = Field(
         description="A newer generation was published but is damaged; an older one answers."
-    )
-    lengths: list[LengthReply] = Field(
-        description="The curve of length collapse: alike vectors of long documents are told apart badly."
     )
 
 
@@ -125,13 +89,11 @@ class HealthReply(Reply):
 async def map_collection(name: CollectionName, state: State, grant: SearchGrant) -> MapReply:
     """Lay the documents out in the plane, neighbours beside one another, coloured by cluster."""
 
-    async def attempt(served: ServedCollection) -> MapReply:
-        generation, visible, found = await _find_map(state, served, grant)
-        if found is None:
-            return _drawing(state, generation, len(visible), grant)
-        return await state.search_threads.run(lambda: _map_reply(generation, len(visible), found))
+    def fill(_: Generation, found: CorpusMap) -> dict[str, Any]:
+        points = _points(found.doc_ids, found.titles, found.places_N2, found.cluster_ids_N)
+        return {"points": points, "clusters": found.clusters}
 
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await _with_map(state, grant, name, fill)
 
 
 @router.get("/{name}/map/places")
@@ -141,67 +103,42 @@ async def place_documents(name: CollectionName, doc_id: DocIds, state: State, gr
     Unknown ids are left out.
     """
 
-    async def attempt(served: ServedCollection) -> MapReply:
-        generation, visible, found = await _find_map(state, served, grant)
-        if found is None:
-            return _drawing(state, generation, len(visible), grant)
-        points = await state.search_threads.run(lambda: _place(generation, found, doc_id, grant.restriction))
-        return MapReply(generation=generation.number, status="ready", documents=len(visible), points=points)
+    def fill(generation: Generation, found: CorpusMap) -> dict[str, Any]:
+        return {"points": _place(generation, found, doc_id, grant.restriction)}
 
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await _with_map(state, grant, name, fill)
 
 
 @router.get("/{name}/health")
 async def examine_collection(name: CollectionName, state: State, grant: SearchGrant) -> HealthReply:
-    """Say how a collection is.
+    """Say how a collection is: its counts and its drift from its context."""
 
-    Counts, drift from its context, and whether its vectors of long documents collapse.
-    """
+    def examine(served: ServedCollection) -> HealthReply:
+        searcher = served.searcher
+        return searcher.reading(lambda now: _health(searcher, now.generation, grant.restriction))
 
-    async def attempt(served: ServedCollection) -> HealthReply:
+    return await read_from(state, grant, name, examine)
+
+
+async def _with_map(
+    state: ServerState, grant: Grant, name: str, fill: Callable[[Generation, CorpusMap], dict[str, Any]]
+) -> MapReply:
+    async def attempt(served: ServedCollection) -> MapReply:
         generation, visible = await state.search_threads.run(
             lambda: served.searcher.visible(grant.restriction)
         )
-        curve = await state.length_curves.get(
-            cache_key(generation, grant.restriction), lambda: measure_lengths(generation, visible)
-        )
-        assert curve is not None, "without a timeout the cache waits"
-        return _health(served, generation, visible, curve, sees_all=grant.restriction is None)
+        key = cache_key(generation, grant.restriction)
+        reply = MapReply(generation=generation.number, status="drawing", documents=len(visible))
+        if key != cache_key(served.searcher.last_generation, grant.restriction):  # it would end a newer one
+            return reply
+        draw = partial(draw_map, generation, visible, partial(state.maps.report, key))
+        found = await state.maps.get(key, draw, MAP_WAIT_SECONDS)
+        if found is None:
+            return reply.model_copy(update={"progress": state.maps.progress(key)})
+        filled = await state.search_threads.run(lambda: fill(generation, found))
+        return reply.model_copy(update={"status": "ready", **filled})
 
     return await with_collection(state, await reachable(state, grant, name), attempt)
-
-
-async def _find_map(
-    state: ServerState, served: ServedCollection, grant: Grant
-) -> tuple[Generation, Int64[np.ndarray, " A"], CorpusMap | None]:
-    generation, visible = await state.search_threads.run(lambda: served.searcher.visible(grant.restriction))
-    key = cache_key(generation, grant.restriction)
-    draw = partial(draw_map, generation, visible, state.map_files, partial(state.maps.report, key))
-    return generation, visible, await state.maps.get(key, draw, MAP_WAIT_SECONDS)
-
-
-def _drawing(state: ServerState, generation: Generation, num_visible: int, grant: Grant) -> MapReply:
-    progress = state.maps.progress(cache_key(generation, grant.restriction))
-    return MapReply(generation=generation.number, status="drawing", documents=num_visible, progress=progress)
-
-
-def _map_reply(generation: Generation, num_visible: int, corpus_map: CorpusMap) -> MapReply:
-    return MapReply(
-        generation=generation.number,
-        status="ready",
-        documents=num_visible,
-        points=_points(corpus_map.doc_ids, corpus_map.titles, corpus_map.places_N2, corpus_map.cluster_ids_N),
-        clusters=[
-            MapCluster(
-                cluster=each.cluster_id,
-                documents=each.documents,
-                name=each.name,
-                x=round(each.x, 4),
-                y=round(each.y, 4),
-            )
-            for each in corpus_map.clusters
-        ],
-    )
 
 
 def _place(
@@ -210,9 +147,8 @@ def _place(
     doc_ids: Sequence[str],
     restriction: Mapping[str, Any] | None,
 ) -> MapPoints:
-    condition = compile_both({"doc_id": list(doc_ids)}, restriction, generation.document_schema)
-    assert condition is not None, "ids are asked for"
-    positions = allowed_documents(generation, condition, dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS))
+    timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
+    positions = visible_documents(generation, restriction, timeout, {"doc_id": list(doc_ids)})
     vectors = generation.documents.reconstruct(positions)
     places = place(vectors, corpus_map.sample_vectors_SV, corpus_map.sample_places_S2)
     known = {int(position): n for n, position in enumerate(corpus_map.positions_N)}
@@ -231,40 +167,27 @@ def _points(
     return MapPoints(doc_id=list(doc_ids), title=list(titles), x=x, y=y, cluster=clusters.tolist())
 
 
-def _health(
-    served: ServedCollection,
-    generation: Generation,
-    visible: np.ndarray,
-    curve: Sequence[LengthBin],
-    *,
-    sees_all: bool,
-) -> HealthReply:
-    manifest = generation.manifest
-    offsets = generation.chunk_offsets
+def _health(searcher: Searcher, generation: Generation, restriction: Mapping[str, Any] | None) -> HealthReply:
+    manifest, sees_all = generation.manifest, restriction is None
+    timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
+    visible = visible_documents(generation, restriction, timeout)
+    firsts, ends = generation.chunks_of(visible)
     return HealthReply(
         generation=generation.number,
         created_at=manifest.created_at,
         documents=len(visible),
-        chunks=int((offsets[visible + 1] - offsets[visible]).sum()),
+        chunks=int((ends - firsts).sum()),
         tokens=int(generation.num_tokens[visible].sum()),
         clusters=len(np.unique(generation.cluster_ids[visible])),
         vector_dim=manifest.vector_dim,
-        uses_context=manifest.encoder.needs_context,
+        uses_context=manifest.encoder.use_context,
         context_documents=manifest.context_documents if sees_all else None,
         drift=_drift(generation) if sees_all else None,
-        is_outdated=served.searcher.is_outdated,
-        lengths=[LengthReply(**asdict(length)) for length in curve],
+        is_outdated=searcher.is_outdated,
     )
 
 
-def _drift(generation: Generation) -> DriftReply:
+def _drift(generation: Generation) -> Drift:
     manifest = generation.manifest
     sizes = np.bincount(generation.cluster_ids, minlength=len(manifest.context_cluster_sizes)).tolist()
-    drift: Drift = measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)
-    return DriftReply(
-        verdict=drift.verdict,
-        total_variation=drift.total_variation,
-        jensen_shannon_bits=drift.jensen_shannon_bits,
-        added_share=drift.added_share,
-        changed_clusters=list(drift.changed_clusters),
-    )
+    return measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)

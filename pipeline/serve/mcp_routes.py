@@ -9,50 +9,89 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, cast
+import json
+from collections.abc import Callable, Generator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.line.live import LiveWriter, Receipt
+from cairn.pipeline.line.written_rows import Stored
+from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve import answers
-from cairn.pipeline.serve.access import SearchGrant, ServerState
-from cairn.pipeline.serve.guard import GRANT
+from cairn.pipeline.serve.answers import SearchGrant, ServerState
 from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.problems import NOT_FOUND, ProblemError
-from cairn.pipeline.types import Document, SearchResult
+from cairn.pipeline.serve.middleware import GRANT
+from cairn.pipeline.serve.problems import NOT_FOUND, SCOPE_MISSING, UNKNOWN_COLLECTION, ProblemError
+from cairn.pipeline.serve.write_routes import AskedWrite, delete_one
+from cairn.pipeline.types import ColumnSummary, Document, ListedDocument, SearchResult
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from typing_extensions import Unpack, override
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
 router = APIRouter()
+_Answer = TypeVar("_Answer")
+INVALID_REQUEST: Final = -32600
+"""JSON-RPC's code."""
 
 
 @router.post("/mcp", include_in_schema=False)
+@router.post("/mcp/", include_in_schema=False)
 async def exchange(request: Request, grant: SearchGrant) -> Response:  # noqa: ARG001 - the grant is what lets the request in
     """Answer one message of a language model's host."""
-    return _Exchange(await cast(McpEndpoint, request.app.state.mcp).manager())
+    manager = await cast(McpEndpoint, request.app.state.mcp).manager()
+    body = await request.body()
+    with contextlib.suppress(ValueError, RecursionError):  # the SDK says in a sentence what is no JSON
+        fault = _fault_of(json.loads(body))
+        if fault is not None:
+            error = {"code": INVALID_REQUEST, "message": f"{fault}, as JSON-RPC 2.0 has it"}
+            return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, status_code=400)
+    return _Exchange(manager, body)
+
+
+def _fault_of(message: Any) -> str | None:
+    """Say why a body is no request of JSON-RPC."""
+    if not isinstance(message, dict):
+        return "a message must be one object"
+    fields = cast(dict[str, Any], message)
+    if fields.get("jsonrpc") != "2.0":
+        return 'a message must have "jsonrpc": "2.0"'
+    if not isinstance(fields.get("method"), str):
+        return "a message must have a method, a text"
+    if not isinstance(fields.get("params", {}), dict):
+        return "the params of a message must be an object"
+    if "id" in fields and (not isinstance(fields["id"], str | int) or isinstance(fields["id"], bool)):
+        return "the id of a message must be a text or a whole number"
+    return None
 
 
 class _Exchange(Response):
     """What the SDK answers."""
 
-    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
+    def __init__(self, manager: StreamableHTTPSessionManager, body: bytes) -> None:
         super().__init__()
-        self._manager = manager
+        self._manager, self._body = manager, body
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._manager.handle_request(scope, receive, send)
+        parts = iter([{"type": "http.request", "body": self._body, "more_body": False}])
+
+        async def received() -> Message:
+            return next(parts, None) or await receive()
+
+        await self._manager.handle_request(scope, received, send)
 
 
 class McpEndpoint:
     """The MCP server of all collections, started when it is first asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_writable: bool) -> None:
+        self._is_writable = is_writable
         self._lock = asyncio.Lock()
         self._manager: StreamableHTTPSessionManager | None = None
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +101,7 @@ class McpEndpoint:
         async with self._lock:
             if self._manager is None:
                 try:
-                    manager = await asyncio.to_thread(_make_manager)
+                    manager = await asyncio.to_thread(_make_manager, self._is_writable)
                 except ConfigError:
                     raise ProblemError(
                         NOT_FOUND, "MCP needs the server's keeper to install the extra mcp of cairn-index"
@@ -88,15 +127,18 @@ async def _run(manager: StreamableHTTPSessionManager, is_running: asyncio.Event)
         await asyncio.Event().wait()
 
 
-def _make_manager() -> StreamableHTTPSessionManager:
-    from cairn.pipeline.frameworks.mcp_server import make_server, session_manager
+def _make_manager(is_writable: bool) -> StreamableHTTPSessionManager:
+    from cairn.pipeline.frameworks.mcp_server import add_writing_tools, make_server, session_manager
 
     def open_library(context: Context[Any, Request]) -> _ServedLibrary:
         request = context.request_context.request
         assert request is not None
         return _ServedLibrary(request.app.state.server, request.scope[GRANT])
 
-    return session_manager(make_server(open_library))
+    server = make_server(open_library)
+    if is_writable:
+        add_writing_tools(server, open_library)
+    return session_manager(server)
 
 
 class _ServedLibrary:
@@ -107,19 +149,63 @@ class _ServedLibrary:
         self._grant = grant
 
     async def names(self) -> list[str]:
-        """Return the names of the collections the grant reaches."""
         listed = await self._state.search_threads.run(self._state.collections.listed)
         return [name for name in listed if self._grant.reaches(name)]
 
     async def search(self, collection: str, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
-        """Search as the other routes do."""
         with _sentences():
             return (await answers.search(self._state, self._grant, collection, [query], options))[0]
 
     async def read_document(self, collection: str, doc_id: str) -> Document | None:
-        """Read as the other routes do."""
         with _sentences():
             return await answers.read_document(self._state, self._grant, collection, doc_id)
+
+    async def columns(self, collection: str) -> list[ColumnSummary]:
+        return await self._read(
+            collection, lambda searcher, within: searcher.summarise_columns(restriction=within)
+        )
+
+    async def count(self, collection: str, filters: dict[str, Any] | None) -> int:
+        return await self._read(
+            collection, lambda searcher, within: searcher.count_documents(within, filters)
+        )
+
+    async def list_documents(
+        self, collection: str, filters: dict[str, Any] | None, after: str | None, limit: int
+    ) -> list[ListedDocument]:
+        page = await self._read(
+            collection,
+            lambda searcher, within: searcher.list_matches(filters, after, limit, restriction=within),
+        )
+        return list(page.documents)
+
+    async def _read(
+        self, collection: str, read: Callable[[Searcher, Mapping[str, Any] | None], _Answer]
+    ) -> _Answer:
+        with _sentences():
+            return await answers.read_from(
+                self._state,
+                self._grant,
+                collection,
+                lambda served: read(served.searcher, self._grant.restriction),
+            )
+
+    async def add_document(
+        self, collection: str, doc_id: str, text: str, title: str | None, metadata: dict[str, Any]
+    ) -> None:
+        row = {"doc_id": doc_id, "title": title, "text": text, "metadata": metadata}
+        await self._write(collection, lambda writer, stored: writer.write([row], stored))
+
+    async def delete_document(self, collection: str, doc_id: str) -> None:
+        await self._write(collection, lambda writer, stored: delete_one(writer, stored, doc_id))
+
+    async def _write(self, collection: str, write: Callable[[LiveWriter, Stored], Receipt | None]) -> None:
+        with _sentences():
+            if "write" not in self._grant.scopes:
+                raise ProblemError(SCOPE_MISSING, "writing needs a key with the scope write")
+            if self._grant.restriction is not None:
+                raise ProblemError(SCOPE_MISSING, "writing needs a key that finds all documents")
+            await AskedWrite(collection, self._state, self._grant, Response(), "searchable").answered(write)
 
 
 @contextlib.contextmanager
@@ -130,5 +216,7 @@ def _sentences() -> Generator[None]:
     try:
         yield
     except ProblemError as problem:
+        if problem.kind is UNKNOWN_COLLECTION:
+            raise ToolError(f"{problem.kind.title}; list_collections names those there are") from None
         errors = (f"{error.pointer}: {error.detail}" for error in problem.errors)
         raise ToolError("; ".join([problem.kind.title, problem.detail, *errors])) from None

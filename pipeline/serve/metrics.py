@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from typing import Final
 
@@ -27,44 +28,25 @@ class Metrics:
     """The figures of one server."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "cairn_http_requests",
-            "Requests answered.",
-            ["method", "route", "status"],
-            registry=self._registry,
+        registry = self._registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self.requests = counter("cairn_http_requests", "Requests answered.", ["method", "route", "status"])
+        self.request_seconds = histogram(
+            "cairn_http_request_seconds", "Seconds to an answer.", ["route"], buckets=_SECONDS
         )
-        self.request_seconds = Histogram(
-            "cairn_http_request_seconds",
-            "Seconds to an answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self._registry,
+        self.requests_in_flight = gauge("cairn_http_requests_in_flight", "Requests being answered.")
+        self.problems = counter("cairn_problems", "Requests that ended with a problem.", ["type"])
+        self.pass_texts = histogram("cairn_encoder_pass_texts", "Texts of an encoder pass.", buckets=_TEXTS)
+        self.pass_seconds = histogram(
+            "cairn_encoder_pass_seconds", "Seconds of an encoder pass.", buckets=_SECONDS
         )
-        self.requests_in_flight = Gauge(
-            "cairn_http_requests_in_flight", "Requests being answered.", registry=self._registry
-        )
-        self.problems = Counter(
-            "cairn_problems", "Requests that ended with a problem.", ["type"], registry=self._registry
-        )
-        self.pass_texts = Histogram(
-            "cairn_encoder_pass_texts", "Texts of an encoder pass.", buckets=_TEXTS, registry=self._registry
-        )
-        self.pass_seconds = Histogram(
-            "cairn_encoder_pass_seconds",
-            "Seconds of an encoder pass.",
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.search_seconds = Histogram(
+        self.search_seconds = histogram(
             "cairn_search_seconds",
             "Seconds of work on a search thread, after the vectors are there.",
             buckets=_SECONDS,
-            registry=self._registry,
         )
-        self.generation = Gauge(
-            "cairn_generation", "Generation of the last answer.", ["collection"], registry=self._registry
-        )
+        self.generation = gauge("cairn_generation", "Generation of the last answer.", ["collection"])
 
         meter = metrics.get_meter("cairn")  # does nothing where no exporter is set up
         self._exported_pass_seconds = meter.create_histogram(

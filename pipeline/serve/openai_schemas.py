@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's API that RAG applications speak: reading and searching vector stores, embeddings.
+"""The shapes of OpenAI's API that RAG applications speak: files, vector stores, embeddings.
 
 A vector store is a collection, a file a document. What cannot be done here (rewriting queries, other
 dimensions) is refused, not ignored.
@@ -6,9 +6,10 @@ dimensions) is refused, not ignored.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 from cairn.pipeline.serve.schemas import (
+    MAX_DOC_ID_CHARACTERS,
     MAX_QUERIES,
     CollectionName,
     Filter,
@@ -18,7 +19,8 @@ from cairn.pipeline.serve.schemas import (
     Request,
     not_blank,
 )
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 MAX_RESULTS: Final = 50
 MAX_INPUTS: Final = 256
@@ -30,9 +32,15 @@ class RankingOptions(Request):
     """How results are ranked: ``ranker`` names are accepted and mean the same ranking."""
 
     ranker: Literal["auto", "none", "default-2024-11-15"] = "auto"
-    score_threshold: Annotated[float, Field(ge=0, le=1, description="Leave out results that score less.")] = (
-        0.0
-    )
+    score_threshold: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Leave out results that answer with less than this probability; scores are "
+            "probabilities then.",
+        ),
+    ] = 0.0
 
 
 class VectorStoreSearch(Request):
@@ -69,6 +77,7 @@ class PassageContent(TextContent):
 
     start_char: int
     end_char: int
+    page: str | None
     highlights: list[HighlightReply]
     title_highlights: list[HighlightReply]
 
@@ -95,62 +104,74 @@ class FileResults(Reply):
 
 
 class FileCounts(Reply):
-    """The documents of a collection, all of them ready."""
+    """The documents of a collection, and the files that are not among them yet."""
 
     total: int
     completed: int
-    in_progress: Literal[0] = 0
-    failed: Literal[0] = 0
-    cancelled: Literal[0] = 0
+    in_progress: int = 0
+    failed: int = 0
+    cancelled: int = 0
 
 
 class VectorStore(Reply):
-    """A collection that can be searched; times are those of its generation, in Unix seconds."""
+    """A collection; times are those of its generation, in Unix seconds."""
 
     id: str
     object: Literal["vector_store"] = "vector_store"
     name: str
     created_at: int
     last_active_at: int
-    status: Literal["completed"] = "completed"
+    status: Literal["in_progress", "completed"] = "completed"
     file_counts: FileCounts
     usage_bytes: Annotated[int, Field(description="Bytes of the search files; 0 for a key with a filter.")]
-    metadata: None = None
+    metadata: dict[str, str] | None = None
     expires_after: None = None
     expires_at: None = None
 
 
+class FileFault(Reply):
+    """Why nothing of a file is in the collection."""
+
+    code: Literal["server_error", "unsupported_file", "invalid_file"]
+    message: str
+
+
 class VectorStoreFile(Reply):
-    """A document; ``usage_bytes`` is the size of its text in UTF-8."""
+    """A document, or a file that is to be one; ``usage_bytes`` is the size of its text in UTF-8.
+
+    ``warnings``, an extension, name pages and rows of the file that could not be read.
+    """
 
     id: str
     object: Literal["vector_store.file"] = "vector_store.file"
     vector_store_id: str
     created_at: int
-    status: Literal["completed"] = "completed"
-    last_error: None = None
+    status: Literal["in_progress", "completed", "failed", "cancelled"] = "completed"
+    last_error: FileFault | None = None
     usage_bytes: int
     attributes: dict[str, str | int | float | bool]
+    warnings: list[str] = Field(default_factory=list)
 
 
-class VectorStores(Reply):
+class Page(Reply):
+    """A part of a list, whose entries have ids."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class VectorStores(Page):
     """A page of collections."""
 
-    object: Literal["list"] = "list"
     data: list[VectorStore]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
-class VectorStoreFiles(Reply):
+class VectorStoreFiles(Page):
     """A page of documents."""
 
-    object: Literal["list"] = "list"
     data: list[VectorStoreFile]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class FileContent(Reply):
@@ -160,6 +181,18 @@ class FileContent(Reply):
     data: list[TextContent]
     has_more: Literal[False] = False
     next_page: None = None
+
+
+def _not_token_ids(sent: Any) -> Any:
+    """Say what to do to a client that sends the tokens of another model."""
+    values = cast("list[Any]", sent) if isinstance(sent, list) else []
+    if values and all(isinstance(each, int | list) for each in values):
+        raise PydanticCustomError(
+            "token_ids",
+            "Input should be texts, not token ids: with LangChain's OpenAIEmbeddings set "
+            "check_embedding_ctx_length=False",
+        )
+    return sent
 
 
 Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), AfterValidator(not_blank)]
@@ -185,7 +218,10 @@ class EmbeddingsRequest(Request):
     )
 
     model: CollectionName
-    input: Input | Annotated[list[Input], Field(min_length=1, max_length=MAX_INPUTS)]
+    input: Annotated[
+        Input | Annotated[list[Input], Field(min_length=1, max_length=MAX_INPUTS)],
+        BeforeValidator(_not_token_ids),
+    ]
     input_type: Literal["query", "document"] = "query"
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int | None, Field(ge=1, le=1 << 16, description="Must be the collection's.")] = None
@@ -214,3 +250,136 @@ class Embeddings(Reply):
     data: list[Embedding]
     model: str
     usage: Usage
+
+
+class Model(Reply):
+    """A collection, as what embeds."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Literal[0] = 0
+    owned_by: Literal["cairn"] = "cairn"
+
+
+class Models(Reply):
+    """The collections this key may ask."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+MAX_FILES: Final = 2_000
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+Attributes = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=64)],
+        Annotated[str, Field(max_length=512)] | bool | int | float,
+    ],
+    Field(max_length=16, description="Values to filter by: columns of the collection."),
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+FileId = Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+DocumentId = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_DOC_ID_CHARACTERS,
+        description="An extension: the id that the document of the file is to have, else that of the file.",
+    ),
+]
+
+
+class Chunking(Request):
+    """How a file is cut: only ``auto``, since each search cuts passages as it is asked to."""
+
+    type: Literal["auto"]
+
+
+class NewVectorStore(Request):
+    """A collection to be made; its id is made of the name."""
+
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: Annotated[str, Field(max_length=4_096, description="Taken and not used.")] | None = None
+    file_ids: list[FileId] = Field(default_factory=list[FileId], max_length=MAX_FILES)
+    chunking_strategy: Chunking | None = None
+    metadata: Metadata | None = None
+    expires_after: None = Field(default=None, description="Collections do not expire.")
+
+
+class VectorStoreChanges(Request):
+    """What is said of a collection."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    metadata: Metadata | None = None
+    expires_after: None = Field(default=None, description="Collections do not expire.")
+
+
+class NewVectorStoreFile(Request):
+    """A file to put into a collection."""
+
+    file_id: FileId
+    attributes: Attributes | None = None
+    chunking_strategy: Chunking | None = None
+    doc_id: DocumentId | None = None
+
+
+class NewFileBatch(Request):
+    """Files to put into a collection: ``file_ids`` with the same attributes, or ``files`` with their own."""
+
+    file_ids: Annotated[list[FileId], Field(min_length=1, max_length=MAX_FILES)] | None = None
+    files: Annotated[list[NewVectorStoreFile], Field(min_length=1, max_length=MAX_FILES)] | None = None
+    attributes: Attributes | None = None
+    chunking_strategy: Chunking | None = None
+
+    @model_validator(mode="after")
+    def _require_one(self) -> NewFileBatch:
+        if (self.file_ids is None) == (self.files is None):
+            raise ValueError("there must be file_ids or files, and not both")
+        return self
+
+
+class FileChanges(Request):
+    """Attributes of a file to take the place of those it has."""
+
+    attributes: Attributes
+
+
+class StoredFile(Reply):
+    """A file that was sent."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class StoredFiles(Page):
+    """A page of files."""
+
+    data: list[StoredFile]
+
+
+class FileBatch(Reply):
+    """Files that were put into a collection together."""
+
+    id: str
+    object: Literal["vector_store.files_batch"] = "vector_store.files_batch"
+    created_at: int
+    vector_store_id: str
+    status: Literal["in_progress", "completed", "cancelled"]
+    file_counts: FileCounts
+
+
+class Deleted(Reply):
+    """What is gone: a file with its documents, a collection, or a file of a collection."""
+
+    id: str
+    object: Literal["file", "vector_store.deleted", "vector_store.file.deleted"]
+    deleted: Literal[True] = True

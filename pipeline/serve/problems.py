@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from cairn.pipeline.errors import (
     CairnError,
     CollectionNotFoundError,
+    EndpointDownError,
     FilterError,
     FingerprintMismatchError,
     IntegrityError,
@@ -28,7 +29,7 @@ from cairn.pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, InvalidField, 
 from starlette.responses import Response
 
 MEDIA_TYPE: Final = "application/problem+json"
-OPENAI_PATHS: Final = ("/v1/vector_stores", "/v1/embeddings")
+OPENAI_PATHS: Final = ("/v1/vector_stores", "/v1/embeddings", "/v1/files", "/v1/models")
 """Where addresses of OpenAI's API begin."""
 TYPE_PREFIX: Final = "urn:problem-type:cairn:"
 
@@ -67,29 +68,50 @@ class ProblemType:
 
 
 INVALID_JSON = ProblemType("invalid-json", 400, "The body is not JSON as RFC 8259 has it")
+INVALID_FORM = ProblemType("invalid-form", 400, "The body is not a form with a file")
 BODY_AMBIGUOUS = ProblemType("body-ambiguous", 400, "The length of the body is given in two ways")
 BODY_UNEXPECTED = ProblemType("body-unexpected", 400, "This method takes no body")
 KEY_MISSING = ProblemType("key-missing", 401, "An API key is required")
 KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
+PRINCIPAL_MISSING = ProblemType(
+    "principal-missing", 403, "The request does not say for whom it asks, or may not"
+)
 SCOPE_MISSING = ProblemType("scope-missing", 403, "The API key does not have this scope")
 RESTRICTION_UNUSABLE = ProblemType(
     "restriction-unusable", 403, "The API key's own filter does not fit this collection"
 )
+READ_ONLY = ProblemType("read-only", 403, "This server takes no writes")
+SOURCE_REFUSED = ProblemType("source-refused", 403, "The server may not read this source")
 ORIGIN_REFUSED = ProblemType("origin-refused", 403, "Pages of other sites may not call this server")
 NOT_FOUND = ProblemType("not-found", 404, "There is nothing at this address")
 UNKNOWN_COLLECTION = ProblemType("unknown-collection", 404, "There is no such collection")
 UNKNOWN_DOCUMENT = ProblemType("unknown-document", 404, "The collection has no such document")
+UNKNOWN_FILE = ProblemType("unknown-file", 404, "There is no such file")
+UNKNOWN_WRITE = ProblemType("unknown-write", 404, "The server knows no such write")
 METHOD_REFUSED = ProblemType("method-refused", 405, "This address does not take this method")
 BODY_SLOW = ProblemType("body-slow", 408, "The body did not arrive in time")
+COLLECTION_EMPTY = ProblemType("collection-empty", 409, "The collection has no documents yet")
+COLLECTION_EXISTS = ProblemType("collection-exists", 409, "There is such a collection")
+COLLECTION_BUSY = ProblemType(
+    "collection-busy", 409, "The collection is being written by another process", retry_seconds=5
+)
 CURSOR_EXPIRED = ProblemType(
     "cursor-expired", 410, "The collection has changed since the cursor was given out"
 )
+DOCUMENT_CHANGED = ProblemType("document-changed", 412, "The document is not as the request says it must be")
 BODY_TOO_LARGE = ProblemType("body-too-large", 413, "The body is too large")
-MEDIA_TYPE_REFUSED = ProblemType("media-type-refused", 415, "The body must be application/json")
+MEDIA_TYPE_REFUSED = ProblemType(
+    "media-type-refused", 415, "The body is not of the media type that is read here"
+)
 HOST_REFUSED = ProblemType("host-refused", 421, "This server does not answer for this host")
 INVALID_REQUEST = ProblemType("invalid-request", 422, "The request does not follow the schema")
 INVALID_FILTER = ProblemType("invalid-filter", 422, "The filter does not fit this collection")
+KEY_REUSED = ProblemType("key-reused", 422, "The idempotency key came with another request before")
+WRITE_FAILED = ProblemType("write-failed", 422, "The write was kept, and cannot be published")
 INVALID_CURSOR = ProblemType("invalid-cursor", 422, "The cursor does not belong to this request")
+WRITES_WAITING = ProblemType(
+    "writes-waiting", 429, "As many writes wait to be published as are kept", retry_seconds=2
+)
 INTERNAL_ERROR = ProblemType("internal-error", 500, "The server failed")
 ENCODER_FAILED = ProblemType("encoder-failed", 500, "The collection's encoder failed on this text")
 RERANKER_FAILED = ProblemType("reranker-failed", 500, "The server's cross-encoder failed on this text")
@@ -107,9 +129,14 @@ ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's 
 ENCODER_MISMATCH = ProblemType(
     "encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place"
 )
+ENDPOINT_DOWN = ProblemType(
+    "endpoint-down", 503, "The endpoint that embeds queries does not answer", retry_seconds=5
+)
 STORAGE_FAILED = ProblemType("storage-failed", 503, "The storage refused a read", retry_seconds=5)
+WRITES_REFUSED = ProblemType("writes-refused", 503, "The collection cannot be written", retry_seconds=5)
 KEYS_UNREADABLE = ProblemType("keys-unreadable", 503, "The API keys cannot be read")
 STOPPING = ProblemType("stopping", 503, "The server is stopping", retry_seconds=5)
+DISK_FULL = ProblemType("disk-full", 507, "The server has no space left", retry_seconds=30)
 DEADLINE = ProblemType("deadline", 504, "The answer was not ready in time", retry_seconds=1)
 
 PROBLEM_TYPES: Final = {kind.name: kind for kind in list(globals().values()) if isinstance(kind, ProblemType)}
@@ -175,11 +202,7 @@ def contract(error: CairnError) -> str:
 
 _OWN_SENTENCE: Final = ""
 _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
-    (
-        CollectionNotFoundError,
-        UNKNOWN_COLLECTION,
-        "see GET /v1/collections for those that can be searched",
-    ),
+    (CollectionNotFoundError, UNKNOWN_COLLECTION, "see GET /v1/collections for those that can be searched"),
     (
         RestrictionError,
         RESTRICTION_UNUSABLE,
@@ -197,6 +220,7 @@ _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
         COLLECTION_DAMAGED,
         "what is stored is not what was written; its keeper has to verify and repair it",
     ),
+    (EndpointDownError, ENDPOINT_DOWN, "its answer is waited for some seconds; try again"),
     (TryAgainError, DEADLINE, "the tables took too long; try again, or ask for less"),
     (StorageError, STORAGE_FAILED, "reading the collection failed; the server's log says more"),
 )
@@ -223,6 +247,20 @@ def opening_problem(error: CairnError) -> ProblemError:
     return problem
 
 
+def invalid_request(*errors: InvalidField) -> ProblemError:
+    """Return the problem of parts of a request."""
+    return ProblemError(
+        INVALID_REQUEST, f"{len(errors)} part(s) of the request must be changed", errors=errors[:MAX_TOLD]
+    )
+
+
+def unknown_document() -> ProblemError:
+    """Return the problem of a document that is not there, or not for this key."""
+    return ProblemError(
+        UNKNOWN_DOCUMENT, "ids are those of the source's rows, or of files, as results give them"
+    )
+
+
 def unknown_collection() -> ProblemError:
     """Return the problem of a collection that is not there, or not for this key: which, is not said."""
     return search_problem(CollectionNotFoundError(""))
@@ -243,9 +281,7 @@ def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[
         for pointer, details in found.items()
         if pointer not in above or _of_type_sent(details)
     ]
-    return ProblemError(
-        INVALID_REQUEST, f"{len(told)} part(s) of the request must be changed", errors=told[:MAX_TOLD]
-    )
+    return invalid_request(*told)
 
 
 def _of_type_sent(details: Iterable[str]) -> list[str]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.options import Option, options_of
 from cairn.pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING_BYTES, TREE_FIELDS
+from cairn.pipeline.search.passages import DEFAULT_CHUNK_TOKENS
 from cairn.pipeline.search.rerank import RERANK_DOCUMENTS
-from cairn.pipeline.search.windows import DEFAULT_CHUNK_TOKENS
 from cairn.pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from pydantic import (
     AfterValidator,
@@ -37,6 +37,7 @@ CHARACTERS_A_TOKEN: Final = 4
 MAX_RERANK_PAIRS: Final = 1_000
 """Passages that one request may have judged: some seconds of a small cross-encoder on two cores."""
 MAX_WEIGHT: Final = 1e6
+MAX_VECTOR_DIM: Final = 16_384
 MAX_CURSOR_CHARACTERS: Final = 256
 START_CURSOR: Final = "*"
 MAX_DOC_ID_CHARACTERS: Final = 1_024
@@ -76,11 +77,7 @@ CollectionName = Annotated[
 ]
 Query = Annotated[
     str,
-    Field(
-        min_length=1,
-        json_schema_extra={"pattern": r"\S"},
-        examples=["how do I reset a password"],
-    ),
+    Field(min_length=1, json_schema_extra={"pattern": r"\S"}, examples=["how do I reset a password"]),
     AfterValidator(not_blank),
     _within_bytes(MAX_QUERY_BYTES),
 ]
@@ -161,9 +158,8 @@ FilterNode = Annotated[Comparison | Membership | NullTest | Combination, Field(d
 FilterColumns = Annotated[
     dict[Key, FilterValue | FilterValues | None],
     Field(
-        min_length=1,
         max_length=MAX_NODES,
-        description="Columns with a value, several of which any may match, or null.",
+        description="Columns with a value, several of which any may match, or null; without one, no filter.",
         examples=[{"kind": "module"}],
         json_schema_extra={"propertyNames": {"not": {"enum": [*sorted(TREE_FIELDS)]}}},
     ),
@@ -186,6 +182,7 @@ class Weights(Request):
     document: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
     chunk: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
     bm25: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
+    sparse: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
 
 
 _STRUCTURED: Final[Mapping[str, Any]] = {"filters": Filter, "weights": Weights}
@@ -246,6 +243,15 @@ class SearchRequest(_WithOptions):
         }
     )
 
+    query_vector: Annotated[
+        list[float] | None,
+        Field(
+            min_length=1,
+            max_length=MAX_VECTOR_DIM,
+            description="The vector of a single query, in place of its encoding. BM25 reads the text of "
+            "`query`, unless `hybrid` is false.",
+        ),
+    ] = None
     rerank: Annotated[
         bool,
         Field(
@@ -282,6 +288,11 @@ class PassageReply(Reply):
 
     start_char: int
     end_char: int
+    page: str | None = Field(
+        default=None,
+        description="Where it stands in its file, such as `page 3`, `sheet Prices`, `lines 12-20` or "
+        "`section Install`; null for a row of a table.",
+    )
     score: float
     scores: dict[str, float] = Field(description="Parts of the score: chunk is the passage's own cosine.")
     text: str | None = Field(default=None, description="null where include_text is false.")
@@ -338,9 +349,9 @@ class CollectionSummary(Reply):
     """
 
     name: str
-    status: Literal["ready", "building", "unfinished", "damaged"] = Field(
-        description="building: its first ingest is at work; unfinished: that was stopped, and goes on "
-        "when it is run again."
+    status: Literal["ready", "building", "empty", "unfinished", "damaged"] = Field(
+        description="building: its first ingest is at work; empty: it was created without a document; "
+        "unfinished: its first ingest was stopped, and goes on when it is run again."
     )
     generation: int | None = None
     documents: int | None = None
@@ -351,6 +362,9 @@ class CollectionList(Reply):
     """The collections this key may ask."""
 
     collections: list[CollectionSummary]
+    is_writable: bool = Field(
+        description="Whether this key may fill a collection without documents here: one listed, or a new one."
+    )
 
 
 class Column(Reply):
@@ -380,6 +394,7 @@ class CollectionReply(Reply):
     reranks: bool = Field(
         description="Whether the server has a cross-encoder, so that a search may say `rerank`."
     )
+    is_writable: bool = Field(description="Whether this key may write to it here.")
     filter_columns: list[Column]
     is_outdated: bool = Field(
         description="A newer generation was published but is damaged; an older one answers."
@@ -393,6 +408,7 @@ class DocumentReply(Reply):
     title: str | None
     metadata: dict[str, JsonValue]
     generation: int
+    content_sha256: str = Field(description="Changes with the text, the title and the metadata.")
     num_tokens: int
     num_characters: int
     start_char: int
@@ -417,9 +433,9 @@ class InvalidField(Reply):
     detail: str
 
 
-def field_names(*models: type[BaseModel]) -> frozenset[str]:
-    """Return the names of all fields of these models: what a problem may call by name."""
-    return frozenset(name for model in models for name in model.model_fields)
+def field_names(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names of all fields of a model and of those made of it: what a problem may call by name."""
+    return frozenset(model.model_fields).union(*map(field_names, model.__subclasses__()))
 
 
 def answer_tokens(request: SearchRequest) -> int:

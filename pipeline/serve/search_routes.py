@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cairn.pipeline.search_options import MAX_TOP_K, SearchKeywords
-from cairn.pipeline.serve.access import SearchGrant, State, reachable
-from cairn.pipeline.serve.answers import hit_reply, json_response, search
+from cairn.pipeline.serve.answers import SearchGrant, State, hit_reply, json_response, reachable, search
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.problems import CURSOR_EXPIRED, INVALID_CURSOR, INVALID_REQUEST, ProblemError
 from cairn.pipeline.serve.schemas import (
@@ -62,6 +61,11 @@ async def search_collection(
         raise ProblemError(
             INVALID_CURSOR, "reranked results have one page only; leave the cursor out, or rerank"
         )
+    vector = request.query_vector
+    if vector is not None and (isinstance(request.query, list) or request.cursor is not None):
+        raise ProblemError(
+            INVALID_REQUEST, "a query_vector is of a single query and one page; leave the others out"
+        )
     options = search_keywords(request)
     if isinstance(request.query, list):
         if request.cursor is not None:
@@ -72,7 +76,9 @@ async def search_collection(
         answers = [_reply(result, request) for result in results]
         return json_response({"generation": results[0].generation, "answers": answers})
     if request.cursor is None:
-        (result,) = await search(state, grant, name, [request.query], options, rerank=request.rerank)
+        (result,) = await search(
+            state, grant, name, [request.query], options, rerank=request.rerank, vector=vector
+        )
         return json_response(_reply(result, request))
     if request.max_characters is not None:
         raise ProblemError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cairn.pipeline.config import ABOUT_INDEX_DEVICE, IndexDevice
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.options import About, check_options, option
@@ -18,6 +19,10 @@ DEFAULT_DEADLINE_SECONDS: Final = 10.0
 KEYS_NAME: Final = "keys.json"
 
 MAX_BODY_BYTES: Final = 1 << 20
+MAX_WRITE_BYTES: Final = 8 << 20
+"""Of a request that brings documents."""
+MAX_FILE_BYTES: Final = 128 << 20
+"""Of a file that is sent."""
 MAX_HEADER_BYTES: Final = 16 << 10
 """Request line and headers together."""
 TABLE_TIMEOUT_SECONDS: Final = 2.0
@@ -34,12 +39,32 @@ class ServeSettings(OpenOptions):
 
     root: Path
     collections: tuple[str, ...] = ()
-    host: str = option("127.0.0.1", About("Address to listen on; one beyond this machine needs an API key."))
+    host: str = option(
+        "127.0.0.1",
+        About("Address to listen on; one beyond this machine needs an API key. `::` is every address."),
+    )
     port: int = option(DEFAULT_PORT, About("Port to listen on; 0: any that is free.", low=0, high=65_535))
-    keys_file: Path | None = option(None, About("File of API keys.", default_text="ROOT/keys.json"))
-    allowed_hosts: tuple[str, ...] = option(
+    writable: bool = option(False, About("Take writes: documents, sources and collections."))
+    allowed_sources: tuple[str, ...] = option(
         (),
-        About("Name the server may be called by, beside its own; repeat.", flag="--allowed-host"),
+        About(
+            "Folder or URI whose files a writable server may ingest when asked; repeat.",
+            flag="--allowed-source",
+            default_text="none",
+        ),
+    )
+    keys_file: Path | None = option(None, About("File of API keys.", default_text="ROOT/keys.json"))
+    readers_column: str | None = option(
+        None,
+        About(
+            "Column that lists who may read a document; requests then name their reader in "
+            "X-Cairn-Principal.",
+            metavar="COLUMN",
+            default_text="none",
+        ),
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (), About("Name the server may be called by, beside its own; repeat.", flag="--allowed-host")
     )
     deadline_seconds: float = option(
         DEFAULT_DEADLINE_SECONDS, About("Time a request may take.", above=0, high=MAX_SECONDS)
@@ -48,17 +73,16 @@ class ServeSettings(OpenOptions):
         128, About("Requests in flight; more are told to try again.", low=1, high=MAX_REQUESTS)
     )
     encoder_threads: int | None = option(
-        None,
-        About("Threads of an encoder.", low=1, high=MAX_THREADS, default_text="one a processor"),
+        None, About("Threads of an encoder.", low=1, high=MAX_THREADS, default_text="one a processor")
     )
     search_threads: int | None = option(
         None, About("Searches at a time.", low=1, high=MAX_THREADS, default_text="one a processor")
     )
+    index_device: IndexDevice | None = option(None, ABOUT_INDEX_DEVICE)
     rerank_model: str | None = option(
         None,
         About(
-            "Cross-encoder for requests that ask to rerank, a name or folder; extra rerank.",
-            metavar="MODEL",
+            "Cross-encoder for requests that ask to rerank, a name or folder; extra rerank.", metavar="MODEL"
         ),
     )
 
@@ -81,7 +105,7 @@ class ServeSettings(OpenOptions):
     @property
     def keys_path(self) -> Path:
         """The file of API keys: the one named, else ``keys.json`` beside the collections or their copies."""
-        from cairn.pipeline.index.roots import resolve_root
+        from cairn.pipeline.index.names import resolve_root
 
         return self.keys_file if self.keys_file is not None else resolve_root(self.root) / KEYS_NAME
 
@@ -99,7 +123,7 @@ def is_loopback(host: str) -> bool:
     if host.lower() == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

@@ -1,6 +1,5 @@
-"""Token vectors as few bits: neighbours pooled, dimensions cut into even steps, codes packed into bytes.
+"""Projected token vectors as few bits: dimensions cut into even steps, codes packed into bytes.
 
-    pooled    runs of neighbouring tokens of one chunk become their normalised mean
     step      2 · reach / 2^bits of each dimension, reach a multiple of its root mean square
     code      the step a component falls into, clipped to the first and the last
     packed    8 / bits codes a byte, the first in the highest bits
@@ -9,7 +8,7 @@ The steps come with the model, not with the collection, so codes of two segments
 A decoded vector is the middle of its steps at unit length. Source: Max 1960, table II, for the reach of an
 even quantiser of a normal variable; ColBERTv2 and PLAID for the packing. Differs: no centroids, no residuals.
 
-    T tokens    P pooled vectors    M chunks    V vector dim
+    P tokens    V vector dim
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Final
 import numpy as np
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.products import inner_products
-from jaxtyping import Float, Float32, Int64, UInt8
+from jaxtyping import Float, Float32, UInt8
 
 FAR: Final = 255
 """Characters from one token to the next from which on their number is not kept."""
@@ -97,29 +96,6 @@ def require_packable(dims: int, bits: int) -> None:
             f"dims of a token vector must fill whole bytes at {bits} bits, got {dims}; "
             f"choose a multiple of {8 // bits}"
         )
-
-
-def pool_neighbours(
-    token_TV: Float[np.ndarray, "T V"], offsets_M1: Int64[np.ndarray, " M1"], size: int
-) -> tuple[Float32[np.ndarray, "P V"], Int64[np.ndarray, " M1"]]:
-    """Return the normalised means of runs of ``size`` tokens and the offsets of each chunk's means.
-
-    The last run of a chunk may be shorter. Size 1 only normalises.
-    """
-    starts, pooled_offsets = runs_of(offsets_M1, size)
-    token_TV = token_TV.astype(np.float32, copy=False)
-    sums_PV = np.add.reduceat(token_TV, starts, axis=0) if len(starts) else token_TV[:0]
-    return unit(sums_PV), pooled_offsets
-
-
-def runs_of(
-    offsets_M1: Int64[np.ndarray, " M1"], size: int
-) -> tuple[Int64[np.ndarray, " P"], Int64[np.ndarray, " M1"]]:
-    """Return the first token of every run of ``size`` tokens of a chunk, and each chunk's offsets of runs."""
-    num_runs_M = -(-np.diff(offsets_M1) // size)
-    run_offsets = np.concatenate([[0], np.cumsum(num_runs_M)])
-    first = np.repeat(offsets_M1[:-1] - size * run_offsets[:-1], num_runs_M)
-    return first + size * np.arange(int(run_offsets[-1])), run_offsets
 
 
 def unit(vectors_PV: Float32[np.ndarray, "P V"]) -> Float32[np.ndarray, "P V"]:

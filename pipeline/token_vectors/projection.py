@@ -3,9 +3,9 @@
     document token    normalise(h W)              query token    normalise(h W), weighing w[id]
 
 One file, ``cairn_late.safetensors``, beside the model it was trained for: the matrix W in float16, a weight a
-token id in 8 bits, root mean squares of the projected dimensions, from which a codec takes its steps, how
-many neighbours it was trained to pool, and the bits its dimensions are stored in. Its metadata holds a hash
-of the tensors, and names the base with the hash of its weights. A collection keeps a copy, so that its codes
+token id in 8 bits, root mean squares of the projected dimensions, from which a codec takes its steps,
+and the bits its dimensions are stored in. Its metadata holds a hash of the tensors, and names the base with
+the hash of its weights. A collection keeps a copy, so that its codes
 stay readable when the model's file changes.
 
     T tokens    D model dim    V vector dim    X vocabulary
@@ -43,7 +43,6 @@ class TokenProjection:
     weight_codes_X: UInt8[np.ndarray, " X"]
     weight_step: float
     rms_V: Float32[np.ndarray, " V"]
-    pool_tokens: int
     bits: int
     base_sha256: str
 
@@ -61,10 +60,28 @@ class TokenProjection:
             matrix=self.matrix_DV.tobytes().hex(),
             weights=self.weight_codes_X.tobytes().hex(),
             weight_step=self.weight_step,
-            pool_tokens=self.pool_tokens,
             bits=self.bits,
             rms=self.rms_V.tobytes().hex(),
         )
+
+    @property
+    def vector_bytes(self) -> int:
+        """Return the bytes of one code."""
+        return self.codec.vector_bytes
+
+    def encode(self, states_TD: Float32[np.ndarray, "T D"]) -> UInt8[np.ndarray, "T bytes"]:
+        """Return the codes of token states."""
+        return self.codec.encode(self.project(states_TD))
+
+    def similarities(
+        self, codes: UInt8[np.ndarray, "T bytes"], query_qV: Float32[np.ndarray, "q V"]
+    ) -> Float32[np.ndarray, "T q"]:
+        """Return the cosines of what codes stand for with a query's projected tokens."""
+        return self.codec.cosines(codes, query_qV)
+
+    def save(self, folder: Path) -> None:
+        """Write the file into a folder, whole or not at all."""
+        save_token_projection(folder, self)
 
     def project(self, states_TD: Float[np.ndarray, "T D"]) -> Float32[np.ndarray, "T V"]:
         """Return the unit vectors of token states."""
@@ -96,7 +113,6 @@ def save_token_projection(folder: Path, projection: TokenProjection) -> None:
     settings = {
         "format": LATE_FORMAT,
         "term_weight_step": projection.weight_step,
-        "pool_tokens": projection.pool_tokens,
         "bits": projection.bits,
         "base_sha256": projection.base_sha256,
         "tensors_sha256": _tensors_sha256(tensors),
@@ -137,7 +153,8 @@ def load_token_projection(path: Path) -> TokenProjection:
     try:
         with safe_open(path, framework="np") as stored:
             settings = json.loads((stored.metadata() or {})[METADATA_KEY])
-            if settings["format"] != LATE_FORMAT:
+            # Some of before were trained to pool neighbours.
+            if settings["format"] != LATE_FORMAT or settings.get("pool_tokens", 1) != 1:
                 raise _other_format(settings["format"])
             tensors = {name: stored.get_tensor(name) for name in ("matrix", "term_weights", "rms")}
             # A file of before has no hash.
@@ -149,7 +166,6 @@ def load_token_projection(path: Path) -> TokenProjection:
                 weight_codes_X=codes_X,
                 weight_step=float(settings["term_weight_step"]),
                 rms_V=rms_V,
-                pool_tokens=int(settings["pool_tokens"]),
                 bits=int(settings["bits"]),
                 base_sha256=settings["base_sha256"],
             )
@@ -178,7 +194,6 @@ def _is_usable(projection: TokenProjection) -> bool:
         and bool(np.isfinite(matrix_DV).all())
         and bool((np.isfinite(rms_V) & (rms_V > 0.0)).all())
         and 0.0 <= projection.weight_step < np.inf
-        and projection.pool_tokens >= 1
     )
 
 

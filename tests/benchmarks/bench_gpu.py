@@ -1,10 +1,12 @@
-"""Check the encoder on a GPU, then compare its FLOPs utilisation with sentence-transformers on the same card.
+"""Check and time a GPU: the encoder beside sentence-transformers, and FAISS beside the processors.
 
     python tests/benchmarks/bench_gpu.py --output tests/benchmarks/results/gpu.json
 
 The model has random weights of ModernBERT-base's size in bf16; rows have 512 and 8,192 tokens. Both sides
-encode the same texts into one mean-pooled vector each, and tokenising counts for both. The script takes less
-than eight minutes on one card. It writes card, versions, date and every figure as JSON.
+encode the same texts into one mean-pooled vector each, and tokenising counts for both. With faiss-gpu,
+indexes of 500,000 vectors are built and searched, on the card and without it. Then the tests marked `gpu`
+run. The script takes less than eight minutes on one card. It writes card, versions, date and every figure
+as JSON.
 
 FLOPs per token: 2 for each weight it is multiplied with, and 4 D for each key it attends to. Those are the
 whole row in global layers and the window in local ones.
@@ -15,18 +17,24 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import torch
-from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.config import EncoderConfig, IndexConfig, IndexDevice
 from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.faiss_device import use_index_device
+from cairn.pipeline.index.faiss_build import build_faiss_index
+from cairn.pipeline.index.faiss_index import open_faiss_index
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
 from safetensors.torch import save_file
@@ -34,6 +42,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 WARM_UPS, REPEATS = 2, 3
 LEAST_COSINE = 0.999
+LEAST_SHARED = 0.95
+"""Of the neighbours found, what two devices must share: K-means sums in another order on a card."""
 MATMUL_SIZE = 8_192
 
 
@@ -49,6 +59,7 @@ class Size:
     vocabulary: int = 50_368
     lengths: tuple[int, ...] = (512, 8_192)
     tokens_timed: int = 1 << 21
+    vectors: int = 500_000
 
     def flops_a_token(self, length: int) -> float:
         products = (
@@ -68,7 +79,15 @@ class Size:
 
 BASE = Size()
 SMALL = Size(
-    width=64, layers=4, heads=4, inner=96, window=16, vocabulary=512, lengths=(64, 256), tokens_timed=2_048
+    width=64,
+    layers=4,
+    heads=4,
+    inner=96,
+    window=16,
+    vocabulary=512,
+    lengths=(64, 256),
+    tokens_timed=2_048,
+    vectors=3_000,
 )
 """For the test that this script still runs, on any machine."""
 
@@ -254,6 +273,60 @@ def time_length(
     }
 
 
+FAISS_QUERIES, FAISS_TOP_K, FAISS_DIM = 1_000, 50, 384
+
+
+def time_faiss(folder: Path, size: Size, devices: Sequence[IndexDevice]) -> dict[str, Any]:
+    """Build and search an index of each kind on each device; return seconds, and what the devices share."""
+    rng = np.random.default_rng(0)
+    topics = rng.standard_normal((256, FAISS_DIM)).astype(np.float32)
+
+    def vectors_of(count: int) -> np.ndarray:
+        noise = rng.standard_normal((count, FAISS_DIM)).astype(np.float32)
+        vectors = topics[rng.integers(0, len(topics), count)] + noise
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    vectors, queries = vectors_of(size.vectors), vectors_of(FAISS_QUERIES)
+    report: dict[str, Any] = {}
+    for kind in ("flat", "ivf_sq8", "ivf_rabitq"):
+        found: dict[str, np.ndarray] = {}
+        for device in devices:
+            use_index_device(device)
+            path, started = folder / f"{kind}-{device}.faiss", time.perf_counter()
+            description = build_faiss_index(
+                lambda: (vectors[start : start + 16_384] for start in range(0, len(vectors), 16_384)),
+                len(vectors),
+                FAISS_DIM,
+                IndexConfig(index_kind=kind),
+                path,
+            )
+            built = time.perf_counter() - started
+            index = open_faiss_index(path, description)
+            for _ in range(WARM_UPS):
+                index.search(queries, FAISS_TOP_K)
+            started = time.perf_counter()
+            _, found[device] = index.search(queries, FAISS_TOP_K)
+            searched = time.perf_counter() - started
+            report[f"{kind} {device}"] = {"built_seconds": built, "1000_queries_seconds": searched}
+        first, *others = found.values()
+        shares = [
+            np.mean([np.isin(a, b).mean() for a, b in zip(first, each, strict=True)]) for each in others
+        ]
+        assert all(share > LEAST_SHARED for share in shares), f"{kind}: the devices share {shares}"
+        report[f"{kind} shared"] = [float(share) for share in shares]
+    use_index_device("auto")
+    return report
+
+
+def run_marked_tests() -> str:
+    """Run the tests that need a card; return pytest's last line."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "gpu", "tests"]
+    root = Path(__file__).parents[2]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
+    assert ended.returncode == 0, ended.stdout[-4_000:]
+    return ended.stdout.strip().splitlines()[-1]
+
+
 def measure(size: Size, device: torch.device) -> dict[str, Any]:
     """Check and time everything; return the report."""
     started = time.perf_counter()
@@ -266,6 +339,8 @@ def measure(size: Size, device: torch.device) -> dict[str, Any]:
         lengths = {
             str(length): time_length(model, size, length, device, peak_tflops) for length in size.lengths
         }
+        has_card = faiss.get_num_gpus() > 0
+        by_index = time_faiss(Path(folder), size, ("gpu", "cpu") if has_card else ("cpu",))
     return {
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -276,6 +351,8 @@ def measure(size: Size, device: torch.device) -> dict[str, Any]:
         "practical_peak_tflops": peak_tflops,
         "checks": checks,
         "by_row_length": lengths,
+        "faiss": {"version": faiss.__version__, "has_card": has_card, **by_index},
+        "tests": run_marked_tests() if device.type == "cuda" else "none run: no card",
         "seconds": time.perf_counter() - started,
     }
 

@@ -19,6 +19,7 @@ def test_gpu_script_small_on_a_cpu_writes_its_report(script, tmp_path):
     script["main"](["--device", "cpu", "--small", "--output", str(tmp_path / "gpu.json")])
     report = json.loads((tmp_path / "gpu.json").read_text())
     assert report["checks"]["least_cosine_to_cpu_fp32"] >= 0.999
+    assert report["faiss"]["ivf_sq8 cpu"]["built_seconds"] > 0
     assert set(report["by_row_length"]) == {"64", "256"}
     assert all(value > 0 for row in report["by_row_length"].values() for value in row.values())
 

@@ -22,7 +22,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.engine import EngineConfig
 from cairn.jobs.ray_cluster.engine import RayEngine
 from cairn.jobs.ray_cluster.pool import WorkerPool
 from cairn.jobs.ray_cluster.runtime import RayConnection
@@ -210,9 +210,9 @@ MEASURE_PEAK = """
 import resource, sys
 from cairn.pipeline.line.build_index import build_index
 sys.path.insert(0, sys.argv[4])
-from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.engine import EngineConfig
 from test_bench_ray import peak_config
-from cairn.jobs.engine import open_engine
+from cairn.cli.cluster import open_engine
 config = peak_config(sys.argv[3])
 engine = open_engine(EngineConfig(name="ray", max_workers=2), config)
 build_index([sys.argv[1]], sys.argv[2], "c", config, engine=engine)

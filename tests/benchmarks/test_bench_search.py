@@ -15,8 +15,9 @@ Words follow Zipf's law; a query has six words of ranks 21 to 2,000.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import faiss
@@ -25,14 +26,10 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.index.exact_index import ExactIndex
-from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.publish import (
-    GenerationFacts,
-    next_generation_number,
-    prepare_writer,
-    publish_generation,
-)
+from cairn.pipeline.index.publish import GenerationFacts, publish_generation
+from cairn.pipeline.index.recovery import prepare_writer
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema
 
@@ -104,10 +101,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory, one_thread: None) -> Bench:
 
 
 def publish(
-    layout: CollectionLayout, texts: list[str], document_vectors: np.ndarray, chunk_vectors: np.ndarray
+    layout: CollectionLayout,
+    texts: list[str],
+    document_vectors: np.ndarray,
+    chunk_vectors: np.ndarray,
+    metadata: Mapping[str, pa.Array] = MappingProxyType({}),
 ) -> None:
     doc_ids = [f"doc{i:06d}" for i in range(NUM_DOCUMENTS)]
-    schema = documents_schema([], VECTOR_DIM)
+    fields = [pa.field(name, column.type) for name, column in metadata.items()]
+    schema = documents_schema(fields, VECTOR_DIM)
     constant = {"source_file": "bench.parquet", "content_sha256": "0" * 64, "title": None}
     columns = {
         **{
@@ -120,6 +122,7 @@ def publish(
         "num_tokens": pa.array([WORDS_PER_CHUNK * CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
         "num_chunks": pa.array([CHUNKS_PER_DOCUMENT] * NUM_DOCUMENTS, pa.int32()),
         "vector": vector_column(document_vectors),
+        **metadata,
     }
     documents = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
     bounds = [chunk_bounds(text) for text in texts]
@@ -138,9 +141,8 @@ def publish(
     )
     with layout.writer_lock():
         prepare_writer(layout)
-        tables = LanceTables.open_or_create(layout, [], VECTOR_DIM)
+        tables = LanceTables.open_or_create(layout, fields, VECTOR_DIM)
         versions = tables.commit(
-            generation=next_generation_number(layout),
             deleted_ids=[],
             documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
             chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),

@@ -21,21 +21,22 @@ import pytest
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_delete import id_batches
-from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import find_served
-from cairn.pipeline.index.publish import (
-    GenerationFacts,
-    next_generation_number,
-    prepare_writer,
-    publish_generation,
+from cairn.pipeline.index.publish import GenerationFacts, publish_generation
+from cairn.pipeline.index.recovery import prepare_writer
+from cairn.pipeline.index.rows import LanceTables, id_batches
+from cairn.pipeline.search.candidates import (
+    bm25_documents,
+    bm25_passages,
+    nominate_by_chunk,
+    nominate_by_document,
 )
-from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
-from cairn.pipeline.search.lexical import bm25_documents, bm25_passages
-from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
-from cairn.pipeline.types import chunks_schema, documents_schema
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 from lancedb.index import FTS, IvfRq
+
+from tests.late_models import random_codebook
 
 pytestmark = pytest.mark.bench
 
@@ -44,19 +45,11 @@ CHUNKS_A_DOCUMENT = 10
 WORDS_A_CHUNK = 20
 CHUNK_CHARACTERS = 6 * WORDS_A_CHUNK
 WORDS = np.array([f"{number:05d}" for number in range(30_000)])
-CODE_BYTES = 64 * 13
+CODE_BYTES = 64 * 25
 """Token codes of a chunk of 64 tokens, as the default model makes them; their content is random."""
 BATCH_DOCUMENTS = 2_000
 PEER_CHUNKS = 100_000
-PROJECTION = TokenProjection(
-    matrix_DV=np.eye(VECTOR_DIM, 48, dtype=np.float32),
-    weight_codes_X=np.ones(10, np.uint8),
-    weight_step=1.0,
-    rms_V=np.full(48, 48**-0.5, np.float32),
-    pool_tokens=1,
-    bits=2,
-    base_sha256="a" * 64,
-)
+CODEBOOK = random_codebook(num_bytes=24, model_dim=384)
 TOPICS_TV = np.random.default_rng(9).standard_normal((64, VECTOR_DIM)).astype(np.float32)
 
 
@@ -99,7 +92,7 @@ def rows(first: int, end: int, version: int) -> Iterator[tuple[pa.RecordBatch, p
         }
         yield (
             batch(documents, documents_schema((), VECTOR_DIM)),
-            batch(chunks, chunks_schema(VECTOR_DIM, has_tokens=True)),
+            batch(chunks, chunks_schema(VECTOR_DIM, TOKEN_FIELDS)),
         )
 
 
@@ -118,18 +111,17 @@ def publish(
     with layout.writer_lock():
         started = time.perf_counter()
         before = prepare_writer(layout)
-        tables = LanceTables.open_or_create(layout, (), VECTOR_DIM, has_tokens=True)
-        tables.roll_back(None if before is None else before.lance_versions)
-        since = tables.compact()
+        pinned = None if before is None else before.lance_versions
+        tables = LanceTables.open_or_create(layout, (), VECTOR_DIM, added=TOKEN_FIELDS, versions=pinned)
+        tables.compact()
         ids = [f"document-{number}" for number in range(first, end)] if version else []
-        save_token_projection(layout.folder, PROJECTION)
-        schemas = (documents_schema((), VECTOR_DIM), chunks_schema(VECTOR_DIM, has_tokens=True))
+        CODEBOOK.save(layout.folder)
+        schemas = (documents_schema((), VECTOR_DIM), chunks_schema(VECTOR_DIM, TOKEN_FIELDS))
         readers = [
             pa.RecordBatchReader.from_batches(schema, map(itemgetter(side), rows(first, end, version)))
             for side, schema in enumerate(schemas)
         ]
         versions = tables.commit(
-            generation=next_generation_number(layout),
             deleted_ids=id_batches(ids),
             find_documents=None if before is None else partial(find_served, layout, before),
             documents=readers[0],
@@ -147,14 +139,14 @@ def publish(
             documents_at_context=0,
             encode_tokens_per_second=0.0,
         )
-        publish_generation(layout, tables, versions, facts, IndexConfig(), since=None if whole else since)
+        publish_generation(layout, tables, versions, facts, IndexConfig(), shares=not whole)
         return time.perf_counter() - started
 
 
 PARTS = {
-    "hashing": ("/verified_files.py", "sha256_of_file"),
-    "Lance": ("/lance_index.py", "/lance_append.py", "/lance_delete.py", "/lance_files.py"),
-    "words": ("/passage_terms.py", "_write_titles", "_write_lengths"),
+    "hashing": ("/index/files.py", "sha256_of_file"),
+    "Lance": ("/index/rows.py",),
+    "words": ("/index/words.py", "_write_titles", "_write_lengths"),
     "FAISS": ("/faiss_build.py", "/codes.py"),
     "flushing": ("fsync_file", "fsync_folder"),
 }

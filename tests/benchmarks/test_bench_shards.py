@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 import pytest
+from cairn.pipeline.index.repartition import repartition
 
 from tests.benchmarks.test_bench_serve import (
     DENSE,
@@ -47,7 +48,9 @@ SECONDS_BETWEEN_KILLS = 5.0
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
+    made = make_bench(tmp_path_factory.mktemp("bench"))
+    repartition(made.layout, 4)
+    return made
 
 
 @pytest.fixture(scope="module")

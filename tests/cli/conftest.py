@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,26 +32,36 @@ def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
     return invoke
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    path = tmp_path / "corpus.parquet"
+def write_corpus(folder: Path) -> str:
     texts = [
         "a cairn marks the way over the hill",
         "the river runs past the old stone mill",
         "snow lies on the ridge until june",
     ]
-    pq.write_table(
-        pa.table(
-            {
-                "id": ["a", "b", "c"],
-                "title": ["Cairns", "Mills", "Snow"],
-                "text": texts,
-                "year": [2001, 2002, 2003],
-            }
-        ),
-        path,
-    )
-    return str(path)
+    columns = {"id": list("abc"), "title": ["Cairns", "Mills", "Snow"], "text": texts}
+    pq.write_table(pa.table({**columns, "year": [2001, 2002, 2003]}), folder / "corpus.parquet")
+    return str(folder / "corpus.parquet")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return write_corpus(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def ingested_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    folder = tmp_path_factory.mktemp("ingested")
+    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
+    words = ["ingest", write_corpus(folder), *options, "--root", str(folder / "root"), "--json"]
+    assert run(cairn, words, "cairn") == 0
+    return folder / "root"
+
+
+@pytest.fixture
+def ingested(ingested_root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lay a copy of the corpus as collection ``c`` into the folder."""
+    shutil.copytree(ingested_root, tmp_path / "cairn-data")
+    capsys.readouterr()
 
 
 @pytest.fixture

@@ -1,48 +1,37 @@
-"""`cairn delete` by id or by filter, and what it says without deleting."""
+"""`cairn delete` by id or by filter, and what it says without deleting; `cairn retype`."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import pytest
-
-
-@pytest.fixture
-def ingested(call: Any, corpus: str, ingest_options: list[str]) -> Any:
-    """The command line after an ingest of documents a, b and c as collection c."""
-    assert call("ingest", corpus, *ingest_options, "--quiet")[0] == 0
-    return call
-
 
 def documents_left(call: Any) -> int:
     return json.loads(call("status", "c", "--json")[1])["documents"]
 
 
-def test_delete_by_filter_deletes_what_matches_and_nothing_else(ingested: Any) -> None:
-    assert ingested("delete", "c", "--filter", '{"doc_id": ["a", "b"]}', "--filter", "doc_id!=b")[0] == 0
-    assert documents_left(ingested) == 2
-    assert ingested("delete", "c", "a", "b")[2].count("not in the collection: a\n") == 1
+def test_delete_by_filter_deletes_what_matches_and_nothing_else(call: Any, ingested: None) -> None:
+    assert call("delete", "c", "--filter", '{"doc_id": ["a", "b"]}', "--filter", "doc_id!=b")[0] == 0
+    assert documents_left(call) == 2
+    assert call("delete", "c", "a", "b")[2].count("not in the collection: a\n") == 1
 
 
-@pytest.mark.parametrize("asked", [("a", "b"), ("--filter", "doc_id<=b")])
-def test_delete_dry_run_lists_the_ids_and_deletes_nothing(ingested: Any, asked: tuple[str, ...]) -> None:
-    code, out, _ = ingested("delete", "c", *asked, "--dry-run")
-    assert (code, out.splitlines()) == (0, ["a", "b", "c: 2 would be deleted"])
-    assert documents_left(ingested) == 3
-
-
-def test_delete_dry_run_of_unknown_ids_ends_as_a_deletion_would(ingested: Any) -> None:
-    code, out, err = ingested("delete", "c", "zz", "--dry-run")
+def test_delete_that_is_dry_or_refused_or_matches_nothing_deletes_nothing(call: Any, ingested: None) -> None:
+    for asked in (("a", "b"), ("--filter", "doc_id<=b")):
+        code, out, _ = call("delete", "c", *asked, "--dry-run")
+        assert (code, out.splitlines()) == (0, ["a", "b", "c: 2 would be deleted"])
+    code, out, err = call("delete", "c", "zz", "--dry-run")
     assert (code, out, err) == (2, "c: 0 would be deleted\n", "not in the collection: zz\n")
-
-
-def test_delete_by_filter_that_nothing_matches_is_no_failure(ingested: Any) -> None:
-    code, out, _ = ingested("delete", "c", "--filter", "doc_id=zz")
+    code, out, _ = call("delete", "c", "--filter", "doc_id=zz")
     assert (code, out) == (0, "c: 0 deleted, generation 1\n")
+    for asked in ((), ("a", "--filter", "doc_id=a"), ("--filter", "no_such_column=1")):
+        assert call("delete", "c", *asked)[0] == 2
+    assert documents_left(call) == 3
 
 
-@pytest.mark.parametrize("asked", [(), ("a", "--filter", "doc_id=a"), ("--filter", "no_such_column=1")])
-def test_delete_without_clear_documents_is_refused(ingested: Any, asked: tuple[str, ...]) -> None:
-    assert ingested("delete", "c", *asked)[0] == 2
-    assert documents_left(ingested) == 3
+def test_retype_gives_a_column_another_type_or_says_how_to_ask(call: Any, ingested: None) -> None:
+    assert call("retype", "c", "year=string")[:2] == (0, "c: generation 2 holds year=string\n")
+    assert call("search", "snow", "--collection", "c", "--filter", 'year="2003"', "--json")[0] == 0
+    for asked, told in (("year", "COLUMN=TYPE"), ("year=date32[day]", "got '2001' in 'a'")):
+        code, _, err = call("retype", "c", asked)
+        assert (code != 0, told in err) == (True, True), err

@@ -12,9 +12,9 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.cli.engine import resolve_engine
+from cairn.cli.cluster import resolve_engine
 from cairn.cli.main import cairn, run
-from cairn.jobs.engine_settings import EngineConfig
+from cairn.jobs.engine import EngineConfig
 
 TEXTS = {
     "a": "a cairn marks the way over the hill",
@@ -26,17 +26,8 @@ TEXTS = {
 @pytest.fixture
 def ingest(tmp_path: Path, tiny_model_folder: Path) -> list[str]:
     pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), tmp_path / "corpus.parquet")
-    return [
-        "ingest",
-        "corpus.parquet",
-        "--collection",
-        "c",
-        "--model",
-        str(tiny_model_folder),
-        "--landmark-interval",
-        "16",
-        "--quiet",
-    ]
+    words = "ingest corpus.parquet --collection c --landmark-interval 16 --quiet --model"
+    return [*words.split(), str(tiny_model_folder)]
 
 
 @pytest.fixture
@@ -54,22 +45,9 @@ def test_engine_is_ray_where_there_is_an_address():
 
 
 def test_engine_takes_its_workers_from_flags():
-    chosen = {
-        "engine": "ray",
-        "workers": "2:8",
-        "worker_cpus": 4,
-        "worker_gpus": 0.5,
-        "shard_deadline": 90.0,
-    }
-    expected = EngineConfig(
-        name="ray",
-        min_workers=2,
-        max_workers=8,
-        worker_cpus=4,
-        worker_gpus=0.5,
-        shard_deadline=90.0,
-    )
-    assert resolve_engine(chosen) == expected
+    sizes = {"worker_cpus": 4, "worker_gpus": 0.5, "shard_deadline": 90.0}
+    expected = EngineConfig(name="ray", min_workers=2, max_workers=8, **sizes)
+    assert resolve_engine({"engine": "ray", "workers": "2:8", **sizes}) == expected
 
 
 def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):

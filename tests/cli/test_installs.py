@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.cli.test_imports import ROOT, run_python
 
@@ -48,30 +45,26 @@ def test_core_install_holds_what_html_needs_and_no_ray() -> None:
     assert "ray" not in core
 
 
-WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from cairn.cli.main import main; main()"
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("ingest", "a.html", "--collection", "c", "--engine", "ray"),
-        ("jobs",),
-        ("compact", "c", "--engine", "ray"),
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_a_command_that_needs_ray_names_the_extra(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_command_that_needs_ray_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("<h1>Stone</h1>")
-    done = run_python(WITHOUT_RAY, tmp_path, *arguments)
+    program = (
+        "import sys; sys.modules['ray'] = None; from cairn.cli.main import cairn, run\n"
+        "for words in sys.argv[1:]: assert run(cairn, words.split(), 'cairn') == 2"
+    )
+    lines = ("ingest a.html --collection c --engine ray", "submit job.toml", "compact c --engine ray")
+    done = run_python(program, tmp_path, *lines)
     said = "error: a Ray cluster must have the package ray, got none; install it with `pip install '.[ray]'`"
-    assert (done.returncode, done.stderr.partition(" in the folder")[0]) == (2, said)
+    assert [line.partition(" in the folder")[0] for line in done.stderr.splitlines()] == [said] * len(lines)
 
 
-def test_library_and_commands_run_without_ray(tmp_path: Path, ingest_options: list[str], call: Any) -> None:
+def test_library_and_commands_run_without_ray(tmp_path: Path, ingest_options: list[str]) -> None:
     (tmp_path / "a.html").write_text("<h1>Stone</h1><p>The old stone path.</p>")
-    arguments = ("ingest", "a.html", *ingest_options, "--quiet")
-    done = run_python(WITHOUT_RAY, tmp_path, *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
-    program = "import sys; sys.modules['ray'] = None; import cairn; found = cairn.open_collection('c')"
-    done = run_python(f"{program}; print(found.search('stone').hits[0].title)", tmp_path)
-    assert done.stdout == "Stone\n"
+    program = (
+        "import sys; sys.modules['ray'] = None; import cairn; import cairn.cli.main as cli\n"
+        "assert cli.run(cli.cairn, sys.argv[1:], 'cairn') == 0\n"
+        "print(cairn.open_collection('c').search('stone').hits[0].title)"
+    )
+    done = run_python(
+        program, tmp_path, "ingest", "a.html", *ingest_options, "--token-bytes", "0", "--quiet", "--json"
+    )
+    assert (done.stdout.splitlines()[-1:], done.stderr) == (["Stone"], "")

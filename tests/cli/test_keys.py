@@ -46,12 +46,8 @@ def test_key_from_a_variable_is_taken_once_and_not_shown(call: Any, monkeypatch:
     monkeypatch.setenv("MY_KEY", token)
     for _ in range(2):
         code, out, said = call("keys", "create", "app", "--from-env", "MY_KEY")
-        assert (code, out, token in said, "key 0123456789ab may search everywhere" in said) == (
-            0,
-            "",
-            False,
-            True,
-        )
+        assert (code, out, token in said) == (0, "", False)
+        assert "key 0123456789ab may search everywhere" in said
     assert [key["key_id"] for key in json.loads(call("keys", "list", "--json")[1])] == ["0123456789ab"]
     call("keys", "revoke", "0123456789ab")
     code, _, error = call("keys", "create", "app", "--from-env", "MY_KEY")
@@ -65,27 +61,14 @@ def test_key_for_a_collection_that_is_not_there_is_made_with_a_warning(call: Any
 
 
 def test_keys_in_json_hold_no_digest(call: Any) -> None:
-    made = json.loads(
-        call(
-            "keys", "create", "embedder", "--scope", "embed", "--scope", "search", "--for", "stones", "--json"
-        )[1]
-    )
+    options = ("--scope", "embed", "--scope", "search", "--for", "stones", "--json")
+    made = json.loads(call("keys", "create", "embedder", *options)[1])
     assert made["key"].startswith(f"cairn_{made['key_id']}_")
-    assert (made["scopes"], made["collections"], made["restriction"]) == (
-        ["search", "embed"],
-        ["stones"],
-        None,
-    )
+    allowed = (made["scopes"], made["collections"], made["restriction"])
+    assert allowed == (["search", "embed"], ["stones"], None)
     listed = json.loads(call("keys", "list", "--json")[1])[0]
-    assert set(listed) == {
-        "key_id",
-        "name",
-        "scopes",
-        "collections",
-        "restriction",
-        "created_at",
-        "revoked_at",
-    }
+    fields = {"key_id", "name", "scopes", "collections", "restriction", "created_at", "revoked_at"}
+    assert set(listed) == fields
 
 
 def test_keys_whose_file_is_lost_are_not_called_none(call: Any, tmp_path: Path) -> None:
@@ -103,25 +86,23 @@ def test_filter_of_a_key_is_typed_as_its_columns_are(call: Any) -> None:
     assert made["restriction"] == {"type": "gte", "key": "year", "value": 2000}
 
 
+REFUSED = [
+    "--filter year=2000",
+    "--for stones --filter owner=me",
+    "--for stones --filter year=soon",
+    "--for nowhere --filter year=2000",
+    "--for stones --for words --filter year=2000",
+    "--scope root",
+    "--for ../up",
+]
+
+
 @pytest.mark.usefixtures("collections")
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--filter", "year=2000"),
-        ("--for", "stones", "--filter", "owner=me"),
-        ("--for", "stones", "--filter", "year=soon"),
-        ("--for", "nowhere", "--filter", "year=2000"),
-        ("--for", "stones", "--for", "words", "--filter", "year=2000"),
-        ("--scope", "root"),
-        ("--for", "../up"),
-    ],
-)
-def test_key_that_makes_no_sense_is_refused_in_a_sentence(
-    call: Any, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    code, out, error = call("keys", "create", "odd", *options)
-    assert (code, out, error.count("\n")) == (2, "", 1)
-    assert not (tmp_path / "cairn-data" / "keys.json").exists()
+def test_key_that_makes_no_sense_is_refused_in_a_sentence(call: Any, tmp_path: Path) -> None:
+    for options in REFUSED:
+        code, out, error = call("keys", "create", "odd", *options.split())
+        assert (code, out, error.count("\n")) == (2, "", 1), options
+        assert not (tmp_path / "cairn-data" / "keys.json").exists(), options
 
 
 def test_keys_lie_where_the_settings_say(call: Any, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_ingest_with_every_encoder_option_is_searchable(
             "--temperature",
             "0.9",
         ),
-        *("--query-temperature", "0.8", "--temperature-by-length", "8:0.95,16:0.9"),
+        *("--query-temperature", "0.8"),
         *("--query-prefix", "walk: ", "--document-prefix", "mat: "),
     ]
     assert call("ingest", corpus, *ingest_options, *options, "--quiet")[0] == 0
@@ -72,7 +72,6 @@ def test_ingest_with_every_encoder_option_is_searchable(
         "walk: ",
         "mat: ",
     ]
-    assert manifest["settings"]["encoder"]["temperature_by_length"] == [[8, 0.95], [16, 0.9]]
     code, out, _ = call("ingest", corpus, *ingest_options, *options, "--json", "--quiet")
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
     shown = " ".join(call("status", "c")[1].split())
@@ -81,12 +80,12 @@ def test_ingest_with_every_encoder_option_is_searchable(
             'landmarks "sentence"',
             "dims 16",
             "layers 1",
-            "`cairn plan c --apply --late`",
+            "bytes a token",
             "temperature 0.9",
             "query temperature 0.8",
             'query prefix "walk: "',
         ),
-        *('document prefix "mat: "', "temperature by length [[8, 0.95], [16, 0.9]]"),
+        'document prefix "mat: "',
     ):
         assert part in shown
     assert "precision" not in shown
@@ -155,8 +154,7 @@ def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_s
     assert "must be at most the model's 6, got 512; choose 6" in error
 
 
-def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_options: list[str]) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
+def test_search_within_a_budget_of_characters(call: Any, ingested: None) -> None:
     code, out, _ = call("search", "old stone mill", "--collection", "c", "--max-characters", "60", "--json")
     lengths = [len(passage["text"]) for hit in json.loads(out)["hits"] for passage in hit["passages"]]
     assert (code, 0 < sum(lengths) <= 60) == (0, True)
@@ -167,9 +165,8 @@ def test_search_within_a_budget_of_characters(call: Any, corpus: str, ingest_opt
 
 
 def test_status_for_people_says_what_the_base_model_was_not_trained_for(
-    call: Any, corpus: str, ingest_options: list[str], monkeypatch: pytest.MonkeyPatch
+    call: Any, ingested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
     _, out, _ = call("status", "c")
     assert "trained neither" not in out
     monkeypatch.setattr(
@@ -178,7 +175,7 @@ def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     )
     _, out, _ = call("status", "c")
     assert "trained neither for landmarks nor for context" in out
-    code, out, _ = call("status")
+    code, out, _ = call("list")
     assert code == 0
     assert "c " in out
 

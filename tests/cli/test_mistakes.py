@@ -20,84 +20,56 @@ def one_line(error: str) -> bool:
     return error.startswith("error: ") and error.count("\n") == 1 and "Traceback" not in error
 
 
+INGEST = "ingest corpus.parquet --collection c"
+TRAIN = "train x --output run --steps"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("search", "x", "--collection", "nowhere"), "/cairn-data, got none; known collections: none yet"),
-        (("serach", "x"), "there is no verb 'serach'; did you mean 'search'?"),
-        (("xyzzy",), "there is no verb 'xyzzy'; `cairn --help` lists them"),
-        (("status", "nowhere"), "known collections"),
-        (("compact", "nowhere"), "known collections"),
-        (("drop", "nowhere", "--yes"), "known collections"),
-        (("delete", "nowhere", "a"), "known collections"),
-        (("ingest", "missing.parquet", "--collection", "c"), "missing.parquet"),
-        (("ingest", "notes.data", "--collection", "c"), "notes.data"),
-        (("ingest", "empty.parquet", "--collection", "c"), "empty.parquet"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--text-column", "body"), "text"),
-        (("ingest", "corpus.parquet", "--collection", "../up"), "name must match"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--model", "no-such-model"), "no-such-model"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--model", ""), "model must be cairn-minilm"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--model", "m" * 300), "model must be cairn-mini"),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--model", "~nobody/m"),
-            "model must be cairn-mini",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--temperature", "0"),
-            "error: temperature must be a number from 0.01 to 100, got 0.0",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--document-prefix", "\udcff"),
-            "document_prefix must be valid Unicode",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--window-tokens", "-5"),
-            "error: window_tokens must be a whole number of at least 0, got -5",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--query-temperature", "-1"),
-            "error: query_temperature must be a number from",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64"),
-            "pairs of a number of tokens and a",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--temperature-by-length", "64:.9,32:.8"),
-            "ascending order",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--layers", "0"),
-            "layers must be a whole number of at least 1, got 0",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--pooling", "multi_cls"),
-            "must go with attention full, got chunk",
-        ),
-        (
-            ("ingest", "corpus.parquet", "--collection", "c", "--root", "gs://bucket/x"),
-            "folder or s3://BUCKET/PREFIX",
-        ),
-        (("ingest", "corpus.parquet", "--collection", "c", "--root", "notes.data"), "must be a folder"),
-        (("search", "x", "--collection", "c", "--root", "notes.data"), "must be a folder"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--num-clusters", "65537"), "from 1 to 65,536"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--context-documents", HUGE), "from 1 to 65,536"),
-        (("ingest", "corpus.parquet", "--collection", "c", "--workers", "10001"), "from 1 to 10,000"),
-        (("train", "x", "--output", "run", "--steps", HUGE), "steps must be at most 1,000,000,000, got a nu"),
-        (("train", "x", "--output", "run", "--steps", "2", "--hard-negatives", HUGE), "from 0 to 1,000"),
-        (("train", "x", "--output", "run", "--steps", "2", "--peak-lr", "1e300"), "at most 1, got 1e+300"),
-        (("train", "x", "--output", "run", "--steps", "2", "--dev", LONG), "names of at most 255 bytes"),
-        (("status", "--root", LONG), "a path must have names of at most 255 bytes, got '/"),
+        ("search x --collection nowhere", "/cairn-data, got none; known collections: none yet"),
+        ("serach x", "there is no verb 'serach'; did you mean 'search'?"),
+        ("xyzzy", "there is no verb 'xyzzy'; `cairn --help` lists them"),
+        ("status nowhere", "known collections"),
+        ("compact nowhere", "known collections"),
+        ("drop nowhere --yes", "known collections"),
+        ("delete nowhere a", "known collections"),
+        ("ingest missing.parquet --collection c", "missing.parquet"),
+        ("ingest notes.data --collection c", "notes.data"),
+        ("ingest empty.parquet --collection c", "empty.parquet"),
+        (f"{INGEST} --text-column body", "text"),
+        ("ingest corpus.parquet --collection ../up", "name must match"),
+        (f"{INGEST} --model no-such-model", "no-such-model"),
+        (f"{INGEST} --model ''", "model must be cairn-minilm"),
+        (f"{INGEST} --model {'m' * 300}", "model must be cairn-mini"),
+        (f"{INGEST} --model ~nobody/m", "model must be cairn-mini"),
+        (f"{INGEST} --temperature 0", "error: temperature must be a number from 0.01 to 100, got 0.0"),
+        (f"{INGEST} --document-prefix \udcff", "document_prefix must be valid Unicode"),
+        (f"{INGEST} --window-tokens -5", "error: window_tokens must be a whole number of at least 1, got -5"),
+        (f"{INGEST} --query-temperature -1", "error: query_temperature must be a number from"),
+        (f"{INGEST} --layers 0", "layers must be a whole number of at least 1, got 0"),
+        (f"{INGEST} --pooling multi_cls", "must go with attention full, got chunk"),
+        (f"{INGEST} --root gs://bucket/x", "folder or s3://BUCKET/PREFIX"),
+        (f"{INGEST} --root notes.data", "must be a folder"),
+        ("search x --collection c --root notes.data", "must be a folder"),
+        (f"{INGEST} --num-clusters 65537", "from 1 to 65,536"),
+        (f"{INGEST} --context-documents {HUGE}", "from 1 to 65,536"),
+        (f"{INGEST} --workers 10001", "from 1 to 10,000"),
+        (f"{TRAIN} {HUGE}", "steps must be at most 1,000,000,000, got a nu"),
+        (f"{TRAIN} 2 --hard-negatives {HUGE}", "from 0 to 1,000"),
+        (f"{TRAIN} 2 --peak-lr 1e300", "at most 1, got 1e+300"),
+        (f"{TRAIN} 2 --dev {LONG}", "names of at most 255 bytes"),
+        (f"list --root {LONG}", "a path must have names of at most 255 bytes, got '/"),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_2(
-    call: Any, corpus: str, tmp_path: Path, arguments: tuple[str, ...], words: str
+    call: Any, corpus: str, tmp_path: Path, arguments: str, words: str
 ) -> None:
     (tmp_path / "notes.data").write_text("not parquet at all")
     pq.write_table(
         pa.table({"id": pa.array([], "string"), "text": pa.array([], "string")}), tmp_path / "empty.parquet"
     )
-    code, out, err = call(*arguments)
+    code, out, err = call(*shlex.split(arguments))
     assert (code, out) == (2, "")
     assert one_line(err), err
     assert words in err
@@ -123,8 +95,6 @@ def test_setting_the_model_has_no_room_for_ends_in_one_sentence_and_exit_2(
 
 
 def test_busy_collection_exits_75(call: Any, corpus: str, ingest_options: list[str], tmp_path: Path) -> None:
-    from cairn.pipeline.index.layout import CollectionLayout
-
     with CollectionLayout(tmp_path / "cairn-data", "c").writer_lock():
         code, _, err = call("ingest", corpus, *ingest_options, "--quiet")
     assert code == 75
@@ -143,10 +113,7 @@ def test_interrupt_exits_130(
     assert "interrupted" in err
 
 
-def test_verify_finds_a_flipped_bit_and_repair_mends_it(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
+def test_verify_finds_a_flipped_bit_and_repair_mends_it(call: Any, ingested: None, tmp_path: Path) -> None:
     assert call("verify", "c")[0] == 0
     path = tmp_path / "cairn-data" / "c" / "generations" / "00000001" / "chunks.faiss"
     content = bytearray(path.read_bytes())
@@ -170,7 +137,7 @@ def test_advice_after_damage_is_a_command_that_mends_it(
     call("compact", "c", *at_root)
     folder = tmp_path / "my data" / "c"
     generation = folder / "generations" / (folder / "CURRENT").read_text().split()[0]
-    shutil.rmtree(generation / COPIES)
+    shutil.rmtree(folder / COPIES)
     (generation / damaged).write_bytes(b"no such thing")
     code, _, err = call("status", "c", *at_root)
     assert code == 1
@@ -181,12 +148,11 @@ def test_advice_after_damage_is_a_command_that_mends_it(
 
 
 def test_repair_of_what_cannot_be_mended_does_not_recommend_itself(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
+    call: Any, ingested: None, tmp_path: Path
 ) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
-    generation = tmp_path / "cairn-data" / "c" / "generations" / "00000001"
-    for path in (generation / "MANIFEST.json", generation / COPIES / "MANIFEST.json"):
-        path.unlink()
+    folder = tmp_path / "cairn-data" / "c"
+    for below in ("generations", COPIES):
+        (folder / below / "00000001" / "MANIFEST.json").unlink()
     code, _, err = call("repair", "c")
     assert code == 1
     assert "run `cairn repair" not in err
@@ -198,15 +164,10 @@ def test_collection_whose_first_ingest_was_stopped_is_listed_and_said_to_be_unfi
 ) -> None:
     layout = CollectionLayout(tmp_path / "cairn-data", "coming")
     with layout.writer_lock():
-        assert "building" in call("status")[1]
-    assert json.loads(call("status", "--json")[1]) == [
-        {
-            "status": "unfinished",
-            "collection": "coming",
-            "documents": None,
-            "chunks": None,
-            "generation": None,
-        }
+        assert "building" in call("list")[1]
+    unknown = dict.fromkeys(("documents", "chunks", "generation"))
+    assert json.loads(call("list", "--json")[1]) == [
+        {"status": "unfinished", "collection": "coming", **unknown}
     ]
     for verb in (("status", "coming"), ("search", "granite", "--collection", "coming")):
         code, _, error = call(*verb)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,8 +14,9 @@ from typing import Any
 import cairn
 import pytest
 from cairn.pipeline.model.folders.names import model_folder
+from huggingface_hub import constants
 
-ROOT = Path(__file__).resolve().parents[2]
+Call = Callable[..., tuple[int, str, str]]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -103,7 +101,7 @@ class _Answer(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with Hub() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()
@@ -111,42 +109,29 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the cache of a machine that knows this hub alone; the address is read at import."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    address = f"http://127.0.0.1:{hub.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{repo_id}")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "".join(template[1:]))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return tmp_path / "hub"
 
 
-def get(hub: Hub, cache: Path, *names: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "pipeline/face"),
-        "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}",
-        "HF_HUB_CACHE": str(cache),
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        **variables,
-    }
-    program = (
-        "import sys; from cairn.cli.main import cairn, run; "
-        "sys.exit([run(cairn, ['models', 'get', name], 'cairn') for name in sys.argv[1:]][-1])"
-    )
-    command = [sys.executable, "-c", program, *names]
-    return subprocess.run(command, env=environment, cwd=cache.parent, capture_output=True, text=True)
-
-
 def test_get_fetches_what_a_model_is_made_of_and_no_more(
-    hub: Hub, cache: Path, tiny_model_folder: Path
+    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path
 ) -> None:
     hub.add("stone/small", tiny_model_folder)
-    done = get(hub, cache, "stone/small")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"stone/small: revision {COMMIT}, ")
+    done = call("models", "get", "stone/small")
+    assert done[0] == 0, done[2]
+    assert done[1].startswith(f"stone/small: revision {COMMIT}, ")
     folder = model_folder("stone/small")
     assert folder == cache / "models--stone--small" / "snapshots" / COMMIT
     assert {path.name for path in folder.iterdir()} == {path.name for path in tiny_model_folder.iterdir()}
     hub.sent.clear()
-    assert get(hub, cache, "stone/small").returncode == 0
+    assert call("models", "get", "stone/small")[0] == 0
     assert hub.sent == []
     settings = {"encoder": {"landmark_interval": 16}}
     notes = cairn.Collection.create("notes", root=cache.parent, model="stone/small", settings=settings)
@@ -154,57 +139,62 @@ def test_get_fetches_what_a_model_is_made_of_and_no_more(
     assert notes.status()["fingerprints"]["model_revision"] == COMMIT
 
 
-def test_get_after_a_failure_fetches_what_is_missing(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+def test_get_after_a_failure_fetches_what_is_missing(
+    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the attempts of huggingface_hub
     hub.add("stone/small", tiny_model_folder)
     hub.cut_bytes = (tiny_model_folder / "model.safetensors").stat().st_size // 8
-    stopped = get(hub, cache, "stone/small")
-    assert stopped.returncode == 75, stopped.stderr
-    assert stopped.stderr.splitlines()[-1].startswith("error: the hub did not send stone/small: ")
+    stopped = call("models", "get", "stone/small")
+    assert stopped[0] == 75, stopped[2]
+    assert stopped[2].splitlines()[-1].startswith("error: the hub did not send stone/small: ")
     assert not (cache / "models--stone--small" / "refs" / "main").exists()
     hub.cut_bytes = None
     hub.sent.clear()
-    done = get(hub, cache, "stone/small")
-    assert done.returncode == 0, done.stderr
+    done = call("models", "get", "stone/small")
+    assert done[0] == 0, done[2]
     assert {file for file, _ in hub.sent} == {"model.safetensors", "tokenizer.json"}
 
 
-def test_get_removes_a_file_of_another_hash(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+def test_get_removes_a_file_of_another_hash(
+    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path
+) -> None:
     hub.add("stone/small", tiny_model_folder)
     hub.listed["model.safetensors"] = "f" * 64
-    done = get(hub, cache, "stone/small")
-    assert done.returncode == 1
-    assert f"model.safetensors of stone/small must have the hash {'f' * 64}, got " in done.stderr
+    done = call("models", "get", "stone/small")
+    assert done[0] == 1
+    assert f"model.safetensors of stone/small must have the hash {'f' * 64}, got " in done[2]
     hub.listed.clear()
-    assert get(hub, cache, "stone/small").returncode == 0
+    assert call("models", "get", "stone/small")[0] == 0
 
 
 def test_get_refuses_a_file_that_is_listed_without_a_hash(
-    hub: Hub, cache: Path, tiny_model_folder: Path
+    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path
 ) -> None:
     hub.add("stone/small", tiny_model_folder)
     hub.has_hashes = False
-    done = get(hub, cache, "stone/small")
-    assert done.returncode == 1
-    assert "config.json of stone/small must be listed with its hash, got none" in done.stderr
+    done = call("models", "get", "stone/small")
+    assert done[0] == 1
+    assert "config.json of stone/small must be listed with its hash, got none" in done[2]
     assert hub.sent == []
 
 
 def test_get_gives_a_cde_model_the_tokenizer_of_its_backbone(
-    hub: Hub, cache: Path, tiny_model_folder: Path
+    hub: Hub, cache: Path, call: Call, tiny_model_folder: Path
 ) -> None:
     hub.add("google-bert/bert-base-uncased", tiny_model_folder)
     hub.add("jxm/cde", tiny_model_folder)
     config = {"architecture": "transductive", "embedder": "nomic-ai/nomic-bert-2048"}
     hub.repositories["jxm/cde"]["config.json"] = json.dumps(config).encode()
     del hub.repositories["jxm/cde"]["tokenizer.json"]
-    done = get(hub, cache, "jxm/cde")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("its tokenizer is that of google-bert/bert-base-uncased\n")
+    done = call("models", "get", "jxm/cde")
+    assert done[0] == 0, done[2]
+    assert done[1].endswith("its tokenizer is that of google-bert/bert-base-uncased\n")
     given = model_folder("jxm/cde") / "tokenizer.json"
     assert given.read_bytes() == (tiny_model_folder / "tokenizer.json").read_bytes()
 
 
-def test_get_refuses_what_cannot_be_read(hub: Hub, cache: Path, tiny_model_folder: Path) -> None:
+def test_get_refuses_what_cannot_be_read(hub: Hub, cache: Path, call: Call, tiny_model_folder: Path) -> None:
     hub.add("stone/pickled", tiny_model_folder)
     del hub.repositories["stone/pickled"]["model.safetensors"]
     hub.add("stone/wordless", tiny_model_folder)
@@ -221,17 +211,20 @@ def test_get_refuses_what_cannot_be_read(hub: Hub, cache: Path, tiny_model_folde
         "stone/none": "must be a model on the hub, got none of that name",
         "../etc": "must be called ORG/NAME",
     }
-    done = get(hub, cache, *said)
-    assert done.returncode == 2
-    for line, sentence in zip(done.stderr.splitlines(), said.values(), strict=True):
-        assert sentence in line
-    assert get(hub, cache, "stone/pickled", HF_HUB_OFFLINE="1").stderr == (
-        "error: a download must be allowed, got HF_HUB_OFFLINE=1; unset it\n"
-    )
+    for name, sentence in said.items():
+        code, _, err = call("models", "get", name)
+        assert code == 2
+        assert sentence in err
     assert {file for file, _ in hub.sent if file.endswith(".bin")} == set()
 
 
-def test_models_lists_those_here_and_public_ones(call: Any) -> None:
+def test_get_is_not_made_offline(cache: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    told = "error: a download must be allowed, got HF_HUB_OFFLINE=1; unset it\n"
+    assert call("models", "get", "stone/small") == (2, "", told)
+
+
+def test_models_lists_those_here_and_public_ones(call: Call) -> None:
     code, out, _ = call("models", "--json")
     listed = {row["name"]: row for row in json.loads(out)}
     assert code == 0
@@ -246,7 +239,7 @@ def test_models_lists_those_here_and_public_ones(call: Any) -> None:
 
 
 def test_download_of_an_existing_collection_is_of_the_model_it_was_built_with(
-    tmp_path: Path, tiny_model_folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model_folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.txt").write_text("the cat sat on the mat")
     wanted: list[str] = []

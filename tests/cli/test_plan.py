@@ -5,22 +5,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.token_vectors.projection import LATE_NAME
 
 
 @pytest.fixture
 def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
     """Ingest six stones, then as many cats and more; return the words of the ingest."""
-    options = [
-        "--collection",
-        "c",
-        "--model",
-        str(tiny_model_folder),
-        "--landmark-interval",
-        "16",
-        "--use-context",
-        "--quiet",
-    ]
+    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16"]
+    options += ["--use-context", "--quiet"]
     stones = {f"s{number}": f"stone path hill {'stone ' * number}" for number in range(6)}
     cats = {f"c{number}": f"the cat sat on the mat {'cat ' * number}" for number in range(12)}
     for texts in (stones, stones | cats):
@@ -31,11 +22,8 @@ def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
 
 def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list[str]) -> None:
     code, out, _ = call("plan", "c")
-    assert (
-        code,
-        "--apply draws a new context and encodes every document" in out,
-        "18 of 18 documents" in out,
-    ) == (0, True, True)
+    assert (code, "18 of 18 documents" in out) == (0, True)
+    assert "--apply draws a new context and encodes every document" in out
     assert "re-contextualising (cairn plan) would encode 18 documents" in call("status", "c")[1]
     code, out, _ = call("plan", "c", "--apply", "--json", "--quiet")
     applied = json.loads(out)["applied"]
@@ -53,37 +41,23 @@ def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
     call: Any, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"id": ["a"], "text": ["stone path"]}), tmp_path / "corpus.parquet")
-    call(
-        "ingest",
-        "corpus.parquet",
-        "--collection",
-        "c",
-        "--model",
-        str(tiny_model_folder),
-        "--landmark-interval",
-        "16",
-        "--quiet",
-    )
+    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
+    call("ingest", "corpus.parquet", *options)
     code, out, _ = call("plan", "c", "--apply", "--force")
     assert (code, "the encoder reads no context" in out, "0 of 1 documents" in out) == (0, True, True)
     assert "no vector depends on the context" in call("status", "c")[1]
 
 
 def test_plan_late_gives_a_collection_token_vectors_once(
-    call: Any, tiny_late_folder: Path, tmp_path: Path
+    call: Any, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    projection = (tiny_late_folder / LATE_NAME).read_bytes()
-    (tiny_late_folder / LATE_NAME).unlink()
     pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", "a cat"]}), tmp_path / "corpus.parquet")
-    options = ["--collection", "c", "--model", str(tiny_late_folder), "--landmark-interval", "16", "--quiet"]
-    assert call("ingest", "corpus.parquet", *options)[0] == 0
+    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
+    assert call("ingest", "corpus.parquet", *options, "--token-bytes", "0")[0] == 0
     assert "token vectors   none" in call("status", "c")[1]
-    code, _, error = call("plan", "c", "--apply", "--late", "--quiet")
-    assert (code, "token vectors need a model with cairn_late.safetensors" in error) == (2, True)
 
-    (tiny_late_folder / LATE_NAME).write_bytes(projection)
     applied = json.loads(call("plan", "c", "--apply", "--late", "--quiet", "--json")[1])["applied"]
     assert (applied["generation"], applied["encoded"]) == (2, 2)
-    assert "8 dimensions of 4 bits" in call("status", "c")[1]
+    assert "16 bytes a token" in call("status", "c")[1]
     again = json.loads(call("plan", "c", "--apply", "--late", "--quiet", "--json")[1])
     assert (again["has_token_vectors"], again["applied"]) == (True, None)

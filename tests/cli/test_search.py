@@ -25,10 +25,7 @@ def test_search_within_a_budget_shows_passages_whole(
     assert "…" in cut
 
 
-def test_search_filter_keeps_only_matching_documents(
-    call: Any, corpus: str, ingest_options: list[str]
-) -> None:
-    call("ingest", corpus, *ingest_options, "--quiet")
+def test_search_filter_keeps_only_matching_documents(call: Any, ingested: None) -> None:
     for expression in ("year>=2002", '{"year": [2002, 2003]}'):
         _, out, _ = call("search", "the way", "--collection", "c", "--filter", expression, "--json")
         assert {hit["doc_id"] for hit in json.loads(out)["hits"]} == {"b", "c"}
@@ -46,3 +43,23 @@ def test_search_by_groups_shows_the_best_of_each(call: Any, corpus: str, ingest_
     code, _, said = call(*asked, "--group-by", "colour")
     assert code == 2
     assert "group_by must be one of doc_id" in said
+
+
+def test_no_control_character_of_a_document_reaches_the_terminal(
+    call: Any, tmp_path: Path, ingest_options: list[str]
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    text = "\x1b]52;c;ZWNobw==\x07 \x9b8m\x02 \x7f about volcanoes"
+    (source / "a\x1b]0;name\x07.txt").write_text(text)
+    (source / "b\x1b]0;name\x07.txt").write_bytes(b"\xff")
+    said = "".join(call("ingest", str(source), *ingest_options)[1:])
+    [doc_id] = [path.name for path in source.iterdir() if path.name.startswith("a")]
+    asked = ("search", "volcanoes", "--collection", "c")
+    shown = call(*asked)[1]
+    as_json = call(*asked, "--json")[1]
+    lineage = call("lineage", "c", doc_id)[1]
+    assert "about volcanoes" in shown
+    assert r"a\u001b]0;name\u0007.txt" in lineage
+    assert json.loads(as_json)["hits"][0]["passages"][0]["text"] == text
+    assert all(char.isprintable() or char == "\n" for char in said + shown + as_json + lineage)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.cli.terminal import ESCAPED
 from cairn.pipeline import collection
 from cairn.pipeline.errors import DamageError, StorageError
-from cairn.pipeline.index.tables import lance_errors
+from cairn.pipeline.index.files import lance_errors
 from cairn.pipeline.search.filters import table_errors
 
 Panic = type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})
@@ -36,7 +40,7 @@ def test_unforeseen_error_ends_in_a_sentence_and_a_report_without_data(
 
 def test_deep_cairn_toml_is_refused_in_one_sentence(call: Any, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text("[ingest]\nsources = " + "[" * 100_000 + "]" * 100_000 + "\n")
-    code, _, err = call("status")
+    code, _, err = call("list")
     assert code == 2
     assert err == "error: cairn.toml must be nested less deeply; remove the deep table or list\n"
 
@@ -51,3 +55,20 @@ def test_panic_of_lance_while_searching_is_a_storage_error(name: str) -> None:
 def test_panic_of_lance_is_a_damage_with_a_command() -> None:
     with pytest.raises(DamageError, match="run `cairn verify`"), lance_errors("reading table `chunks`"):
         raise Panic("secret")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_full_disk_behind_the_answer_is_said_in_one_sentence(more: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "cairn.cli.main", "models", *more]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 75
+    assert done.stderr == "error: no space left where the answer is written; free some and try again\n"
+
+
+def test_characters_that_a_terminal_lacks_are_escaped_as_json_has_it() -> None:
+    text = '{"title": "Vörös 日本 😀"}'
+    shown = text.encode("latin-1", ESCAPED)
+    assert shown == b'{"title": "V\xf6r\xf6s \\u65e5\\u672c \\ud83d\\ude00"}'
+    assert json.loads(shown.decode("latin-1")) == json.loads(text)

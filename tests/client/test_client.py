@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cairn.pipeline.client import CairnClient, RemoteCollection
-from cairn.pipeline.client.calls import CollectionCalls
 from cairn.pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.types import SearchResult
@@ -67,7 +66,7 @@ def test_pages_are_one_ranking(stones: RemoteCollection) -> None:
 def test_document_comes_whole_whatever_a_request_may_give(
     stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.pipeline.client.calls.STRETCH_CHARACTERS", 17)
+    monkeypatch.setattr("cairn.pipeline.client.clients.STRETCH_CHARACTERS", 17)
     document = stones.read_document("stones/slate/2")
     assert document is not None
     assert document.text.startswith("stone 2 é: slate")
@@ -118,7 +117,7 @@ def test_collections_are_listed_and_described(client: CairnClient) -> None:
 def test_vectors_are_those_of_the_collection_in_the_order_of_the_texts(
     stones: RemoteCollection, stones_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.pipeline.client.calls.MAX_INPUTS", 2)
+    monkeypatch.setattr("cairn.pipeline.client.clients.MAX_INPUTS", 2)
     texts = ["granite", "a river", "old marks", "the mat", "cat"]
     vectors = stones.encode_queries(texts)
     assert vectors.shape == (5, stones.describe().vector_dim)
@@ -127,6 +126,9 @@ def test_vectors_are_those_of_the_collection_in_the_order_of_the_texts(
     assert stones.encode_queries([]).shape == (0, vectors.shape[1])
 
 
-def test_cursor_of_another_generation_is_an_error_of_its_own(client: CairnClient) -> None:
+def test_cursor_of_another_generation_is_an_error_of_its_own(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.pipeline.client.clients.FIRST_CURSOR", "no-such-cursor")
     with pytest.raises((CursorExpiredError, InvalidRequestError)):
-        client.run(CollectionCalls("stones").page(QUERY, {}, "no-such-cursor"))
+        next(iter(stones.search_pages(QUERY)))

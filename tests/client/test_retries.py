@@ -10,9 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-import tenacity
 from cairn.pipeline.client import AsyncCairnClient, CairnClient
-from cairn.pipeline.client.clients import Connection
 from cairn.pipeline.client.errors import (
     AccessError,
     ApiError,
@@ -61,12 +59,11 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that clients waited, without waiting."""
     waited: list[float] = []
 
-    async def pause(seconds: float) -> None:
+    async def pause(_: Any, seconds: float) -> None:
         waited.append(seconds)
 
-    patched = {tenacity.Retrying: waited.append, tenacity.AsyncRetrying: pause}
-    made = Connection.retrying
-    monkeypatch.setattr(Connection, "retrying", lambda own, kind: made(own, kind).copy(sleep=patched[kind]))
+    for kind in (CairnClient, AsyncCairnClient):
+        monkeypatch.setattr(kind, "_pause", pause)
     return waited
 
 

@@ -174,13 +174,11 @@ def test_train_clusters_of_no_documents_is_refused() -> None:
 
 def test_train_clusters_in_another_process_is_bit_equal() -> None:
     script = (
-        "import hashlib, numpy as np\n"
-        "from cairn.pipeline.cluster import train_clusters\n"
-        "from cairn.pipeline.config import ClusterConfig\n"
-        "rng = np.random.default_rng(7)\n"
-        "phi, psi = (rng.standard_normal((400, 16)).astype(np.float32) for _ in range(2))\n"
-        "found = train_clusters(phi, psi, ClusterConfig(), surrogate_fingerprint='test')\n"
-        "print(hashlib.sha256(found.centroids_KP.tobytes()).hexdigest())\n"
+        "import hashlib, numpy as np\nfrom cairn.pipeline.cluster import train_clusters\nfrom "
+        "cairn.pipeline.config import ClusterConfig\nrng = np.random.default_rng(7)\nphi, psi = "
+        "(rng.standard_normal((400, 16)).astype(np.float32) for _ in range(2))\nfound = train_clusters(phi, "
+        "psi, ClusterConfig(), "
+        "surrogate_fingerprint='test')\nprint(hashlib.sha256(found.centroids_KP.tobytes()).hexdigest())\n"
     )
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     rng = np.random.default_rng(7)

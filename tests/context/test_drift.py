@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from cairn.pipeline.context.drift import measure_drift
 from cairn.pipeline.errors import FingerprintMismatchError, UsageError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 pairs = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 1_000)), min_size=1, max_size=20).filter(
@@ -14,24 +12,14 @@ pairs = st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 1_000)), min_si
 )
 
 
-def naive_jensen_shannon(p: list[float], q: list[float]) -> float:
-    def divergence(x: list[float], m: list[float]) -> float:
-        return sum(a * math.log2(a / b) for a, b in zip(x, m, strict=True) if a > 0)
-
-    mixture = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
-    return (divergence(p, mixture) + divergence(q, mixture)) / 2
-
-
 @given(pairs)
-@settings(deadline=None)
-def test_measure_drift_equals_naive_distances(rows: list[tuple[int, int]]) -> None:
+def test_measure_drift_equals_the_naive_distance(rows: list[tuple[int, int]]) -> None:
     before, now = [a for a, _ in rows], [b for _, b in rows]
     p, q = [a / sum(before) for a in before], [b / sum(now) for b in now]
     drift = measure_drift(before, now, sum(before))
     assert drift.total_variation == pytest.approx(
         sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2, abs=1e-12
     )
-    assert drift.jensen_shannon_bits == pytest.approx(naive_jensen_shannon(p, q), abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -56,19 +44,17 @@ def test_measure_drift_names_the_clusters_that_moved_most() -> None:
     assert measure_drift([25, 25, 25, 25], [25, 45, 15, 15], 100).changed_clusters == (1, 2, 3)
 
 
-def test_measure_drift_of_histograms_that_differ_in_length_is_refused() -> None:
-    with pytest.raises(FingerprintMismatchError, match="2 and 3"):
-        measure_drift([1, 2], [1, 2, 3], 3)
-
-
-def test_measure_drift_of_negative_sizes_is_refused() -> None:
-    with pytest.raises(UsageError, match="negative"):
-        measure_drift([1, -1], [1, 2], 0)
-
-
-def test_measure_drift_from_an_empty_context_is_refused() -> None:
-    with pytest.raises(UsageError, match="empty histogram"):
-        measure_drift([0, 0], [1, 2], 0)
+@pytest.mark.parametrize(
+    ("before", "now", "error", "words"),
+    [
+        ([1, 2], [1, 2, 3], FingerprintMismatchError, "2 and 3"),
+        ([1, -1], [1, 2], UsageError, "negative"),
+        ([0, 0], [1, 2], UsageError, "empty histogram"),
+    ],
+)
+def test_measure_drift_of_histograms_that_cannot_be_is_refused(before, now, error, words) -> None:
+    with pytest.raises(error, match=words):
+        measure_drift(before, now, sum(before))
 
 
 def test_measure_drift_of_an_emptied_corpus_is_none() -> None:

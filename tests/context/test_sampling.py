@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cairn.pipeline.context.sampling import allocate, draw_context
 from cairn.pipeline.errors import UsageError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sizes = st.lists(st.integers(0, 10_000), min_size=1, max_size=40).map(
@@ -26,13 +26,11 @@ def naive_allocate(sizes_k: list[int], num_documents: int) -> list[int]:
 
 
 @given(sizes, places)
-@settings(deadline=None)
 def test_allocate_equals_naive_largest_remainder(sizes_k: np.ndarray, num_documents: int) -> None:
     assert allocate(sizes_k, num_documents).tolist() == naive_allocate(sizes_k.tolist(), num_documents)
 
 
 @given(sizes, places, st.data())
-@settings(deadline=None)
 def test_allocate_fills_every_place_within_what_is_available(
     sizes_k: np.ndarray, num_documents: int, data: st.DataObject
 ) -> None:

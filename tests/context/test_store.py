@@ -1,14 +1,35 @@
+"""Clusters and context as the files of a collection."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.cluster.arrow_file import write_arrow_file
+from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.context.store import ContextSet, build_context
 from cairn.pipeline.errors import IntegrityError, ModelError, SourceError
+
+
+def clusters(**changes: object) -> Clusters:
+    rng = np.random.default_rng(1)
+    fields: dict[str, object] = {
+        "centroids_KP": rng.standard_normal((4, 6)).astype(np.float32),
+        "sizes_K": np.array([5, 0, 2, 9], np.int64),
+        "objective_I": np.array([1.5, 1.25, 1.125]),
+        "surrogate_fingerprint": "abc",
+        "surrogate_state": {
+            "weights": rng.random(10).astype(np.float32),
+            "map": rng.random((3, 2)).astype(np.float32),
+        },
+        "settings": {"seed": 3, "num_clusters": None},
+    }
+    return Clusters(**(fields | changes))  # type: ignore[arg-type]
 
 
 def context(**changes: object) -> ContextSet:
@@ -31,54 +52,85 @@ def test_context_read_back_is_bit_equal(tmp_path: Path) -> None:
     assert back.fingerprint == context().fingerprint
 
 
-def test_vectors_of_the_second_stage_are_read_back_and_enter_the_fingerprint(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(2).standard_normal((3, 7)).astype(np.float32)
-    whitening = context(vectors_CV=vectors)
-    whitening.write(tmp_path / "context.arrow")
-    back = ContextSet.read(tmp_path / "context.arrow")
-    assert back.vectors_CV is not None
-    assert back.vectors_CV.tobytes() == vectors.tobytes()
-    assert len({each.fingerprint for each in (context(), whitening, context(vectors_CV=-vectors))}) == 3
+def test_clusters_read_back_are_bit_equal(tmp_path: Path) -> None:
+    clusters().write(tmp_path / "clusters.arrow")
+    back = Clusters.read(tmp_path / "clusters.arrow")
+    assert back.centroids_KP.tobytes() == clusters().centroids_KP.tobytes()
+    assert back.sizes_K.tolist() == [5, 0, 2, 9]
+    assert back.objective_I.tolist() == [1.5, 1.25, 1.125]
+    assert back.surrogate_state["map"].shape == (3, 2)
+    assert back.settings == {"seed": 3, "num_clusters": None}
+    assert back.fingerprint == clusters().fingerprint
 
 
-@pytest.mark.parametrize("vectors", [np.zeros((2, 7), np.float32), np.full((3, 7), np.nan, np.float32)])
-def test_vectors_of_the_second_stage_must_be_finite_and_one_a_document(vectors: np.ndarray) -> None:
-    with pytest.raises(ModelError, match="vector"):
-        context(vectors_CV=vectors)
-
-
-def test_context_written_twice_has_equal_bytes(tmp_path: Path) -> None:
-    context().write(tmp_path / "a.arrow")
-    ContextSet.read(tmp_path / "a.arrow").write(tmp_path / "b.arrow")
+@pytest.mark.parametrize("make", [clusters, context])
+def test_file_written_twice_has_equal_bytes(make: Callable[..., Any], tmp_path: Path) -> None:
+    make().write(tmp_path / "a.arrow")
+    make().read(tmp_path / "a.arrow").write(tmp_path / "b.arrow")
     assert (tmp_path / "a.arrow").read_bytes() == (tmp_path / "b.arrow").read_bytes()
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("make", "change"),
     [
-        {"doc_ids": ("b", "a", "ü")},
-        {"content_sha256s": ("1" * 64, "2" * 64, "4" * 64)},
-        {"cluster_ids_C": np.array([0, 1, 4], np.int32)},
-        {"embeddings_CD": np.zeros((3, 5), np.float32)},
-        {"first_stage_fingerprint": "second"},
+        (clusters, {"centroids_KP": np.zeros((4, 6), np.float32)}),
+        (clusters, {"sizes_K": np.array([5, 0, 3, 9], np.int64)}),
+        (clusters, {"surrogate_fingerprint": "abd"}),
+        (clusters, {"surrogate_state": {}}),
+        (clusters, {"settings": {"seed": 4, "num_clusters": None}}),
+        (context, {"doc_ids": ("b", "a", "ü")}),
+        (context, {"content_sha256s": ("1" * 64, "2" * 64, "4" * 64)}),
+        (context, {"cluster_ids_C": np.array([0, 1, 4], np.int32)}),
+        (context, {"embeddings_CD": np.zeros((3, 5), np.float32)}),
+        (context, {"first_stage_fingerprint": "second"}),
     ],
 )
-def test_fingerprint_changes_with_every_part(change: dict[str, object]) -> None:
-    assert context(**change).fingerprint != context().fingerprint
+def test_fingerprint_changes_with_every_part(make: Callable[..., Any], change: dict[str, object]) -> None:
+    assert make(**change).fingerprint != make().fingerprint
 
 
-def test_context_with_any_byte_flipped_is_refused_or_unchanged(tmp_path: Path) -> None:
-    path, expected = tmp_path / "context.arrow", context().fingerprint
-    context().write(path)
+@pytest.mark.parametrize("make", [clusters, context])
+def test_file_with_any_byte_flipped_is_refused_or_unchanged(make: Callable[..., Any], tmp_path: Path) -> None:
+    path, expected = tmp_path / "file.arrow", make().fingerprint
+    make().write(path)
     content = path.read_bytes()
     refused = 0
     for position in range(0, len(content), 3):
         path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
         try:
-            assert ContextSet.read(path).fingerprint == expected
+            assert make().read(path).fingerprint == expected
         except IntegrityError:
             refused += 1
     assert refused > len(content) // 20
+
+
+def test_missing_clusters_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(IntegrityError, match="must exist"):
+        Clusters.read(tmp_path / "clusters.arrow")
+
+
+def test_an_arrow_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    write_arrow_file(tmp_path / "clusters.arrow", pa.table({"x": [1]}), kind="cairn.other", header={})
+    with pytest.raises(IntegrityError, match="another table"):
+        Clusters.read(tmp_path / "clusters.arrow")
+
+
+def test_clusters_with_an_array_missing_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.arrow"
+    clusters().write(path)
+    with pa.ipc.open_file(path) as reader:
+        table = reader.read_all()
+    write_arrow_file(
+        path, table.slice(1).replace_schema_metadata(None), kind="cairn.clusters", header={"fingerprint": "x"}
+    )
+    with pytest.raises(IntegrityError, match="must hold clusters"):
+        Clusters.read(path)
+
+
+@pytest.mark.parametrize("embeddings", [np.zeros((2, 7), np.float32), np.full((3, 7), np.nan, np.float32)])
+def test_embeddings_must_be_finite_and_one_a_document(embeddings: np.ndarray) -> None:
+    with pytest.raises(ModelError, match="embedding"):
+        context(embeddings_CD=embeddings)
 
 
 def test_context_with_other_columns_is_refused(tmp_path: Path) -> None:
@@ -92,7 +144,8 @@ def test_context_with_a_number_that_is_none_is_refused(bad: float) -> None:
     embeddings = np.ones((3, 5), np.float32)
     embeddings[1, 1] = bad
     with pytest.raises(
-        ModelError, match="finite float32 rows, got others; check the weights of the model that made them"
+        ModelError,
+        match="finite float32 rows, got others, such as of a model whose states are NaN",
     ):
         context(embeddings_CD=embeddings)
 

@@ -68,9 +68,9 @@ def test_damaged_file_is_quarantined_and_the_others_go_on(write_corpus: WriteCor
 
 
 def test_only_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "notes.data").write_text("hello")
-    with pytest.raises(SourceError, match=r"notes\.data is not a file that can be read"):
-        scan_sources([str(tmp_path / "notes.data")], CONFIG)
+    (tmp_path / "notes.pq").write_text("hello")
+    with pytest.raises(SourceError, match=r"notes\.pq is not a file that can be read"):
+        scan_sources([str(tmp_path / "notes.pq")], CONFIG)
 
 
 def test_damaged_page_quarantines_its_row_group_only(write_corpus: WriteCorpus) -> None:

@@ -66,7 +66,7 @@ ids = st.sampled_from("abcdef")
 contents = st.sampled_from(["1", "2", "3"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(ids, contents),
     st.dictionaries(ids, contents),

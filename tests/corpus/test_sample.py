@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -70,14 +69,13 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def small_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand a tiny tree in for the standard library, and nothing for the installed distributions."""
+    """Stand a tiny tree in for the standard library."""
     root = tmp_path / "lib"
     for name, source in LIBRARY.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source.replace("\n        ", "\n").strip() + "\n")
     monkeypatch.setattr(sample.sysconfig, "get_path", lambda name: str(root))
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda path: iter(()))
     return root
 
 
@@ -215,27 +213,12 @@ def test_sample_is_the_same_bytes_in_another_process(full: SampleReport, second_
     assert bytes_of(second_run[0]) == bytes_of(full.files[0].parent)
 
 
-def test_folder_that_a_package_puts_on_the_path_brings_no_distribution(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    described = tmp_path / "vendored" / "zzz_vendored-1.0.dist-info"
-    described.mkdir(parents=True)
-    (described / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: zzz-vendored\nVersion: 1.0\nSummary: vendored\n\nA long text.\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path / "vendored"))
-    assert any(found.name == "zzz-vendored" for found in importlib.metadata.distributions())
-
-    assert "dist/zzz-vendored" not in {document.id for document in sample.python_distributions()}
-
-
 def test_library_is_parsed_without_being_imported(second_run: tuple[Path, set[str]]):
     assert second_run[1].isdisjoint({"antigravity", "this", "tkinter", "turtle", "idlelib", "wave"})
 
 
 def test_rows_are_unique_long_enough_and_counted(full: SampleReport, full_rows: list[dict[str, Any]]):
     assert (full.documents, full.characters) == (len(full_rows), sum(len(row["text"]) for row in full_rows))
-    assert "dist/cairn-index" not in {row["id"] for row in full_rows}
     assert min(len(row["text"].strip()) for row in full_rows) >= MIN_BODY_CHARACTERS
     assert len({row["id"] for row in full_rows}) == len({row["text"] for row in full_rows}) == len(full_rows)
 

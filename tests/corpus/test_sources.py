@@ -1,8 +1,7 @@
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from cairn.pipeline.corpus.sources import resolve_sources
+from cairn.pipeline.corpus.sources import LeftOut, resolve_sources
 from cairn.pipeline.errors import SourceError
 
 
@@ -17,23 +16,49 @@ def relative(folder: Path, sources: list[str]) -> list[str]:
 
 
 def test_folder_is_searched_recursively_and_sorted(tmp_path: Path) -> None:
-    touch(tmp_path, "b.parquet", "a.pq", "sub/deep/c.PARQUET", "notes.txt")
+    touch(tmp_path, "b.parquet", "a.pq", "sub/deep/c.PARQUET", "notes.doc")
     assert relative(tmp_path, [str(tmp_path)]) == ["a.pq", "b.parquet", "sub/deep/c.PARQUET"]
 
 
-def test_files_of_other_kinds_are_counted_by_their_suffix(tmp_path: Path) -> None:
-    touch(tmp_path / "mixed", "a.parquet", "b.md", "sub/c.md", "d.pdf", ".hidden.pdf", "LICENSE")
+def test_formats_stand_side_by_side_and_what_is_not_read_is_counted_by_its_reason(tmp_path: Path) -> None:
+    touch(
+        tmp_path / "mixed", "a.parquet", "b.md", "sub/c.md", "d.png", "e.PNG", ".f.md", "LICENSE", ".git/g.md"
+    )
+    touch(tmp_path / "mixed", "_index.md", "_posts/h.md", "_c.parquet", "_temporary/d.parquet")
+    touch(tmp_path / "mixed", "node_modules/i/j.md", "data/c/CURRENT", "data/c/generations/1/x.parquet")
+    touch(tmp_path / "mixed", "data/new/.lock", "data/new/pending/x.parquet")
     touch(tmp_path / "dataset", "data.arrow", "dataset_info.json", "state.json", "cache-1.arrow")
-    unread = Counter[str]()
-    resolve_sources([str(tmp_path / "mixed"), str(tmp_path / "dataset")], unread)
-    assert unread == {".md": 2, ".pdf": 1, "LICENSE": 1}
-    resolve_sources([str(tmp_path / "mixed" / "b.md"), f"{tmp_path}/mixed/*.parquet"], unread)
-    assert unread.total() == 4
+    left_out = LeftOut()
+    found = resolve_sources([str(tmp_path / "mixed"), str(tmp_path / "dataset")], left_out)
+    assert [str(Path(file.path).relative_to(tmp_path)) for file in found] == [
+        "dataset/data.arrow",
+        "mixed/_index.md",
+        "mixed/_posts/h.md",
+        "mixed/a.parquet",
+        "mixed/b.md",
+        "mixed/sub/c.md",
+    ]
+    assert left_out.counts == {
+        ".png": 2,
+        "without a suffix": 1,
+        "hidden": 2,
+        "node_modules": 1,
+        "collections of Cairn": 2,
+        "tables in names that start with _": 2,
+    }
+    (warning,) = left_out.warnings()
+    assert f"2 .png ({tmp_path}/mixed/d.png, {tmp_path}/mixed/e.PNG)" in warning
+    assert "hidden" not in warning
+    assert warning.startswith("left out: 2 tables in names that start with _ (")
+    resolve_sources([str(tmp_path / "mixed" / "b.md"), f"{tmp_path}/mixed/*.parquet"], left_out)
+    assert left_out.counts.total() == 11  # _c.parquet, which a glob names, too
 
 
-def test_folder_hidden_and_underscored_names_are_skipped(tmp_path: Path) -> None:
-    touch(tmp_path, "a.parquet", ".b.parquet", "_c.parquet", "_temporary/d.parquet", ".git/e.parquet")
-    assert relative(tmp_path, [str(tmp_path)]) == ["a.parquet"]
+@pytest.mark.parametrize("name", ["data.json", "page.png", "notes.txt.gz"])
+def test_a_named_file_of_another_kind_is_told_what_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[{}]")
+    with pytest.raises(SourceError, match=r"must be of a kind that is read \(\.parquet, .*got \."):
+        resolve_sources([str(tmp_path / name)])
 
 
 @pytest.mark.parametrize(
@@ -49,7 +74,7 @@ def test_folder_hidden_and_underscored_names_are_skipped(tmp_path: Path) -> None
     ],
 )
 def test_glob_matches_like_a_shell(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    touch(tmp_path, "a.parquet", "x/b.parquet", "x/y/c.parquet", "x/.hidden.parquet", "notes.txt")
+    touch(tmp_path, "a.parquet", "x/b.parquet", "x/y/c.parquet", "x/.hidden.parquet", "notes.doc")
     assert relative(tmp_path, [f"{tmp_path}/{pattern}"]) == expected
 
 
@@ -104,7 +129,7 @@ def test_hive_folders_become_partition_values(tmp_path: Path) -> None:
         ("*.parquet", "no file that can be read"),
         ("", "must be a path"),
         ("nothing://x/y", "URI that Arrow or fsspec can open"),
-        ("empty", "holds no file that can be read"),
+        ("empty", "holds no file that can be read .*; it is empty$"),
         ("memory://not-there", "does not exist"),
         ("nothing://user:secret@host/path", "source nothing://host/path must be a URI"),
     ],

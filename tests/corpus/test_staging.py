@@ -1,5 +1,5 @@
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from cairn.pipeline.corpus.ledger import Ledger
 from cairn.pipeline.corpus.quarantine import quarantine_writer
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record
-from cairn.pipeline.corpus.staging import Staged, plan_changes, stage_changes
+from cairn.pipeline.corpus.sources import TableSource
+from cairn.pipeline.corpus.staging import Staged, stage_changes
 from cairn.pipeline.types import staged_schema
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -177,11 +178,19 @@ def test_shards_are_the_same_bytes_for_the_same_corpus(tmp_path: Path, write_cor
     assert len(first) > 1
 
 
-def test_row_groups_of_a_shard_are_bounded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
+def test_rows_of_a_shard_are_bounded(tmp_path: Path, write_corpus: WriteCorpus) -> None:
     run = Run(tmp_path, write_corpus(id=[*range(20_000)], text=["x"] * 20_000), shard_characters=1 << 22)
-    (path,) = run.staged.shards
-    metadata = pq.read_metadata(path)
-    assert [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)] == [8_192, 8_192, 3_616]
+    assert [pq.read_metadata(path).num_rows for path in run.staged.shards] == [8_192, 8_192, 3_616]
+
+
+def test_given_vectors_fill_a_shard_as_text_does(tmp_path: Path) -> None:
+    vectors = pa.array([[1.0] * 1_600] * 4, pa.list_(pa.float32(), 1_600))  # 6,400 bytes: 100 characters
+    table = pa.table({"id": ["a", "b", "c", "d"], "text": ["x"] * 4, "v": vectors})
+    config = CorpusConfig(vector_column="v")
+    scan = replace(scan_sources([TableSource(table=table, name="t")], config), vector_dim=1_600)
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        staged = stage_changes(scan, config, ledger, tmp_path / "staged", shard_characters=200)
+    assert [pq.read_metadata(path).num_rows for path in staged.shards] == [2, 2]
 
 
 def test_plan_counts_what_staging_would_do_and_writes_nothing(
@@ -190,7 +199,7 @@ def test_plan_counts_what_staging_would_do_and_writes_nothing(
     source = write_corpus(id=["a", "a", "b", None], text=["x", "y", "z", "w"])
     run = Run(tmp_path / "staged", source)
     with Ledger(tmp_path / "plan.sqlite") as ledger:
-        planned = plan_changes(scan_sources([str(source)], CONFIG), CONFIG, ledger)
+        planned = stage_changes(scan_sources([str(source)], CONFIG), CONFIG, ledger)
     assert asdict(planned) == {**asdict(run.staged), "shards": ()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "plan.sqlite", "staged"]
 
@@ -202,7 +211,7 @@ corpus_rows = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(corpus_rows, corpus_rows, st.integers(1, 4))
 def test_row_equation_holds_over_two_runs(
     tmp_path_factory: pytest.TempPathFactory,

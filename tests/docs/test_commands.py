@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
-from cairn.cli.settings import load_default_map, settings_of_verb
+from cairn.cli.settings import read_settings
 
 from tests.docs.pages import GUIDE, README, ROOT, Block, blocks, shell_lines
 
@@ -43,12 +43,11 @@ REASONS = {
 PAGES = [README, *GUIDE]
 LEFT_OUT = [block for page in PAGES for block in blocks(page) if block.reason is not None]
 ADDRESS = re.compile(r"(http://)?(127\.0\.0\.1|localhost):8400")
-FEWER_STEPS = {"2000": "2", "200": "2"}
+FEWER_STEPS = {"2000": "2", "200": "2", "400": "8"}
 SETTINGS = {
     "EVALUATE_CONTEXT_DOCUMENTS": "4", "TRAIN_BATCH_PAIRS": "8", "TRAIN_HELDOUT_PAIRS": "4",
     "TRAIN_CONTEXT_DOCUMENTS": "4", "PRETRAIN_BATCH_ROWS": "2", "PRETRAIN_MAX_TOKENS": "64",
-    "TRAIN_MIXER_MIN_PAIRS": "8", "TRAIN_MIXER_STEPS": "2", "TRAIN_MIXER_ROTATION_STEPS": "2",
-    "TRAIN_MIXER_HOLD_OUT": "0.2", "SAMPLE_MAX_DOCUMENTS": "8",
+    "SAMPLE_MAX_DOCUMENTS": "8",
 }  # fmt: skip
 """Of ``CAIRN_*``: training that takes seconds."""
 TOPICS = ("passwords", "accounts", "invoices", "deliveries", "returns", "languages", "printers", "backups")
@@ -84,7 +83,9 @@ def write_corpora(folder: Path) -> None:
     pages = [f"Shelves of {topic}" for topic in TOPICS for _ in numbers]
     sources = ["shelves"] * len(asked)
     write(folder / "pairs/a.parquet", query=asked, document=answers, title=pages, source=sources)
-    write(folder / "labelled/topics.parquet", query=asked, label=[topic for topic in TOPICS for _ in numbers])
+    labels = [topic for topic in TOPICS for _ in numbers]
+    others = [[other for other in TOPICS if other != topic] for topic in labels]
+    write(folder / "labelled/topics.parquet", query=asked, document=labels, negatives=others)
     manuals = [
         "\n\n".join(
             f"# Part {part} of {topic}\n\n"
@@ -136,6 +137,8 @@ class Workshop:
         if block.language == "python":
             text = ADDRESS.sub(lambda _: self.address(), block.text)
             exec(compile(text, block.name, "exec"), self.names)
+        elif block.language == "toml" and "cron = " in block.text:
+            Path("cairn-schedules.toml").write_text(block.text, "utf-8")
         elif block.language == "toml":
             self.settings(block.text)
         elif block.language == "sh":
@@ -195,14 +198,17 @@ class Workshop:
         for word in words:
             self.patched.setenv(*word.split("=", 1))
 
-    def settings(self, text: str) -> None:
+    @staticmethod
+    def settings(text: str) -> None:
         """Read a block as cairn.toml; its keys must be options of its verbs."""
-        Path("cairn.toml").write_text(text, "utf-8")
-        for verb, values in load_default_map().items():
+        path = Path("cairn.toml")
+        path.write_text(text, "utf-8")
+        verbs = cairn.list_commands(click.Context(cairn))
+        for verb in verbs:
             command = cairn.get_command(click.Context(cairn), verb)
-            assert command is not None, verb
-            settings_of_verb(command, values)
-        Path("cairn.toml").unlink()
+            assert command is not None
+            read_settings(path, command, verbs)
+        path.unlink()
 
     @staticmethod
     def pip(words: list[str]) -> None:

@@ -20,16 +20,19 @@ from cairn.jobs.schedule.history import KEPT_RUNS
 from cairn.pipeline import search_options
 from cairn.pipeline.config import ClusterConfig, CorpusConfig, IndexConfig
 from cairn.pipeline.context import drift
+from cairn.pipeline.line.kept_keys import KEPT_KEYS
+from cairn.pipeline.line.waiting_writes import MAX_WAITING_DOCUMENTS
 from cairn.pipeline.poolings import POOLING_RULES
 from cairn.pipeline.search_options import DEFAULT_WEIGHTS
 from cairn.pipeline.serve.schemas import MAX_QUERIES
-from cairn.pipeline.serve.settings import MAX_BODY_BYTES
+from cairn.pipeline.serve.settings import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_WRITE_BYTES
+from cairn.pipeline.serve.write_routes import MAX_DOCUMENTS
 
 from tests.docs.pages import DOCS, README, ROOT, WRITTEN, blocks, code_spans, prose, shell_lines, tables
 
 TOP_LEVEL = ("pipeline", "cli", "jobs", "tests", "docs", "examples")
 OTHERS_OPTIONS = {
-    "--volumes", "--build", "--api-cases", "--rewrite-openapi", "--dashboard-agent-listen-port", "--config",
+    "--volumes", "--build", "--api-cases", "--rewrite-openapi", "--dashboard-agent-listen-port",
     "--prepare-only", "--set",
 }  # fmt: skip
 """Options in prose that belong to docker, pytest, Ray and jobs."""
@@ -51,6 +54,13 @@ LIMITS = {
     "guide/serve.md": [
         f"| body of a request | {MAX_BODY_BYTES >> 20} MiB |",
         f"| queries in a list | {MAX_QUERIES} |",
+    ],
+    "guide/write.md": [
+        f"| body with documents | {MAX_WRITE_BYTES >> 20} MiB |",
+        f"| documents in a request | {MAX_DOCUMENTS:,} |",
+        f"A file may have {MAX_FILE_BYTES >> 20} MiB",
+        f"| documents that wait to be published | {MAX_WAITING_DOCUMENTS:,};",
+        f"The last {KEPT_KEYS:,} keys are known",
     ],
     "guide/nightly.md": [f"the last {KEPT_RUNS:,} runs"],
     "concepts/context.md": [
@@ -283,6 +293,7 @@ def test_means_of_the_measurements_are_means() -> None:
                 assert abs(sum(values[:-1]) / len(values[:-1]) - values[-1]) < 0.001, head[column]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken_link", ["", pytest.param("nowhere.md", marks=pytest.mark.slow)])
 def test_site_is_built_unless_a_link_is_broken(broken_link: str, tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")

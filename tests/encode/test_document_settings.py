@@ -42,7 +42,6 @@ def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(config,
         {"document_prefix": "passage: "},
         {"temperature": 0.9},
         {"query_temperature": 0.9},
-        {"temperature_by_length": ((8, 0.9),)},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -94,17 +93,6 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_co
             {"document_prefix": "a " * 27},
             "document_prefix must leave a chunk of 12 tokens room .* may have 26, got 27",
         ),
-        (
-            {"temperature_by_length": ((8, 0.9), (15, 0.8))},
-            (
-                "lengths that rows reach, at most 14 tokens with attention chunk, got 15; .* choose "
-                "attention full"
-            ),
-        ),
-        (
-            {"temperature_by_length": ((41, 0.8),), "attention": "full"},
-            "at most 40 tokens with attention full, got 41",
-        ),
         ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
     ],
 )
@@ -117,3 +105,45 @@ def test_encoder_context_of_another_width_is_refused(config, backbone, make_cont
     narrow = dataclasses.replace(make_context(), embeddings_CD=np.ones((5, 16), np.float32))
     with pytest.raises(ConfigError, match="rows of 32 numbers, got shape"):
         DocumentEncoder(dataclasses.replace(config, use_context=True), narrow, backbone)
+
+
+SHORT, LONG = " ".join(["word"] * 7), " ".join(["word"] * 30)
+
+
+def _encoder(folder, **settings):
+    return DocumentEncoder(
+        EncoderConfig(**{"model": str(folder), "landmark_interval": 16, "precision": "fp32", **settings})
+    )
+
+
+def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(tiny_model_folder):
+    encoder = _encoder(tiny_model_folder, whole_text_tokens=40)
+    plain = _encoder(tiny_model_folder)
+    encoded, cut = encoder.encode([SHORT, LONG]), plain.encode([SHORT, LONG])
+    tokens = encoded.num_tokens.tolist()
+    assert 16 < tokens[0] <= 40 < tokens[1]
+    assert np.diff(encoded.chunk_offsets)[0] == 1 < np.diff(cut.chunk_offsets)[0]
+    assert np.diff(encoded.chunk_offsets)[1] == np.diff(cut.chunk_offsets)[1]
+    assert (encoded.start_char[0], encoded.end_char[0]) == (0, len(SHORT))
+    whole = _encoder(tiny_model_folder, landmark_interval=40)
+    np.testing.assert_allclose(
+        encoded.document_vectors_NV[0], whole.encode([SHORT]).document_vectors_NV[0], atol=1e-6
+    )
+
+
+def test_the_setting_changes_the_fingerprint_where_it_is_used(tiny_model_folder):
+    plain = _encoder(tiny_model_folder).fingerprint
+    assert (
+        _encoder(tiny_model_folder, whole_text_tokens=0).fingerprint
+        == plain
+        != _encoder(tiny_model_folder, whole_text_tokens=40).fingerprint
+    )
+
+
+def test_a_whole_text_has_room_in_its_row(tiny_model_folder):
+    with pytest.raises(ConfigError, match="whole_text_tokens must lie between 0 and 510"):
+        EncoderConfig(whole_text_tokens=511)
+    with pytest.raises(ConfigError, match="whole_text_tokens must be a whole number of at least 0"):
+        EncoderConfig(whole_text_tokens=-1)
+    with pytest.raises(ConfigError, match="whole_text_tokens must leave special tokens room"):
+        _encoder(tiny_model_folder, whole_text_tokens=500)

@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode import documents
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import TextEncoder
 from cairn.pipeline.errors import ConfigError
@@ -59,3 +61,26 @@ def test_encode_empty_query_is_refused(queries, text):
 def test_encode_lone_surrogate_is_refused(queries):
     with pytest.raises(ConfigError, match="valid Unicode"):
         queries.encode_queries(["cat \ud800"])
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("texts", "threads"), [(["a stone"], 1), (["a stone"] * 200, 2)])
+def test_short_queries_are_encoded_on_one_thread(config, two_threads, monkeypatch, texts, threads):
+    seen = []
+    embedding = documents.embed_chunks
+
+    def listening(*args, **options):
+        seen.append(torch.get_num_threads())
+        return embedding(*args, **options)
+
+    monkeypatch.setattr(documents, "embed_chunks", listening)
+    DocumentEncoder(config).encode_queries(texts)
+    assert seen == [threads]
+    assert torch.get_num_threads() == 2

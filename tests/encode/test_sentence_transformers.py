@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -41,6 +42,38 @@ def assert_equal_vectors(folder, **chosen):
     np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, documents, atol=1e-5)
     np.testing.assert_allclose(encoder.encode_queries(QUERIES), queries, atol=1e-5)
     return encoder
+
+
+@pytest.mark.parametrize("is_model2vec", [False, True])
+def test_vectors_of_a_static_model_equal_sentence_transformers(tiny_model_folder, tmp_path, is_model2vec):
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    generator = torch.Generator().manual_seed(0)
+    tensors = {"embedding.weight": torch.randn(size, 32, generator=generator)}
+    if is_model2vec:
+        tensors = {
+            "embeddings": torch.randn(9, 32, generator=generator),
+            "mapping": torch.arange(size) % 9,
+            "weights": torch.rand(size, generator=generator),
+        }
+    save_file(tensors, tmp_path / "model.safetensors")
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate([("", "StaticEmbedding"), ("1_Normalize", "Normalize")])
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_Normalize").mkdir()
+    texts = [text for text in TEXTS if text]
+    vectors = published(tmp_path).encode(texts, show_progress_bar=False)
+    encoder = ours(tmp_path)
+    np.testing.assert_allclose(encoder.encode(texts).document_vectors_NV, vectors, atol=1e-5)
+    _, (tokens,) = encoder.encode_query_tokens(["the cat"])
+    assert tokens.states_TD.shape == (2, 32)
+    assert np.isfinite(encoder.encode([""]).document_vectors_NV).all()
+    with pytest.raises(ConfigError, match="pooling must be left out"):
+        ours(tmp_path, pooling="lmk")
 
 
 @pytest.mark.parametrize(

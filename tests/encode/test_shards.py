@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline import durable
+from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.shards import (
     ADDED_COLUMNS,
     as_parquet,
@@ -14,10 +15,11 @@ from cairn.pipeline.encode.shards import (
     read_document_hashes,
     read_encoded,
     shard_path,
+    shard_tables,
     write_encoded_shard,
 )
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.types import chunks_schema, documents_schema, staged_schema
+from cairn.pipeline.types import GIVEN_VECTORS, chunks_schema, documents_schema, staged_schema
 
 
 def _vectors(count):
@@ -42,6 +44,7 @@ def _tables(*doc_ids):
     text = pa.array(doc_ids, pa.string())
     rows = [
         *(text, text, text.cast(pa.large_string()), text, text, text),
+        pa.nulls(count, pa.large_binary()),
         pa.array([[doc_id] for doc_id in doc_ids], pa.list_(pa.string())),
         numbers.cast(pa.int16()),
     ]
@@ -111,6 +114,7 @@ def test_read_documents_have_the_stored_columns_and_the_staged_rows_as_they_came
     stored = documents_schema(METADATA, 2)
     assert documents.select(stored.names).schema.equals(stored)
     rows, added, _ = _tables("c", "a")
+    rows = rows.drop_columns([GIVEN_VECTORS])
     assert documents.select(rows.column_names).equals(rows)
     assert documents.select(added.column_names).equals(added)
 
@@ -186,3 +190,38 @@ def test_read_damaged_shard_is_an_integrity_error(folder, table, file):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(IntegrityError, match=rf"{file}-000002\.parquet must be a whole Parquet file"):
         list(read_encoded(folder, table))
+
+
+DOC_IDS = ["b", "a", "c"]
+TEXTS = ["old stone path " * 10, "cat", "the mat"]
+
+
+@pytest.fixture
+def encoded(config, backbone):
+    return DocumentEncoder(config, None, backbone).encode(TEXTS)
+
+
+@pytest.fixture
+def shard(encoded):
+    return shard_tables(DOC_IDS, encoded, np.arange(3, dtype=np.int32) + 7)
+
+
+def test_shard_tables_have_the_stored_schemas(shard):
+    documents, chunks = shard
+    stored = documents_schema((), 32)
+    assert list(documents.schema) == [stored.field(name) for name in ADDED_COLUMNS]
+    assert chunks.schema.equals(chunks_schema(32))
+
+
+def test_shard_tables_chunks_follow_their_documents(shard):
+    documents, chunks = shard
+    assert documents.column("num_chunks").to_pylist() == [3, 1, 1]
+    assert chunks.column("chunk_id").to_pylist() == ["b#0", "b#1", "b#2", "a#0", "c#0"]
+    assert chunks.column("doc_id").to_pylist() == ["b", "b", "b", "a", "c"]
+    assert chunks.column("ordinal").to_pylist() == [0, 1, 2, 0, 0]
+
+
+def test_shard_tables_vectors_are_the_encoders(shard, encoded):
+    documents, chunks = (np.array(table.column("vector").to_pylist(), np.float32) for table in shard)
+    np.testing.assert_array_equal(documents, encoded.document_vectors_NV)
+    np.testing.assert_array_equal(chunks, encoded.chunk_vectors_MV)

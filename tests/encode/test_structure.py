@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import heading_at, rank_structure, structure_of
+from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.model.landmarks import Chunks, chunk_spans, split_into_chunks
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 # Every line with the rank before it, as cairn.pipeline.model.landmarks has them; 0 where no cut is better
@@ -172,7 +172,6 @@ BLOCKS = st.lists(
 ).filter(lambda blocks: all(one[0] != "list" or two[0] != "list" for one, two in pairwise(blocks)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(blocks=BLOCKS, interval=st.integers(8, 40))
 def test_chunks_of_any_blocks_cover_the_text_within_the_interval_and_cut_none_that_fits(
     backbone, blocks, interval
@@ -188,7 +187,6 @@ def test_chunks_of_any_blocks_cover_the_text_within_the_interval_and_cut_none_th
         place += len(block) + 2
 
 
-@settings(max_examples=200, deadline=None)
 @given(blocks=BLOCKS, interval=st.integers(8, 40))
 def test_chunk_ends_with_a_heading_only_where_it_does_not_fit_with_the_block_below(
     backbone, blocks, interval
@@ -206,7 +204,6 @@ def test_chunk_ends_with_a_heading_only_where_it_does_not_fit_with_the_block_bel
             assert _num_tokens(backbone.tokenizer, text[first:end]) > interval
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     text=st.text(alphabet="abcat .,'!?。\t你好éЖ😀\u0301\u200b1", max_size=200).filter(
         lambda text: "|" not in text

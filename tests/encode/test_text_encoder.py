@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.encode.text_encoder import load_encoder, require_texts
 from cairn.pipeline.errors import ConfigError, DiskFullError
 from cairn.pipeline.model.folders import encoder_folder
-from cairn.pipeline.model.folders.checkpoint import read_checkpoint
-from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules, save_encoder_folder
+from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -48,17 +47,14 @@ SETTINGS = [
     {"query_prefix": "old mark: ", "pool_prefix": True},
     {"query_prefix": "old mark: ", "pooling": "last", "landmarks": "sentence"},
     {"layers": 1},
-    {"attention": "landmark", "landmark_interval": 12},
-    {"attention": "landmark", "pooling": "lmk", "landmark_interval": 12},
-    {"attention": "landmark", "query_prefix": "old mark: ", "pool_prefix": True},
 ]
 BEYOND = [
     {"temperature": 0.8, "query_temperature": 0.9},
-    {"temperature_by_length": ((5, 0.9), (9, 0.8))},
     {"pooling": "latent"},
     {"pooling": "mean_at_k", "landmark_interval": 12},
     {"pooling": "multi_cls", "attention": "full"},
     {"pooling": "mean", "attention": "full"},
+    {"pooling": "lmk", "attention": "full", "landmark_interval": 12, "title_tokens": 4},
 ]
 
 
@@ -142,20 +138,6 @@ def test_saved_dense_layers_are_kept(tiny_model_folder, tmp_path):
     np.testing.assert_allclose(encoder.encode_documents(SHORT), vectors, atol=1e-5)
 
 
-def test_saved_trained_tensors_are_the_ones_loaded(tiny_latent_folder, tmp_path):
-    checkpoint = read_checkpoint(tiny_latent_folder)
-    trained = dataclasses.replace(
-        checkpoint, tensors={name: tensor + 0.01 for name, tensor in checkpoint.tensors.items()}
-    )
-    save_encoder_folder(
-        tmp_path / "saved", trained, load_encoder(tiny_latent_folder, pooling="latent").config
-    )
-    loaded = read_checkpoint(tmp_path / "saved")
-    assert set(loaded.tensors) == set(trained.tensors)
-    assert all(torch.equal(loaded.tensors[name], tensor) for name, tensor in trained.tensors.items())
-    assert not any(name.startswith("latent") for name in load_file(tmp_path / "saved" / "model.safetensors"))
-
-
 def test_saved_tokenizer_frames_texts_as_the_model_was_run(tiny_model_folder, tmp_path):
     load_encoder(tiny_model_folder).save(tmp_path / "saved")
     tokenizer = Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
@@ -201,3 +183,25 @@ def test_load_encoder_refuses_a_setting_there_is_not():
         ConfigError, match=r"setting must be one of model, pooling, .*, got 'pool'; leave it out"
     ):
         load_encoder(pool="mean")
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        ("hello", r"query texts must come in a list, got 'hello'; write \[text\]"),
+        (b"hello", r"query texts must come in a list, got b'hello'"),
+        (None, r"query texts must come in a list, got None"),
+        (3, r"query texts must come in a list, got 3"),
+        ("long " * 50, r"query texts must come in a list, got '(long ){11}long…; write"),
+        (["cat", None], r"a query must be text, got None at position 1; leave it out"),
+        (["cat", ["dog"]], r"a query must be text, got \['dog'\] at position 1"),
+        (
+            ["cat", "\udcff"],
+            r"a query must be valid Unicode, got a lone surrogate in the one at position 1; remove it",
+        ),
+    ],
+    ids=["string", "bytes", "none", "number", "long string", "none within", "list within", "surrogate"],
+)
+def test_what_is_no_list_of_texts_is_refused(texts, words):
+    with pytest.raises(ConfigError, match=rf"^{words}"):
+        require_texts(texts, "query")

@@ -1,27 +1,34 @@
-"""Second copies: with one of the two, readers serve the newest generation and repair loses no document."""
+"""What a repair saves and what it names: small files that are there twice, folders, rows, a killed repair."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.maintenance import delete_documents
 from cairn.pipeline.index.names import COPIES
-from cairn.pipeline.search import served
+from cairn.pipeline.index.recovery import RepairReport, repair_collection
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.search.searcher import Searcher
 
-from tests.faults.test_damage_matrix import NEW, RIGHT, older_copy, path_of, right_texts, texts
+from tests.damages import in_turn, put
+from tests.faults.test_damage_matrix import NEW, OLD, RIGHT, path_of, right_texts, template, texts
 from tests.index import stones
+from tests.nightly.forks import forked
+
+__all__ = ["template"]
 
 TWICE = (
     "generations/00000002/MANIFEST.json",
-    "generations/00000002/lance_files.json",
     "generations/00000002/context.arrow",
     "documents: newest version",
     "documents: deletions",
@@ -44,31 +51,45 @@ def replace_by_random_bytes(path: Path) -> None:
     path.write_bytes(content)
 
 
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+
+
 def copy_of(layout: CollectionLayout, kind: str) -> Path:
     path = path_of(layout, kind)
     base = layout.generation_folder(2) if kind.startswith("generations") else layout.lance_folder
-    return layout.generation_folder(2) / COPIES / path.relative_to(base)
+    return layout.copies_folder(2) / path.relative_to(base)
 
 
-def require_answers(searcher: Searcher, generation: int) -> None:
+def require_answers(searcher: Searcher, generation: int | None = None) -> None:
     """Search with and without a filter: all documents of the generation, with their texts."""
     for filters in (FILTER, None):
         result = searcher.search("stone", top_k=60, filters=filters)
-        assert result.generation == generation
-        assert {hit.doc_id for hit in result.hits} == set(RIGHT[generation])
+        assert result.generation == (generation or result.generation)
+        right = RIGHT[min(result.generation, 2)]
+        assert {hit.doc_id for hit in result.hits} == set(right)
         for hit in result.hits:
-            text = RIGHT[generation][hit.doc_id]
+            text = right[hit.doc_id]
             assert all(text[part.start_char : part.end_char] == part.text for part in hit.passages)
 
 
+def require_all_named(layout: CollectionLayout, report: RepairReport) -> None:
+    """Hold a repair to a whole collection, and to a name for each document that is lost or older."""
+    assert verify_collection(layout) == []
+    served = texts(open_latest_intact_generation(layout))
+    lost = {doc_id for doc_id, text in RIGHT[2].items() if served.get(doc_id) != text}
+    assert lost <= set(report.lost) or "cannot be told" in report.action
+
+
 @pytest.mark.parametrize("kind", TWICE)
-def test_damaged_small_file_costs_no_answer_and_no_document(layout: CollectionLayout, kind: str) -> None:
+def test_damaged_small_file_costs_no_right_answer_and_no_document(
+    layout: CollectionLayout, kind: str
+) -> None:
     running = Searcher(layout, Encoder())
     require_answers(running, 2)
     replace_by_random_bytes(path_of(layout, kind))
-    require_answers(running, 2)
-    require_answers(fresh := Searcher(layout, Encoder()), 2)
-    assert not fresh.is_outdated
+    require_answers(running)
+    require_answers(Searcher(layout, Encoder()))
     assert verify_collection(layout) != []
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (2, ())
@@ -77,41 +98,38 @@ def test_damaged_small_file_costs_no_answer_and_no_document(layout: CollectionLa
     assert running.warnings == ()
 
 
+HARMS = (cut, lambda path: put(path, "FIFO"), lambda path: path.write_bytes(b""))
+
+
+@pytest.mark.parametrize(("kind", "damage"), in_turn(TWICE, HARMS))
+def test_writer_mends_small_files_before_it_writes(
+    layout: CollectionLayout, kind: str, damage: Callable[[Path], None]
+) -> None:
+    damage(path_of(layout, kind))
+    delete_documents(layout, ["dx1"])
+    assert verify_collection(layout) == []
+    right = right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
+    assert texts(open_generation(layout)) == right
+
+
 def test_removed_copies_are_found_and_made_again(layout: CollectionLayout) -> None:
-    before = {
-        path: path.read_bytes() for path in layout.generations_folder.glob("*/copies/**/*") if path.is_file()
-    }
-    for number in (1, 2):
-        shutil.rmtree(layout.generation_folder(number) / COPIES)
+    copies = layout.folder / COPIES
+    before = {path: path.read_bytes() for path in copies.rglob("*") if path.is_file()}
+    shutil.rmtree(copies)
     found = {(problem.generation, problem.file) for problem in verify_collection(layout)}
     assert {(1, f"{COPIES}/MANIFEST.json"), (2, f"{COPIES}/MANIFEST.json")} <= found
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (2, ())
-    assert "of generation 1, " in report.action
     assert verify_collection(layout) == []
     assert {path: path.read_bytes() for path in before} == before
-
-
-def test_what_was_mended_of_the_older_generation_is_said(layout: CollectionLayout) -> None:
-    (layout.generation_folder(1) / "MANIFEST.json").write_bytes(b"")
-    action = repair_collection(layout).action
-    assert action == "generation 2 is whole; of generation 1, 1 file(s) were mended"
-
-
-def test_reader_of_a_second_copy_says_so(layout: CollectionLayout) -> None:
-    path_of(layout, "documents: newest version").write_bytes(b"")
-    warning = open_generation(layout).warning
-    assert warning is not None
-    assert "got 0: its second copy is read; run `cairn repair stones" in warning
 
 
 @pytest.mark.parametrize("kind", TWICE)
 def test_damaged_copy_is_found_and_mended(layout: CollectionLayout, kind: str) -> None:
     path = copy_of(layout, kind)
     replace_by_random_bytes(path)
-    assert [problem.file for problem in verify_collection(layout)] == [
-        f"{COPIES}/{path.relative_to(layout.generation_folder(2) / COPIES)}"
-    ]
+    found = [problem.file for problem in verify_collection(layout)]
+    assert found == [f"{COPIES}/{path.relative_to(layout.copies_folder(2))}"]
     assert repair_collection(layout).lost == ()
     assert verify_collection(layout) == []
     assert open_generation(layout).warning is None
@@ -125,19 +143,131 @@ def test_both_copies_damaged_leave_a_whole_collection_and_the_lost_named(
     for path in (copy_of(layout, kind), path_of(layout, kind)):
         path.write_bytes(b"")
     assert running.search("stone", filters=FILTER).hits
+    require_all_named(layout, repair_collection(layout))
+
+
+def remove(folder: Path, _: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def empty(folder: Path, _: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def replace_by_older(folder: Path, older: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(older, folder)
+
+
+@pytest.mark.parametrize("damage", [remove, empty, replace_by_older])
+@pytest.mark.parametrize("is_current_lost", [False, True])
+def test_lost_folder_of_the_newest_generation_costs_no_document(
+    layout: CollectionLayout, damage: Callable[[Path, Path], None], is_current_lost: bool
+) -> None:
+    damage(layout.generation_folder(2), layout.generation_folder(1))
+    if is_current_lost:
+        layout.current_path.unlink()
     report = repair_collection(layout)
+    assert (report.generation, report.lost) == (3, ())
+    assert texts(open_latest_intact_generation(layout)) == RIGHT[2]
     assert verify_collection(layout) == []
-    kept = texts(open_generation(layout))
-    assert {doc_id for doc_id in NEW if kept.get(doc_id) != RIGHT[2][doc_id]} <= set(report.lost)
+    assert delete_documents(layout, ["d4"]).generation == 4
 
 
-def test_writer_mends_before_it_writes(layout: CollectionLayout) -> None:
-    for kind in TWICE:
-        path_of(layout, kind).write_bytes(b"")
-    delete_documents(layout, ["dx1"])
+@pytest.mark.parametrize("are_copies_lost", [False, True])
+def test_rows_without_current_and_generations_are_no_new_collection(
+    layout: CollectionLayout, are_copies_lost: bool
+) -> None:
+    shutil.rmtree(layout.generations_folder)
+    layout.current_path.unlink()
+    if are_copies_lost:
+        shutil.rmtree(layout.copies_root)
+    for verb in (open_generation, lambda own: stones.publish_documents(own, ["z"])):
+        with pytest.raises(CairnError, match="has rows but no CURRENT; run `cairn repair stones"):
+            verb(layout)
+    if are_copies_lost:
+        with pytest.raises(CairnError, match="no generation that is whole"):
+            repair_collection(layout)
+        assert path_of(layout, "documents: last rows").is_file()
+        return
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (3, ())
+    assert texts(open_generation(layout)) == RIGHT[2]
     assert verify_collection(layout) == []
-    right = right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
-    assert texts(open_generation(layout)) == right
+
+
+def test_first_generation_lost_beside_pending_work_is_no_new_collection(tmp_path: Path) -> None:
+    layout = CollectionLayout(tmp_path / "root", "stones")
+    stones.publish_documents(layout, OLD)
+    shutil.rmtree(layout.generations_folder)
+    layout.current_path.unlink()
+    assert not layout.exists(), "a first ingest that was killed"
+    layout.pending_path.write_text('{"base": 1, "key": "k"}')
+    with pytest.raises(CairnError, match="has rows but no CURRENT; run `cairn repair stones"):
+        stones.publish_documents(layout, ["z"])
+    assert repair_collection(layout).lost == ()
+    assert set(open_generation(layout).doc_ids.to_pylist()) == set(OLD)
+
+
+@pytest.mark.parametrize(("num_others", "are_copies_lost"), [(2, False), (3, True), (5, False)])
+def test_current_of_another_collection_costs_no_document(
+    layout: CollectionLayout, tmp_path: Path, num_others: int, are_copies_lost: bool
+) -> None:
+    other = CollectionLayout(tmp_path / "other", "stones")
+    for number in range(num_others):
+        stones.publish_documents(other, [f"other-{number}"])
+    layout.current_path.write_bytes(other.current_path.read_bytes())
+    if are_copies_lost:
+        shutil.rmtree(layout.copies_root)
+    for verb in (open_generation, lambda own: stones.publish_documents(own, ["z"])):
+        with pytest.raises(CairnError, match="run `cairn repair stones"):
+            verb(layout)
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (2, ())
+    assert "CURRENT names it again" in report.action
+    assert texts(open_generation(layout)) == RIGHT[2]
+    assert verify_collection(layout) == []
+
+
+def test_lost_folder_with_damaged_rows_names_what_they_held(layout: CollectionLayout) -> None:
+    path_of(layout, "chunks: last rows").write_bytes(b"")
+    shutil.rmtree(layout.generation_folder(2))
+    require_all_named(layout, repair_collection(layout))
+
+
+def test_lost_folder_and_copies_say_that_the_loss_cannot_be_told(layout: CollectionLayout) -> None:
+    shutil.rmtree(layout.generation_folder(2))
+    shutil.rmtree(layout.copies_folder(2))
+    report = repair_collection(layout)
+    assert "generation 2 had changed cannot be told" in report.action
+    assert texts(open_generation(layout)) == RIGHT[1]
+
+
+@pytest.mark.parametrize("are_copies_lost", [False, True])
+@pytest.mark.parametrize("name", ["deleted.bits", "tokens.arrow"])
+def test_file_that_both_generations_share_is_mended_or_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, are_copies_lost: bool
+) -> None:
+    """Deleted bits by their copies; token vectors, and bits whose copies are lost, from the rows."""
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    layout = CollectionLayout(tmp_path / "root", "stones")
+    stones.publish_documents(layout, OLD, with_tokens=True)
+    stones.delete(layout, [OLD[3], OLD[7]])
+    stones.publish_documents(layout, ["new"], with_tokens=True)
+    whole = open_generation(layout).doc_ids
+    path = layout.generation_folder(3) / name
+    assert path.stat().st_nlink > 1
+    cut(path)
+    for copy in layout.copies_root.glob(f"*/{name}") if are_copies_lost else ():
+        cut(copy)
+    with pytest.raises(CairnError, match=name):
+        open_latest_intact_generation(layout)
+    assert repair_collection(layout).lost == ()
+    found = open_generation(layout)
+    assert found.doc_ids.equals(whole)
+    assert found.token_vectors is not None
+    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("harm", ["cut", "flipped", "removed", "renamed"])
@@ -158,8 +288,8 @@ def test_newest_rows_damaged_while_they_are_served_leave_the_generation_before_a
         path.with_suffix(".tmp").unlink(missing_ok=True)
     require_answers(running, 1)
     assert running.is_outdated
-    assert repair_collection(layout).generation == 1
-    require_answers(running, 1)
+    require_all_named(layout, repair_collection(layout))
+    assert running.search("stone").generation == 3
     assert running.warnings == ()
 
 
@@ -167,20 +297,17 @@ def test_rows_that_turn_out_unreadable_are_left_for_the_generation_before_within
     layout: CollectionLayout,
 ) -> None:
     path = path_of(layout, "documents: last rows")
-    size = path.stat().st_size
-    path.write_bytes(bytes(size))  # of the right size: only reading or hashing it tells
+    path.write_bytes(bytes(path.stat().st_size))  # of the right size: only reading or hashing it tells
     fresh = Searcher(layout, Encoder())
     require_answers(fresh, 1)
     assert fresh.is_outdated
 
 
-def test_rows_of_both_generations_damaged_are_a_refusal_until_the_repair(
-    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_both_generations_damaged_are_a_refusal_until_the_repair(layout: CollectionLayout) -> None:
     running = Searcher(layout, Encoder())
     path_of(layout, "documents: first rows").write_bytes(b"")
     for _ in range(2):
-        with pytest.raises(Exception, match=r"must have .* bytes, got 0; run `cairn repair stones"):
+        with pytest.raises(CairnError, match=r"must have .* bytes, got 0; run `cairn repair stones"):
             running.search("stone")
     assert not running.is_answering
     repaired = repair_collection(layout)
@@ -188,34 +315,90 @@ def test_rows_of_both_generations_damaged_are_a_refusal_until_the_repair(
     assert (running.is_answering, running.warnings) == (True, ())
 
 
-def test_mapped_file_that_is_renamed_away_answers_on_with_a_warning(
-    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mapped_file_that_is_renamed_away_answers_on_for_its_holder_alone(layout: CollectionLayout) -> None:
     running = Searcher(layout, Encoder())
     path = layout.generation_folder(2) / "chunks.faiss"
     path.rename(path.with_suffix(".gone"))
     require_answers(running, 2)
-    assert "chunks.faiss of generation 2 is missing" in running.warnings[0]
-    monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
-    path.with_suffix(".gone").rename(path)
-    running._retry_at = 0.0
-    require_answers(running, 2)
-    assert running.warnings == ()
+    fresh = Searcher(layout, Encoder())
+    require_answers(fresh, 1)
+    assert "chunks.faiss of generation 2 is missing" in fresh.warnings[0]
 
 
-def test_filter_is_answered_while_a_version_that_no_generation_reads_is_broken(
-    layout: CollectionLayout,
-) -> None:
+def test_version_that_no_generation_reads_stops_no_writer(layout: CollectionLayout) -> None:
     newest = path_of(layout, "documents: newest version")
     newest.with_name(f"{int(newest.stem) - 1}.manifest").write_bytes(b"half")
-    fresh = Searcher(layout, Encoder())
-    require_answers(fresh, 2)
-    assert fresh.warnings == ()
-
-
-def test_older_copy_of_each_small_file_is_no_whole_one(layout: CollectionLayout) -> None:
-    kind = "generations/00000002/lance_files.json"
-    older = older_copy(layout, kind)
-    assert older is not None
-    shutil.copyfile(older, path_of(layout, kind))
     require_answers(Searcher(layout, Encoder()), 2)
+    assert delete_documents(layout, ["d4"]).generation == 3
+    assert verify_collection(layout) == []
+
+
+def test_failing_clean_up_after_publication_is_said_beside_the_losses(layout: CollectionLayout) -> None:
+    path = path_of(layout, "documents: first rows")
+    path.unlink()
+    path.symlink_to(path.name)
+    report = repair_collection(layout)
+    assert report.generation == 3
+    assert report.lost
+    require_all_named(layout, report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["first rows", "last rows"])
+@pytest.mark.parametrize(
+    "point", ["strays-removed", "documents-deleted", "manifest-written", "generation-renamed"]
+)
+def test_killed_repair_gives_up_nothing_that_the_next_does_not_name(
+    layout: CollectionLayout, kind: str, point: str
+) -> None:
+    path = path_of(layout, f"documents: {kind}")
+    content = path.read_bytes()
+    path.write_bytes(b"")
+    assert forked(repair_collection, layout, kill=point).was_killed
+    shutil.copytree(layout.root, layout.root.with_name("restored"))
+    report = repair_collection(layout)
+    assert report.lost
+    require_all_named(layout, report)
+    # The damaged file came back, from a backup, before the next repair: nothing was lost.
+    restored = CollectionLayout(layout.root.with_name("restored"), layout.name)
+    (restored.folder / path.relative_to(layout.folder)).write_bytes(content)
+    assert repair_collection(restored).lost == ()
+    assert texts(open_latest_intact_generation(restored)) == RIGHT[2]
+    assert verify_collection(restored) == []
+
+
+def test_older_current_put_back_after_a_repair_costs_no_document(layout: CollectionLayout) -> None:
+    older = layout.current_path.read_bytes()
+    path_of(layout, "generations/00000002/chunks.faiss").unlink()
+    assert repair_collection(layout).generation == 3
+    layout.current_path.write_bytes(older)
+    delete_documents(layout, ["dx1"])
+    assert verify_collection(layout) == []
+    right = right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
+    assert texts(open_generation(layout)) == right
+
+
+def test_older_current_of_a_generation_that_is_gone_keeps_the_damaged_newest(
+    layout: CollectionLayout,
+) -> None:
+    older = layout.current_path.read_bytes()
+    for doc_id in NEW[:3]:
+        delete_documents(layout, [doc_id])
+    served = texts(open_generation(layout))
+    layout.current_path.write_bytes(older)
+    newest = layout.generation_folder(layout.generation_numbers()[-1])
+    replace_by_random_bytes(next(newest.glob("*chunks.faiss")))
+    assert repair_collection(layout, keeps_all=True).lost == ()
+    assert texts(open_generation(layout)) == served
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.slow
+def test_killed_return_to_the_generation_before_is_told_by_the_next(layout: CollectionLayout) -> None:
+    layout.current_path.write_bytes(b"damaged")
+    for kind in ("documents: newest version", "chunks: newest version"):
+        copy_of(layout, kind).unlink()
+        path_of(layout, kind).unlink()
+    assert forked(repair_collection, layout, kill="strays-removed").was_killed
+    assert "cannot be told" in repair_collection(layout).action
+    assert texts(open_generation(layout)) == RIGHT[1]

@@ -1,6 +1,6 @@
 """Each kind of stored file, damaged in each way, under each verb: a right state, or a sentence what to run.
 
-The suite tries a part of the cells, ``make faults`` all of them.
+``make test`` and ``make slow`` try a part of the cells, ``make faults`` the others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import pytest
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.generation import Generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import (
-    compact_collection,
-    delete_documents,
-    repair_collection,
-    verify_collection,
-)
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents
+from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
 
@@ -39,15 +36,10 @@ GENERATION_FILES = (
     "lengths.arrow",
     "context.arrow",
     "clusters.arrow",
-    "lance_files.json",
 )
 TABLE_FILES = {
     "newest version": ("_versions/*.manifest", 0),
     "older version": ("_versions/*.manifest", -1),
-    "version hint": ("_versions/latest_version_hint.json", 0),
-    "served tag": ("_refs/tags/generation-2.json", 0),
-    "older tag": ("_refs/tags/generation-1.json", 0),
-    "transaction": ("_transactions/*", -1),
     "deletions": ("_deletions/*", 0),
     "first rows": ("data/*", 0),
     "last rows": ("data/*", -1),
@@ -74,8 +66,7 @@ def older_copy(layout: CollectionLayout, kind: str) -> Path | None:
     if kind.startswith("generations/"):
         return layout.generation_folder(1) / Path(kind).name
     table, _, name = kind.partition(": ")
-    twin = {"newest version": "older version", "served tag": "older tag"}.get(name)
-    return None if twin is None else path_of(layout, f"{table}: {twin}")
+    return path_of(layout, f"{table}: older version") if name == "newest version" else None
 
 
 def replace_by_older_copy(layout: CollectionLayout, kind: str) -> None:
@@ -209,14 +200,18 @@ def delete(layout: CollectionLayout) -> None:
 
 
 VERBS = (read, verify, repair, ingest, compact, delete)
-QUICK = {("cut", read), ("cut", repair), ("random bit flipped", ingest)}
+MARKS = {
+    ("cut", repair): (),
+    ("cut", read): pytest.mark.slow,
+    ("random bit flipped", ingest): pytest.mark.slow,
+}
 CELLS = [
     pytest.param(
         kind,
         damage,
         verb,
         id=f"{kind}-{damage}-{verb.__name__}",
-        marks=() if (damage, verb) in QUICK else (pytest.mark.faults,),
+        marks=MARKS.get((damage, verb), pytest.mark.faults),
     )
     for kind in KINDS
     for damage in DAMAGES

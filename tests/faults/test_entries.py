@@ -8,14 +8,17 @@ import pytest
 from cairn.pipeline.errors import DamageError, StorageError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.search import searcher
 from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
 from cairn.pipeline.search.searcher import Searcher
 
-from tests.damages import KINDS, put
+from tests.damages import KINDS, in_turn, put
 from tests.faults.test_copies import Encoder, require_answers
 from tests.faults.test_damage_matrix import RIGHT
+from tests.index import stones
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,35 +53,29 @@ def test_generation_folder_of_another_kind_is_removed(layout: CollectionLayout, 
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (3, ())
     assert verify_collection(layout) == []
-    assert {entry.name for entry in layout.generations_folder.iterdir()} == {"00000001", "00000003"}
+    assert layout.generation_numbers() == [3]
 
 
 FILES = (
     "generations/00000002/MANIFEST.json",
     "generations/00000002/context.arrow",
-    "generations/00000002/copies/MANIFEST.json",
+    "copies/00000002/MANIFEST.json",
     "lance/chunks.lance/_versions/*.manifest",
     "lance/documents.lance/_deletions/*",
-    "lance/documents.lance/_refs/tags/generation-1.json",
-    "lance/chunks.lance/_refs/tags/generation-2.json",
     "generations/00000001/MANIFEST.json",
 )
-UNREAD = ("lance/documents.lance/_versions/latest_version_hint.json", "lance/chunks.lance/_transactions/*")
-"""Files of Lance that no reader of a pinned version opens."""
 FOLDERS = (
-    "generations/00000002/copies",
-    "generations/00000002/copies/chunks.lance",
+    "copies/00000002",
+    "copies/00000002/chunks.lance",
     "lance/chunks.lance/_versions",
     "lance/chunks.lance/_deletions",
-    "lance/documents.lance/_refs",
-    "lance/documents.lance/_refs/tags",
 )
 
 
 @pytest.mark.parametrize(
     ("pattern", "kind"),
     [
-        *((name, kind) for name in FILES for kind in KINDS[1:]),
+        *in_turn(FILES, KINDS[1:]),
         *((name, "file") for name in FOLDERS),
     ],
 )
@@ -87,7 +84,7 @@ def test_entry_of_another_kind_is_replaced_and_costs_no_document(
 ) -> None:
     path = min(layout.folder.glob(pattern))
     put(path, kind)
-    require_answers(Searcher(layout, Encoder()), 2)
+    require_answers(Searcher(layout, Encoder()))
     assert verify_collection(layout) != []
     report = repair_collection(layout)
     assert report.lost == ()
@@ -97,13 +94,28 @@ def test_entry_of_another_kind_is_replaced_and_costs_no_document(
     assert verify_collection(layout) == []
 
 
-@pytest.mark.parametrize("pattern", UNREAD)
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_entry_that_nothing_reads_stops_no_writer(layout: CollectionLayout, pattern: str, kind: str) -> None:
-    put(min(layout.folder.glob(pattern)), kind)
+STRAYS = ("_versions/latest_version_hint.json", "_transactions/1-a.txn")
+
+
+@pytest.mark.parametrize(("name", "kind"), in_turn(STRAYS, KINDS[1:]))
+def test_entry_that_nothing_reads_stops_no_writer(layout: CollectionLayout, name: str, kind: str) -> None:
+    path = layout.lance_folder / "chunks.lance" / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    put(path, kind)
     require_answers(Searcher(layout, Encoder()), 2)
     assert delete_documents(layout, ["d4"]).generation == 3
     assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("table", ["documents", "chunks"])
+def test_fifo_in_place_of_rows_is_waited_for_by_no_writer(layout: CollectionLayout, table: str) -> None:
+    put(min(layout.folder.glob(f"lance/{table}.lance/data/*")), "FIFO")
+    with pytest.raises(DamageError, match=r"data/.* of generation 2 .*run `cairn repair"):
+        delete_documents(layout, ["d4"])
+    assert repair_collection(layout).lost
+    assert verify_collection(layout) == []
+    delete_documents(layout, ["d4", "n1"])
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
@@ -117,8 +129,7 @@ def test_lock_of_another_kind_is_found_and_replaced(layout: CollectionLayout, ki
     assert delete_documents(layout, ["d4"]).generation == 3
 
 
-@pytest.mark.parametrize("name", ["documents.faiss", "chunks.arrow"])
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize(("name", "kind"), in_turn(["documents.faiss", "chunks.arrow"], KINDS[1:]))
 def test_derived_file_of_another_kind_is_made_again(layout: CollectionLayout, name: str, kind: str) -> None:
     path = min(layout.generation_folder(2).glob(f"*{name}"))
     put(path, kind)
@@ -132,9 +143,34 @@ def test_derived_file_of_another_kind_is_made_again(layout: CollectionLayout, na
 def test_link_in_place_of_a_folder_stays_and_is_named(layout: CollectionLayout) -> None:
     versions = layout.lance_folder / "chunks.lance" / "_versions"
     put(versions, "dangling link")
-    with pytest.raises(StorageError, match=r"File exists: lance/chunks\.lance/_versions$"):
+    with pytest.raises(StorageError, match=r"or remove the link: lance/chunks\.lance/_versions$"):
         repair_collection(layout)
     assert versions.is_symlink()
+
+
+@pytest.mark.parametrize("table", ["documents", "chunks"])
+def test_link_to_itself_in_place_of_the_rows_stops_no_writer_after_the_repair(
+    layout: CollectionLayout, table: str
+) -> None:
+    put(layout.lance_folder / f"{table}.lance" / "data", "link to itself")
+    assert set(repair_collection(layout).lost) == set(RIGHT[2])
+    stones.publish_documents(layout, ["z"])
+    assert open_generation(layout).doc_ids.to_pylist() == ["z"]
+    assert verify_collection(layout) == []
+
+
+def test_dangling_link_in_place_of_the_rows_gives_nothing_up(layout: CollectionLayout) -> None:
+    rows, disk = layout.lance_folder / "documents.lance" / "data", layout.root / "disk"
+    rows.rename(disk)
+    rows.symlink_to("nowhere")
+    with pytest.raises(
+        StorageError, match=r"mount its disk, or remove the link: lance/documents\.lance/data$"
+    ):
+        repair_collection(layout)
+    rows.unlink()
+    rows.symlink_to(disk)
+    assert repair_collection(layout).lost == ()
+    assert set(open_generation(layout).doc_ids.to_pylist()) == set(RIGHT[2])
 
 
 def test_file_overwritten_during_a_search_costs_a_second_attempt_and_no_wrong_answer(

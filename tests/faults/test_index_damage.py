@@ -9,8 +9,9 @@ import pytest
 from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
-from cairn.pipeline.index.names import COPIES
+from cairn.pipeline.index.maintenance import delete_documents
+from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.verify import verify_collection
 
 from tests.faults.test_damage_matrix import NEW
 
@@ -33,7 +34,7 @@ def flip_bit(path: Path) -> None:
 
 def flip_both(layout: CollectionLayout, number: int, name: str) -> None:
     """Flip a bit of a small file and of its second copy."""
-    for folder in (layout.generation_folder(number), layout.generation_folder(number) / COPIES):
+    for folder in (layout.generation_folder(number), layout.copies_folder(number)):
         flip_bit(folder / name)
 
 

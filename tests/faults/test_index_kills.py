@@ -14,10 +14,10 @@ from cairn.pipeline.errors import CollectionBusyError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents, repair_collection, verify_collection
+from cairn.pipeline.index.maintenance import delete_documents
 from cairn.pipeline.index.publish import COMMIT_POINTS
-from cairn.pipeline.index.segments import parts
-from cairn.pipeline.index.segments.parts import PART_COMMIT_POINTS
+from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
 from tests.nightly import readings
@@ -27,20 +27,18 @@ pytestmark = pytest.mark.slow
 
 OLD = stones.document_ids(20)
 NEW = sorted([*OLD, *stones.document_ids(10, "n")])
-KILLS, KILLS_A_MERGE = 60, 10
+KILLS, KILLS_A_MERGE = 30, 10
 KINDS = ("whole", "added", "merged")
 FIRST_POINTS = tuple(point for point in COMMIT_POINTS if not point.endswith("-deleted"))
 """A first publication replaces nothing."""
 
 
-def change(root: Path, kind: str, is_cut: bool = False) -> None:
+def change(root: Path, kind: str) -> None:
     """Publish a change that makes all again, adds a segment, or merges it with the other one."""
     if kind != "whole":
         tiers.WHOLE_CHUNKS, tiers.MAX_DELETED_SHARE = 0, 0.8
         tiers.FACTOR, tiers.tier_of = 100 if kind == "added" else 2, lambda rows: 0
-    parts.PART_CHUNKS = 5
-    run_tasks = (lambda tasks, folder: [task.run() for task in tasks]) if is_cut else None
-    stones.publish_change(CollectionLayout(root, "stones"), "n", run_tasks)
+    stones.publish_change(CollectionLayout(root, "stones"), "n")
 
 
 @pytest.fixture(scope="module")
@@ -65,17 +63,6 @@ def test_writer_killed_at_a_commit_point_leaves_one_whole_generation_and_a_rerun
     forked(change, layout.root, kind).value_of("the same again")
     assert ids(layout) == NEW
     assert (len(open_generation(layout).segments) > 1) == (kind == "added")
-    assert verify_collection(layout) == []
-
-
-@pytest.mark.parametrize("point", PART_COMMIT_POINTS)
-def test_writer_in_parts_killed_at_a_commit_point_tears_nothing(layout: CollectionLayout, point: str) -> None:
-    kind = "merged" if point == "merged-by-worker" else "added"
-    assert forked(change, layout.root, kind, True, kill=point).signal == signal.SIGKILL
-    assert ids(layout) == sorted(OLD)
-    forked(change, layout.root, kind, True).value_of("the same again")
-    assert ids(layout) == NEW
-    assert list(layout.generations_folder.glob(".*")) == []
     assert verify_collection(layout) == []
 
 

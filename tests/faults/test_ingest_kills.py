@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.index.rows import LanceTables, vectors_of
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.compatibility import stored_settings
 from cairn.pipeline.line.recontextualise import recontextualise
@@ -78,7 +78,7 @@ def visible(root: Path) -> Visible:
     layout = CollectionLayout(root, "c")
     generation = open_generation(layout)
     versions = generation.manifest.lance_versions
-    tables = LanceTables.open(layout)
+    tables = LanceTables.open(layout, versions)
     documents = pa.Table.from_batches(tables.scan("documents", ["doc_id", "content_sha256"], versions))
     vectors: dict[str, list[np.ndarray]] = {}
     for batch in tables.scan("chunks", ["doc_id", "vector"], versions):

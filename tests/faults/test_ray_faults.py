@@ -24,12 +24,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.engine import open_engine
-from cairn.jobs.engine_settings import EngineConfig
+from cairn.cli.cluster import open_engine
+from cairn.jobs.engine import EngineConfig
 from cairn.pipeline import durable
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
 from tests.ray_machines import RayCluster
@@ -70,7 +70,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[5])
 from cairn.pipeline import durable
-from cairn.jobs.engine import open_engine
+from cairn.cli.cluster import open_engine
 from tests.faults.test_ray_faults import engine_at, settings
 from cairn.pipeline.line.build_index import build_index
 written = []
@@ -91,7 +91,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[4])
 from cairn.pipeline import durable
 from tests.ray_namespaces import HEAD_ADDRESS, cut_off_oldest
-from cairn.jobs.engine import open_engine
+from cairn.cli.cluster import open_engine
 from tests.faults.test_ray_faults import SHARDS_BEFORE, engine_at, settings
 from cairn.pipeline.line.build_index import build_index
 written = []

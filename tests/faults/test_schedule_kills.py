@@ -20,7 +20,7 @@ from cairn.jobs.schedule.schedules import ScheduleFile
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from cairn.pipeline.index import lease
 from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.replica import REPLICA_POINTS
+from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
 from tests.nightly.forks import forked
@@ -33,7 +32,7 @@ Kill = Callable[[str, Callable[[], None]], None]
 
 
 def write() -> None:
-    lease.LEASE_SECONDS = 0.1
+    replica_module.LEASE_SECONDS = 0.1
     stones.publish_change(CollectionLayout.at(Path(ROOT), "stones"), "n")
 
 

@@ -28,19 +28,22 @@ def local_stones(stones_root: Path) -> Collection:
     return open_collection("stones", root=stones_root)
 
 
-@pytest.fixture
-def late_stones(tmp_path: Path, tiny_late_folder: Path) -> Collection:
+@pytest.fixture(scope="session")
+def late_stones(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Collection:
     """A collection with token vectors."""
+    folder = tmp_path_factory.mktemp("late")
     texts = ("granite and slate", "the sea and the salt", "an old mill", "marble stairs")
     rows = {"id": list("abcd"), "title": ["Granite", "Sea", None, "Marble"], "text": texts}
-    pq.write_table(pa.table(rows), tmp_path / "stones.parquet")
+    pq.write_table(pa.table(rows), folder / "stones.parquet")
     config = IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_late_folder), landmark_interval=16, use_context=False),
+        encoder=EncoderConfig(
+            model=str(tiny_model_folder), landmark_interval=16, use_context=False, token_bytes=8
+        ),
         cluster=ClusterConfig(num_clusters=1),
         context=ContextConfig(context_documents=2, max_document_tokens=16),
     )
-    build_index([str(tmp_path / "stones.parquet")], tmp_path / "root", "late", config)
-    return open_collection("late", root=tmp_path / "root")
+    build_index([str(folder / "stones.parquet")], folder / "root", "late", config)
+    return open_collection("late", root=folder / "root")
 
 
 @pytest.fixture(scope="session")

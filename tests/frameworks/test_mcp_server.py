@@ -22,7 +22,10 @@ def anyio_backend() -> str:
 async def test_tools_read_and_nothing_else(stones: Searchable) -> None:
     async with Client(make_server(lambda _: OneCollection(stones))) as client:
         tools = (await client.list_tools()).tools
-        assert {tool.name for tool in tools} == {"list_collections", "search", "get_document"}
+        assert {tool.name for tool in tools} == {
+            *("list_collections", "search", "get_document"),
+            *("list_columns", "count_documents", "list_documents"),
+        }
         for tool in tools:
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint is True

@@ -1,18 +1,17 @@
-"""Fixtures over ``stones.py``, loaded by path since tests are no packages."""
+"""Small collections of ``stones.py``, on a disk and in an object store."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.object_folder import ObjectFolder
+
+from tests.index import stones
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -21,30 +20,13 @@ STORE_ROOT = "s3://cairn/indexes"
 Machine = Callable[[str], CollectionLayout]
 
 
-def load_stones() -> ModuleType:
-    """Load the builders of small collections."""
-    path = Path(__file__).with_name("stones.py")
-    spec = importlib.util.spec_from_file_location("stones", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault("stones", importlib.util.module_from_spec(spec))
-    if not hasattr(module, "publish_documents"):
-        spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="session")
-def stones() -> ModuleType:
-    return load_stones()
-
-
 @pytest.fixture
 def layout(tmp_path: Path) -> CollectionLayout:
     return CollectionLayout(tmp_path / "root", "stones")
 
 
 @pytest.fixture
-def published(layout: CollectionLayout, stones: ModuleType) -> CollectionLayout:
+def published(layout: CollectionLayout) -> CollectionLayout:
     """A collection of twenty documents, generation 1."""
     stones.publish_documents(layout, stones.document_ids(20))
     return layout

@@ -11,31 +11,20 @@ import pyarrow as pa
 from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.errors import CollectionNotFoundError, IntegrityError
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import delete_documents, find_served
-from cairn.pipeline.index.publish import (
-    GenerationFacts,
-    next_generation_number,
-    prepare_writer,
-    publish_generation,
-)
-from cairn.pipeline.index.segments.parts import RunTasks
+from cairn.pipeline.index.publish import GenerationFacts, publish_generation
+from cairn.pipeline.index.recovery import prepare_writer
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, save_token_projection
-from cairn.pipeline.types import chunks_schema, documents_schema
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
+
+from tests.late_models import random_codebook
 
 VECTOR_DIM = 16
 METADATA = (pa.field("year", pa.int64()),)
-PROJECTION = TokenProjection(
-    matrix_DV=np.eye(VECTOR_DIM, 8, dtype=np.float32),
-    weight_codes_X=np.ones(10, np.uint8),
-    weight_step=1.0,
-    rms_V=np.full(8, 8**-0.5, np.float32),
-    pool_tokens=1,
-    bits=4,
-    base_sha256="a" * 64,
-)
+CODEBOOK = random_codebook(num_bytes=2, model_dim=16)
 
 
 def text_of(doc_id: str, version: int = 0) -> str:
@@ -87,7 +76,7 @@ def chunk_rows(
         bounds = np.linspace(0, len(text_of(doc_id, version)), count + 1).astype(int)
         rows += [(f"{doc_id}#{i}", doc_id, i, int(bounds[i]), int(bounds[i + 1])) for i in range(count)]
         vectors.append(unit_vectors(f"{doc_id}/{version}/chunks", count, vector_dim))
-    schema = chunks_schema(vector_dim, has_tokens=with_tokens)
+    schema = chunks_schema(vector_dim, TOKEN_FIELDS if with_tokens else ())
     columns = dict(zip(schema.names, (list(column) for column in zip(*rows, strict=True)), strict=False))
     if with_tokens:
         columns["token_codes"] = [token_rows(f"{row[0]}/{version}", row[2]) for row in rows]
@@ -104,7 +93,7 @@ def chunk_rows(
 
 def token_rows(key: str, count: int) -> bytes:
     """Return codes of some tokens, with the byte of their step, that depend on the key alone."""
-    row_bytes = PROJECTION.codec.vector_bytes + 1
+    row_bytes = CODEBOOK.vector_bytes + 1
     return hashlib.shake_128(key.encode()).digest(count * row_bytes)
 
 
@@ -117,25 +106,26 @@ def publish_documents(
     config: IndexConfig | None = None,
     context: bytes = b"",
     with_tokens: bool = False,
-    run_tasks: RunTasks | None = None,
 ) -> Manifest:
     """Do what an ingest does after encoding.
 
-    Settle, roll back, commit (``replaced`` ids are deleted first where they stand), publish. Another
+    Settle, commit (``replaced`` ids are deleted first where they stand), publish. Another
     ``context`` gives the generation side files of its own. Token vectors come
     from the first publication on, or never.
     """
     with layout.writer_lock():
         before = prepare_writer(layout)
-        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM, has_tokens=with_tokens)
-        tables.roll_back(None if before is None else before.lance_versions)
+        layout.pending_folder.mkdir(exist_ok=True)
+        pinned = None if before is None else before.lance_versions
+        tables = LanceTables.open_or_create(
+            layout, METADATA, VECTOR_DIM, added=TOKEN_FIELDS if with_tokens else (), versions=pinned
+        )
         standing = set(served_ids(layout))
         deleted = [doc_id for doc_id in replaced if doc_id in standing]
         documents = document_rows(doc_ids, version)
         chunks = chunk_rows(doc_ids, version, with_tokens=tables.has_tokens)
-        since = tables.compact()
+        tables.compact()
         versions = tables.commit(
-            generation=next_generation_number(layout),
             deleted_ids=[deleted] if deleted else [],
             find_documents=None if before is None else partial(find_served, layout, before),
             documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
@@ -145,11 +135,10 @@ def publish_documents(
         )
         side_files = {}
         for name in ("context.arrow", "clusters.arrow"):
-            layout.pending_folder.mkdir(exist_ok=True)
             side_files[name] = layout.pending_folder / name
             side_files[name].write_bytes(name.encode() * 100 + context)
         if tables.has_tokens:
-            save_token_projection(layout.pending_folder, PROJECTION)
+            CODEBOOK.save(layout.pending_folder)
             side_files[LATE_NAME] = layout.pending_folder / LATE_NAME
         facts = GenerationFacts(
             run_id="run",
@@ -161,9 +150,7 @@ def publish_documents(
             documents_at_context=2,
             encode_tokens_per_second=1.0,
         )
-        return publish_generation(
-            layout, tables, versions, facts, config or IndexConfig(), since=since, run_tasks=run_tasks
-        )
+        return publish_generation(layout, tables, versions, facts, config or IndexConfig(), shares=True)
 
 
 def delete(layout: CollectionLayout, doc_ids: Sequence[str]) -> None:
@@ -176,10 +163,10 @@ def document_ids(count: int, prefix: str = "d") -> list[str]:
     return [f"{prefix}{'x' * (i % 4)}{i}" for i in range(count)]
 
 
-def publish_change(layout: CollectionLayout, prefix: str, run_tasks: RunTasks | None = None) -> Manifest:
+def publish_change(layout: CollectionLayout, prefix: str) -> Manifest:
     """Add ten documents and replace ``d0``: the same change however often it is repeated."""
     changed = [*document_ids(10, prefix), "d0"]
-    return publish_documents(layout, changed, replaced=changed, version=1, run_tasks=run_tasks)
+    return publish_documents(layout, changed, replaced=changed, version=1)
 
 
 def served_ids(layout: CollectionLayout) -> list[str]:

@@ -15,11 +15,11 @@ from cairn.pipeline.index.faiss_build import build_faiss_index
 from cairn.pipeline.index.faiss_index import (
     BRUTE_FORCE_POSITIONS,
     FAISS_KINDS,
-    REFINE_SUFFIX,
     FaissIndex,
     choose_kind,
     open_faiss_index,
 )
+from cairn.pipeline.index.names import REFINE_SUFFIX
 
 KINDS = tuple(FAISS_KINDS)
 NUM_VECTORS, VECTOR_DIM = 6_000, 32
@@ -214,3 +214,14 @@ def test_open_of_a_file_that_does_not_fit_its_description_is_refused(tmp_path: P
     _, description, path = build(tmp_path, "flat", VECTORS[:100])
     with pytest.raises(IntegrityError, match="must hold 99 vectors"):
         open_faiss_index(path, description | {"num_vectors": 99})
+
+
+def test_lists_trained_in_two_levels_hold_the_neighbours_that_those_of_one_hold(
+    index: FaissIndex, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(faiss_build, "ONE_LEVEL_LISTS", 64)
+    two, _, _ = build(tmp_path, index.description["kind"])
+    assert two.num_lists == index.num_lists
+    exact = ExactIndex(VECTORS).search(QUERIES, 10)[1]
+    assert recall(two.search(QUERIES, 10)[1], exact) >= recall(index.search(QUERIES, 10)[1], exact) - 0.02
+    assert two.nprobe <= 2 * index.nprobe

@@ -1,34 +1,29 @@
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pytest
-from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index.exact_index import ExactIndex
 from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
-from cairn.pipeline.index.held_files import HeldFiles
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import CHUNKS_FAISS
+
+from tests.index import stones
 
 
-@pytest.fixture
-def generation(published: CollectionLayout) -> Generation:
-    return open_generation(published)
+@pytest.fixture(scope="module")
+def generation(tmp_path_factory: pytest.TempPathFactory) -> Generation:
+    """Twenty documents that no test changes."""
+    layout = CollectionLayout(tmp_path_factory.mktemp("root"), "stones")
+    stones.publish_documents(layout, stones.document_ids(20))
+    return open_generation(layout)
 
 
-def test_generation_positions_follow_the_ingest_order(generation: Generation, stones: ModuleType) -> None:
+def test_generation_positions_follow_the_ingest_order(generation: Generation) -> None:
     assert generation.doc_ids.to_pylist() == stones.document_ids(20)
     assert generation.num_documents == 20
 
 
-def test_file_that_went_away_before_it_could_be_held_is_damage(generation: Generation) -> None:
-    (generation.folder / CHUNKS_FAISS).unlink()
-    with pytest.raises(DamageError, match=f"^{CHUNKS_FAISS} cannot be read"):
-        HeldFiles(generation.folder, generation.manifest.files)
-
-
-def test_generation_vectors_are_those_of_their_positions(generation: Generation, stones: ModuleType) -> None:
+def test_generation_vectors_are_those_of_their_positions(generation: Generation) -> None:
     rows = stones.document_rows(stones.document_ids(20))
     vectors = rows.column("vector").flatten().to_numpy().reshape(20, -1)
     _, found = generation.documents.search(vectors, 1)
@@ -37,13 +32,13 @@ def test_generation_vectors_are_those_of_their_positions(generation: Generation,
     assert np.array_equal(generation.documents.search(vectors, 5)[1], expected)
 
 
-def test_generation_chunk_offsets_delimit_each_document(generation: Generation, stones: ModuleType) -> None:
+def test_generation_chunk_offsets_delimit_each_document(generation: Generation) -> None:
     counts = [stones.num_chunks_of(doc_id) for doc_id in stones.document_ids(20)]
     assert np.diff(generation.chunk_offsets).tolist() == counts
     assert generation.chunk_documents.tolist() == np.repeat(np.arange(20), counts).tolist()
 
 
-def test_generation_chunks_cover_each_text(generation: Generation, stones: ModuleType) -> None:
+def test_generation_chunks_cover_each_text(generation: Generation) -> None:
     for position, doc_id in enumerate(stones.document_ids(20)):
         first, last = generation.chunk_offsets[position], generation.chunk_offsets[position + 1]
         assert generation.chunk_starts[first] == 0
@@ -60,9 +55,7 @@ def test_generation_arrays_are_views_of_the_mapped_files(generation: Generation)
     assert not any(view.flags.owndata or view.flags.writeable for view in views)
 
 
-def test_fetch_documents_keeps_the_order_asked_and_repeats(
-    generation: Generation, stones: ModuleType
-) -> None:
+def test_fetch_documents_keeps_the_order_asked_and_repeats(generation: Generation) -> None:
     ids = stones.document_ids(20)
     fetched = generation.fetch_documents([5, 2, 5, 19], ["doc_id", "text"])
     assert fetched.column_names == ["doc_id", "text"]
@@ -85,9 +78,7 @@ def test_position_of_row_ids_of_an_unknown_row_is_refused(generation: Generation
         generation.position_of_row_ids([1 << 50])
 
 
-def test_generation_of_no_documents_opens_and_finds_nothing(
-    published: CollectionLayout, stones: ModuleType
-) -> None:
+def test_generation_of_no_documents_opens_and_finds_nothing(published: CollectionLayout) -> None:
     from cairn.pipeline.index.maintenance import delete_documents
 
     delete_documents(published, stones.document_ids(20))
@@ -103,20 +94,3 @@ def test_generation_of_no_documents_opens_and_finds_nothing(
 
 def test_open_latest_intact_generation_of_a_whole_one_has_no_warning(published: CollectionLayout) -> None:
     assert open_latest_intact_generation(published).warning is None
-
-
-def test_open_latest_intact_generation_falls_back_and_says_so(
-    published: CollectionLayout, stones: ModuleType
-) -> None:
-    stones.publish_change(published, "n")
-    (published.generation_folder(2) / CHUNKS_FAISS).write_bytes(b"")
-    generation = open_latest_intact_generation(published)
-    assert generation.number == 1
-    assert generation.warning is not None
-    assert CHUNKS_FAISS in generation.warning
-
-
-def test_open_latest_intact_generation_with_nothing_intact_is_refused(published: CollectionLayout) -> None:
-    (published.generation_folder(1) / CHUNKS_FAISS).write_bytes(b"")
-    with pytest.raises(IntegrityError, match=CHUNKS_FAISS):
-        open_latest_intact_generation(published)

@@ -1,33 +1,30 @@
 from __future__ import annotations
 
-from types import ModuleType
-
 import numpy as np
 import pyarrow as pa
 import pytest
-from cairn.pipeline import durable
 from cairn.pipeline.errors import IntegrityError, SchemaError
-from cairn.pipeline.index.lance_index import CHUNKS, DOCUMENTS, LanceTables, StoredRows, Versions
-from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.layout import CollectionLayout, read_manifest
+from cairn.pipeline.index.names import CHUNKS, DOCUMENTS, TABLES
+from cairn.pipeline.index.rows import LanceTables, StoredRows, Versions
+
+from tests.index import stones
 
 
 @pytest.fixture
-def tables(layout: CollectionLayout, stones: ModuleType) -> LanceTables:
+def tables(layout: CollectionLayout) -> LanceTables:
     return LanceTables.open_or_create(layout, stones.METADATA, stones.VECTOR_DIM)
 
 
 def commit(
     tables: LanceTables,
-    stones: ModuleType,
     doc_ids: list[str],
     *,
-    generation: int = 1,
     expected: int | None = None,
     version: int = 0,
 ) -> Versions:
     documents, chunks = stones.document_rows(doc_ids, version), stones.chunk_rows(doc_ids, version)
     return tables.commit(
-        generation=generation,
         documents=pa.RecordBatchReader.from_batches(documents.schema, documents_in_two(documents)),
         chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
         expected_documents=len(doc_ids) if expected is None else expected,
@@ -48,37 +45,35 @@ def scan_ids(tables: LanceTables, table: str, versions: Versions) -> list[str]:
     ]
 
 
-def test_commit_keeps_the_order_of_the_streams(tables: LanceTables, stones: ModuleType) -> None:
+def test_commit_keeps_the_order_of_the_streams(tables: LanceTables) -> None:
     ids = stones.document_ids(12)
-    versions = commit(tables, stones, ids)
+    versions = commit(tables, ids)
     assert scan_ids(tables, DOCUMENTS, versions) == ids
     assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == ids
 
 
-def test_commit_deletes_from_both_tables(tables: LanceTables, stones: ModuleType) -> None:
+def test_commit_deletes_from_both_tables(tables: LanceTables) -> None:
     ids = stones.document_ids(12)
-    commit(tables, stones, ids)
-    versions = tables.commit(generation=2, deleted_ids=[ids[:2], ids[5:6]])
+    commit(tables, ids)
+    versions = tables.commit(deleted_ids=[ids[:2], ids[5:6]])
     kept = [doc_id for doc_id in ids if doc_id not in {*ids[:2], ids[5]}]
     assert scan_ids(tables, DOCUMENTS, versions) == kept
     assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == kept
 
 
-def test_commit_writes_each_table_once(tables: LanceTables, stones: ModuleType) -> None:
+def test_commit_writes_each_table_once(tables: LanceTables) -> None:
     before = tables.versions()
-    versions = commit(tables, stones, stones.document_ids(12))
+    versions = commit(tables, stones.document_ids(12))
     assert versions[CHUNKS] == before[CHUNKS] + 1
 
 
-def test_commit_with_a_wrong_count_is_refused(tables: LanceTables, stones: ModuleType) -> None:
+def test_commit_with_a_wrong_count_is_refused(tables: LanceTables) -> None:
     with pytest.raises(IntegrityError, match="must grow by 5 rows, got 4"):
-        commit(tables, stones, stones.document_ids(4), expected=5)
+        commit(tables, stones.document_ids(4), expected=5)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_commit_of_vectors_that_are_no_numbers_is_refused(
-    tables: LanceTables, stones: ModuleType, value: float
-) -> None:
+def test_commit_of_vectors_that_are_no_numbers_is_refused(tables: LanceTables, value: float) -> None:
     rows = stones.document_rows(["a", "b"])
     vectors = rows.column("vector").flatten().to_numpy().copy()
     vectors[3] = value
@@ -90,44 +85,28 @@ def test_commit_of_vectors_that_are_no_numbers_is_refused(
     )
     with pytest.raises(IntegrityError, match="finite numbers"):
         tables.commit(
-            generation=1,
             documents=pa.RecordBatchReader.from_batches(broken.schema, [broken]),
             expected_documents=2,
         )
 
 
-def test_commit_of_a_missing_column_is_refused(tables: LanceTables, stones: ModuleType) -> None:
+def test_commit_of_a_missing_column_is_refused(tables: LanceTables) -> None:
     rows = stones.document_rows(["a", "b"]).drop_columns(["year"])
     with pytest.raises(IntegrityError, match="must have the columns"):
         tables.commit(
-            generation=1,
             documents=pa.RecordBatchReader.from_batches(rows.schema, [rows]),
             expected_documents=2,
         )
 
 
-def test_commit_announces_every_step_in_order(
-    tables: LanceTables, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(durable, "_observers", [seen.append])
-    tables.commit(generation=1, deleted_ids=[["x"]])
-    assert seen == [
-        "documents-deleted",
-        "chunks-deleted",
-        "documents-added",
-        "chunks-added",
-        "tagged",
-    ]
-
-
-def test_forced_compaction_keeps_rows_and_order(tables: LanceTables, stones: ModuleType) -> None:
+def test_forced_compaction_keeps_rows_and_order(tables: LanceTables) -> None:
     for generation in (1, 2, 3):
-        commit(tables, stones, stones.document_ids(6, f"g{generation}-"), generation=generation)
+        commit(tables, stones.document_ids(6, f"g{generation}-"))
     deleted = stones.document_ids(6, "g2-")[:3]
-    versions = tables.commit(generation=4, deleted_ids=[deleted])
+    versions = tables.commit(deleted_ids=[deleted])
     before = {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)}
-    versions = tables.compact(force=True)
+    tables.compact(force=True)
+    versions = tables.versions()
     assert {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)} == before
 
 
@@ -136,14 +115,13 @@ def test_forced_compaction_keeps_rows_and_order(tables: LanceTables, stones: Mod
     [(2, [0]), (2, [1]), (8, [0, 3, 4]), (8, [5, 6, 7]), (9, [0, 1, 2, 3, 4, 5, 6, 7])],
 )
 def test_replacing_many_documents_keeps_both_tables_in_one_order(
-    tables: LanceTables, stones: ModuleType, stored: int, replaced: list[int]
+    tables: LanceTables, stored: int, replaced: list[int]
 ) -> None:
     ids = stones.document_ids(stored)
-    commit(tables, stones, ids)
+    commit(tables, ids)
     again = [ids[index] for index in replaced]
     documents, chunks = stones.document_rows(again, 1), stones.chunk_rows(again, 1)
     versions = tables.commit(
-        generation=2,
         deleted_ids=[again],
         documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
         chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
@@ -155,36 +133,26 @@ def test_replacing_many_documents_keeps_both_tables_in_one_order(
     assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == expected
 
 
-def test_roll_back_undoes_what_came_after_the_pinned_versions(
-    tables: LanceTables, stones: ModuleType
+def test_tables_made_again_are_empty_and_may_have_another_schema(
+    tables: LanceTables, layout: CollectionLayout
 ) -> None:
-    pinned = commit(tables, stones, stones.document_ids(5))
-    commit(tables, stones, stones.document_ids(5, "later"), generation=2)
-    tables.roll_back(pinned)
-    assert scan_ids(tables, DOCUMENTS, tables.versions()) == stones.document_ids(5)
+    commit(tables, stones.document_ids(5))
+    again = LanceTables.open_or_create(layout, (), 8)
+    versions = again.versions()
+    assert [again.count_rows(name, versions) for name in TABLES] == [0, 0]
+    opened = LanceTables.open(layout, versions)
+    assert (opened.vector_dim, opened.metadata_fields) == (8, ())
 
 
-def test_roll_back_to_the_latest_versions_writes_nothing(tables: LanceTables, stones: ModuleType) -> None:
-    pinned = commit(tables, stones, stones.document_ids(5))
-    tables.roll_back(pinned)
-    assert tables.versions() == pinned
-
-
-def test_roll_back_to_nothing_empties_both_tables(tables: LanceTables, stones: ModuleType) -> None:
-    commit(tables, stones, stones.document_ids(5))
-    tables.roll_back(None)
-    assert tables.num_rows() == {DOCUMENTS: 0, CHUNKS: 0}
-
-
-def test_roll_back_to_a_version_that_is_gone_is_refused(tables: LanceTables) -> None:
+def test_version_that_is_gone_is_refused(published: CollectionLayout) -> None:
     with pytest.raises(IntegrityError, match="run `cairn repair stones --root "):
-        tables.roll_back({DOCUMENTS: 99, CHUNKS: 99})
+        LanceTables.open(published, {DOCUMENTS: 99, CHUNKS: 99})
 
 
 def test_open_reads_metadata_and_dimension_from_the_tables(
-    tables: LanceTables, stones: ModuleType, layout: CollectionLayout
+    tables: LanceTables, layout: CollectionLayout
 ) -> None:
-    opened = LanceTables.open(layout)
+    opened = LanceTables.open(layout, tables.versions())
     assert opened.vector_dim == stones.VECTOR_DIM
     assert opened.metadata_fields == stones.METADATA
 
@@ -200,47 +168,22 @@ def test_open_reads_metadata_and_dimension_from_the_tables(
 def test_open_or_create_with_another_schema_names_the_column(
     published: CollectionLayout, metadata: tuple[pa.Field, ...], vector_dim: int, column: str
 ) -> None:
-    before = LanceTables.open(published).versions()
+    pinned = read_manifest(published, 1).lance_versions
     with pytest.raises(SchemaError, match=f"column '{column}'"):
-        LanceTables.open_or_create(published, metadata, vector_dim)
-    assert LanceTables.open(published).versions() == before
+        LanceTables.open_or_create(published, metadata, vector_dim, versions=pinned)
+    assert LanceTables.open(published, pinned).versions() == pinned
 
 
-def test_roll_back_to_nothing_replaces_unpublished_tables_of_another_schema(
-    tables: LanceTables, stones: ModuleType, layout: CollectionLayout
-) -> None:
-    commit(tables, stones, stones.document_ids(5))
-    LanceTables.open_or_create(layout, (), 8).roll_back(None)
-    assert LanceTables.open(layout).vector_dim == 8
-    assert LanceTables.open(layout).metadata_fields == ()
-
-
-def test_published_hashes_lists_every_document_at_the_pinned_version(
-    tables: LanceTables, stones: ModuleType
-) -> None:
-    pinned = commit(tables, stones, stones.document_ids(5))
-    commit(tables, stones, stones.document_ids(3, "later"), generation=2)
-    found = pa.Table.from_batches(list(tables.published_hashes(pinned)))
+def test_published_hashes_lists_every_document_at_the_pinned_version(tables: LanceTables) -> None:
+    pinned = commit(tables, stones.document_ids(5))
+    commit(tables, stones.document_ids(3, "later"))
+    found = pa.Table.from_batches(list(tables.scan("documents", ["doc_id", "content_sha256"], pinned)))
     assert found.column("doc_id").to_pylist() == stones.document_ids(5)
     assert all(len(digest) == 64 for digest in found.column("content_sha256").to_pylist())
 
 
-def test_keep_only_drops_other_tags_and_keeps_tagged_versions(
-    tables: LanceTables, stones: ModuleType
-) -> None:
-    first = commit(tables, stones, stones.document_ids(5))
-    second = commit(tables, stones, stones.document_ids(5, "b"), generation=2)
-    commit(tables, stones, stones.document_ids(5, "c"), generation=3)
-    tables.keep_only([2])
-    assert tables.tags(DOCUMENTS, second[DOCUMENTS]) == {"generation-2": second[DOCUMENTS]}
-    assert tables.tags(CHUNKS, second[CHUNKS]) == {"generation-2": second[CHUNKS]}
-    assert tables.count_rows(DOCUMENTS, second) == 10
-    with pytest.raises(IntegrityError):
-        tables.roll_back(first)
-
-
-def test_stored_rows_stream_the_stored_matrix(tables: LanceTables, stones: ModuleType) -> None:
-    versions = commit(tables, stones, stones.document_ids(9))
+def test_stored_rows_stream_the_stored_matrix(tables: LanceTables) -> None:
+    versions = commit(tables, stones.document_ids(9))
     rows = StoredRows(tables=tables, versions=versions)
     expected = (
         stones.document_rows(stones.document_ids(9)).column("vector").flatten().to_numpy().reshape(9, -1)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cairn.pipeline.errors import (
@@ -46,7 +49,8 @@ def test_require_exists_of_an_unknown_collection_names_the_known_ones(published:
 
 
 def test_list_collections_leaves_out_what_was_never_published(published: CollectionLayout) -> None:
-    (published.root / "half-done" / "lance").mkdir(parents=True)
+    for folder in ("lance", "pending"):
+        (published.root / "half-done" / folder).mkdir(parents=True)
     assert list_collections(published.root) == ["stones"]
 
 
@@ -167,3 +171,29 @@ def test_lock_of_another_kind_is_damaged_and_hides_no_other_collection(
         layout.writer_lock(),
     ):
         pass
+
+
+@pytest.fixture
+def unreadable(published: CollectionLayout, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a collection beside ``stones`` whose folder is another user's; root reads all."""
+    (published.root / "backup").mkdir()
+    stat = os.stat
+
+    def refusing(path: Any, *args: Any, **keywords: Any) -> os.stat_result:
+        if isinstance(path, str | os.PathLike) and "/backup/" in os.fspath(path):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return stat(path, *args, **keywords)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    return "backup"
+
+
+def test_unreadable_folder_is_listed_as_damaged_and_hides_no_other(
+    published: CollectionLayout, unreadable: str
+) -> None:
+    assert list_states(published.root) == {unreadable: "damaged", "stones": None}
+    assert list_collections(published.root) == ["stones"]
+    with pytest.raises(StorageError, match="reading collection 'backup' failed: Permission denied"):
+        CollectionLayout(published.root, unreadable).require_exists()
+    with pytest.raises(CollectionNotFoundError, match="known collections: stones"):
+        CollectionLayout(published.root, "pebbles").require_exists()

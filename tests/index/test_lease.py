@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cairn.pipeline.errors import CollectionBusyError
-from cairn.pipeline.index import lease as lease_module
-from cairn.pipeline.index.lease import LEASE_KEY, Lease
+from cairn.pipeline.index import replica as lease_module
 from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.replica import LEASE_KEY, Lease
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore

@@ -1,24 +1,20 @@
 from __future__ import annotations
 
 import json
-from types import ModuleType
 
 import pytest
 from cairn.pipeline.errors import CollectionBusyError, CollectionNotFoundError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import (
-    compact_collection,
-    delete_documents,
-    repair_collection,
-    verify_collection,
-)
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents
+from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.status import collection_status
+from cairn.pipeline.index.verify import verify_collection
+
+from tests.index import stones
 
 
-def test_delete_removes_documents_and_reports_the_missing(
-    published: CollectionLayout, stones: ModuleType
-) -> None:
+def test_delete_removes_documents_and_reports_the_missing(published: CollectionLayout) -> None:
     report = delete_documents(published, ["d0", "nowhere", "d0", "d4"])
     assert (report.deleted, report.missing, report.generation) == (2, ("nowhere",), 2)
     assert open_generation(published).doc_ids.to_pylist() == [
@@ -32,9 +28,9 @@ def test_delete_of_unknown_ids_publishes_nothing(published: CollectionLayout) ->
 
 
 def test_delete_of_more_ids_than_one_call_takes_removes_all(
-    published: CollectionLayout, stones: ModuleType, monkeypatch: pytest.MonkeyPatch
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.pipeline.index.lance_delete.MAX_IDS_A_DELETE", 3)
+    monkeypatch.setattr("cairn.pipeline.index.rows.MAX_IDS_A_DELETE", 3)
     assert delete_documents(published, stones.document_ids(20)[:10]).deleted == 10
     assert open_generation(published).doc_ids.to_pylist() == stones.document_ids(20)[10:]
 
@@ -48,7 +44,7 @@ def test_delete_keeps_what_the_context_says(published: CollectionLayout) -> None
     assert after.context_cluster_sizes == before.context_cluster_sizes
 
 
-def test_compact_publishes_the_same_documents(published: CollectionLayout, stones: ModuleType) -> None:
+def test_compact_publishes_the_same_documents(published: CollectionLayout) -> None:
     stones.publish_change(published, "n")
     before = open_generation(published)
     ids, spans = before.doc_ids.to_pylist(), before.chunk_ends.tolist()
@@ -59,9 +55,7 @@ def test_compact_publishes_the_same_documents(published: CollectionLayout, stone
     assert verify_collection(published) == []
 
 
-def test_compaction_under_an_old_reader_leaves_it_its_generation(
-    published: CollectionLayout, stones: ModuleType
-) -> None:
+def test_compaction_under_an_old_reader_leaves_it_its_generation(published: CollectionLayout) -> None:
     reader = open_generation(published)
     compact_collection(published)
     rows = reader.fetch_documents(range(reader.num_documents), ["doc_id", "text"])

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from cairn.pipeline.index import bm25 as bm25_module
 from cairn.pipeline.index.bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
-from cairn.pipeline.index.passage_terms import write_passage_terms
-from cairn.pipeline.index.segments.joined import JoinedWords
-from cairn.pipeline.index.segments.segment import none_deleted
-from cairn.pipeline.index.words import terms_of
+from cairn.pipeline.index.segments.segment import JoinedWords, none_deleted
+from cairn.pipeline.index.words import write_passage_terms
+
+from tests.index.terms import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
 QUERIES = ("stone path", "old old river", "the mark of a stone", "zebra", "walks")
@@ -65,9 +65,9 @@ def bm25(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> PassageBM2
         corpus.starts,
         corpus.ends,
         tmp_path_factory.mktemp("terms") / "passages.arrow",
-    )
+    ).terms
     words = JoinedWords([(terms, none_deleted(len(corpus.starts)))])
-    return PassageBM25(words, corpus.offsets, corpus.starts, corpus.ends)
+    return PassageBM25(words, corpus.offsets, corpus.starts, corpus.ends, ("en",))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, MAX_STEPPED_SIZE, MAX_STEPPED_SIZE + 1, 20, 1_000])
@@ -100,6 +100,6 @@ def test_scores_do_not_depend_on_the_sizes_asked_for_before(bm25: PassageBM25) -
 
 def test_scores_of_an_empty_collection_are_empty(tmp_path: Path) -> None:
     none = np.empty(0, np.int64)
-    terms = write_passage_terms([], np.zeros(1, np.int64), none, none, tmp_path / "passages.arrow")
+    terms = write_passage_terms([], np.zeros(1, np.int64), none, none, tmp_path / "passages.arrow").terms
     words = JoinedWords([(terms, none_deleted(0))])
-    assert len(PassageBM25(words, np.zeros(1, np.int64), none, none).scores("stone", 2)) == 0
+    assert len(PassageBM25(words, np.zeros(1, np.int64), none, none, ()).scores("stone", 2)) == 0

@@ -2,15 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.errors import IntegrityError
-from cairn.pipeline.index import position_files
-from cairn.pipeline.index.position_files import (
+from cairn.pipeline.index import columns
+from cairn.pipeline.index.columns import (
     CHUNK_POSITIONS_SCHEMA,
     DOCUMENT_POSITIONS_SCHEMA,
     open_positions,
@@ -18,14 +17,16 @@ from cairn.pipeline.index.position_files import (
     write_document_positions,
 )
 
+from tests.index import stones
+
 
 @pytest.fixture
-def documents(stones: ModuleType) -> pa.Table:
+def documents() -> pa.Table:
     return pa.Table.from_batches([stones.document_rows(stones.document_ids(30))])
 
 
 @pytest.fixture
-def chunks(stones: ModuleType) -> pa.Table:
+def chunks() -> pa.Table:
     return pa.Table.from_batches([stones.chunk_rows(stones.document_ids(30))])
 
 
@@ -41,6 +42,15 @@ def test_document_positions_equal_the_table_whatever_the_batches(
     assert written.column("doc_id").to_pylist() == documents.column("doc_id").to_pylist()
     num_chunks = documents.column("num_chunks").to_pylist()
     assert written.column("chunk_offset").to_pylist() == [sum(num_chunks[:i]) for i in range(30)]
+
+
+def test_document_positions_know_the_order_of_the_ids(tmp_path: Path, documents: pa.Table) -> None:
+    ids = ["ü", "\U0001f600", "Z", "a/10", "a/9", "\uffff", *(f"d{i}" for i in range(24, 0, -1))]
+    table = documents.set_column(
+        documents.schema.get_field_index("doc_id"), "doc_id", pa.array(ids, pa.large_string())
+    )
+    written = write_document_positions(batches(table, 7), tmp_path / "documents.arrow")
+    assert [ids[row] for row in written.column("by_id").to_pylist()] == sorted(ids)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 1_000])
@@ -120,10 +130,10 @@ def test_spool_on_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: p
         files.append(Path("/dev/full").open("r+b"))  # noqa: SIM115 - the spool closes it
         return files[-1]
 
-    monkeypatch.setattr(position_files, "unnamed_file", full)
-    spool = position_files.ColumnSpool(position_files.LENGTHS_SCHEMA, tmp_path / "lengths.arrow")
-    spool.append(text_words=np.ones(1), title_words=np.ones(1))
+    monkeypatch.setattr(columns, "unnamed_file", full)
+    spool = columns.ColumnSpool(columns.LENGTHS_SCHEMA, tmp_path / "lengths.arrow")
+    spool.append(text_words=np.ones(1), title_words=np.ones(1), language=np.ones(1))
     with pytest.raises(OSError, match="No space left"):
         spool.close()
-    assert len(files) == 2
+    assert len(files) == 3
     assert all(each.closed for each in files)

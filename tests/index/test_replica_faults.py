@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,13 +14,12 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_files import LANCE_FILES
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import (
-    verify_collection,
-)
+from cairn.pipeline.index.layout import CollectionLayout, list_collections
 from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.manifest import MANIFEST_NAME, record_file
+
+from tests.index import stones
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
@@ -39,7 +37,7 @@ def served(layout: CollectionLayout) -> list[str]:
 )
 @pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
 def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str, fault: str
+    machine: Machine, object_store: ObjectStore, method: str, path: str, fault: str
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(5))
     object_store.fault(method, path, fault, times=2)
@@ -51,14 +49,11 @@ def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
     assert verify_collection(reader) == []
 
 
-@pytest.mark.parametrize("name", [MANIFEST_NAME, LANCE_FILES])
-def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(
-    machine: Machine, stones: ModuleType, name: str
-) -> None:
+def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(machine: Machine) -> None:
     writer = machine("a")
     for prefix in ("d", "n"):
         stones.publish_documents(writer, stones.document_ids(3, prefix))
-    key = f"files/{record_file(writer.generation_folder(1) / name).sha256}"
+    key = f"files/{record_file(writer.generation_folder(1) / MANIFEST_NAME).sha256}"
     store = ObjectFolder(f"{ROOT}/stones")
     store.write(key, b"x")
     stones.publish_documents(machine("b"), stones.document_ids(3, "o"))
@@ -78,7 +73,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones")])
 def test_store_that_answers_too_late_publishes_once(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, method: str, path: str
+    machine: Machine, object_store: ObjectStore, method: str, path: str
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(5))
     object_store.fault(method, path, "stall")
@@ -114,7 +109,7 @@ def test_upload_takes_longer_than_a_small_request_may(
 
 
 def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_later_publishes(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 1)
     stones.publish_documents(machine("a"), stones.document_ids(5))
@@ -128,7 +123,7 @@ def test_store_that_refuses_for_long_keeps_the_old_generation_and_the_same_run_l
 
 
 def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 0)
     stones.publish_documents(machine("a"), stones.document_ids(5))
@@ -142,7 +137,7 @@ def test_reader_goes_on_with_its_copy_while_the_store_does_not_answer(
         stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
 
 
-def test_root_in_a_bucket_that_is_not_there_is_one_sentence(machine: Machine, stones: ModuleType) -> None:
+def test_root_in_a_bucket_that_is_not_there_is_one_sentence(machine: Machine) -> None:
     with pytest.raises(ConfigError, match="the bucket of s3://nobody/x/stones must exist"):
         stones.publish_documents(CollectionLayout.at(Path("s3://nobody/x"), "stones"), stones.document_ids(5))
 
@@ -154,9 +149,10 @@ def test_store_that_refuses_our_keys_is_one_sentence(machine: Machine, object_st
 
 
 def test_outage_is_logged_once_and_when_it_is_over(
-    machine: Machine, stones: ModuleType, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.RETRIES", 0)
     monkeypatch.setattr(replica_module, "_out", {})
     monkeypatch.setattr(replica_module.log, "warning", lambda text, *_: told.append(text.partition(" ")[0]))
     stones.publish_documents(machine("a"), stones.document_ids(3))
@@ -169,3 +165,11 @@ def test_outage_is_logged_once_and_when_it_is_over(
     for _ in range(3):
         served(machine("b"))
     assert told == ["replica.not_refreshed", "replica.refreshed_again"]
+
+
+def test_collections_of_a_store_are_listed_once_they_are_published(
+    machine: Machine, bucket: ObjectFolder
+) -> None:
+    ObjectFolder(f"{ROOT}/unfinished").write("files/x", b"")
+    stones.publish_documents(machine("a"), stones.document_ids(5))
+    assert list_collections(Path(ROOT)) == list_collections(ROOT) == ["stones"]

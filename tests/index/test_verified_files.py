@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index import verified_files
+from cairn.pipeline.index import files
+from cairn.pipeline.index.files import SMALLEST, has_sha256
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
-from cairn.pipeline.index.stored_files import Checks
-from cairn.pipeline.index.verified_files import SMALLEST, VerifiedFiles
+from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.index.verify import verify_collection
 
 CONTENT = bytes(range(256)) * (SMALLEST // 256)
 HASH = sha256(CONTENT).hexdigest()
@@ -26,13 +25,13 @@ class Hashing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.paths: list[str] = []
-        hashing = verified_files.sha256_of_file
+        hashing = files.sha256_of_file
 
         def listening(path: Path) -> str:
             self.paths.append(path.name)
             return hashing(path)
 
-        monkeypatch.setattr(verified_files, "sha256_of_file", listening)
+        monkeypatch.setattr(files, "sha256_of_file", listening)
 
     def count(self, name: str = "vectors") -> int:
         return self.paths.count(name)
@@ -44,7 +43,8 @@ def hashing(monkeypatch: pytest.MonkeyPatch) -> Hashing:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "verified"
 
 
@@ -54,16 +54,12 @@ def write(path: Path, content: bytes = CONTENT, written: float = OLD) -> Path:
     return path
 
 
-def is_right(path: Path, folder: Path | None, wanted: str = HASH) -> bool:
-    return VerifiedFiles(folder).has_sha256(path, wanted)
-
-
 def test_file_is_hashed_once(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, folder)
-    assert is_right(path, folder)
+    assert has_sha256(path, HASH)
+    assert has_sha256(path, HASH)
     os.link(path, tmp_path / "shared")
-    assert is_right(tmp_path / "shared", folder)
+    assert has_sha256(tmp_path / "shared", HASH)
     assert hashing.paths == ["vectors"]
 
 
@@ -72,23 +68,23 @@ def test_file_that_was_written_to_or_replaced_is_hashed_again(
     tmp_path: Path, folder: Path, hashing: Hashing, is_replaced: bool
 ) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, folder)
+    assert has_sha256(path, HASH)
     flipped = bytearray(CONTENT)
     flipped[SMALLEST // 2] ^= 1
     if is_replaced:  # by another file of the same time
         write(tmp_path / "other", bytes(flipped)).replace(path)
     else:
         write(path, bytes(flipped), OLD + 1)
-    assert not is_right(path, folder)
-    assert not is_right(path, folder)
+    assert not has_sha256(path, HASH)
+    assert not has_sha256(path, HASH)
     assert hashing.count() == 3
 
 
 def test_another_hash_is_not_taken_from_what_is_known(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, folder)
-    assert not is_right(path, folder, "0" * 64)
-    assert is_right(path, folder)
+    assert has_sha256(path, HASH)
+    assert not has_sha256(path, "0" * 64)
+    assert has_sha256(path, HASH)
     assert hashing.count() == 2
 
 
@@ -98,43 +94,45 @@ def test_young_and_small_files_are_hashed_each_time(
 ) -> None:
     path = write(tmp_path / "vectors", content, time.time() - age)
     for _ in range(2):
-        assert is_right(path, folder, sha256(content).hexdigest())
+        assert has_sha256(path, sha256(content).hexdigest())
     assert hashing.count() == 2
 
 
-def test_without_a_place_for_notes_files_are_hashed(tmp_path: Path, hashing: Hashing) -> None:
+def test_without_a_place_for_notes_files_are_hashed(
+    tmp_path: Path, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "vectors")
     (tmp_path / "no folder").write_bytes(b"")
-    for place in (None, tmp_path / "no folder" / "verified"):
-        assert is_right(path, place)
-        assert not is_right(path, place, "0" * 64)
-    assert hashing.count() == 4
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "no folder"))
+    assert has_sha256(path, HASH)
+    assert not has_sha256(path, "0" * 64)
+    assert hashing.count() == 2
 
 
 def test_damaged_note_is_written_again(tmp_path: Path, folder: Path, hashing: Hashing) -> None:
     path = write(tmp_path / "vectors")
-    assert is_right(path, folder)
+    assert has_sha256(path, HASH)
     for note in folder.iterdir():
         note.write_bytes(b"no note")
     for _ in range(2):
-        assert is_right(path, folder)
+        assert has_sha256(path, HASH)
     assert hashing.count() == 2
 
 
 def test_notes_are_bounded(
     tmp_path: Path, folder: Path, hashing: Hashing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verified_files, "KEPT_FILES", 4)
+    monkeypatch.setattr(files, "KEPT_FILES", 4)
     for number in range(9):
-        assert is_right(write(tmp_path / f"vectors{number}"), folder)
+        assert has_sha256(write(tmp_path / f"vectors{number}"), HASH)
         assert len(list(folder.iterdir())) <= 4
 
 
 def test_second_opening_of_a_collection_hashes_no_large_file_and_verify_hashes_all(
     published: CollectionLayout, hashing: Hashing, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(verified_files, "SMALLEST", 1)
-    monkeypatch.setattr(verified_files, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(files, "SMALLEST", 1)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", 0.0)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     open_generation(published)
     first = len(hashing.paths)
@@ -155,8 +153,8 @@ def flip_unseen(path: Path) -> None:
 def test_opening_that_verifies_finds_what_is_known_wrongly_and_forgets_it(
     published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(verified_files, "SMALLEST", 1)
-    monkeypatch.setattr(verified_files, "SETTLED_SECONDS", 0.0)
+    monkeypatch.setattr(files, "SMALLEST", 1)
+    monkeypatch.setattr(files, "SETTLED_SECONDS", 0.0)
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     open_generation(published, checks=Checks(verify=True))
     flip_unseen(published.generation_folder(1) / "chunks.faiss")

@@ -1,29 +1,121 @@
-from cairn.pipeline.index.words import NO_TERM, TermNumbers, terms_of, words_of
+"""The words of texts, and the file that counts them by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from cairn.pipeline.errors import DamageError
+from cairn.pipeline.index import words as words_module
+from cairn.pipeline.index.words import STORED_LANGUAGES, open_passage_terms, write_passage_terms
+
+from tests.index.terms import terms_of
+
+WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking", "GitHub", "E1042")
 
 
-def test_words_are_runs_of_letters_marks_and_digits() -> None:
-    assert words_of("don't re-use utf_8 (twice)!  日本語 हिन्दी") == [
-        "don",
-        "t",
-        "re",
-        "use",
-        "utf",
-        "8",
-        "twice",
-        "日本語",
-        "हिन्दी",
-    ]
+def make_texts(count: int, seed: int = 0) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Return texts of one to five chunks cut between words: texts, chunk offsets, starts and ends."""
+    rng = np.random.default_rng(seed)
+    texts, offsets, starts, ends = [], [0], [], []
+    for _ in range(count):
+        chunks = [" ".join(rng.choice(WORDS, rng.integers(1, 9))) + " " for _ in range(rng.integers(1, 6))]
+        bounds = np.cumsum([0, *map(len, chunks)]).tolist()
+        texts.append("".join(chunks))
+        starts += bounds[:-1]
+        ends += bounds[1:]
+        offsets.append(len(starts))
+    return texts, np.array(offsets), np.array(starts), np.array(ends)
 
 
-def test_terms_are_lower_case_stems_without_accents() -> None:
-    assert terms_of("Running STONES café naïvely") == ["run", "stone", "cafe", "naiv"]
+def naive_counts(texts, offsets, starts, ends) -> dict[str, dict[int, int]]:
+    counts: dict[str, dict[int, int]] = {}
+    for document, text in enumerate(texts):
+        for chunk in range(offsets[document], offsets[document + 1]):
+            for term in terms_of(text[starts[chunk] : ends[chunk]]):
+                own = counts.setdefault(term, {})
+                own[chunk] = own.get(chunk, 0) + 1
+    return counts
 
 
-def test_terms_leave_out_stop_words_and_endless_runs() -> None:
-    assert terms_of("The path and " + "x" * 41 + " " + "k" * 40) == ["path", "k" * 40]
+def as_counts(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
+    return {row["term"]: dict(zip(row["chunks"], row["counts"], strict=True)) for row in batch.to_pylist()}
 
 
-def test_numbers_are_given_by_term_in_the_order_met() -> None:
-    numbers = TermNumbers()
-    assert numbers.of(["Stones", "the", "path", "stone", "PATH"]) == [0, NO_TERM, 1, 0, 1]
-    assert numbers.terms == ["stone", "path"]
+@pytest.mark.parametrize("batch", [1, 7, 100])
+@pytest.mark.parametrize(("words", "postings"), [(1, 1), (20, 10), (1 << 20, 1 << 23)])
+def test_counts_equal_a_naive_count_whatever_the_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int, words: int, postings: int
+) -> None:
+    monkeypatch.setattr(words_module, "BLOCK_WORDS", words)
+    monkeypatch.setattr(words_module, "BLOCK_POSTINGS", postings)
+    texts, offsets, starts, ends = make_texts(30)
+    batches = [texts[start : start + batch] for start in range(0, len(texts), batch)]
+    written = write_passage_terms(batches, offsets, starts, ends, tmp_path / "passages.arrow").terms
+    assert as_counts(written) == naive_counts(texts, offsets, starts, ends)
+    assert written.column("term").to_pylist() == sorted(written.column("term").to_pylist())
+    assert all(row["chunks"] == sorted(row["chunks"]) for row in written.to_pylist())
+
+
+def test_a_word_said_too_often_counts_as_often_as_a_byte_holds(tmp_path: Path) -> None:
+    text = "stone " * 300
+    written = write_passage_terms(
+        [[text]], np.array([0, 1]), np.array([0]), np.array([len(text)]), tmp_path / "passages.arrow"
+    ).terms
+    assert as_counts(written) == {"stone": {0: 255}}
+
+
+@pytest.mark.parametrize("texts", [[], ["...", "the"]])
+def test_a_collection_without_words_is_written_and_opened(tmp_path: Path, texts: list[str]) -> None:
+    offsets = np.arange(len(texts) + 1)
+    ends = np.array([len(text) for text in texts], np.int64)
+    write_passage_terms([texts], offsets, np.zeros(len(texts), np.int64), ends, tmp_path / "passages.arrow")
+    assert open_passage_terms(tmp_path / "passages.arrow").num_rows == 0
+
+
+def test_only_the_file_is_left_behind(tmp_path: Path) -> None:
+    texts, offsets, starts, ends = make_texts(3)
+    write_passage_terms([texts], offsets, starts, ends, tmp_path / "passages.arrow")
+    assert [path.name for path in tmp_path.iterdir()] == ["passages.arrow"]
+
+
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "passages.arrow").write_bytes(b"no Arrow file")
+    with pytest.raises(DamageError, match=r"passages\.arrow cannot be read"):
+        open_passage_terms(tmp_path / "passages.arrow")
+
+
+TEXTS = ("The rivers were walking to the sea", "Die Flüsse wanderten nicht zu den Meeren", "河流走向大海")
+
+
+def languages_of(texts: Sequence[str], path: Path, language: Any) -> tuple[list[str], list[str]]:
+    """Return the terms of texts, and the language each was read in."""
+    ends = np.array([len(text) for text in texts])
+    offsets = np.arange(len(texts) + 1)
+    written = write_passage_terms([texts], offsets, np.zeros_like(ends), ends, path, language)
+    return written.terms.column("term").to_pylist(), [STORED_LANGUAGES[own] for own in written.languages_N]
+
+
+def test_each_text_is_read_in_its_own_language(tmp_path: Path) -> None:
+    terms, languages = languages_of(TEXTS, tmp_path / "passages.arrow", "auto")
+    assert languages == ["en", "de", "zh"]
+    assert {"river", "walk", "fluss", "wandert", "meer", "河流"} < set(terms)
+
+
+@pytest.mark.parametrize(("language", "expected"), [("none", {"rivers", "the"}), ("en", {"river", "die"})])
+def test_a_language_that_is_given_holds_for_all_texts(
+    tmp_path: Path, language: str, expected: set[str]
+) -> None:
+    terms, languages = languages_of(TEXTS, tmp_path / "passages.arrow", language)
+    assert languages == [language] * 3
+    assert expected < set(terms)
+
+
+def test_titles_are_read_in_the_languages_of_their_texts(tmp_path: Path) -> None:
+    given = np.array([STORED_LANGUAGES.index("de")], np.uint8)
+    terms, languages = languages_of(["Flüsse"], tmp_path / "titles.arrow", given)
+    assert (terms, languages) == (["fluss"], ["de"])

@@ -5,42 +5,28 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.cluster_corpus import cluster_corpus
-from cairn.jobs.compress_model import compress_model
-from cairn.jobs.distill_encoder import distill_encoder
-from cairn.jobs.encode_corpus import encode_corpus
-from cairn.jobs.job import ingest_job, main
-from cairn.jobs.job_file import VERBS, ingest_of, read_job
-from cairn.jobs.pretrain_encoder import pretrain_encoder
-from cairn.jobs.train_encoder import train_encoder
-from cairn.jobs.write_index import write_index
+from cairn.cli.main import cairn
+from cairn.cli.main import run as run_verb
+from cairn.jobs.job_file import JOBS, read_job, words_of_job
+from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.lab.train.settings import PretrainConfig, TrainConfig
-from cairn.pipeline.line.build_index import build_index
 
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 DOCUMENTS = 30
-RUN = {
-    "build_index": ingest_job(build_index),
-    "cluster_corpus": ingest_job(cluster_corpus),
-    "encode_corpus": ingest_job(encode_corpus),
-    "write_index": ingest_job(write_index),
-    "train_encoder": train_encoder,
-    "pretrain_encoder": pretrain_encoder,
-    "compress_model": compress_model,
-    "distill_encoder": distill_encoder,
-}
+INGEST = 'collection = "c"\n[ingest]\nsources = ["a/", "b/"]\n'
 RECIPES = {
     "train_default": "train_encoder",
     "train_stage_two": "train_encoder",
@@ -90,8 +76,8 @@ landmark-interval = 16
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any], str]]:
-    def call(job: Any, *arguments: str) -> tuple[int, dict[str, Any], str]:
-        code = main(job, RUN[job], ["--config", *arguments])
+    def call(job: str, config: str) -> tuple[int, dict[str, Any], str]:
+        code = run_verb(cairn, (*words_of_job(job, Path(config)), "--json"), "cairn")
         captured = capsys.readouterr()
         return code, json.loads(captured.out or "{}"), captured.err
 
@@ -152,87 +138,50 @@ def test_job_that_fails_is_one_sentence(write_job: Any, run: Any):
     assert error.startswith("error: ")
 
 
-def test_setting_of_another_type_is_one_sentence(folder: Path, write_job: Any, run: Any):
-    config = write_job("build_index")
-    Path(config).write_text(Path(config).read_text().replace("num-clusters = 3", "num-clusters = 'many'"))
-    sentence = (
-        "error: num_clusters must be a whole number from 1 to 65,536, got 'many' (default: from its size)\n"
-    )
-    assert run("build_index", config) == (2, {}, sentence)
-
-
-def test_relative_paths_start_from_the_folder_that_is_given(
-    folder: Path,
-    write_job: Any,
-    run: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
+def test_job_runs_as_a_module_with_paths_from_the_folder_that_is_given(
+    folder: Path, write_job: Any, tmp_path_factory: pytest.TempPathFactory
 ):
-    config = write_job("build_index")
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert run("build_index", config, "--folder", str(folder))[0] == 0
-    assert CollectionLayout(folder / "root", "c").exists()
-
-
-def test_job_runs_as_a_module(folder: Path, write_job: Any):
     command = [sys.executable, "-m", "cairn.jobs.build_index", "--config", write_job("build_index")]
     result = subprocess.run(
-        command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True
-    )
-    assert json.loads(result.stdout)["encoded"] == DOCUMENTS
-    assert "stage=encode done=" in result.stderr
-
-
-def test_train_encoder_trains_and_says_so(folder: Path, run: Any, tiny_model_folder: Path):
-    pairs = [
-        {
-            "query": f"the {WORDS[n % 11]} {n}",
-            "document": f"an old {WORDS[n % 11]} {n} on the way",
-            "source": "s",
-        }
-        for n in range(60)
-    ]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    config = folder / "train.toml"
-    config.write_text(
-        f'[train]\nsources = ["pairs.jsonl"]\noutput = "run"\nbase = "{tiny_model_folder}"\n'
-        "steps = 2\nbatch_pairs = 12\nheldout_pairs = 6\nmax_document_tokens = 40\nprecision = "
-        "'fp32'\n"
-    )
-    code, report, error = run("train_encoder", str(config))
-    assert (code, error.partition("error")[1]) == (0, "")
-    assert report["steps"] == 2
-    assert (folder / "run" / "model" / "config.json").exists()
-
-
-def test_pretrain_encoder_pretrains_and_says_so(folder: Path, run: Any, tiny_model_folder: Path):
-    config = folder / "pretrain.toml"
-    config.write_text(
-        f'[pretrain]\nsources = ["corpus.parquet"]\noutput = "run"\n'
-        f'base = "{tiny_model_folder}"\n'
-        "steps = 2\nbatch_rows = 2\nmax_tokens = 40\nlandmark_intervals = [8, 16]\nprecision = "
-        "'fp32'\n"
-    )
-    code, report, error = run("pretrain_encoder", str(config))
-    assert (code, error.partition("error")[1]) == (0, "")
-    assert (report["steps"], report["texts"]) == (2, DOCUMENTS)
-    assert (folder / "run" / "model" / "config.json").exists()
-
-
-def test_train_encoder_setting_of_another_type_is_refused_before_torch_is_loaded(folder: Path):
-    """In a process of its own: here beartype refuses it first."""
-    (folder / "train.toml").write_text('[train]\nsources = ["pairs.jsonl"]\noutput = "run"\nsteps = "two"\n')
-    program = (
-        "import sys; from cairn.jobs.job import main; from cairn.jobs.train_encoder import train_encoder; "
-        "print(main('train_encoder', train_encoder, ['--config', 'train.toml']), 'torch' in sys.modules)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
+        [*command, "--folder", str(folder)],
+        cwd=tmp_path_factory.mktemp("elsewhere"),
         env={**os.environ},
         capture_output=True,
         text=True,
         check=True,
+    )
+    assert json.loads(result.stdout)["encoded"] == DOCUMENTS
+    assert "stage=encode done=" in result.stderr
+    assert CollectionLayout(folder / "root", "c").exists()
+
+
+def test_every_job_has_a_module_that_becomes_its_verb(monkeypatch: pytest.MonkeyPatch):
+    began: list[tuple[str, ...]] = []
+
+    def begin(program: str, words: tuple[str, ...]) -> None:
+        began.append(words[2:])
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", begin)
+    for name in JOBS:
+        monkeypatch.setattr(sys, "argv", [name, "--config", "job.toml"])
+        # another test may have imported it
+        monkeypatch.delitem(sys.modules, f"cairn.jobs.{name}", raising=False)
+        with pytest.raises(SystemExit):
+            runpy.run_module(f"cairn.jobs.{name}", run_name="__main__")
+        assert began.pop() == ("cairn.cli.main", *JOBS[name], "--config", "job.toml", "--json")
+
+
+def test_setting_of_another_type_is_refused_before_torch_is_loaded(folder: Path):
+    """In a process of its own: here beartype refuses it first."""
+    (folder / "train.toml").write_text('[train]\nsources = ["pairs.jsonl"]\noutput = "run"\nsteps = "two"\n')
+    program = (
+        "import sys; from cairn.cli.main import cairn, run; "
+        "print(run(cairn, ['train', '--config', 'train.toml'], 'cairn'), 'torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(
+        command, cwd=folder, env={**os.environ}, capture_output=True, text=True, check=True
     )
     assert (result.stdout, result.stderr) == (
         "2 False\n",
@@ -258,78 +207,76 @@ def test_compress_model_and_distill_encoder_make_models(folder: Path, run: Any, 
     )
     code, report, error = run("distill_encoder", str(folder / "distill.toml"))
     assert (code, error.partition("error")[1]) == (0, "")
-    assert report["follows"] == "both"
+    assert report["follows"] == "hidden states and vectors"
     assert (folder / "run" / "model" / "config.json").exists()
 
 
 @pytest.mark.parametrize(
     ("job", "text", "sentence"),
     [
-        ("train_encoder", '[train]\noutput = "run"', "[train] steps must be given"),
-        ("train_encoder", '[train]\nsources = ["a"]\nsteps = 2', "[train] output must be given"),
+        ("train_encoder", '[train]\nsources = ["a"]\nsteps = 2', "Missing option '--output'"),
+        ("train_encoder", '[train]\noutput = "run"', "Missing option '--steps'"),
         ("train_encoder", "[train]\nstepps = 2", "[train] has no setting 'stepps'; did you mean 'steps'?"),
         (
             "compress_model",
             '[compress]\ntexts = ["a"]\noutput = "b"\nlayers = 0',
             "[compress] layers must be",
         ),
-        ("distill_encoder", '[distill]\nteacher = "a"', "[distill] student must be given"),
+        ("distill_encoder", '[distill]\nteacher = "a"', "Missing argument 'STUDENT'"),
+        ("build_index", "job = ", "must be valid TOML"),
+        ("build_index", '[ingest]\nsources = ["a"]', "Missing option '--collection'"),
+        ("build_index", f"colour = 1\n{INGEST}", "has no setting 'colour' before the first table"),
+        ("build_index", f"{INGEST}colour = 1", "[ingest] has no setting 'colour'"),
+        ("build_index", f"{INGEST}sources = 1", "must be valid TOML"),
+        ("build_index", f'{INGEST}"__class__" = "x"', "[ingest] has no setting '--class--'"),
+        ("build_index", '[ingest]\nsources = "a"', "sources must be a list, each text, got 'a'"),
+        ("build_index", f"{INGEST}engine = 'dask'", "engine must be one of local, ray, got 'dask'"),
+        ("build_index", f"{INGEST}workers = 'two'", "workers must be a number, or two as in 2:8, got 'two'"),
+        (
+            "build_index",
+            f"{INGEST}worker-gpus = true",
+            "worker-gpus must be a number from 0",
+        ),
+        (
+            "build_index",
+            f"{INGEST}num-clusters = 'many'",
+            "num-clusters must be a whole number from 1 to 65,536",
+        ),
+        ("build_index", f"deep = {'[' * 100_000}\n", "nested less deeply"),
+        *(
+            ("build_index", f"{INGEST.replace(chr(34) + 'c' + chr(34), repr(name))}", "name must match")
+            for name in ["../up", "x; touch y", "--root=/", "$(touch y)", "a\\nb", "", "/etc"]
+        ),
     ],
+    ids=range(24),
 )
-def test_settings_that_are_wrong_are_refused(folder: Path, run: Any, job: str, text: str, sentence: str):
-    (folder / "job.toml").write_text(text)
-    code, _, error = run(job, str(folder / "job.toml"))
-    assert (code, error.count("\n")) == (2, 1)
-    assert f"job.toml: {sentence}" in error
+def test_settings_that_are_wrong_are_refused_before_anything_is_made(
+    tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch, job: str, text: str, sentence: str
+):
+    (tmp_path / "job.toml").write_text(text)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    code, _, error = run(job, str(tmp_path / "job.toml"))
+    assert (code, sentence in error) == (2, True), error
+    assert list(here.iterdir()) == []
+
+
+def test_file_whose_job_is_none_is_refused(tmp_path: Path):
+    (tmp_path / "job.toml").write_text('job = "bake"')
+    with pytest.raises(ConfigError, match=r"job must be one of cluster_corpus, .*, got 'bake'"):
+        read_job(tmp_path / "job.toml")
 
 
 def test_every_job_has_a_config_that_says_what_to_expect():
     paths = {path.stem: path for path in CONFIGS.glob("*.toml")}
-    assert sorted(paths) == sorted([*VERBS, *RECIPES])
-    own = {"sources", "documents", "judged", "output", "base", "from_config"}
+    assert sorted(paths) == sorted([*JOBS, *RECIPES])
     for name, path in paths.items():
-        job = read_job(path)
-        assert job.name == RECIPES.get(name, name)
-        kind = {"train": TrainConfig, "pretrain": PretrainConfig}.get(VERBS[job.name])
-        if kind is not None:
-            job.config(kind, dict.fromkeys(own, object), ())
-        if VERBS[job.name] == "ingest":
-            ingest_of(job)
+        assert read_job(path).name == RECIPES.get(name, name)
+        verb, *words = words_of_job(read_job(path).name, path)
+        command = cairn.get_command(click.Context(cairn), verb)
+        assert command is not None
+        context = command.make_context(verb, words, parent=click.Context(cairn))
+        assert context.params["output" if verb != "ingest" else "collection"]
         assert re.search(r"^# Expected: .*\d", path.read_text(), re.MULTILINE), path.name
         assert re.search(r"^# Result: ", path.read_text(), re.MULTILINE), path.name
-
-
-def test_ingest_reads_the_file_of_its_job(folder: Path, write_job: Any, monkeypatch: pytest.MonkeyPatch):
-    from cairn.cli.main import cairn
-    from cairn.cli.main import run as run_verb
-
-    monkeypatch.setenv("CAIRN_CONFIG", write_job("build_index"))
-    assert run_verb(cairn, ["ingest", "--quiet"], "cairn") == 0
-    assert CollectionLayout(folder / "root", "c").exists()
-
-
-@pytest.mark.parametrize("name", ["../up", "x; touch y", "--root=/", "$(touch y)", "a\\nb", "", "/etc"])
-def test_job_with_an_injected_collection_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    path = tmp_path / "job.toml"
-    path.write_text(f'collection = "{name}"\nroot = "data"\n[ingest]\nsources = ["a/"]\n')
-    assert main("build_index", ingest_job(build_index), ["--config", str(path)]) == 2
-    assert "name must match" in capsys.readouterr().err
-    assert list(here.iterdir()) == []
-
-
-def test_job_that_fails_unforeseen_ends_in_a_sentence(
-    tmp_path: Path, write_job: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(job: Any, progress: Any) -> Mapping[str, Any]:
-        raise KeyError("canary")
-
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert main("build_index", fail, ["--config", write_job("build_index")]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("error: `cairn.jobs.build_index` ended in an unforeseen KeyError; ")
-    assert "canary" not in said

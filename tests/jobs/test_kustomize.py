@@ -10,7 +10,7 @@ from typing import Any
 import click
 import yaml
 from cairn.cli.main import cairn
-from cairn.pipeline.serve.guard import OPEN_PATHS
+from cairn.pipeline.serve.middleware import OPEN_PATHS
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "jobs/configs/kustomize"

@@ -9,11 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.job_file import read_job
-from cairn.jobs.train_default import CONFIG, job_of, main
+from cairn.jobs.train_default import CONFIG, main, settings_of
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
@@ -29,8 +27,6 @@ SMALL = {
     "heldout_pairs": 6,
     "evaluate_every": 3,
     "checkpoint_every": 3,
-    "late_dims": 8,
-    "late_bits": 4,
     "micro_batch_tokens": 400,
 }
 
@@ -65,11 +61,8 @@ def judged(tmp_path: Path) -> Path:
 
 
 def test_config_is_a_training_of_the_size_it_says():
-    own = {"sources": object, "output": object, "base": object}
-    _, config = read_job(CONFIG).config(TrainConfig, own, ())
-    assert (config.context_from, config.context_documents) == ("source", 512)
-    assert config.sequence_documents * config.max_document_tokens == 2_048
-    assert config.late_weight > 0
+    _, config = settings_of(CONFIG, None, ())
+    assert (config.context_from, config.context_documents) == ("source", 64)
     assert config.reads_context
 
 
@@ -87,8 +80,10 @@ def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path
     assert main(["--work", str(tmp_path / "none")]) == 2
     assert "must hold pairs.parquet, got none; give --pairs" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"--set must be NAME=VALUE .*, got 'steps'"):
-        job_of(CONFIG, tmp_path, None, ["steps"])
-    assert job_of(CONFIG, tmp_path, None, ["steps=3"]).settings["steps"] == 3
+        settings_of(CONFIG, None, ["steps"])
+    with pytest.raises(ConfigError, match="has no option 'stepps'; did you mean 'steps'"):
+        settings_of(CONFIG, None, ["stepps=3"])
+    assert settings_of(CONFIG, "tiny", ["steps=3"])[1].steps == 3
 
 
 @pytest.mark.slow
@@ -104,7 +99,6 @@ def test_training_stopped_and_resumed_is_delivered_ingested_and_searched(
     report = json.loads(capsys.readouterr().out)
     assert (report["steps"], report["resumed_at"]) == (6, 1)
     model = tmp_path / "out" / "model"
-    assert (model / "cairn_late.safetensors").is_file()
 
     rows = [{"id": str(number), "text": pair(number)["document"]} for number in range(40)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")

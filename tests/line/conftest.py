@@ -10,7 +10,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(tiny_model_folder: Path) -> IngestConfig:
     return IngestConfig(
         encoder=EncoderConfig(

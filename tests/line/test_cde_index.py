@@ -170,17 +170,6 @@ def test_ingest_resumed_with_another_model_in_the_folder_is_refused(
 
 
 @VERSIONS
-def test_ingest_of_more_context_documents_than_the_model_reads_is_refused(
-    version: int, folder: Path, tmp_path: Path
-) -> None:
-    config = replace(settings(folder), context=ContextConfig(context_documents=7, max_document_tokens=32))
-    with pytest.raises(
-        ConfigError, match="number of context documents must be at most the model's 6, got 7; choose 6"
-    ):
-        build_index(source(tmp_path), tmp_path / "root", "c", config)
-
-
-@VERSIONS
 def test_ingest_without_context_takes_any_number_of_context_documents(
     version: int, folder: Path, tmp_path: Path
 ) -> None:
@@ -236,13 +225,3 @@ def test_fingerprint_of_an_encoder_covers_the_order_of_its_context(version: int,
         DocumentEncoder(config, context, backbone).fingerprint
         != DocumentEncoder(config, turned, backbone).fingerprint
     )
-
-
-@VERSIONS
-def test_prefixes_tell_queries_from_documents(version: int, folder: Path) -> None:
-    encoder = DocumentEncoder(settings(folder).encoder, context_set(6))
-    query_V, document_V = (
-        encoder.encode_queries(TEXTS[:1])[0],
-        encoder.encode(TEXTS[:1]).document_vectors_NV[0],
-    )
-    assert float(query_V @ document_V) < 0.9999

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.encode.endpoint import EndpointEncoder
 from cairn.pipeline.line.encoder_worker import EncoderWorker
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+
+from tests.embedding_server import EmbeddingServer
 
 TABLE = pa.table({"vector": [1.0, 2.0]})
 
@@ -57,3 +62,19 @@ def test_full_disk_or_a_folder_that_went_lets_the_driver_write(
     (tmp_path / "mark").unlink()
     tmp_path.rmdir()
     assert isinstance(worker._handed_over(TABLE), pa.Buffer)
+
+
+@pytest.mark.parametrize("is_same_machine", [True, False])
+def test_what_servers_answer_is_kept_for_workers_of_one_machine(
+    tmp_path: Path, embedding_server: EmbeddingServer, *, is_same_machine: bool
+) -> None:
+    (tmp_path / "handed-over").mkdir()
+    (tmp_path / "handed-over" / "mark").write_text(socket.gethostname() if is_same_machine else "another")
+    for _ in range(2):
+        config = encoder_config({"model": embedding_server.model})
+        worker = EncoderWorker(IngestConfig(encoder=config))
+        worker._encoder = EndpointEncoder(config)
+        worker.share(tmp_path / "handed-over", "mark")
+        worker._encoder.encode(["an old stone"])
+        worker.close()
+    assert embedding_server.embedded["an old stone"] == (1 if is_same_machine else 2)

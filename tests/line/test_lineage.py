@@ -11,11 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
-from cairn.jobs.encode_corpus import encode_corpus
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_files import read_manifest
+from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import recontextualise
 
@@ -81,7 +79,7 @@ def test_lineage_after_a_change_is_of_the_run_that_read_it(
 def test_lineage_of_work_that_another_run_published_names_that_run(
     root: Path, corpus: Path, config: IngestConfig
 ) -> None:
-    encode_corpus([str(corpus)], root, "c", config)
+    build_index([str(corpus)], root, "c", config, until="encode")
     report = build_index([str(corpus)], root, "c", config)
 
     assert (report.encoded, report.indexed) == (0, 6)

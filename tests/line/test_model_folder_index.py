@@ -186,7 +186,10 @@ def test_search_after_the_cache_moved_to_another_revision_names_it_and_the_older
 
 def test_ingest_without_a_models_name_is_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _ingest(corpus, "--model", "") == 2
-    assert "model must be cairn-minilm, all-MiniLM-L6-v2, a folder" in capsys.readouterr().err
+    assert (
+        "model must be cairn-minilm, all-MiniLM-L6-v2, an endpoint's address, a folder"
+        in capsys.readouterr().err
+    )
     assert not Path("cairn-data").exists()
 
 

@@ -11,9 +11,9 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
+from cairn.pipeline.index.rows import LanceTables, vectors_of
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import plan_recontextualisation, recontextualise
 
@@ -48,7 +48,7 @@ def settings(model: Path, *, use_context: bool = True) -> IngestConfig:
 def vectors(root: Path, number: int | None = None) -> dict[str, Any]:
     layout = CollectionLayout(root, "c")
     versions = open_generation(layout, number).manifest.lance_versions
-    tables = LanceTables.open(layout)
+    tables = LanceTables.open(layout, versions)
     found: dict[str, Any] = {}
     for table, key in (("documents", "doc_id"), ("chunks", "chunk_id")):
         for batch in tables.scan(table, [key, "vector"], versions):

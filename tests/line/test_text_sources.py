@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.file_identity import SETTLED_SECONDS
@@ -53,13 +55,56 @@ def test_front_matter_that_changes_later_stops_no_ingest(
     build_index([str(folder)], root, "c", config)
     (folder / "stone.md").write_text("---\nyear: 2021\nmood: calm\n---\nold stone path")
     (folder / "cat.md").write_text("---\nyear: late\n---\nthe cat sat")
-    planned = plan_index([str(folder)], root, "c", config)["warnings"]
-    warnings = build_index([str(folder)], root, "c", config).warnings
-    assert planned == list(warnings)
-    assert ["'mood'" in warning for warning in warnings[:2]] == [True, False]
-    assert ["'year'" in warning for warning in warnings[:2]] == [False, True]
-    rows = open_collection("c", root=root).documents.to_arrow(["doc_id", "text", "year"]).to_pylist()
-    assert sorted((row["doc_id"], row["text"], row["year"]) for row in rows) == [
-        ("cat.md", "the cat sat", None),
-        ("stone.md", "old stone path", 2021),
+    plan = plan_index([str(folder)], root, "c", config)
+    assert plan["quarantine_reasons"] == {"unfit_value": 1}
+    assert plan["quarantine_examples"]["unfit_value"].startswith(f"{folder}/cat.md: column 'year'")
+    report = build_index([str(folder)], root, "c", config)
+    assert report.quarantine_reasons == {"unfit_value": 1}
+    rows = open_collection("c", root=root).documents.to_arrow(["doc_id", "year", "mood"]).to_pylist()
+    assert sorted((row["doc_id"], row["year"], row["mood"]) for row in rows) == [
+        ("cat.md", 2020, None),
+        ("stone.md", 2021, "calm"),
     ]
+
+
+def test_a_later_batch_adds_columns_and_a_killed_one_leaves_none(
+    tmp_path: Path, root: Path, config: IngestConfig, stop_at: Callable[..., None]
+) -> None:
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_text('{"id": "1", "text": "the cat sat", "error": null, "price": 1.5}\n')
+    second.write_text('{"id": "2", "text": "old stone path", "error": "E1", "price": 2}\n')
+    build_index([str(first)], root, "c", config)
+    stop_at("documents-added")
+    with pytest.raises(KeyboardInterrupt):
+        build_index([str(second)], root, "c", config)
+    durable._observers.clear()  # pyright: ignore[reportPrivateUsage]
+    before = open_collection("c", root=root)
+    assert before.documents.to_arrow().column_names.count("error") == 0
+    assert build_index([str(first)], root, "c", config).unchanged == 1
+    assert build_index([str(second)], root, "c", config).indexed == 1
+    found = open_collection("c", root=root)
+    rows = found.documents.to_arrow(["doc_id", "error", "price"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [("1", None, 1.5), ("2", "E1", 2.0)]
+    assert [hit.doc_id for hit in found.search("stone", filters={"error": "E1"}).hits] == ["2"]
+    assert build_index([str(first)], root, "c", config).unchanged == 1
+
+
+def test_documents_that_take_the_place_of_those_of_another_source_are_named(
+    tmp_path: Path, root: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, text in (("A", "the cat sat"), ("B", "old stone path")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "README.md").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    usual = build_index(["A"], root, "c", config).warnings
+    (tmp_path / "A" / "README.md").write_text("the cat sat on the mat")
+    assert build_index([str(tmp_path / "A")], root, "c", config).warnings == usual
+    planned = {*plan_index(["B"], root, "c", config)["warnings"]}
+    [warning] = {*build_index(["B"], root, "c", config).warnings} - {*usual}
+    assert warning in planned
+    assert f"B/README.md that of {tmp_path}/A/README.md" in warning
+    assert "--id-prefix" in warning
+    both = replace(config, corpus=replace(config.corpus, id_prefix=True))
+    build_index(["A"], root, "d", both)
+    assert build_index(["B"], root, "d", both).warnings == usual
+    assert open_collection("d", root=root).documents.ids() == ["A/README.md", "B/README.md"]

@@ -13,14 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.encode_corpus import encode_corpus
-from cairn.jobs.write_index import write_index
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus import file_identity, ledger
 from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection, delete_documents, repair_collection
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents
+from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.line import build_index as line
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
@@ -114,11 +113,9 @@ def test_repair_that_returns_to_an_older_generation_makes_all_files_be_read(
 ) -> None:
     write(corpus, "b", ["the old cat", "the old river", "a mountain walk"])
     ingest()
-    for name in ("MANIFEST.json", "copies/MANIFEST.json"):
-        (layout.generation_folder(2) / name).write_bytes(b"{}")
-    for tag in layout.lance_folder.glob("*.lance/_refs/tags/generation-2.json"):
-        tag.unlink()
-    assert repair_collection(layout).generation == 1
+    for folder in (layout.generation_folder(2), layout.copies_folder(2)):
+        (folder / "MANIFEST.json").write_bytes(b"{}")
+    assert repair_collection(layout).generation == 3, "the rows of generation 1, published again"
     report = ingest()
     assert (report.unread_files, report.indexed) == (0, 1)
     assert stored(layout.root)["b0"]["text"] == "the old cat"
@@ -148,8 +145,8 @@ def test_jobs_in_parts_record_files_when_the_last_one_publishes(
     layout: CollectionLayout, corpus: Path, config: IngestConfig
 ) -> None:
     write(corpus, "b", ["the old cat"])
-    for job in (encode_corpus, write_index):
-        report = job([str(corpus)], layout.root, "c", config)
+    for step in ({"until": "encode"}, {"is_encoded": True}):
+        report = build_index([str(corpus)], layout.root, "c", config, **step)
         assert (report.unread_files, report.indexed) == (2, 1)
     assert build_index([str(corpus)], layout.root, "c", config).unread_files == 3
 
@@ -170,9 +167,9 @@ def test_killed_run_leaves_only_files_unread_that_an_earlier_one_finished(
     write(corpus, "b", ["the old cat"])
     stop_at(point)
     with pytest.raises(KeyboardInterrupt):
-        ingest(sync=True)
+        ingest(sync=True, max_deleted=1.0)
     durable._observers.clear()  # pyright: ignore[reportPrivateUsage]
-    assert ingest(sync=True).unread_files == unread_files
+    assert ingest(sync=True, max_deleted=1.0).unread_files == unread_files
     assert sorted(stored(layout.root)) == ["a0", "a1", "a2", "b0", "c0", "c1", "c2"]
     assert ingest().unread_files == 3
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.model.transformers_families import make_family as make_family
+
 DIM, HEADS, INNER, POSITIONS = 32, 4, 48, 96
 
 

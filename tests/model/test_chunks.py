@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.landmarks import (
     INTRODUCED_START,
@@ -10,7 +10,7 @@ from cairn.pipeline.model.landmarks import (
     draw_intervals,
     split_into_chunks,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -46,37 +46,6 @@ def _naive_split(breaks: list[int], interval: int) -> list[int]:
     return chunks
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2]), max_size=60), min_size=1, max_size=4),
-    interval=st.integers(2, 9),
-)
-def test_split_any_breaks_equals_naive_packing(breaks, interval):
-    chunks = split(breaks, interval)
-    starts = chunks.token_offsets[:-1]
-    offset = 0
-    for index, text in enumerate(breaks):
-        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
-        assert (own - offset).tolist() == _naive_split(text, interval)
-        offset += len(text)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    breaks=st.lists(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), min_size=1, max_size=4),
-    interval=st.integers(2, 9),
-)
-def test_split_ranked_sentences_equals_naive_packing(breaks, interval):
-    breaks = [[3, *text] for text in breaks]
-    chunks = split(breaks, interval)
-    starts = chunks.token_offsets[:-1]
-    offset = 0
-    for index, text in enumerate(breaks):
-        own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
-        assert (own - offset).tolist() == _naive_split(text, interval)
-        offset += len(text)
-
-
 def _naive_structured_split(breaks: list[int], interval: int) -> list[int]:
     """First tokens of one text's chunks: the last of the best places, if possible half an interval on."""
     atoms, starts = _naive_atoms(breaks, interval, 9), [0]
@@ -88,18 +57,25 @@ def _naive_structured_split(breaks: list[int], interval: int) -> list[int]:
     return starts
 
 
-@settings(max_examples=500, deadline=None)
-@given(
-    breaks=st.lists(st.lists(st.sampled_from([0, 1, *range(2, 10)]), max_size=60), min_size=1, max_size=4),
-    interval=st.integers(2, 12),
+@pytest.mark.parametrize(
+    ("ranks", "opening", "naive"),
+    [
+        ([0, 0, 1, 2], [], _naive_split),
+        ([0, 0, 1, 2, 2, 3], [3], _naive_split),
+        ([0, 1, *range(2, 10)], [], _naive_structured_split),
+    ],
+    ids=["words", "sentences", "structure"],
 )
-def test_split_ranked_structure_equals_naive_choice(breaks, interval):
+@given(data=st.data(), interval=st.integers(2, 12))
+def test_split_any_ranks_equals_naive_choice(ranks, opening, naive, data, interval):
+    texts = data.draw(st.lists(st.lists(st.sampled_from(ranks), max_size=60), min_size=1, max_size=4))
+    breaks = [[*opening, *text] for text in texts]
     chunks = split(breaks, interval)
     starts = chunks.token_offsets[:-1]
     offset = 0
     for index, text in enumerate(breaks):
         own = starts[chunks.chunk_offsets[index] : chunks.chunk_offsets[index + 1]]
-        assert (own - offset).tolist() == _naive_structured_split(text, interval)
+        assert (own - offset).tolist() == naive(text, interval)
         offset += len(text)
 
 
@@ -112,7 +88,6 @@ def test_split_chunk_is_shorter_than_half_only_before_a_heading_or_what_would_be
     assert split([of_lines], 8).token_offsets.tolist() == [0, 8, 10]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     texts=st.lists(
         st.tuples(st.lists(st.sampled_from([0, 0, 1, 2, 2, 3]), max_size=60), st.integers(2, 9)),
@@ -166,7 +141,6 @@ def _encoded_spans(tokenizer, texts, interval):
     return tokens, chunks, start, end
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     texts=st.lists(st.text(alphabet=ALPHABET, max_size=120), min_size=1, max_size=3),
     interval=st.integers(4, 12),
@@ -181,7 +155,6 @@ def test_spans_any_text_are_contiguous_and_cover_it(tokenizer, texts, interval):
         assert (start[own] <= end[own]).all()
 
 
-@settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet=ALPHABET, max_size=200), interval=st.integers(4, 12))
 def test_spans_start_inside_a_word_only_where_it_is_longer_than_the_interval(tokenizer, text, interval):
     tokens, _, start, _ = _encoded_spans(tokenizer, [text], interval)

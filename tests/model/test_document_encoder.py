@@ -9,10 +9,8 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model import document_encoder
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.document_encoder import embed_chunks, row_temperatures
+from cairn.pipeline.model.document_encoder import embed_chunks, pool_spans
 from cairn.pipeline.model.landmarks import Rows, lay_out, split_into_chunks
-from hypothesis import given
-from hypothesis import strategies as st
 
 CPU = torch.device("cpu")
 LENGTHS = [3, 11, 18, 5]
@@ -60,17 +58,20 @@ def test_small_batch_is_never_wider_than_the_model_reads(backbone: Any, monkeypa
     assert embed_chunks(backbone, rows_of([19]), batch_tokens=10_000).shape == (1, 32)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 600), max_size=20),
-    steps=st.dictionaries(st.integers(1, 600), st.floats(0.1, 2.0), max_size=4),
-)
-def test_row_temperatures_equal_the_last_step_each_row_reaches(lengths, steps):
-    by_length = sorted(steps.items())
-    expected = []
-    for length in lengths:
-        temperature = 0.8
-        for reached, step in by_length:
-            if length >= reached:
-                temperature = step
-        expected.append(temperature)
-    assert row_temperatures(np.array(lengths, np.int64), 0.8, by_length).tolist() == expected
+HIDDEN = torch.randn(3, 7, 4, generator=torch.Generator().manual_seed(0))
+ROW, START, END = torch.tensor([0, 0, 1, 2, 2]), torch.tensor([0, 3, 0, 1, 2]), torch.tensor([3, 7, 5, 2, 7])
+
+
+def test_pool_spans_ragged_rows_equal_naive_means():
+    pooled = pool_spans(HIDDEN, ROW, START, END)
+    naive = [HIDDEN[row, start:end].mean(0) for row, start, end in zip(ROW, START, END, strict=True)]
+    torch.testing.assert_close(pooled, torch.stack(naive))
+
+
+def test_pool_spans_single_positions_are_taken_as_they_are():
+    assert torch.equal(pool_spans(HIDDEN, ROW, END - 1, END), HIDDEN[ROW, END - 1])
+
+
+def test_pool_spans_bf16_states_are_summed_in_float32():
+    states = torch.full((1, 1000, 1), 1.0078125, dtype=torch.bfloat16)
+    assert pool_spans(states, torch.tensor([0]), torch.tensor([0]), torch.tensor([1000])).item() == 1.0078125

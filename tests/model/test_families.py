@@ -34,15 +34,20 @@ from tests.lab.train.families import tiny_new
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
 TITLES = {name: kind.title for name, kind in MODEL_TYPES.items()} | {
+    "mpnet": "MPNet, DistilBERT, EmbeddingGemma, EuroBERT, T5, ELECTRA, ALBERT, DeBERTa, Jina v3 and others",
     "cde v1": "cde-small-v1",
     "cde v2": "cde-small-v2",
+}
+COLUMN = {
+    "mpnet": "any other that transformers runs",
+    "cde v1": "of its backbone",
+    "cde v2": "of its backbone",
 }
 FAMILIES = list(TITLES)
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 EVERY_FAMILY = {
     ("chunk", "mean", "plain"),
     ("full", "lmk", "context, sharp"),
-    ("landmark", "mean", "plain"),
 }
 """What `make test` tries of every family; of BERT it tries all."""
 TEXTS = ["the cat sat on the mat.", "old stone path " * 12, "a", "walking mountains, rivers; " * 5 + "end"]
@@ -63,6 +68,7 @@ def family_folder(
     make_gte: Callable[..., Path],
     make_decoder: Callable[..., Path],
     make_cde: Callable[..., Path],
+    make_family: Callable[[str], Path],
     latent_block: Callable[..., Mapping[str, torch.Tensor]],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[str], Path]:
@@ -86,6 +92,9 @@ def family_folder(
             return _write_m3bert(tiny_model_folder, tmp_path_factory.mktemp("m3bert") / "model")
         makers: dict[str, Callable[[], Path]] = {
             "modernbert": make_modernbert,
+            "mpnet": lambda: shutil.copytree(
+                make_family("mpnet"), tmp_path_factory.mktemp("mpnet") / "model"
+            ),
             "nomic_bert": make_nomic_bert,
             "new": make_gte,
             "gte": lambda: make_gte(model_type="gte"),
@@ -281,7 +290,7 @@ def _table(family_folder: Callable[[str], Path]) -> str:
         f"| {' | '.join(['---'] * (len(columns) + 2))} |",
         *(
             f"| {', '.join(TITLES[family] for family in families)} "
-            f"| {', '.join(f'`{name}`' for name in families if name in MODEL_TYPES) or 'of its backbone'} "
+            f"| {', '.join(COLUMN.get(name, f'`{name}`') for name in families)} "
             f"| {' | '.join(features.values())} |"
             for families, features in rows
         ),

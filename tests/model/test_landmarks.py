@@ -10,15 +10,13 @@ from cairn.pipeline.model.landmarks import (
     lay_out,
 )
 from cairn.pipeline.poolings import POOLINGS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model.splitting import split
 
 CLS, LMK = 101, 102
-chunk_rows, window_rows, landmark_rows = (
-    partial(lay_out, attention=attention) for attention in ("chunk", "full", "landmark")
-)
+chunk_rows, window_rows = (partial(lay_out, attention=attention) for attention in ("chunk", "full"))
 
 
 def _rows(rows) -> list[list[int]]:
@@ -51,16 +49,6 @@ def test_window_rows_long_text_overlaps_by_whole_chunks():
     assert _rows(rows) == [[CLS, 1, 2, LMK, 3, 4, LMK, 5, 6, LMK], [CLS, 5, 6, LMK, 7, 8, LMK]]
 
 
-def test_window_rows_landmark_between_windows_is_taken_where_its_scarcer_side_is_longer():
-    ids, chunks = _chunks([2, 2, 2, 2, 2])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6
-    )
-    # Windows 012, 123, 234. Chunk 2 ends its first row and starts its last: the middle window has tokens on
-    # both sides.
-    assert rows.pooled_row.tolist() == [0, 0, 1, 2, 2]
-
-
 def test_window_rows_tie_goes_to_the_earlier_window():
     ids, chunks = _chunks([2, 2, 2, 2])
     rows = window_rows(
@@ -68,14 +56,6 @@ def test_window_rows_tie_goes_to_the_earlier_window():
     )
     # Windows 012 and 123: chunk 1 has 6 tokens before and 3 after, then 3 before and 6 after.
     assert rows.pooled_row.tolist() == [0, 0, 1, 1]
-
-
-def test_chunk_rows_prefix_stands_after_each_cls():
-    ids, chunks = _chunks([2, 1], [0])
-    rows = chunk_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", prefix_ids=np.array([7, 8], np.int32)
-    )
-    assert _rows(rows) == [[CLS, 7, 8, 1, 2, LMK], [CLS, 7, 8, 3, LMK], [CLS, 7, 8, LMK]]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +108,6 @@ def test_window_rows_mean_at_k_reads_the_last_token_of_each_chunk_without_landma
     assert (rows.pooled_row.tolist(), rows.pooled_start.tolist()) == ([0, 0, 1, 2, 3], [2, 4, 1, 1, 3])
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     texts=st.lists(st.lists(st.integers(1, 7), min_size=1, max_size=12), min_size=1, max_size=3),
     window=st.integers(9, 24),
@@ -156,7 +135,6 @@ def test_window_rows_any_layout_pools_each_chunk_once_within_the_window(texts, w
         assert laid_out[row][end - 1 - len(own) : end - 1] == own
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=14),
     window=st.integers(9, 24),
@@ -186,7 +164,6 @@ def test_window_rows_chosen_window_equals_naive_best(sizes, window, overlap):
 LAYOUTS = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     texts=st.lists(
         st.tuples(st.lists(st.sampled_from([0, 1, 2, 2]), max_size=40), st.integers(2, 7)),
@@ -214,8 +191,7 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(
     if attention == "chunk":
         rows = chunk_rows(ids, chunks, **special)
     else:
-        windows = landmark_rows if attention == "landmark" else window_rows
-        rows = windows(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
+        rows = window_rows(ids, chunks, max_window_tokens=16, overlap_tokens=4, **special)
     laid_out = _rows(rows)
     mark = CLS if pooling == "multi_cls" else LMK
     assert all(
@@ -239,41 +215,40 @@ def test_rows_of_any_granularity_end_with_a_mark_and_are_padded_by_true_length(
     )
 
 
-def test_landmark_rows_are_chunk_rows_in_windows_of_each_text():
-    ids, chunks = _chunks([2, 1], [0], [3])
-    rows = landmark_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean", max_window_tokens=12, overlap_tokens=4
-    )
-    assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK], [CLS, 4, 5, 6, LMK]]
-    assert rows.window_R.tolist() == [0, 0, 1, 2]
-    assert rows.tokens_together.tolist() == [7, 7, 2, 5]
-
-
-@settings(max_examples=200, deadline=None)
 @given(
     texts=st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=12), min_size=1, max_size=4),
-    window=st.integers(11, 30),
-    overlap=st.integers(0, 8),
-    pooling=st.sampled_from(POOLINGS["landmark"]),
+    titles=st.lists(st.integers(0, 3), min_size=4, max_size=4),
+    layout=st.sampled_from(LAYOUTS),
     num_prefix=st.integers(0, 2),
+    pool_prefix=st.booleans(),
 )
-def test_landmark_rows_any_layout_pools_each_chunk_as_chunk_rows_do(
-    texts, window, overlap, pooling, num_prefix
+def test_rows_with_titles_are_the_rows_without_behind_a_title_with_a_mark(
+    texts, titles, layout, num_prefix, pool_prefix
 ):
+    attention, pooling = layout
     ids, chunks = _chunks(*texts)
-    special = {
-        "cls_id": CLS,
-        "landmark_id": LMK,
-        "pooling": pooling,
-        "prefix_ids": np.full(num_prefix, 8, np.int32),
-    }
-    alone = chunk_rows(ids, chunks, **special)
-    rows = landmark_rows(ids, chunks, max_window_tokens=window, overlap_tokens=overlap, **special)
-    laid_out = _rows(rows)
-    assert [laid_out[row] for row in rows.pooled_row] == _rows(alone)
-    assert (rows.pooled_start.tolist(), rows.pooled_end.tolist()) == (
-        alone.pooled_start.tolist(),
-        alone.pooled_end.tolist(),
-    )
-    assert (np.diff(rows.window_R) >= 0).all()
-    assert int(rows.tokens_together.max()) <= window
+    prefix = np.full(num_prefix, 8, np.int32)
+    given_ids = [np.arange(1000, 1000 + size, dtype=np.int32) for size in titles[: len(texts)]]
+    special = {"cls_id": CLS, "landmark_id": LMK, "pooling": pooling, "prefix_ids": prefix}
+    special |= {"attention": attention, "pool_prefix": pool_prefix}
+    mark = {"multi_cls": [CLS], "mean_at_k": []}.get(pooling, [LMK])
+    titled = lay_out(ids, chunks, max_window_tokens=30, overlap_tokens=4, titles=given_ids, **special)
+    for text, title in enumerate(given_ids):
+        # A text alone, in windows that are shorter by its title: the same rows without it.
+        own = slice(*chunks.chunk_offsets[text : text + 2])
+        start, end = chunks.token_offsets[[own.start, own.stop]]
+        alone = Chunks(
+            token_offsets=chunks.token_offsets[own.start : own.stop + 1] - start,
+            chunk_offsets=np.array([0, own.stop - own.start]),
+        )
+        head = [*title.tolist(), *mark] if len(title) else []
+        plain = lay_out(ids[start:end], alone, max_window_tokens=30 - len(head), overlap_tokens=4, **special)
+        rows_of_text = np.unique(titled.pooled_row[own])
+        opening = 1 + num_prefix
+        expected = [[*row[:opening], *head, *row[opening:]] for row in _rows(plain)]
+        found = [_rows(titled)[row] for row in rows_of_text]
+        assert [row for row in expected if row in found] == found
+        assert (titled.own_start[own] - plain.own_start == len(head)).all()
+        assert (titled.pooled_end[own] - plain.pooled_end == len(head) * (pooling != "cls")).all()
+        if len(title) and pooling in ("mean", "latent") and (attention == "full" or not pool_prefix):
+            assert (titled.pooled_start[own] == titled.own_start[own]).all()

@@ -10,9 +10,9 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.document_encoder import first_dims, require_dims
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.first_layers import first_layers
-from cairn.pipeline.model.pooling import first_dims, require_dims
 from safetensors.torch import load_file, save_file
 
 IDS, LENGTHS = np.array([[2, 10, 11, 3], [2, 12, 3, 0]]), np.array([4, 3])

@@ -39,7 +39,7 @@ def require_sentence_or_success(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "special_tokens_map.json"])
 @given(data=st.data())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_folder_with_odd_values_loads_or_is_refused_in_one_sentence(
     tiny_model_folder: Path, tmp_path: Path, name: str, data: st.DataObject
 ) -> None:
@@ -56,9 +56,9 @@ def test_folder_with_odd_values_loads_or_is_refused_in_one_sentence(
 
 def test_load_unknown_family_names_the_known_ones(tiny_model_folder, tmp_path):
     folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "of_its_own_code"}))
     known = ", ".join(MODEL_TYPES)
     with pytest.raises(
-        ModelError, match=rf"^model_type must be one of {known}, got 't5'; choose a model of these families$"
+        ModelError, match=rf"^model_type must be one of {known}, or one that the installed transformers runs"
     ):
         load_backbone(EncoderConfig(model=str(folder)))

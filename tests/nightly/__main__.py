@@ -9,19 +9,13 @@ import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, hostile, ingests, operations, publications, stores
+from tests.nightly import damage, hostile, operations
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
     "operations": operations.episode,
-    "ingests": ingests.episode,
-    "publications": publications.episode,
     "hostile": hostile.episode,
     "damage": damage.episode,
-    "cells": damage.cells_episode,
-    "store-kills": stores.kill_episode,
-    "store-flips": stores.flip_episode,
-    "api": hostile.api_episode,
 }
 
 

@@ -1,34 +1,31 @@
-"""Flips, cuts and removals in the files of a collection: while it is served, and under each verb.
+"""Flips, cuts and removals in the files of a collection while it is served.
 
 Every answer to the damaged collection is right, by one of its generations, or a refusal that names the
 damage. The server mends by itself what costs no row. Rows of Lance are read without hashes, so a wrong text
 may be answered where ``verify`` names the file. After ``repair`` the collection is whole, and what it lacks
 is what the repair named.
-
-Cells of ``tests/faults/test_damage_matrix.py`` are tried with random bits, cuts and bytes in any file.
 """
 
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 from cairn.pipeline.errors import CollectionBusyError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import repair_collection, verify_collection
+from cairn.pipeline.index.recovery import repair_collection
 
-from tests.faults.test_damage_matrix import CHANGED, OLD, VERBS
+from tests.faults.test_damage_matrix import CHANGED, OLD
 from tests.index import stones
 from tests.nightly import served
 from tests.nightly.campaign import Tally, require
-from tests.nightly.forks import Worker
+from tests.nightly.forks import Worker, problems
 
 ALL = sorted({*OLD, *CHANGED})
 VERSIONS = (0, 1)
-DAMAGES, CELLS = 15, 60
+DAMAGES = 15
 QUERIES = 5
 TAKEN_UP_SECONDS = 30.0
 
@@ -36,6 +33,7 @@ TAKEN_UP_SECONDS = 30.0
 def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
     """Damage a served collection fifteen times, repairing it each time."""
     root = folder / "root"
+    layout = CollectionLayout(root, "stones")
     with Worker() as worker:
         worker.run(_publish, root).value_of("publishing")
         with served.server(root) as (port, _):
@@ -43,38 +41,20 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
             for _ in range(DAMAGES):
                 what = _damage(rng, root, tally)
                 wrong = [sentence for _ in range(QUERIES) if (sentence := _ask(rng, client, tally))]
-                problems = worker.run(_problems, root).value_of(f"verify after {what}")
-                require(not wrong or bool(problems), f"{what}: {wrong[:1]}, and verify finds nothing")
+                found = worker.run(problems, layout).value_of(f"verify after {what}")
+                require(not wrong or bool(found), f"{what}: {wrong[:1]}, and verify finds nothing")
                 lost |= set(worker.run(_repair, root).value_of(f"repair after {what}"))
                 tally["repairs"] += 1
-                left = worker.run(_problems, root).value_of(f"verify after {what} and its repair")
+                left = worker.run(problems, layout).value_of(f"verify after {what} and its repair")
                 require(left == [], f"{what}: after the repair verify finds {left}")
                 _wait_until_right(client, set(ALL) - lost, what)
             tally["lost_and_named"] += len(lost)
-
-
-def cells_episode(rng: random.Random, folder: Path, tally: Tally) -> None:
-    """Damage a file of a fresh copy, and do one of the verbs with it, again and again."""
-    whole = folder / "whole"
-    with Worker() as worker:
-        worker.run(_publish, whole).value_of("publishing")
-        for number in range(CELLS):
-            root = folder / str(number)
-            shutil.copytree(whole, root)
-            what, verb = _damage(rng, root, tally), rng.choice(VERBS)
-            tally[verb.__name__] += 1
-            worker.run(verb, CollectionLayout(root, "stones")).value_of(f"{verb.__name__} after {what}")
-            shutil.rmtree(root)
 
 
 def _publish(root: Path) -> None:
     layout = CollectionLayout(root, "stones")
     stones.publish_documents(layout, OLD, with_tokens=True)
     stones.publish_change(layout, "n")
-
-
-def _problems(root: Path) -> list[str]:
-    return [problem.sentence for problem in verify_collection(CollectionLayout(root, "stones"))]
 
 
 def _repair(root: Path) -> list[str]:

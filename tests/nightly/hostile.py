@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
-import re
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,7 +50,6 @@ HEADERS = (
     "Expect: 100-continue", "Upgrade: websocket", "Connection: Upgrade", "X: " + "y" * 70_000,
     "Range: bytes=0-", ": empty", "no colon",
 )  # fmt: skip
-API_CASES = 100
 
 
 def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
@@ -76,23 +71,6 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
         tally["peak_resident_mb"] = max(tally["peak_resident_mb"], resident >> 20)
         require(resident < MAX_RESIDENT_BYTES, f"the server holds {resident >> 20} MB")
-
-
-def api_episode(rng: random.Random, folder: Path, tally: Tally) -> None:
-    """Send some hundred requests that fit the API's description, or nearly do."""
-    options = ["-s", "--api-cases", str(API_CASES), "--api-seed", str(rng.randrange(2**31))]
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "", "-p", "no:cacheprovider", *options]
-    done = subprocess.run(
-        [*command, "tests/serve/test_fuzz.py"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTEST_DEBUG_TEMPROOT": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    cases = re.search(r"([\d,]+) cases;", done.stdout)
-    require(done.returncode == 0 and cases is not None, done.stdout[-1_500:])
-    tally["requests"] += API_CASES
 
 
 def _publish(root: Path) -> None:

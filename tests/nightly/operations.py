@@ -13,18 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import (
-    compact_collection,
-    delete_documents,
-    repair_collection,
-    verify_collection,
-)
+from cairn.pipeline.index.maintenance import compact_collection, delete_documents
 from cairn.pipeline.index.publish import COMMIT_POINTS
+from cairn.pipeline.index.recovery import repair_collection
 
 from tests.index import stones
 from tests.nightly import readings
 from tests.nightly.campaign import Tally, require
-from tests.nightly.forks import Outcome, Worker
+from tests.nightly.forks import Outcome, Worker, difference, problems, until_done
 from tests.nightly.readings import State
 
 OPERATIONS = 250
@@ -52,43 +48,24 @@ def episode(rng: random.Random, folder: Path, tally: Tally) -> None:
                 continue
             work, arguments, after = _operation(rng, state, number)
             tally[work.__name__.strip("_")] += 1
-            _write_until_done(rng, (writer, reader), (work, folder, *arguments), (state, after), tally)
+            until_done(
+                rng,
+                (writer, reader),
+                (work, folder, *arguments),
+                (state, after),
+                tally,
+                read=readings.all_documents,
+                draw_kill=_kill,
+                shares=(KILLED_SHARE, KILLED_AGAIN_SHARE),
+                is_told=work is not _damage,  # which of its generations answers until the repair
+            )
             state = after
             what = f"operation {number}, {work.__name__}"
             seen = reader.run(readings.all_documents, folder).value_of(f"reading after {what}")
-            require(seen == state, f"after {what}: {_difference(seen, state, state)}")
+            require(seen == state, f"after {what}: {difference(seen, state, state)}")
             if number % VERIFIED_EVERY == 0:
                 _require_whole(writer, folder, state, what)
         _require_whole(writer, folder, state, "the last operation")
-
-
-def _write_until_done(
-    rng: random.Random,
-    workers: tuple[Worker, Worker],
-    work: tuple[Any, ...],
-    states: tuple[State, State],
-    tally: Tally,
-) -> None:
-    """Do some work; where it is killed, look at what it left, and do it again."""
-    writer, reader = workers
-    share = KILLED_SHARE if states[0] else 0.0
-    while True:
-        kill = _kill(rng) if rng.random() < share else None
-        outcome = writer.run(*work, kill=kill)
-        what = f"{work[0].__name__} {work[2:]}"
-        if not outcome.was_killed:
-            outcome.value_of(what)
-            return
-        tally["kills"] += 1
-        share = KILLED_AGAIN_SHARE
-        if work[0] is _damage:  # which of its two generations answers until the repair is not told
-            continue
-        seen = reader.run(readings.all_documents, work[1]).value_of(f"reading after a kill at {kill}")
-        require(
-            seen in states, f"{what}, a kill at {kill}, left {_difference(seen, states[0] | seen, states[1])}"
-        )
-        if seen == states[1] != states[0]:
-            return
 
 
 def _kill(rng: random.Random) -> str | float:
@@ -163,19 +140,8 @@ def _damage(folder: Path, seed: int) -> None:
 
 def _require_whole(writer: Worker, folder: Path, state: Mapping[str, int], what: str) -> None:
     """Hold what was written to ``verify`` and to a reader that opens it now."""
-    problems = writer.run(_problems, folder).value_of(f"verify after {what}")
-    require(problems == [], f"after {what} verify finds {problems}")
+    found = writer.run(problems, _layout(folder)).value_of(f"verify after {what}")
+    require(found == [], f"after {what} verify finds {found}")
     outcome: Outcome = writer.run(readings.all_documents_reopened, folder)
     seen = outcome.value_of(f"opening after {what}")
-    require(seen == state, f"reopened after {what}: {_difference(seen, dict(state), dict(state))}")
-
-
-def _problems(folder: Path) -> list[str]:
-    return [problem.sentence for problem in verify_collection(_layout(folder))]
-
-
-def _difference(seen: State, before: State, after: State) -> str:
-    lost = sorted(set(before) & set(after) - set(seen))
-    more = sorted(set(seen) - set(before | after))
-    other = [doc_id for doc_id in seen if seen[doc_id] not in (before.get(doc_id), after.get(doc_id))]
-    return f"lost {lost[:5]}, more {more[:5]}, other {other[:5]}"
+    require(seen == state, f"reopened after {what}: {difference(seen, state, state)}")

@@ -19,6 +19,8 @@ from tests.nightly.forks import Worker, forked
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", CAMPAIGNS)
@@ -72,8 +74,8 @@ def test_work_that_dies_or_fails_is_told_apart() -> None:
 def test_worker_dies_at_the_commit_point_of_this_work_alone_and_is_replaced() -> None:
     with Worker() as worker:
         first = worker.run(os.getpid).value
-        assert not worker.run(reach, "another", kill="tagged").was_killed
-        assert not worker.run(reach, "tagged").was_killed
+        assert not worker.run(reach, "another", kill="compacted").was_killed
+        assert not worker.run(reach, "compacted").was_killed
         assert worker.run(os.getpid).value == first
-        assert worker.run(reach, "tagged", kill="tagged").was_killed
+        assert worker.run(reach, "compacted", kill="compacted").was_killed
         assert worker.run(os.getpid).value not in (first, os.getpid())

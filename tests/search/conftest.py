@@ -14,14 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
-from cairn.pipeline.index.lance_index import LanceTables
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.publish import (
-    GenerationFacts,
-    next_generation_number,
-    prepare_writer,
-    publish_generation,
-)
+from cairn.pipeline.index.publish import GenerationFacts, publish_generation
+from cairn.pipeline.index.recovery import prepare_writer
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema
 
@@ -138,11 +134,10 @@ def publish_stones(
     documents, chunks = documents_batch(stones), chunks_batch(stones)
     with layout.writer_lock():
         before = prepare_writer(layout)
-        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM)
-        tables.roll_back(None if before is None else before.lance_versions)
-        since = tables.compact()
+        pinned = None if before is None else before.lance_versions
+        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM, versions=pinned)
+        tables.compact()
         versions = tables.commit(
-            generation=next_generation_number(layout),
             deleted_ids=[] if replaces is None else [[row["doc_id"] for row in replaces.rows]],
             documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
             chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
@@ -159,7 +154,7 @@ def publish_stones(
             documents_at_context=0,
             encode_tokens_per_second=1.0,
         )
-        publish_generation(layout, tables, versions, facts, config or IndexConfig(), since=since)
+        publish_generation(layout, tables, versions, facts, config or IndexConfig(), shares=True)
     return stones
 
 

@@ -10,7 +10,7 @@ import pytest
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.search.diversity import NO_GROUP, chosen_places
 from cairn.pipeline.search.searcher import Searcher
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 QUERIES = ["granite slate", "stone17 chalk flint", "é quartz"]
@@ -29,7 +29,6 @@ def naive_mmr(scores: np.ndarray, vectors: np.ndarray, count: int, weight: float
     return chosen
 
 
-@settings(deadline=None)
 @given(seed=st.integers(0, 999), weight=st.sampled_from([0.0, 0.3, 0.5, 1.0]), count=st.integers(1, 12))
 def test_marginal_relevance_chooses_as_the_naive_loop(seed: int, weight: float, count: int) -> None:
     rng = np.random.default_rng(seed)
@@ -40,7 +39,6 @@ def test_marginal_relevance_chooses_as_the_naive_loop(seed: int, weight: float, 
     assert found == naive_mmr(scores, vectors, count, weight)
 
 
-@settings(deadline=None)
 @given(
     groups=st.lists(st.integers(NO_GROUP, 3), max_size=20), size=st.integers(1, 3), count=st.integers(1, 9)
 )

@@ -6,11 +6,10 @@ from cairn.pipeline.search.fusion import (
     Scale,
     best_first,
     document_scores,
-    passage_scores,
     weighted_mean,
     with_neighbours,
 )
-from cairn.pipeline.search_options import Granularity, SearchOptions
+from cairn.pipeline.search_options import SearchOptions
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -84,51 +83,6 @@ def test_fused_documents_do_not_depend_on_the_scale_of_the_cosines() -> None:
     assert narrow == pytest.approx(fusion_of(dense, bm25, words, floor=0.5).documents(dense, bm25, words))
 
 
-def test_fused_passages_match_a_naive_loop() -> None:
-    dense, _, words = random_parts(3)
-    own, own_words = dense[:5] / 2, words[:5] * 1.5
-    naive = [
-        (0.7 * (c + 9) / (max(dense) + 9) + 0.4 * w / max(words)) / 1.1
-        for c, w in zip(own, own_words, strict=True)
-    ]
-    assert fusion_of(dense, None, words).passages(own, own_words) == pytest.approx(naive, abs=1e-12)
-
-
-def test_fused_passages_without_bm25_are_their_cosines_on_the_scale_of_documents() -> None:
-    fusion = fusion_of(np.array([0.5, 0.9]), np.array([3.0, 0.0]), None, floor=0.1)
-    assert fusion.passages(np.array([0.1, 0.9]), None) == pytest.approx([0.0, 1.0])
-
-
-APART = np.array([0, 1])
-
-
-def test_passages_score_half_by_themselves_and_half_by_their_document() -> None:
-    for granularity in ("document", "both"):
-        options = SearchOptions(granularity=granularity)
-        scores = passage_scores(options, np.array([0.2, 0.4]), APART, np.array([0.6, 0.0]))
-        assert scores == pytest.approx([0.4, 0.2])
-
-
-def test_passages_score_themselves_where_documents_do_not_count() -> None:
-    options = SearchOptions(granularity="chunk")
-    scores = passage_scores(options, np.array([0.2, 0.4]), APART, np.array([0.6, 0.0]))
-    assert scores.tolist() == [0.2, 0.4]
-
-
-def test_passages_count_half_of_the_passages_beside_them() -> None:
-    own = np.array([0.9, 0.3, 0.6, 0.8, 0.1, 0.5])
-    owner = np.array([0, 0, 0, 4, 5, 5])
-    expected = [
-        (0.9 + 0.15) / 1.5,
-        (0.3 + 0.45 + 0.3) / 2.0,
-        (0.6 + 0.15) / 1.5,
-        0.8,
-        (0.1 + 0.25) / 1.5,
-        (0.5 + 0.05) / 1.5,
-    ]
-    assert with_neighbours(own, owner) == pytest.approx(expected, abs=1e-12)
-
-
 @given(own=arrays(np.float64, st.integers(0, 40), elements=st.floats(-1, 1)), data=st.data())
 def test_passages_with_their_neighbours_stay_between_the_scores_of_their_document(
     own: np.ndarray, data: st.DataObject
@@ -140,15 +94,6 @@ def test_passages_with_their_neighbours_stay_between_the_scores_of_their_documen
         assert near[inside].min() >= own[inside].min() - 1e-12
         assert near[inside].max() <= own[inside].max() + 1e-12
         assert near[inside] == pytest.approx(with_neighbours(own[inside], owner[inside]))
-
-
-@pytest.mark.parametrize("granularity", ["document", "chunk", "both"])
-def test_documents_without_words_score_the_cosines_of_their_granularity(granularity: Granularity) -> None:
-    cosines = {"document": np.array([0.2, 0.4]), "chunk": np.array([0.6, 0.1])}
-    scores, fusion = document_scores(SearchOptions(granularity=granularity), cosines)
-    expected = {"document": [0.2, 0.4], "chunk": [0.6, 0.1], "both": [0.5, 0.175]}
-    assert scores == pytest.approx(expected[granularity])
-    assert fusion is None
 
 
 def test_best_first_breaks_ties_by_doc_id_whatever_the_order() -> None:

@@ -5,35 +5,50 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cairn.pipeline.collection import Collection
-from cairn.pipeline.search.highlights import MAX_WORDS
-from cairn.pipeline.token_vectors.projection import save_token_projection
+from cairn.pipeline.encode import documents
+from cairn.pipeline.search.hits import MAX_WORDS
 from cairn.pipeline.types import Highlight, Passage
 from tokenizers import Tokenizer
-
-from tests.late_models import random_projection
 
 WORDS = {"old", "cafe\u0301", "हिन्दी", "1\ufe0f\u20e3", "stone", "river"}
 TEXT = "the old cafe\u0301 हिन्दी on the 1\ufe0f\u20e3 stone 👩\u200d👩\u200d👧 river"
 TITLE = "the old stone path over the mountain to the river"
 
 
+@pytest.fixture
+def late_folder(tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of the tiny BERT; in codebooks that are made here all tokens weigh alike."""
+    monkeypatch.setattr(
+        documents, "token_idf", lambda _ids, _offsets, size, _unseen: np.ones(size, np.float32)
+    )
+    return shutil.copytree(tiny_model_folder, tmp_path / "late-model")
+
+
+def collection_of(
+    folder: Path, root: Path, text: str, title: str = "", landmark_interval: int = 64
+) -> Collection:
+    """Return a collection of one document, all tokens weighing alike."""
+    encoder = {
+        "model": str(folder),
+        "landmark_interval": landmark_interval,
+        "use_context": False,
+        "token_bytes": 32,  # of states of 32 numbers: codes lose next to nothing
+    }
+    collection = Collection.create("c", root=root, settings={"encoder": encoder})
+    collection.add([{"id": "0", "text": text, "title": title}])
+    return collection
+
+
 def found_by(
     folder: Path, root: Path, query: str, text: str, title: str = "", landmark_interval: int = 64
 ) -> Passage:
-    """Return the passage of one document that answers a query, all tokens weighing alike."""
-    projection = random_projection(folder)
-    alike = replace(projection, weight_codes_X=np.full_like(projection.weight_codes_X, 255))
-    save_token_projection(folder, alike)
-    encoder = {"model": str(folder), "landmark_interval": landmark_interval, "use_context": False}
-    collection = Collection.create("c", root=root, settings={"encoder": encoder})
-    collection.add([{"id": "0", "text": text, "title": title}])
-    (hit,) = collection.search(query).hits
+    """Return the passage of one document that answers a query."""
+    (hit,) = collection_of(folder, root, text, title, landmark_interval).search(query).hits
     return hit.passages[0]
 
 
@@ -67,31 +82,28 @@ def space_before_words(folder: Path) -> None:
 
 @pytest.mark.parametrize("is_spaced", [False, True])
 def test_highlights_are_whole_words_with_their_marks_whichever_token_holds_the_space(
-    tiny_model_folder: Path, tmp_path: Path, is_spaced: bool
+    late_folder: Path, tmp_path: Path, is_spaced: bool
 ):
-    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    teach_words(folder, TEXT)
+    teach_words(late_folder, TEXT)
     if is_spaced:
-        space_before_words(folder)
+        space_before_words(late_folder)
 
-    assert set(words_of(TEXT, found_by(folder, tmp_path, TEXT, TEXT).highlights)) == WORDS
+    assert set(words_of(TEXT, found_by(late_folder, tmp_path, TEXT, TEXT).highlights)) == WORDS
 
 
-def test_ideographs_are_words_of_their_own(tiny_late_folder: Path, tmp_path: Path):
+def test_ideographs_are_words_of_their_own(late_folder: Path, tmp_path: Path):
     text = "stone 古石の道"
-    teach_words(tiny_late_folder, text)
-    found = set(words_of(text, found_by(tiny_late_folder, tmp_path, text, text).highlights))
+    teach_words(late_folder, text)
+    found = set(words_of(text, found_by(late_folder, tmp_path, text, text).highlights))
 
     assert found & {"古", "石", "の", "道"}
     assert found <= {"stone", "古", "石", "の", "道"}
 
 
-def test_highlights_do_not_repeat_a_query_that_is_one_endless_word(tiny_late_folder: Path, tmp_path: Path):
+def test_highlights_do_not_repeat_a_query_that_is_one_endless_word(late_folder: Path, tmp_path: Path):
     text = "stone_stone"
-    once, often = (
-        found_by(tiny_late_folder, tmp_path / str(times), query, text)
-        for times, query in enumerate((text, f"{text}_" * 600))
-    )
+    collection = collection_of(late_folder, tmp_path, text)
+    once, often = (collection.search(query).hits[0].passages[0] for query in (text, f"{text}_" * 600))
 
     assert {word for each in once.highlights for word in each.query_words} == {text}
     assert often.highlights == ()
@@ -99,9 +111,9 @@ def test_highlights_do_not_repeat_a_query_that_is_one_endless_word(tiny_late_fol
 
 @pytest.mark.parametrize("landmark_interval", [8, 64])
 def test_words_of_the_title_explain_the_late_score_of_a_passage_without_them(
-    tiny_late_folder: Path, tmp_path: Path, landmark_interval: int
+    late_folder: Path, tmp_path: Path, landmark_interval: int
 ):
-    passage = found_by(tiny_late_folder, tmp_path, TITLE, "cat", TITLE, landmark_interval)
+    passage = found_by(late_folder, tmp_path, TITLE, "cat", TITLE, landmark_interval)
     words = words_of(TITLE, passage.title_highlights)
     explained = sum(each.weight for each in passage.title_highlights)
 
@@ -109,11 +121,9 @@ def test_words_of_the_title_explain_the_late_score_of_a_passage_without_them(
     assert explained == pytest.approx(passage.scores["late"] * len(words) / len(TITLE.split()), rel=0.05)
 
 
-def test_highlights_of_a_long_query_are_a_few_words_and_no_function_words(
-    tiny_late_folder: Path, tmp_path: Path
-):
+def test_highlights_of_a_long_query_are_a_few_words_and_no_function_words(late_folder: Path, tmp_path: Path):
     text = "the old stone path over the mountain, a river walks to the sea and the cat sat on the mat"
-    found = words_of(text, found_by(tiny_late_folder, tmp_path, text, text).highlights)
+    found = words_of(text, found_by(late_folder, tmp_path, text, text).highlights)
 
     assert len(found) == MAX_WORDS
     assert not {"the", "to", "on", "a", "and"} & set(found)

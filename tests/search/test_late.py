@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.token_file import CodeColumn, TokenVectors
+from cairn.pipeline.index.columns import CodeColumn, TokenVectors
 from cairn.pipeline.search.late import (
     JUDGED_WINDOWS,
     MAX_QUERY_TOKENS,
@@ -19,44 +19,31 @@ from cairn.pipeline.search.late import (
     moved,
     window_max_sim,
 )
+from cairn.pipeline.token_vectors.codebook import TokenCodebook
 from cairn.pipeline.token_vectors.max_sim import best_matches
-from cairn.pipeline.token_vectors.projection import TokenProjection
 from cairn.pipeline.types import QueryTokens
 
-MODEL_DIM, DIMS, VOCABULARY = 24, 16, 40
+from tests.late_models import random_codebook
+
+MODEL_DIM, VOCABULARY = 24, 40
 
 
-def make_projection(bits: int = 2) -> TokenProjection:
-    generator = np.random.default_rng(0)
-    return TokenProjection(
-        matrix_DV=generator.standard_normal((MODEL_DIM, DIMS)).astype(np.float32),
-        weight_codes_X=generator.integers(1, 255, VOCABULARY).astype(np.uint8),
-        weight_step=0.1,
-        rms_V=np.full(DIMS, DIMS**-0.5, np.float32),
-        pool_tokens=1,
-        bits=bits,
-        base_sha256="a" * 64,
-    )
-
-
-def make_column(projection: TokenProjection, sizes: np.ndarray, seed: int) -> CodeColumn:
-    vectors = np.random.default_rng(seed).standard_normal((int(sizes.sum()), DIMS)) / DIMS**0.5
-    codes = projection.codec.encode(vectors)
+def make_column(codebook: TokenCodebook, sizes: np.ndarray, seed: int) -> CodeColumn:
+    codes = np.random.default_rng(seed).integers(0, 256, (int(sizes.sum()), codebook.vector_bytes + 1))
     return CodeColumn(
-        rows=np.concatenate([codes, np.zeros((len(codes), 1), np.uint8)], axis=1),
-        offsets_M1=np.concatenate([[0], np.cumsum(sizes)]),
+        rows=codes.astype(np.uint8), offsets_M1=np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     )
 
 
-def make_stored(bits: int = 2) -> TokenVectors:
+def make_stored(num_bytes: int = 8) -> TokenVectors:
     """Return 40 chunks of 0 to 9 tokens; the first of every four begins a document and may have a title."""
-    projection = make_projection(bits)
+    codebook = random_codebook(MODEL_DIM, num_bytes=num_bytes)
     generator = np.random.default_rng(1)
     titles = np.where(np.arange(40) % 8 == 0, 3, 0)
     return TokenVectors(
-        projection=projection,
-        chunks=make_column(projection, generator.integers(0, 10, 40), 2),
-        titles=make_column(projection, titles, 3),
+        codebook=codebook,
+        chunks=make_column(codebook, generator.integers(0, 10, 40), 2),
+        titles=make_column(codebook, titles, 3),
     )
 
 
@@ -69,7 +56,7 @@ def make_query(ids: list[int]) -> QueryTokens:
 
 
 def naive_max_sim(stored: TokenVectors, query: LateQuery, first: int, end: int, title: int) -> float:
-    decode = stored.projection.codec.decode
+    decode = stored.codebook.decode
     tokens = decode(stored.chunks.read(np.arange(first, end)).codes)
     heading = decode(stored.titles.read(np.array([title])).codes)
     both = np.concatenate([tokens, heading])
@@ -77,10 +64,10 @@ def naive_max_sim(stored: TokenVectors, query: LateQuery, first: int, end: int, 
     return float(best @ query.weights_q)
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
-def test_window_max_sim_is_that_of_decoded_vectors(bits: int):
-    stored = make_stored(bits)
-    query = LateQuery.of(make_query([3, 1, 4, 1]), stored.projection)
+@pytest.mark.parametrize("num_bytes", [3, 8, 24])
+def test_window_max_sim_is_that_of_decoded_vectors(num_bytes: int):
+    stored = make_stored(num_bytes)
+    query = LateQuery.of(make_query([3, 1, 4, 1]), stored.codebook)
     assert query is not None
     windows = [(first, min(first + size, 40), first // 4 * 4) for first in range(38) for size in (1, 2, 3)]
     found = window_max_sim(stored, query, *(np.array(each) for each in zip(*windows, strict=True)))
@@ -90,37 +77,37 @@ def test_window_max_sim_is_that_of_decoded_vectors(bits: int):
 
 
 def test_window_without_a_token_scores_nothing():
-    projection = make_projection()
-    empty = make_column(projection, np.zeros(3, np.int64), 0)
-    query = LateQuery.of(make_query([1]), projection)
+    codebook = random_codebook(MODEL_DIM)
+    empty = make_column(codebook, np.zeros(3, np.int64), 0)
+    query = LateQuery.of(make_query([1]), codebook)
     assert query is not None
-    stored = TokenVectors(projection=projection, chunks=empty, titles=empty)
+    stored = TokenVectors(codebook=codebook, chunks=empty, titles=empty)
 
     found = window_max_sim(stored, query, np.array([0, 1]), np.array([2, 3]), np.array([0, 0]))
     assert found.tolist() == [0.0, 0.0]
 
 
 def test_query_whose_tokens_weigh_nothing_is_not_judged():
-    weightless = replace(make_projection(), weight_codes_X=np.zeros(VOCABULARY, np.uint8))
+    weightless = replace(random_codebook(MODEL_DIM), weights_X=np.zeros(VOCABULARY, np.float16))
 
     assert LateQuery.of(make_query([1, 2]), weightless) is None
-    assert LateQuery.of(make_query([]), make_projection()) is None
+    assert LateQuery.of(make_query([]), random_codebook(MODEL_DIM)) is None
 
 
 def test_long_query_is_judged_by_its_heaviest_tokens():
-    projection = make_projection()
-    query = LateQuery.of(make_query([place % VOCABULARY for place in range(500)]), projection)
+    codebook = random_codebook(MODEL_DIM)
+    query = LateQuery.of(make_query([place % VOCABULARY for place in range(500)]), codebook)
 
     assert query is not None
     assert len(query.places_q) == MAX_QUERY_TOKENS
     assert query.weights_q.sum() == pytest.approx(1.0, abs=1e-5)
-    lightest = np.sort(projection.weight_codes_X[np.arange(500) % VOCABULARY])[-MAX_QUERY_TOKENS]
-    assert projection.weight_codes_X[query.places_q % VOCABULARY].min() == lightest
+    lightest = np.sort(codebook.weights_X[np.arange(500) % VOCABULARY])[-MAX_QUERY_TOKENS]
+    assert codebook.weights_X[query.places_q % VOCABULARY].min() == lightest
 
 
 def test_judged_are_the_best_windows_and_others_gain_nothing():
     stored = make_stored()
-    query = LateQuery.of(make_query([3, 1]), stored.projection)
+    query = LateQuery.of(make_query([3, 1]), stored.codebook)
     assert query is not None
     first = np.repeat(np.arange(36), 2)
     end = first + np.tile([1, 2], 36)
@@ -137,7 +124,7 @@ def test_judged_are_the_best_windows_and_others_gain_nothing():
 
 def test_windows_that_are_known_are_not_judged_again():
     stored = make_stored()
-    query = LateQuery.of(make_query([3, 1, 4]), stored.projection)
+    query = LateQuery.of(make_query([3, 1, 4]), stored.codebook)
     assert query is not None
     first = np.arange(8)
     windows = (first, np.minimum(first + 2, 8), np.zeros(8, np.int64))
@@ -175,14 +162,14 @@ def test_moved_query_is_the_unit_sum_with_the_mean_of_windows():
 
 
 def test_windows_of_many_chunks_take_no_more_memory_than_a_block():
-    projection = make_projection()
+    codebook = random_codebook(MODEL_DIM)
     sizes = np.full(8_000, 16)
     stored = TokenVectors(
-        projection=projection,
-        chunks=make_column(projection, sizes, 0),
-        titles=make_column(projection, np.zeros(len(sizes), np.int64), 0),
+        codebook=codebook,
+        chunks=make_column(codebook, sizes, 0),
+        titles=make_column(codebook, np.zeros(len(sizes), np.int64), 0),
     )
-    query = LateQuery.of(make_query([place % VOCABULARY for place in range(128)]), projection)
+    query = LateQuery.of(make_query([place % VOCABULARY for place in range(128)]), codebook)
     assert query is not None
     windows = (np.array([0, 5]), np.array([7_000, 8_000]), np.array([0, 0]))
     tracemalloc.start()

@@ -23,8 +23,9 @@ TOPICS = ("old stone path over the mountain", "a river walks to the sea", "the c
 QUERY = "the old stone path"
 
 
-@pytest.fixture
-def collection(tmp_path: Path, tiny_late_folder: Path) -> Collection:
+@pytest.fixture(scope="module")
+def collection(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Collection:
+    folder = tmp_path_factory.mktemp("late")
     generator = np.random.default_rng(0)
     rows = [
         {
@@ -35,14 +36,16 @@ def collection(tmp_path: Path, tiny_late_folder: Path) -> Collection:
         }
         for number in range(30)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "corpus.parquet")
     config = IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_late_folder), landmark_interval=16, use_context=False),
+        encoder=EncoderConfig(
+            model=str(tiny_model_folder), landmark_interval=16, use_context=False, token_bytes=8
+        ),
         cluster=ClusterConfig(num_clusters=2),
         context=ContextConfig(context_documents=2, max_document_tokens=16),
     )
-    build_index([str(tmp_path / "corpus.parquet")], tmp_path / "root", "c", config)
-    return open_collection("c", root=tmp_path / "root")
+    build_index([str(folder / "corpus.parquet")], folder / "root", "c", config)
+    return open_collection("c", root=folder / "root")
 
 
 @pytest.mark.parametrize("hybrid", [True, False])
@@ -212,7 +215,7 @@ def test_command_line_shows_a_passage_around_the_words_that_answered_in_bold() -
     lines = _excerpt(passage, 4)
 
     assert len(lines) == 4
-    assert "\x1b[1mriver\x1b[0m walks" in " ".join(lines)
+    assert "\ue0feriver\ue0ff walks" in " ".join(lines)
     assert lines[0].startswith("… ")
     assert lines[-1].endswith(" …")
 

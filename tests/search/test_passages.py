@@ -29,7 +29,9 @@ def spans(passages) -> list[tuple[int, int, float]]:
 
 def within(max_characters: int, max_documents: int) -> dict[int, list[ChosenPassage]]:
     """Return what a search with a budget shows of each document."""
-    found = best_within(scored(SCORES), START, END, max_characters, max_documents)
+    found = best_within(
+        scored(SCORES), lambda first, end: int(END[end - 1] - START[first]), max_characters, max_documents
+    )
     return {owner: joined(pieces) for owner, pieces in found.items()}
 
 
@@ -39,12 +41,12 @@ def test_best_of_each_are_its_best_windows_that_share_no_chunk() -> None:
     assert spans(second) == [(5, 7, 0.8), (8, 10, 0.6)]
 
 
-def test_best_within_joins_what_stands_side_by_side() -> None:
-    found = within(70, 2)
-    assert {owner: spans(passages) for owner, passages in found.items()} == {
-        0: [(2, 4, 0.9)],
-        1: [(5, 10, 0.8)],
-    }
+@pytest.mark.parametrize(("max_characters", "of_second"), [(70, (5, 10, 0.8)), (49, (5, 7, 0.8))])
+def test_best_within_ends_at_what_does_not_fit_and_joins_what_stands_side_by_side(
+    max_characters: int, of_second: tuple[int, int, float]
+) -> None:
+    found = {owner: spans(passages) for owner, passages in within(max_characters, 2).items()}
+    assert found == {0: [(2, 4, 0.9)], 1: [of_second]}
 
 
 def test_best_within_carries_the_parts_of_the_best_window() -> None:
@@ -57,14 +59,6 @@ def test_best_within_is_never_longer_than_its_budget(max_characters: int) -> Non
     characters = [10 * (passage.end - passage.first) for passages in found.values() for passage in passages]
     assert sum(characters) <= max_characters
     assert bool(characters) == (max_characters >= 20)
-
-
-def test_best_within_ends_at_the_first_passage_that_does_not_fit() -> None:
-    found = within(49, 2)
-    assert {owner: spans(passages) for owner, passages in found.items()} == {
-        0: [(2, 4, 0.9)],
-        1: [(5, 7, 0.8)],
-    }
 
 
 def test_best_within_passes_over_further_documents() -> None:

@@ -18,11 +18,16 @@ from cairn.pipeline.errors import (
     FingerprintMismatchError,
     UsageError,
 )
+from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.index.languages import language_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.words import terms_of
+from cairn.pipeline.index.tokenizer import terms_of_query
+from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity, SearchOptions
 from cairn.pipeline.types import Hit, SearchResult
+
+from tests.index.terms import terms_of
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones
@@ -54,22 +59,27 @@ def best_passage_bm25(searcher: Searcher, text: str) -> dict[str, float]:
     }
 
 
-def document_bm25(stones: Stones, text: str) -> dict[str, float]:
+def document_bm25(stones: Stones, searcher: Searcher, text: str) -> dict[str, float]:
     """Return the BM25 of title and text of every document, by its definition; chunks may cut words."""
     bm25 = dict.fromkeys((row["doc_id"] for row in stones.rows), 0.0)
-    titles = {row["doc_id"]: terms_of(row["title"] or "") for row in stones.rows}
+    languages = {row["doc_id"]: language_of(row["text"]) for row in stones.rows}
+    titles = {row["doc_id"]: terms_of(row["title"] or "", languages[row["doc_id"]]) for row in stones.rows}
     texts = {
-        row["doc_id"]: [term for start, end in spans for term in terms_of(row["text"][start:end])]
+        row["doc_id"]: [
+            term
+            for start, end in spans
+            for term in terms_of(row["text"][start:end], languages[row["doc_id"]])
+        ]
         for row, spans in zip(stones.rows, stones.spans, strict=True)
     }
     for terms in (titles, texts):
         average = float(np.mean([len(own) for own in terms.values()]))
-        for term in terms_of(text):
-            holders = sum(term in own for own in terms.values())
+        for variants in terms_of_query(text, searcher.generation.query_languages):
+            holders = sum(term in own for own in terms.values() for term in variants)
             idf = math.log(1 + (len(terms) - holders + 0.5) / (holders + 0.5))
             for doc_id, own in terms.items():
-                count = own.count(term)
-                bm25[doc_id] += idf * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * len(own) / average))
+                for count in map(own.count, variants):
+                    bm25[doc_id] += idf * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * len(own) / average))
     return bm25
 
 
@@ -84,7 +94,7 @@ def naive_ranking(
     filtered: bool,
 ) -> list[tuple[str, float]]:
     """Rank every document by its definition; only the passages' BM25 is the index's."""
-    bm25 = document_bm25(stones, text)
+    bm25 = document_bm25(stones, searcher, text)
     pairs = best_passage_bm25(searcher, text)
     scored = []
     for row, document, chunks in zip(stones.rows, stones.document_vectors, stones.chunk_vectors, strict=True):
@@ -158,6 +168,28 @@ def test_batch_encodes_in_one_pass(searcher: Searcher, encoder: StoneEncoder) ->
     assert encoder.calls == [QUERIES]
 
 
+def test_threads_of_faiss_share_the_queries_of_a_batch_and_never_a_single_one(
+    searcher: Searcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nominate, asked_with = LocalReader.nominate, list[tuple[int, int]]()
+
+    def watched(self: LocalReader, vectors: np.ndarray, asked: Any) -> Any:
+        asked_with.append((len(vectors), faiss.omp_get_max_threads()))
+        return nominate(self, vectors, asked)
+
+    monkeypatch.setattr(LocalReader, "nominate", watched)
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(2)
+    try:
+        options = SearchOptions(group_by="is_open", granularity="document", hybrid=False, max_candidates=10)
+        searcher.answer(QUERIES, options)
+        assert faiss.omp_get_max_threads() == 2
+    finally:
+        faiss.omp_set_num_threads(before)
+    assert asked_with[0] == (len(QUERIES), 2)
+    assert set(asked_with[1:]) == {(1, 1)}
+
+
 def test_search_vectors_with_texts_equals_search(searcher: Searcher, encoder: StoneEncoder) -> None:
     vectors = encoder.encode_queries(QUERIES) * 3
     found = searcher.search_vectors(vectors, queries=QUERIES)
@@ -192,7 +224,7 @@ def test_scores_hold_the_parts_that_were_asked_for(
 
 @pytest.mark.parametrize("part", ["bm25", "passage_bm25"])
 def test_scores_hold_bm25_only_where_it_found_the_document(searcher: Searcher, part: str) -> None:
-    hits = searcher.search("stone17", top_k=50).hits
+    hits = searcher.search("17", top_k=50).hits  # a part of stone17
     assert [hit.doc_id for hit in hits if part in hit.scores] == ["doc-0-017"]
 
 

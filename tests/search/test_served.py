@@ -17,8 +17,8 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import repair_collection
 from cairn.pipeline.index.names import CHUNKS_FAISS
+from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.search import served
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import QueryEncoder
@@ -79,7 +79,7 @@ def test_file_that_is_cut_before_the_vectors_come_is_an_error_and_not_the_end(
     searcher = Searcher(layout, encoder)
     path = layout.generation_folder(1) / CHUNKS_FAISS
     while_encoding(encoder, monkeypatch, lambda: os.truncate(path, 10))
-    with pytest.raises(DamageError, match="it was cut while it was open"):
+    with pytest.raises(DamageError, match=r"must have .* bytes, got 10"):
         searcher.search("slate")
 
 
@@ -93,7 +93,9 @@ def test_unchanged_current_is_not_opened_again(
     searcher.search("slate")
 
 
-def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning(layout, publish, encoder) -> None:
+def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning_until_the_retry_is_due(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = publish(layout, 12)
     searcher = Searcher(layout, encoder)
     publish(layout, 9, version=1, replaces=first)
@@ -102,30 +104,11 @@ def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning(layout
     assert (result.generation, version_of(result)) == (1, {"0"})
     assert "generation 1 is still served" in searcher.warnings[0]
     assert "SHA-256" in searcher.warnings[0]
-
-
-def test_damaged_generation_is_not_opened_at_every_call(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    publish(layout, 9, version=1, replaces=first)
-    damage(layout, 2)
-    searcher.search("slate")
-    monkeypatch.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
-    assert searcher.search("slate").generation == 1
-
-
-def test_repaired_generation_is_taken_up_when_the_retry_is_due(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
-    first = publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    publish(layout, 9, version=1, replaces=first)
-    damage(layout, 2)
-    assert searcher.search("slate").generation == 1
     damage(layout, 2)  # flips the same bit back
+    with monkeypatch.context() as patched:
+        patched.setattr(served, "open_generation", lambda *_, **__: pytest.fail("opened again"))
+        assert searcher.search("slate").generation == 1
+    searcher._retry_at = 0.0
     assert searcher.search("slate").generation == 2
     assert searcher.warnings == ()
 
@@ -142,17 +125,19 @@ def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(
 
 
 @pytest.mark.parametrize("name", ["chunks.faiss", "documents.faiss", "chunks.arrow", "passages.arrow"])
-def test_file_that_is_cut_while_it_is_open_is_an_error_and_not_the_end(
-    layout, publish, encoder, name: str
+def test_file_that_is_cut_while_it_is_open_is_an_error_and_is_not_looked_at_until_the_retry_is_due(
+    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     publish(layout, 12)
     searcher = Searcher(layout, encoder)
     searcher.search("slate")
     os.truncate(layout.generation_folder(1) / name, 10)
-    with pytest.raises(
-        DamageError, match=f"{name} of generation 1 must have .* bytes, got 10: it was cut while it was open"
-    ):
-        searcher.search("slate")
+    for _ in range(2):
+        with pytest.raises(DamageError, match=f"{name} of generation 1 must have .* bytes, got 10"):
+            searcher.search("slate")
+        monkeypatch.setattr(
+            served, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again")
+        )
 
 
 def write_into(path: Path) -> None:
@@ -163,16 +148,17 @@ def write_into(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "harm"),
     [
-        "documents.faiss",
-        "chunks.faiss",
-        "documents.arrow",
-        "chunks.arrow",
-        "passages.arrow",
+        ("documents.faiss", write_into),
+        ("chunks.faiss", write_into),
+        ("documents.arrow", write_into),
+        ("chunks.arrow", write_into),
+        ("passages.arrow", write_into),
+        ("documents.arrow", lambda path: os.truncate(path, 10)),
     ],
+    ids=["documents", "chunks", "columns of documents", "columns of chunks", "passages", "cut"],
 )
-@pytest.mark.parametrize("harm", [lambda path: os.truncate(path, 10), write_into], ids=["cut", "flipped"])
 def test_file_that_is_damaged_while_it_is_served_makes_the_generation_before_answer_the_same_call(
     layout, publish, encoder, name: str, harm: Callable[[Path], None]
 ) -> None:
@@ -196,26 +182,13 @@ def test_file_that_is_only_touched_while_it_is_served_is_whole(layout, publish, 
     assert searcher.warnings == ()
 
 
-def test_generation_damaged_with_no_other_is_looked_at_once_until_the_retry_is_due(
-    layout, publish, encoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    os.truncate(layout.generation_folder(1) / "chunks.faiss", 10)
-    with pytest.raises(DamageError, match="it was cut while it was open"):
-        searcher.search("slate")
-    monkeypatch.setattr(served, "open_latest_intact_generation", lambda *_, **__: pytest.fail("opened again"))
-    with pytest.raises(DamageError, match="it was cut while it was open"):
-        searcher.search("slate")
-
-
 def test_file_that_is_cut_and_then_removed_with_all_there_is_stays_an_error(layout, publish, encoder) -> None:
     publish(layout, 12)
     searcher = Searcher(layout, encoder)
     os.truncate(layout.generation_folder(1) / "passages.arrow", 10)
     layout.current_path.unlink()
     for _ in range(2):
-        with pytest.raises(DamageError, match="it was cut while it was open"):
+        with pytest.raises(DamageError, match=r"must have .* bytes, got 10"):
             searcher.search("slate")
         shutil.rmtree(layout.folder, ignore_errors=True)
 

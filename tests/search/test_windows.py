@@ -3,15 +3,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.search.windows import (
-    FIRST_LOOK,
-    choose_windows,
-    new_pieces,
-    sliding_sums,
-    window_scores,
-    window_scores_of_documents,
-    window_size,
-)
+from cairn.pipeline.search.candidates import sliding_sums, window_scores, window_scores_of_documents
+from cairn.pipeline.search.passages import FIRST_LOOK, choose_windows, new_pieces, window_size
 from hypothesis import given
 from hypothesis import strategies as st
 

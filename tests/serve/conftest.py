@@ -69,7 +69,7 @@ def patience() -> Iterator[None]:
     """Let a busy machine take its time: what is timed on purpose is set in its own test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cairn.pipeline.serve.collections.TABLE_TIMEOUT_SECONDS", 300.0)
-        patch.setattr("cairn.pipeline.serve.guard.BODY_SECONDS", 300.0)
+        patch.setattr("cairn.pipeline.serve.middleware.BODY_SECONDS", 300.0)
         yield
 
 
@@ -84,7 +84,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def unhealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let collections be too large for a server to mend them."""
-    monkeypatch.setattr("cairn.pipeline.serve.healing.MAX_BYTES", 0)
+    monkeypatch.setattr("cairn.pipeline.serve.collections.HEALED_BYTES", 0)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,12 @@ import pytest
 from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
-FILLED = dict.fromkeys(("name", "vector_store_id"), "stones")
-FILLED |= dict.fromkeys(("doc_id", "file_id"), "stones/granite/0")
-BODIES = {"post": {"query": "slate"}}
+FILLED = {
+    **dict.fromkeys(("name", "vector_store_id"), "stones"),
+    **dict.fromkeys(("doc_id", "file_id"), "stones/granite/0"),
+    "number": "1",
+}
+BODIES = {"post": {"query": "slate"}, "patch": {"metadata": {}}}
 
 
 def refused(response: Any) -> dict[str, str]:
@@ -30,6 +33,8 @@ def test_every_address_refuses_a_parameter_it_does_not_declare_and_names_those_i
     assert len(paths) > 5
     for path, operations in paths.items():
         for method, operation in operations.items():
+            if "files" in operation["tags"]:  # what they name is looked for first
+                continue
             declared = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
             told = refused(
                 client.request(
@@ -41,7 +46,8 @@ def test_every_address_refuses_a_parameter_it_does_not_declare_and_names_those_i
             )
             assert list(told) == ["query/star_char", "query"]
             assert all(f"takes {', '.join(declared) or 'none'}" in detail for detail in told.values())
-            assert all(("body" in detail) == (method == "post") for detail in told.values())
+            asks = method == "post" and not declared
+            assert all(("body" in detail) == asks for detail in told.values())
 
 
 def test_options_of_a_search_in_its_address_are_refused(client: TestClient) -> None:
@@ -110,7 +116,6 @@ def test_parameter_that_comes_twice_is_refused_where_one_is_taken(client: TestCl
     [
         ([], "#", "Input should be an object"),
         ({"query": "a", "weights": 1}, "#/weights", "Input should be an object"),
-        ({"query": "a", "filters": {}}, "#/filters", "Object should have at least 1 item"),
         ({"query": "a", "filters": {"key": "year"}}, "#/filters", "Input should have a field `type`"),
         (
             {"query": "a", "filters": {"type": "is", "key": "year"}},

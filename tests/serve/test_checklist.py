@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
@@ -85,10 +84,6 @@ def test_filters_are_a_bounded_grammar(refused: Callable[..., str], filters: Any
 )
 def test_what_a_request_may_ask_for_is_bounded(refused: Callable[..., str], wrong: dict[str, Any]) -> None:
     assert refused({"query": "slate", **wrong}) == "invalid-request"
-
-
-def test_a_query_of_the_tables_has_two_seconds() -> None:
-    assert TABLE_TIMEOUT_SECONDS == 2.0
 
 
 @pytest.mark.parametrize("query", ["x" * 8_193, "é" * 4_097, "", " \t\n"])

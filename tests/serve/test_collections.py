@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 from cairn.pipeline.collection import list_statuses
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection, repair_collection
-from cairn.pipeline.index.names import CHUNKS_FAISS, COPIES
+from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.names import CHUNKS_FAISS
+from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.search import served
+from cairn.pipeline.search.calibration import GENERAL_QUESTIONS
 from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
@@ -106,19 +108,13 @@ def test_collection_whose_first_ingest_was_killed(
     assert listed(client)["coming"] == "ready"
 
 
-def test_corrupt_collection(own_root: Path, serve: Callable[..., TestClient]) -> None:
-    damage(own_root, "stones")
-    require_refused(serve(ServeSettings(root=own_root)), own_root, "stones", 503, "collection-damaged")
-
-
 def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[..., TestClient]) -> None:
-    folder = CollectionLayout(own_root, "stones").generation_folder(1)
-    for path in (folder / "MANIFEST.json", folder / COPIES / "MANIFEST.json"):
-        path.write_text("{")
+    layout = CollectionLayout(own_root, "stones")
+    for folder in (layout.generation_folder(1), layout.copies_folder(1)):
+        (folder / "MANIFEST.json").write_text("{")
     client = serve(ServeSettings(root=own_root))
     require_refused(client, own_root, "stones", 503, "collection-damaged")
-    listed = {c["name"]: c["status"] for c in client.get("/v1/collections").json()["collections"]}
-    assert listed == {"pebbles": "ready", "stones": "damaged"}
+    assert listed(client) == {"pebbles": "ready", "stones": "damaged"}
 
 
 def test_corrupt_new_generation_leaves_the_old_one_answering(
@@ -134,31 +130,21 @@ def test_corrupt_new_generation_leaves_the_old_one_answering(
     assert client.get("/v1/collections/stones").json()["is_outdated"] is True
 
 
-def test_collection_whose_model_is_gone(
+@pytest.mark.parametrize(
+    "harm", [shutil.rmtree, lambda model: (model / "model.safetensors").write_bytes(b"no weights")]
+)
+def test_collection_whose_model_is_gone_or_damaged(
     own_root: Path,
     tmp_path: Path,
     serve: Callable[..., TestClient],
     ingest: Callable[..., None],
     make_rows: Any,
     tiny_model_folder: Path,
+    harm: Callable[[Path], object],
 ) -> None:
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
     ingest(own_root, "orphan", make_rows(4), model)
-    shutil.rmtree(model)
-    require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-unavailable")
-
-
-def test_collection_whose_model_is_damaged(
-    own_root: Path,
-    tmp_path: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Any,
-    tiny_model_folder: Path,
-) -> None:
-    model = shutil.copytree(tiny_model_folder, tmp_path / "model")
-    ingest(own_root, "orphan", make_rows(4), model)
-    (model / "model.safetensors").write_bytes(b"no weights")
+    harm(model)
     require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-unavailable")
 
 
@@ -215,6 +201,31 @@ def test_collections_with_one_encoder_load_it_once(
     client = serve(ServeSettings(root=served_root), load_encoder=load)
     assert [asked(client, name) for name in ("stones", "pebbles")] == [(200, "")] * 2
     assert len(loaded) == 1
+
+
+def test_measuring_a_collection_for_thresholds_takes_its_turn_at_the_encoder(
+    served_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    from cairn.pipeline.collection import load_query_encoder
+
+    passes: list[tuple[str, int]] = []
+
+    def load(generation: Any) -> Any:
+        encoder = load_query_encoder(generation)
+        encode = encoder.encode_query_tokens
+
+        def noted(texts: Any) -> Any:
+            passes.append((threading.current_thread().name, len(texts)))
+            return encode(texts)
+
+        encoder.encode_query_tokens = noted
+        return encoder
+
+    client = serve(ServeSettings(root=served_root), load_encoder=load)
+    body = {"query": "granite", "min_probability": 0.5}
+    assert client.post("/v1/collections/stones/search", json=body).status_code == 200
+    assert {thread for thread, _ in passes} == {"cairn-encoder"}
+    assert sum(size for _, size in passes) > len(GENERAL_QUESTIONS)
 
 
 def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(
@@ -280,15 +291,6 @@ def test_entry_of_another_kind_is_damage_of_its_collection_alone(
     assert reports == {"coming": "damaged", "pebbles": "ready", "stones": "damaged"}
 
 
-def test_list_says_which_collection_was_found_damaged(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    damage(own_root, "stones")
-    client = serve(ServeSettings(root=own_root))
-    require_refused(client, own_root, "stones", 503, "collection-damaged")
-    assert listed(client) == {"stones": "damaged", "pebbles": "ready"}
-
-
 def test_collection_whose_file_is_cut_while_it_is_open(
     own_root: Path, serve: Callable[..., TestClient]
 ) -> None:
@@ -302,34 +304,6 @@ def test_collection_whose_file_is_cut_while_it_is_open(
         "status": "degraded",
         "reason": "collection 'stones' cannot be served: The collection's files are damaged",
     }
-
-
-def test_collection_alone_whose_file_is_cut_while_it_is_open_is_not_ready(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    client = serve(ServeSettings(root=own_root, collections=("stones",)))
-    assert client.get("/readyz").json() == {"status": "ready"}
-    os.truncate(CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS, 10)
-    assert asked(client, "stones") == (503, "collection-damaged")
-    assert client.get("/readyz").status_code == 503
-
-
-@pytest.mark.parametrize("harm", [lambda path: path.unlink(), lambda path: os.truncate(path, 10)])
-def test_collection_whose_manifest_is_damaged_while_it_is_served_answers_and_is_degraded(
-    own_root: Path, serve: Callable[..., TestClient], harm: Callable[[Path], None]
-) -> None:
-    layout = CollectionLayout(own_root, "stones")
-    client = serve(ServeSettings(root=own_root, collections=("stones",)))
-    harm(layout.generation_folder(1) / "MANIFEST.json")
-    assert asked(client, "stones") == (200, "")
-    ready = client.get("/readyz").json()
-    assert (ready["status"], "collection 'stones' answers, but not all" in ready["reason"]) == (
-        "degraded",
-        True,
-    )
-    repair_collection(layout)
-    assert asked(client, "stones") == (200, "")
-    assert client.get("/readyz").json() == {"status": "ready"}
 
 
 def test_collection_with_a_generation_before_answers_on_when_a_file_is_cut_and_after_its_repair(

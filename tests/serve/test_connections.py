@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cairn.pipeline.serve import connections, server
+from cairn.pipeline.serve import server
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 from fastapi import FastAPI, Response
@@ -61,7 +61,7 @@ def answered(connection: socket.socket) -> bytes:
 def test_connection_that_asks_nothing_is_closed(
     serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
     idle = serve_real()()
     with contextlib.suppress(ConnectionError):  # it may be closed before this thread gets so far
         idle.sendall(sent)
@@ -87,9 +87,9 @@ def test_request_that_came_in_time_may_take_long_to_answer(
     async def look() -> bool:
         return all(end.cancelled() for end in ends)
 
-    wait = connections.PunctualProtocol._wait
+    wait = server.PunctualProtocol._wait
     monkeypatch.setattr(
-        connections.PunctualProtocol, "_wait", lambda self: (wait(self), ends.append(self._waiting))
+        server.PunctualProtocol, "_wait", lambda self: (wait(self), ends.append(self._waiting))
     )
     connection = serve_real(slow)()
     connection.sendall(HEAD)
@@ -107,15 +107,15 @@ def test_connection_of_who_does_not_read_is_closed(
         return Response(b"x" * num_bytes)
 
     closed = threading.Event()
-    look = connections.PunctualProtocol._look
+    look = server.PunctualProtocol._look
 
-    def look_and_tell(self: connections.PunctualProtocol, unread_bytes: int) -> None:
+    def look_and_tell(self: server.PunctualProtocol, unread_bytes: int) -> None:
         look(self, unread_bytes)
         if self.transport.is_closing():
             closed.set()
 
-    monkeypatch.setattr(connections, "READ_SECONDS", 0.1)
-    monkeypatch.setattr(connections.PunctualProtocol, "_look", look_and_tell)
+    monkeypatch.setattr(server, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(server.PunctualProtocol, "_look", look_and_tell)
     idle = serve_real(large)()
     idle.sendall(HEAD)
     assert closed.wait(300.0)
@@ -127,7 +127,7 @@ def test_too_many_connections_keep_no_health_check_out(
     serve_real: Callable[..., Connect], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_A_REQUEST", 2)
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 300.0)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 300.0)
     connect = serve_real(max_requests=1)
     idle = [connect(), connect()]
     refused, health = connect(), connect()

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from cairn.pipeline.collection import load_query_encoder
 from cairn.pipeline.errors import StorageError
-from cairn.pipeline.search import searcher
-from cairn.pipeline.serve.envelope import Envelope
+from cairn.pipeline.search import filters
+from cairn.pipeline.serve.middleware import Envelope
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
@@ -168,7 +168,7 @@ def test_failing_read_of_a_filter_is_told_and_others_go_on(
     def fail(*_: Any) -> Any:
         raise StorageError("reading the filter's documents failed")
 
-    monkeypatch.setattr(searcher, "allowed_documents", fail)
+    monkeypatch.setattr(filters, "allowed_documents", fail)
     failing = client.post(SEARCH, json={"query": "slate", "filters": FILTER})
     assert problem(failing) == (503, "storage-failed")
     assert ask(client).status_code == 200

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.pipeline.serve import guard
+from cairn.pipeline.serve import middleware
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
@@ -47,27 +47,19 @@ def test_body_that_is_no_json_is_refused(client: TestClient, body: bytes) -> Non
     assert outcome(client.post(SEARCH, content=body, headers=JSON)) == (400, "invalid-json")
 
 
+MEDIA_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+
+
 @pytest.mark.parametrize(
-    "media_type",
+    "headers",
     [
-        "text/plain",
-        "application/x-www-form-urlencoded",
-        "multipart/form-data; boundary=x",
-        "application/octet-stream",
-        "",
+        *({"Content-Type": media_type} for media_type in (*MEDIA_TYPES, "application/octet-stream", "")),
+        {**JSON, "Content-Encoding": "gzip"},
     ],
 )
-def test_body_of_another_type_is_refused(client: TestClient, media_type: str) -> None:
-    assert outcome(
-        client.post(SEARCH, content=b'{"query": "slate"}', headers={"Content-Type": media_type})
-    ) == (415, "media-type-refused")
-
-
-def test_compressed_body_is_refused(client: TestClient) -> None:
-    assert outcome(client.post(SEARCH, content=b"x", headers={**JSON, "Content-Encoding": "gzip"})) == (
-        415,
-        "media-type-refused",
-    )
+def test_body_of_another_type_or_compressed_is_refused(client: TestClient, headers: dict[str, str]) -> None:
+    response = client.post(SEARCH, content=b'{"query": "slate"}', headers=headers)
+    assert outcome(response) == (415, "media-type-refused")
 
 
 def test_json_with_a_charset_is_taken(client: TestClient) -> None:
@@ -87,7 +79,7 @@ def test_body_over_one_mebibyte_is_refused(client: TestClient, in_chunks: bool) 
 
 
 def test_body_that_does_not_arrive_is_given_up(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_SECONDS", 0.01)
+    monkeypatch.setattr(middleware, "BODY_SECONDS", 0.01)
     app = create_app(ServeSettings(root=served_root))
     headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
     scope = {
@@ -111,33 +103,60 @@ def test_body_that_does_not_arrive_is_given_up(served_root: Path, monkeypatch: p
     assert json.loads(sent[1]["body"])["type"].endswith(":body-slow")
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8400", "localhost:1", "LOCALHOST", "[::1]:8400"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:8400", "localhost:1", "LOCALHOST", "[::1]:8400", ""]
+)
 def test_own_names_are_answered(client: TestClient, host: str) -> None:
     assert client.get("/v1/collections", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8400",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "",
-        "127.0.0.2",
-        "[::2]",
-    ],
-)
-@pytest.mark.parametrize("path", ["/v1/collections", "/healthz", "/openapi.json"])
+REBOUND = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.2", "[::2]"]
+
+
+def test_second_host_is_refused(client: TestClient) -> None:
+    hosts = [("Host", "localhost"), ("Host", "evil.example")]
+    assert outcome(client.get("/v1/collections", headers=hosts)) == (421, "host-refused")
+
+
+@pytest.mark.parametrize("host", [*REBOUND, "evil.example:8400"])
+@pytest.mark.parametrize("path", ["/v1/collections", "/openapi.json"])
 def test_rebound_name_is_refused(client: TestClient, host: str, path: str) -> None:
     assert outcome(client.get(path, headers={"Host": host})) == (421, "host-refused")
 
 
-def test_named_host_is_answered(served_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_named_host_beyond_loopback_takes_away_no_address(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    token = KeyFile(own_root / "keys.json").create("reader")[1]
+    client = serve(ServeSettings(root=own_root, host="0.0.0.0", allowed_hosts=("search.example",)))
+    client.headers["Authorization"] = f"Bearer {token}"
+    for host, status in (
+        *(
+            (own, 200)
+            for own in ("Search.Example:443", "localhost", "127.0.0.1:8400", "10.0.0.5:8400", "[::1]")
+        ),
+        ("evil.example", 421),
+    ):
+        assert client.get("/v1/collections", headers={"Host": host}).status_code == status
+        assert client.get("/healthz", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://search.example:8443"}, 200),
+        ({"Origin": "https://search.example:8443", "Host": "search.example"}, 200),
+        ({"Origin": "https://other.example", "X-Forwarded-Host": "other.example"}, 200),
+        ({"Origin": "https://other.example"}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),
+        ({"Origin": "https://other.example", "X-Forwarded-Host": "search.example"}, 403),
+    ],
+)
+def test_page_behind_a_proxy_is_answered_where_its_host_is_known(
+    served_root: Path, serve: Callable[..., TestClient], headers: dict[str, str], status: int
+) -> None:
     client = serve(ServeSettings(root=served_root, allowed_hosts=("search.example",)))
-    assert client.get("/v1/collections", headers={"Host": "Search.Example:443"}).status_code == 200
-    assert client.get("/v1/collections", headers={"Host": "127.0.0.1"}).status_code == 200
-    assert client.get("/v1/collections", headers={"Host": "evil.example"}).status_code == 421
+    assert client.get("/v1/collections", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -244,15 +263,21 @@ def test_every_route_needs_a_scope_or_is_open_on_purpose(client: TestClient) -> 
         "/v1/collections/{name}/lineage/{doc_id}",
         "/v1/collections/{name}/clicks",
         "/v1/collections/{name}/search",
+        *(f"/v1/collections/{{name}}/{part}" for part in ("columns", "facets", "count", "documents/list")),
     }
+    known |= {f"/v1/collections/{{name}}/{part}" for part in ("documents", "documents/delete", "sources")}
+    known |= {"/v1/collections/{name}/writes/{number}"}
     known |= {f"/v1/collections/{{name}}/{look}" for look in ("map", "map/places", "health")}
-    known |= {"/v1/vector_stores", "/v1/embeddings", "/metrics"}
+    known |= {"/v1/vector_stores", "/v1/embeddings", "/v1/models", "/metrics"}
     store = "/v1/vector_stores/{vector_store_id}"
     known |= {store, f"{store}/search", f"{store}/files", f"{store}/files/{{file_id}}"}
+    batches = f"{store}/file_batches"
+    known |= {batches, *(f"{batches}/{{batch_id}}{part}" for part in ("", "/files", "/cancel"))}
+    known |= {"/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
     assert set(described) == known | {"/healthz", "/readyz"}
-    page = {path for path in guard.OPEN_PATHS if path == "/" or path.startswith("/page/")}
-    assert page | {"/healthz", "/readyz", "/openapi.json"} == guard.OPEN_PATHS
-    assert all(not path.startswith("/v1") for path in guard.OPEN_PATHS)
+    page = {path for path in middleware.OPEN_PATHS if path == "/" or path.startswith("/page/")}
+    assert page | {"/healthz", "/readyz", "/openapi.json"} == middleware.OPEN_PATHS
+    assert all(not path.startswith("/v1") for path in middleware.OPEN_PATHS)
 
 
 def test_key_for_one_collection_learns_nothing_of_another(keyed: Callable[..., TestClient]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +10,14 @@ from typing import Any
 import pytest
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
 from cairn.pipeline.index.names import CHUNKS_FAISS
-from cairn.pipeline.serve import healing
+from cairn.pipeline.index.repartition import repartition
+from cairn.pipeline.index.verify import verify_collection
+from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
 from tests.serve.test_collections import asked, damage
-
-CUT = "import os, sys; os.truncate(sys.argv[1], 10)"
 
 
 def hits(client: TestClient) -> list[str]:
@@ -100,7 +96,7 @@ def test_newest_generation_that_cannot_be_mended_is_told_of_once(
 ) -> None:
     said: list[str] = []
     # Not caplog: other tests of the process may have turned the logger off.
-    monkeypatch.setattr(healing.log, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(collections.log, "warning", lambda text, *values: said.append(text % values))
     client = serve(ServeSettings(root=own_root))
     damage(own_root, "stones", 2)
     until = time.monotonic() + 60.0
@@ -112,6 +108,19 @@ def test_newest_generation_that_cannot_be_mended_is_told_of_once(
     assert [line.partition(" exceeds")[0] for line in said] == [
         "serve.not_healed collection=stones sentence=generation 2"
     ]
+
+
+def test_damaged_file_of_a_partition_is_mended(own_root: Path, serve: Callable[..., TestClient]) -> None:
+    layout = CollectionLayout(own_root, "stones")
+    repartition(layout, 2)
+    client = serve(ServeSettings(root=own_root))
+    before = set(hits(client))
+    (file, *_) = layout.partitions_folder.glob(f"*/generations/*/{CHUNKS_FAISS}")
+    file.write_bytes(b"")
+    assert set(hits(client)) == before
+    wait_for(client, 3)
+    assert set(hits(client)) == before
+    assert verify_collection(layout) == []
 
 
 def written(folder: Path) -> dict[Path, int]:
@@ -139,72 +148,20 @@ def test_collection_that_is_being_written_is_not_mended(
         assert asked(client, "stones") == (503, "collection-damaged")
 
 
-@pytest.mark.usefixtures("unhealed")
-def test_large_collection_is_left_to_the_keeper(own_root: Path, serve: Callable[..., TestClient]) -> None:
-    client = serve(ServeSettings(root=own_root))
-    damage(own_root, "stones")
-    assert asked(client, "stones") == (503, "collection-damaged")
-
-
 @pytest.fixture
 def two_generations(own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any]) -> None:
     """Publish a second generation of ``stones``, with files of its own."""
     ingest(own_root, "stones", make_rows(version=2))
 
 
-@pytest.mark.usefixtures("leases", "two_generations")
-@pytest.mark.parametrize("name", ["context.arrow", "clusters.arrow", "lance_files.json", "MANIFEST.json"])
-def test_second_copy_is_read_of_a_file_that_another_program_waits_to_cut(
+@pytest.mark.parametrize("name", ["context.arrow", "MANIFEST.json"])
+def test_small_file_is_mended_by_its_second_copy_while_requests_wait(
     own_root: Path, serve: Callable[..., TestClient], name: str
 ) -> None:
     client = serve(ServeSettings(root=own_root))
-    path = CollectionLayout(own_root, "stones").generation_folder(2) / name
-    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
-        while cutting.poll() is None:
-            assert generation_of(client) == 2
-    assert path.stat().st_size == 10
-    assert generation_of(client) == 2
-    assert client.get("/readyz").json()["status"] == "degraded"
-
-
-@pytest.mark.usefixtures("leases")
-def test_second_copy_is_read_where_there_is_one_generation(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    client = serve(ServeSettings(root=own_root))
-    path = CollectionLayout(own_root, "stones").generation_folder(1) / "context.arrow"
-    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
-        while cutting.poll() is None:
-            assert generation_of(client) == 1
-    assert path.stat().st_size == 10
-    assert generation_of(client) == 1
-
-
-@pytest.mark.usefixtures("leases", "two_generations")
-def test_newest_generation_that_another_program_waits_to_cut_is_mended_beside(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    client = serve(ServeSettings(root=own_root))
-    path = CollectionLayout(own_root, "stones").generation_folder(2) / CHUNKS_FAISS
-    assert path.stat().st_nlink == 1
-    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
-        wait_for(client, 3)
-        assert cutting.wait(60) == 0
-    assert generation_of(client) == 3
-
-
-@pytest.mark.usefixtures("leases")
-def test_file_that_another_program_waits_to_cut_is_made_again_meanwhile(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
-    client = serve(ServeSettings(root=own_root))
     before = hits(client)
-    path = CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS
-    with subprocess.Popen([sys.executable, "-c", CUT, os.fspath(path)]) as cutting:
-        for _ in range(10_000):
-            if cutting.poll() is not None:
-                break
-            assert hits(client) == before
-        assert cutting.wait(60) == 0
-    assert path.stat().st_size == 10
-    assert hits(client) == before
+    path = CollectionLayout(own_root, "stones").generation_folder(1) / name
+    path.write_bytes(path.read_bytes()[:10])
+    for served in (client, serve(ServeSettings(root=own_root))):
+        assert hits(served) == before
+        assert served.get("/readyz").json()["status"] == "ready"

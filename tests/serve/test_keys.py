@@ -25,7 +25,7 @@ def test_key_is_stored_as_its_hash_for_its_owner_alone(file: KeyFile) -> None:
     key, token = file.create("reader")
     content = file.path.read_text()
     assert token not in content
-    assert token.rpartition("_")[2] not in content
+    assert token.split("_", 2)[2] not in content  # the secret part may hold underscores itself
     assert key.sha256 == hashlib.sha256(token.encode()).hexdigest()
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
@@ -44,15 +44,6 @@ def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
         ("stones",),
         RESTRICTION,
     )
-
-
-def test_grant_is_what_the_key_was_made_for(file: KeyFile) -> None:
-    _, token = file.create("tenant", scopes=["search"], collections=["stones"], restriction=RESTRICTION)
-    grant = Keyring(file, is_required=True).grant_of(token)
-    assert grant is not None
-    assert (grant.scopes, grant.collections, grant.restriction) == ({"search"}, {"stones"}, RESTRICTION)
-    assert grant.reaches("stones")
-    assert not grant.reaches("pebbles")
 
 
 def test_token_that_differs_anywhere_is_no_key(file: KeyFile) -> None:
@@ -182,15 +173,7 @@ def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
 def test_key_that_makes_no_sense_is_refused(file: KeyFile, wrong) -> None:
     with pytest.raises(ConfigError):
         file.create(**{"name": "reader", **wrong})
-    assert not file.exists()
-
-
-def test_revoking_twice_or_an_unknown_key_is_refused(file: KeyFile) -> None:
-    key, _ = file.create("reader")
-    file.revoke(key.key_id)
-    for key_id in (key.key_id, "0" * 12):
-        with pytest.raises(ConfigError, match="cairn keys list"):
-            file.revoke(key_id)
+    assert not file.path.exists()
 
 
 def test_name_is_of_one_good_key(file: KeyFile) -> None:

@@ -80,7 +80,7 @@ async def test_search_at_mcp_finds_what_the_collection_does(address: str, served
 
 async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str) -> None:
     async with connected(address, mode="legacy") as client:
-        assert len((await client.list_tools()).tools) == 3
+        assert len((await client.list_tools()).tools) == 6
         found = (await client.call_tool("list_collections", {})).structured_content
     assert found == {"collections": ["pebbles", "stones"]}
 
@@ -89,6 +89,7 @@ async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str)
     ("tool", "asked", "sentence"),
     [
         ("search", {"query": "x"}, "a collection must be named"),
+        ("search", {"query": ""}, "must fit its schema, got query: String should have at least 1 character"),
         ("search", {"query": "x", "collection": "marbles"}, "There is no such collection"),
         ("search", {"query": "x", "collection": "stones", "filters": {"type": "eq"}}, "filter"),
         ("get_document", {"doc_id": "x", "collection": "stones"}, "there is no document of this id"),
@@ -101,6 +102,27 @@ async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(
         result = await client.call_tool(tool, asked)
     assert result.is_error
     assert sentence in result.content[0].text
+    assert "\n" not in result.content[0].text
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ([], "a message must be one object"),
+        ({"jsonrpc": "1.0", "id": 1, "method": "tools/list"}, 'must have "jsonrpc": "2.0"'),
+        ({"jsonrpc": "2.0", "id": 1}, "must have a method"),
+        ({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": 7}, "params of a message must be"),
+        ({"jsonrpc": "2.0", "id": [1], "method": "tools/list"}, "the id of a message must be"),
+    ],
+)
+def test_malformed_message_is_answered_with_one_sentence(
+    client: TestClient, message: Any, sentence: str
+) -> None:
+    response = client.post("/mcp", json=message)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, -32600)
+    assert sentence in error["message"]
+    assert "\n" not in error["message"]
 
 
 async def test_key_reaches_its_collection_and_documents_alone(own_root: Path) -> None:
@@ -147,3 +169,32 @@ def test_missing_extra_is_named(own_client: TestClient, monkeypatch: pytest.Monk
     response = own_client.post("/mcp", content=json.dumps({}), headers={"Content-Type": "application/json"})
     assert response.status_code == 404
     assert "the extra mcp" in response.json()["detail"]
+
+
+async def test_document_added_by_a_model_is_found_and_deleted(own_root: Path) -> None:
+    with served(ServeSettings(root=own_root, writable=True)) as url:
+        async with connected(url) as client:
+            here = {"collection": "stones"}
+            told = await client.call_tool("add_document", {"doc_id": "new", "text": "obsidian", **here})
+            assert not told.is_error, told
+            answer = (await client.call_tool("search", {"query": "obsidian", **here})).structured_content
+            assert answer["documents"][0]["doc_id"] == "new"
+            refused = await client.call_tool("add_document", {"doc_id": "bad", "text": " ", **here})
+            assert refused.is_error
+            assert "the text is empty" in str(refused.content)
+            assert not (await client.call_tool("delete_document", {"doc_id": "new", **here})).is_error
+            assert (await client.call_tool("delete_document", {"doc_id": "new", **here})).is_error
+
+
+async def test_key_that_only_reads_lets_no_model_write(own_root: Path) -> None:
+    _, reader = KeyFile(own_root / "keys.json").create("reader")
+    with served(ServeSettings(root=own_root, writable=True)) as url:
+        async with connected(url, reader) as client:
+            asked = {"doc_id": "new", "text": "obsidian", "collection": "stones"}
+            assert "scope write" in str((await client.call_tool("add_document", asked)).content)
+
+
+async def test_server_that_takes_no_writes_has_no_tools_for_them(address: str) -> None:
+    async with connected(address) as client:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+    assert not names & {"add_document", "delete_document"}

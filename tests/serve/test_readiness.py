@@ -63,7 +63,7 @@ def test_server_over_an_empty_root_is_ready_and_lists_nothing(
 ) -> None:
     client = serve(ServeSettings(root=tmp_path / "none"))
     assert client.get("/readyz").status_code == 200
-    assert client.get("/v1/collections").json() == {"collections": []}
+    assert client.get("/v1/collections").json() == {"collections": [], "is_writable": False}
 
 
 def test_server_whose_keys_cannot_be_read_is_not_ready_until_they_can(

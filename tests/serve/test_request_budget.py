@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.serve import connections, server
+from cairn.pipeline.serve import server
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.batching import EncoderQueue
 from cairn.pipeline.serve.problems import ProblemError
@@ -66,12 +66,12 @@ def test_memory_is_given_back_after_a_large_answer_and_not_after_a_small_one(
     served_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_back = threading.Event()
-    monkeypatch.setattr("cairn.pipeline.serve.envelope.return_freed_memory", given_back.set)
-    monkeypatch.setattr("cairn.pipeline.serve.envelope.GIVE_BACK_SECONDS", 0.0)
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.return_freed_memory", given_back.set)
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.GIVE_BACK_SECONDS", 0.0)
     client = serve(ServeSettings(root=served_root))
     assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
     assert not given_back.wait(0.2)
-    monkeypatch.setattr("cairn.pipeline.serve.envelope.HEAVY_ANSWER_BYTES", 100)
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.HEAVY_ANSWER_BYTES", 100)
     assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
     assert given_back.wait(60)
 
@@ -117,9 +117,23 @@ def test_new_connection_takes_the_place_of_the_idlest(connect: Callable[[], sock
     assert answer(idle[1]).startswith(b"HTTP/1.1 200 OK")
 
 
+def test_new_connection_takes_the_place_of_one_that_never_asked(
+    connect: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [connect(), connect()]
+    early = connect()
+    early.sendall(LAST)
+    assert answer(early).startswith(b"HTTP/1.1 503 ")
+    monkeypatch.setattr(server, "FIRST_REQUEST_SECONDS", 0.0)
+    new = connect()
+    new.sendall(LAST)
+    assert answer(new).startswith(b"HTTP/1.1 200 OK")
+    assert silent[0].recv(1 << 16) == b""
+
+
 @pytest.mark.parametrize(("limit", "connections_at_most"), [(64, 16), (1_024, 768), (1 << 20, 1_000)])
 def test_connections_leave_descriptors_for_files(
     monkeypatch: pytest.MonkeyPatch, limit: int, connections_at_most: int
 ) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (limit, limit))
-    assert connections.max_connections(1_000) == connections_at_most
+    assert server.max_connections(1_000) == connections_at_most

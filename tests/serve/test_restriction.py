@@ -87,7 +87,7 @@ filters = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     filters=st.none() | filters,
     hybrid=st.booleans(),
@@ -117,7 +117,7 @@ def test_no_search_finds_another_tenants_document(
         assert len(found) == 10
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(filters=st.none() | likely)
 def test_no_openai_search_finds_another_tenants_document(tenant: TestClient, filters: Any) -> None:
     response = tenant.post(
@@ -144,6 +144,8 @@ def test_documents_of_others_are_not_found_by_id(
     for row in make_rows():
         response = tenant.get(f"/v1/collections/stones/documents/{row['id']}")
         assert response.status_code == (200 if is_own(row["id"]) else 404)
+        lineage = tenant.get(f"/v1/collections/stones/lineage/{row['id']}").json()
+        assert lineage.get("context_documents") is None
         if not is_own(row["id"]):
             assert response.json()["type"].endswith(":unknown-document")
 
@@ -164,7 +166,7 @@ def matches(row: dict[str, Any], tree: dict[str, Any]) -> bool:
     )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     restriction=likely
     | st.builds(lambda kind, trees: {"type": kind, "filters": trees}, st.sampled_from(["and", "or"]), trees)
@@ -186,7 +188,6 @@ def test_figures_are_of_what_any_restriction_lets_through(
         None,
     )
     assert (health["documents"], health["context_documents"], health["drift"]) == (len(expected), None, None)
-    assert sum(each["documents"] for each in health["lengths"]) == len(expected)
     assert {(each["documents"], each["chunks"]) for each in asked("")["collections"]} == {(None, None)}
 
 

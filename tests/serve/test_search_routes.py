@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ def asked(client: TestClient, **body: Any) -> Any:
     response = client.post(SEARCH, json={"query": QUERY, **body})
     assert response.status_code == 200, response.text
     return response.json()
+
+
+def test_query_vector_takes_the_place_of_the_encoding(client: TestClient, served_root: Path) -> None:
+    stones = open_collection("stones", root=served_root)
+    vector = next(stones.documents.batches(["vector"])).column("vector")[0].as_py()
+    answer = asked(client, query_vector=vector, hybrid=False, granularity="document", top_k=1)
+    assert answer["hits"][0]["score"] == pytest.approx(1.0, abs=1e-5)
+    for body in ({"query_vector": vector[1:]}, {"query_vector": vector, "query": [QUERY]}):
+        response = client.post(SEARCH, json={"query": QUERY, **body})
+        assert response.status_code == 422, response.text
 
 
 @pytest.mark.parametrize(
@@ -63,9 +74,9 @@ def test_search_gives_what_python_gives(
         assert {key: hit[key] for key in ("doc_id", "title", "metadata")} == {
             key: wanted[key] for key in ("doc_id", "title", "metadata")
         }
-        assert [{key: p[key] for key in ("start_char", "end_char", "text")} for p in hit["passages"]] == list(
-            wanted["passages"]
-        )
+        assert [
+            {key: p[key] for key in ("start_char", "end_char", "text", "page")} for p in hit["passages"]
+        ] == list(wanted["passages"])
     assert (answer["query"], answer["generation"]) == (QUERY, expected["generation"])
 
 
@@ -74,14 +85,6 @@ def test_answer_is_its_schema_in_json_byte_for_byte(client: TestClient, query: s
     schema = SearchReply if isinstance(query, str) else SearchReplies
     body = client.post("/v1/collections/stones/search", json={"query": query}).content
     assert schema.model_validate_json(body).model_dump_json().encode() == body
-
-
-def test_passages_are_spans_of_the_document_that_is_given(client: TestClient) -> None:
-    for hit in asked(client)["hits"]:
-        text = client.get(f"/v1/collections/stones/documents/{hit['doc_id']}").json()["text"]
-        assert [p["text"] for p in hit["passages"]] == [
-            text[p["start_char"] : p["end_char"]] for p in hit["passages"]
-        ]
 
 
 def test_search_without_text_gives_the_same_spans(client: TestClient) -> None:
@@ -140,32 +143,24 @@ def test_groups_that_cannot_be_made_are_refused(client: TestClient, options: dic
     assert next(iter(options)) in response.text
 
 
-def test_cursor_of_another_request_is_refused(client: TestClient) -> None:
-    cursor = asked(client, top_k=1, cursor="*")["next_cursor"]
-    for change in (
+NEVER_GIVEN_OUT = ["x", "e30=", "W10=", "bnVsbA==", "eyJnIjoxLCJvIjotMSwiciI6IiJ9", "é", "****", "=" * 256]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
         {"query": "marble"},
         {"hybrid": False},
         {"mmr": 0.5},
         {"filters": {"type": "eq", "key": "tenant", "value": "acme"}},
-    ):
-        response = client.post(SEARCH, json={"query": QUERY, "top_k": 1, "cursor": cursor, **change})
-        assert (response.status_code, response.json()["type"]) == (
-            422,
-            "urn:problem-type:cairn:invalid-cursor",
-        )
-
-
-@pytest.mark.parametrize(
-    "cursor", ["x", "e30=", "W10=", "bnVsbA==", "eyJnIjoxLCJvIjotMSwiciI6IiJ9", "é", "****", "=" * 256]
+        *({"cursor": cursor} for cursor in NEVER_GIVEN_OUT),
+        {"cursor": "*", "query": [QUERY]},
+        {"cursor": "*", "max_characters": 100},
+    ],
 )
-def test_cursor_that_was_never_given_out_is_refused(client: TestClient, cursor: str) -> None:
-    response = client.post(SEARCH, json={"query": QUERY, "cursor": cursor})
-    assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-cursor")
-
-
-@pytest.mark.parametrize("change", [{"query": [QUERY]}, {"max_characters": 100}])
-def test_cursor_where_there_are_no_pages_is_refused(client: TestClient, change: dict[str, Any]) -> None:
-    response = client.post(SEARCH, json={"query": QUERY, "cursor": "*", **change})
+def test_cursor_of_another_request_or_of_none_is_refused(client: TestClient, change: dict[str, Any]) -> None:
+    cursor = asked(client, top_k=1, cursor="*")["next_cursor"]
+    response = client.post(SEARCH, json={"query": QUERY, "top_k": 1, "cursor": cursor, **change})
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-cursor")
 
 
@@ -215,29 +210,15 @@ def test_generation_of_another_encoder_is_taken_up_with_it(
     serve: Callable[..., TestClient],
     ingest: Callable[..., None],
     make_rows: Callable[..., Any],
-    make_bert: Any,
-    model_size: Any,
 ) -> None:
-    import shutil
+    def vector_dim() -> int:
+        reply = client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"})
+        return len(reply.json()["data"][0]["embedding"])
 
     client = serve(ServeSettings(root=own_root))
-    assert (
-        len(
-            client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"}).json()["data"][0][
-                "embedding"
-            ]
-        )
-        == 32
-    )
+    assert vector_dim() == 32
     shutil.rmtree(own_root / "stones")
     ingest(own_root, "stones", make_rows(version=1), dims=16)
     answer = asked(client)
     assert (answer["generation"], len(answer["hits"])) == (1, 10)
-    assert (
-        len(
-            client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"}).json()["data"][0][
-                "embedding"
-            ]
-        )
-        == 16
-    )
+    assert vector_dim() == 16

@@ -64,6 +64,7 @@ def collector() -> Iterator[Collector]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_search_is_a_trace_of_its_stages_without_its_text(collector: Collector, served_root: Path) -> None:
     """In a process of its own: a process sets its exporters up once."""
     endpoint = f"http://127.0.0.1:{collector.server_port}"

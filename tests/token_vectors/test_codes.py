@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.token_vectors.codes import REACH, TokenCodec, pool_neighbours, unit
+from cairn.pipeline.token_vectors.codes import REACH, TokenCodec, unit
 
 
 def vectors(rows: int, dims: int = 16, seed: int = 0) -> np.ndarray:
@@ -43,18 +41,3 @@ def test_decoded_vectors_are_near_what_was_encoded(bits: int, cosine: float):
 def test_bits_and_dims_that_fill_no_byte_are_refused(dims: int, bits: int):
     with pytest.raises(ConfigError, match="of a token vector must"):
         TokenCodec(rms_V=np.ones(dims, np.float32), bits=bits)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_pooled_neighbours_are_means_of_one_chunk(size: int):
-    rows, offsets = vectors(17), np.array([0, 5, 5, 6, 17])
-    pooled, pooled_offsets = pool_neighbours(rows.astype(np.float16), offsets, size)
-    expected: list[np.ndarray] = []
-    counts = [0]
-    for first, end in itertools.pairwise(offsets.tolist()):
-        runs = [rows[start : min(start + size, end)].mean(0) for start in range(first, end, size)]
-        expected += runs
-        counts.append(counts[-1] + len(runs))
-
-    assert pooled_offsets.tolist() == counts
-    assert pooled == pytest.approx(unit(np.array(expected)), abs=1e-2)

@@ -4,21 +4,34 @@ A new format is one file here, with a subclass of ``format.Format`` or, where a 
 ``text.DocumentFormat``, and one entry below.
 
     parquet, arrow      columns as the file says
-    json_lines, csv     columns learned by a first pass (values)
+    json_lines, csv     columns learned by a first pass
     text, html          a document a file: id, title, text, and the keys of front matter
+    documents, paged    PDF, Office and the like, each read in a child process, page by page
     tables              a data file of a table of Lance, Delta or Iceberg, or a table in memory
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cairn.pipeline.corpus.formats.arrow import ArrowFormat
 from cairn.pipeline.corpus.formats.csv import CsvFormat
+from cairn.pipeline.corpus.formats.documents import (
+    CodeFormat,
+    EpubFormat,
+    ExcelFormat,
+    MailFormat,
+    NotebookFormat,
+    OpenDocumentFormat,
+    PdfFormat,
+    PowerPointFormat,
+    RtfFormat,
+    WordFormat,
+)
 from cairn.pipeline.corpus.formats.format import Format
 from cairn.pipeline.corpus.formats.html import HtmlFormat
 from cairn.pipeline.corpus.formats.json_lines import JsonLinesFormat
 from cairn.pipeline.corpus.formats.parquet import ParquetFormat
-from cairn.pipeline.corpus.formats.text import TextFormat
+from cairn.pipeline.corpus.formats.text import MarkdownFormat, TextFormat
 
 PARQUET: Final = ParquetFormat()
 FORMATS: Final[Sequence[Format]] = (
@@ -26,9 +39,22 @@ FORMATS: Final[Sequence[Format]] = (
     ArrowFormat(),
     JsonLinesFormat(),
     CsvFormat(),
+    MarkdownFormat(),
     TextFormat(),
     HtmlFormat(),
+    PdfFormat(),
+    WordFormat(),
+    PowerPointFormat(),
+    ExcelFormat(),
+    OpenDocumentFormat(),
+    EpubFormat(),
+    RtfFormat(),
+    MailFormat(),
+    NotebookFormat(),
+    CodeFormat(),
 )
-"""Every format of files. A folder is read as the first that it holds; formats of documents count as one."""
-READABLE: Final = ", ".join(suffix for each in FORMATS for suffix in each.suffixes)
-"""The suffixes that a sentence names."""
+"""Every format of files; they may stand side by side in one folder."""
+FORMAT_OF: Final[Mapping[str, Format]] = {suffix: each for each in FORMATS for suffix in each.suffixes}
+_NAMED: Final = [each for each in FORMATS if not isinstance(each, CodeFormat)]
+READABLE: Final = ", ".join([*(suffix for each in _NAMED for suffix in each.suffixes), "source code"])
+"""What a sentence names: suffixes, and the kind that has many."""

@@ -12,9 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Format, SourceFile, Undecoded, check_names
+from cairn.pipeline.corpus.formats.format import Footer, Format, SourceFile, Undecoded, check_names
 from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
-from cairn.pipeline.corpus.source_record import Footer
 from typing_extensions import override
 
 _MAGIC: Final = b"ARROW1"
@@ -59,6 +58,8 @@ def _opened(
 ) -> Generator[pa.RecordBatchFileReader | pa.RecordBatchStreamReader]:
     with file.open() as stream:
         magic = stream.read(len(_MAGIC))
+        if magic.startswith(b"FEA1"):
+            raise ValueError("it is Feather of version 1; write it again as version 2, or as Parquet")
         stream.seek(0)
         opened = pa.ipc.open_file if magic == _MAGIC else pa.ipc.open_stream
         with opened(stream, options=options) as reader:

@@ -1,38 +1,49 @@
-"""CSV with a header, UTF-8, also compressed; the delimiter is the comma, semicolon or tab of the header.
+"""CSV with a header, in UTF-8, UTF-16 or what it looks like, also compressed.
 
-An empty field is null, a quoted empty one is an empty text. A column is one of whole numbers, numbers or
-booleans where every field is, written plainly: ``007`` is a text. A row with more or fewer fields than the
-header is one damaged row; an open quote damages the rest of the file.
+The delimiter is the comma, semicolon, tab or bar that the header has most of, or what a line ``sep=;`` before
+it says; lines before it that begin with ``#`` are passed over, and a header ``#id,text`` is one where the row
+below has as many fields. An empty field is null, a row of them is none. Fields are texts here; a column is
+one of whole numbers, numbers or booleans where every field is written as one: ``007`` is a text, and so are
+``3.9`` and ``3.10``, as all files of a source together write them. A row with more or fewer fields than the
+header is one damaged row; a quote that never closes damages the rest of the file.
+
+A quoted field may hold rows that its quote was never to enclose. Where each of its lines has the fields of a
+row, and the first of them looks like the others, that is doubted: rows of TSV, which knows no quotes, are
+taken as they stand, those of CSV are kept as quoted and told of.
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import io
-from collections.abc import Iterator, Mapping
-from csv import Error as CsvError
-from csv import reader as csv_rows
-from typing import Any, Final
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as arrow_compute
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Format, SourceFile, Undecoded
-from cairn.pipeline.corpus.formats.values import footer_of
-from cairn.pipeline.corpus.source_record import Footer
-from pyarrow import csv
+from cairn.pipeline.corpus.columns import DECIMALS, FAULT, MAX_DECIMALS, NO_NAMES, decimals_of, plain_type
+from cairn.pipeline.corpus.formats.format import (
+    ENCODING,
+    Footer,
+    Format,
+    LongLineError,
+    SourceFile,
+    TextLines,
+    Undecoded,
+    batched,
+    encoding_of,
+    learned_footer,
+    opened_text,
+)
+from cairn.pipeline.corpus.quarantine import Reason
 from typing_extensions import override
 
-pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
-
-_PLAIN: Final[Mapping[str, pa.DataType]] = {
-    r"^-?(0|[1-9][0-9]{0,17})$": pa.int64(),
-    r"^-?[0-9]{1,15}(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?$": pa.float64(),
-    r"^(true|false)$": pa.bool_(),
-}
-_LEADING_ZERO: Final = r"^-?0[0-9]"
-_HEADER_BYTES: Final = 1 << 16
 _ROW_DOCUMENTS: Final = 2
-"""A block holds so many times the largest document: a row must fit in one."""
+"""A row may be so many times as long as a document."""
 
 
 class CsvFormat(Format):
@@ -45,101 +56,170 @@ class CsvFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        names, _ = _header(file)
-        if len({*names}) < len(names):
-            return Footer(schema=pa.schema([(name, pa.string()) for name in names]), num_rows=1)
+        decimals = dict[str, frozenset[str]]()
 
         def parts() -> Iterator[Mapping[str, pa.DataType] | int | Undecoded]:
-            for batch in _batches(file, config, None):
-                if isinstance(batch, Undecoded):
-                    yield batch
-                else:
-                    columns = zip(batch.schema.names, batch.columns, strict=True)
-                    yield {name: _type_of(column) for name, column in columns}
-                    yield batch.num_rows
+            for item in _batches(file, config, None):
+                if isinstance(item, Undecoded):
+                    yield item
+                    continue
+                columns = dict(zip(item.schema.names, item.columns, strict=True))
+                types = {name: plain_type(column) for name, column in columns.items() if name != FAULT}
+                for name, arrow_type in types.items():
+                    if arrow_type == pa.float64() and decimals.get(name) != NO_NAMES:
+                        seen = decimals.get(name, frozenset()) | decimals_of(columns[name])
+                        decimals[name] = seen if len(seen) <= MAX_DECIMALS else NO_NAMES
+                yield types
+                yield item.num_rows
 
-        return footer_of(file, parts())
+        footer = learned_footer(file, parts())
+        names = next(islice(_rows(file, config), 1, None), None)
+        assert not isinstance(names, str | Undecoded), "the header comes first"
+        again = [pa.field(name, pa.null()) for name, count in Counter(names or ()).items() if count > 1]
+        fields = [
+            field.with_metadata({DECIMALS: " ".join(sorted(decimals.get(field.name, ())))})
+            for field in footer.schema
+        ]
+        return Footer(schema=pa.schema([*fields, *again]), num_rows=footer.num_rows)
 
     @override
     def read(
         self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
     ) -> Iterator[pa.RecordBatch | Undecoded]:
-        """Yield the rows, and the damaged ones of each block behind it."""
-        for batch in _batches(file, config, [*types]):
-            if isinstance(batch, Undecoded):
-                yield batch
-                continue
-            for start in range(0, batch.num_rows, config.batch_rows):
-                part = batch.slice(start, config.batch_rows)
-                arrays = [_as_type(part.column(name), arrow_type) for name, arrow_type in types.items()]
-                yield pa.RecordBatch.from_arrays(arrays, names=[*types])
+        """Yield the rows, the damaged ones among them, every field a text."""
+        yield from _batches(file, config, [*types])
 
 
 def _batches(
-    file: SourceFile, config: CorpusConfig, columns: list[str] | None
+    file: SourceFile, config: CorpusConfig, wanted: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch | Undecoded]:
-    """Yield blocks of rows, every field a text, and behind each block its damaged rows."""
-    damaged: list[Undecoded] = []
+    rows = _rows(file, config)
+    encoding, names = next(rows), next(rows, None)
+    if names is None:
+        return
+    assert isinstance(names, list)
+    metadata = {ENCODING: encoding} if encoding else None
+    places = {name: names.index(name) for name in wanted or names}
 
-    def take_damaged(row: csv.InvalidRow) -> str:
-        fault = f"row {row.number} must have {row.expected_columns} fields, got {row.actual_columns}"
-        damaged.append(Undecoded(num_rows=1, detail=fault))
-        return "skip"
+    def batch_of(some: Sequence[list[str] | str]) -> pa.RecordBatch:
+        arrays = [
+            _texts([None if isinstance(row, str) else row[place] or None for row in some])
+            for place in places.values()
+        ]
+        faults = [f"{Reason.DAMAGED_ROWS} {row}" if isinstance(row, str) else None for row in some]
+        columns = [*arrays, pa.array(faults, pa.string())]
+        return pa.RecordBatch.from_arrays(columns, names=[*places, FAULT], metadata=metadata)
 
-    names, delimiter = _header(file)
-    with file.open_stream() as stream:
-        reader = csv.open_csv(
-            stream,
-            read_options=csv.ReadOptions(
-                use_threads=False, block_size=_ROW_DOCUMENTS * config.max_document_bytes
-            ),
-            parse_options=csv.ParseOptions(
-                delimiter=delimiter, newlines_in_values=True, invalid_row_handler=take_damaged
-            ),
-            convert_options=csv.ConvertOptions(
-                check_utf8=False,
-                column_types=dict.fromkeys(names, pa.string()),
-                include_columns=columns,
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-        for batch in reader:
-            yield batch
-            yield from damaged
-            damaged.clear()
-        yield from damaged
-
-
-def _header(file: SourceFile) -> tuple[list[str], str]:
-    """Return the names of the columns, and the delimiter."""
-    with file.open_stream() as stream:
-        header = stream.read(_HEADER_BYTES)
-    line = header.removeprefix(b"\xef\xbb\xbf").partition(b"\n")[0]
-    delimiter = max(",;\t", key=lambda each: line.count(each.encode()))
-    try:
-        fields = next(csv_rows(io.StringIO(header.decode("utf-8-sig", "ignore")), delimiter=delimiter), None)
-    except CsvError as error:
-        raise ValueError(f"its header cannot be read: {error}") from error
-    if not fields:
-        raise ValueError("it has no header")
-    return fields, delimiter
-
-
-def _type_of(column: pa.Array) -> pa.DataType:
-    if column.null_count == len(column):
-        return pa.null()
-    if not pc.any(pc.match_substring_regex(column, _LEADING_ZERO)).as_py():
-        for pattern, arrow_type in _PLAIN.items():
-            if pc.all(pc.match_substring_regex(column, pattern)).as_py():
-                return arrow_type
-    return pa.string()
-
-
-def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
-    return (
-        column
-        if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type)
-        else column.cast(arrow_type)
+    if wanted is None:
+        yield batch_of([])  # a file without rows has columns
+    sized = (
+        row if isinstance(row, Undecoded) else (row, len(row) if isinstance(row, str) else sum(map(len, row)))
+        for row in rows
     )
+    yield from batched(file, sized, batch_of, config)
+
+
+def _texts(values: Sequence[str | None]) -> pa.Array:
+    try:
+        return pa.array(values, pa.string())
+    except UnicodeEncodeError:  # the row is refused by the checks
+        encoded = [None if value is None else value.encode("utf-8", "surrogateescape") for value in values]
+        return pa.array(encoded, pa.binary()).view(pa.string())
+
+
+def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[list[str] | str | Undecoded]:
+    """Yield the encoding if it is a guess, the names of the columns, then each row's fields, or a fault."""
+    limit = _ROW_DOCUMENTS * config.max_document_bytes
+    csv.field_size_limit(limit)
+    with opened_text(file, newline="", guesses=True) as (head, text):
+        encoding, is_guess = encoding_of(head)
+        yield encoding if is_guess else ""
+        delimiter, skipped, is_spaced = _dialect(head.decode(encoding, "ignore"))
+        lines = TextLines(text, limit)
+        for _ in range(skipped):
+            lines.begin_row()
+            with contextlib.suppress(LongLineError):
+                next(lines, None)
+        reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=is_spaced, strict=True)
+        num_fields = 0
+        while True:
+            lines.begin_row()
+            first = lines.number + 1
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except (csv.Error, LongLineError) as error:
+                if not num_fields:
+                    raise ValueError(f"its header cannot be read: {error}") from error
+                if "unexpected end" in str(error):
+                    opened = f"a quote that opens in line {first}"
+                    raise ValueError(
+                        f"{opened} is never closed: what stands behind it is not read"
+                    ) from error
+                yield f"{_span(first, lines.number)} cannot be read: {error}"
+                continue
+            if not num_fields:
+                names = [name.strip() for name in fields]
+                num_fields = len(names)
+                if num_fields:
+                    yield names
+            elif any(fields):
+                yield from _checked(fields, num_fields, lines, delimiter)
+
+
+def _checked(
+    fields: list[str], num_fields: int, lines: TextLines, delimiter: str
+) -> Iterator[list[str] | str | Undecoded]:
+    of_row = [line.rstrip("\r\n") for line in lines.of_row]
+    first = lines.number - len(of_row) + 1
+    if len(of_row) > 1 and _is_of_rows(of_row, num_fields, delimiter):
+        if delimiter == "\t":
+            yield from (line.split(delimiter) for line in of_row)
+            return
+        place = _span(first, lines.number)
+        doubt = f"{place} are one row by its quotes, and look like {len(of_row)}; write quotes that close"
+        yield Undecoded(num_rows=0, detail=doubt)
+    if len(fields) == num_fields:
+        yield fields
+    else:
+        yield f"{_span(first, lines.number)} must have {num_fields} fields, got {len(fields)}"
+
+
+def _is_of_rows(lines: Sequence[str], num_fields: int, delimiter: str) -> bool:
+    """Whether each line of one quoted row could be a row of its own."""
+    if num_fields == 1 or any(line.count(delimiter) != num_fields - 1 for line in lines):
+        return False
+    shapes = {
+        re.sub(r"\d+", "0", re.sub(r"[^\W\d]+", "a", line.split(delimiter)[0].strip(' "'))) for line in lines
+    }
+    return len(shapes) == 1 and shapes != {""}
+
+
+def _span(first: int, last: int) -> str:
+    return f"line {first}" if first >= last else f"lines {first} to {last}"
+
+
+def _dialect(head: str) -> tuple[str, int, bool]:
+    """Return the delimiter, the lines before the header, and whether blanks follow delimiters."""
+    lines = [line.rstrip("\r\n") for line in io.StringIO(head, newline="")] or [""]
+    told = re.fullmatch(r"(?i)sep=(.)\s*", lines[0])
+    skipped = 1 if told else _num_comments(lines)
+    header = next(filter(str.strip, lines[skipped:]), "")
+    delimiter = told[1] if told else _likely_delimiter(header)
+    return delimiter, skipped, f"{delimiter} " in header
+
+
+def _num_comments(lines: Sequence[str]) -> int:
+    """Count the lines with ``#`` before the header, which may be ``#id,text`` itself, like the row below."""
+    count = next((place for place, line in enumerate(lines) if not line.startswith("#")), 0)
+    if not count or not lines[count - 1][1:2].strip():
+        return count
+    last, row = lines[count - 1], next(filter(str.strip, lines[count:]), "")
+    delimiter = _likely_delimiter(last)
+    header_fields, row_fields = (re.sub('"[^"]*"', "", line).count(delimiter) for line in (last, row))
+    return count - (header_fields == row_fields)
+
+
+def _likely_delimiter(header: str) -> str:
+    return max(",;\t|", key=header.count)

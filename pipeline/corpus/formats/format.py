@@ -1,21 +1,24 @@
 """What a source format is, the file it reads, and what it says of damage.
 
-Typed files, as Parquet, say what their columns are; those of other formats are learned by a first pass.
-Damage raises one of ``DECODE_ERRORS``, or is an :class:`Undecoded`.
+A format owns its facts: its suffixes, whether a file says of which type its columns are, whether it is a
+document or a table, and how it is read. Damage raises one of ``DECODE_ERRORS``, or is an :class:`Undecoded`.
 """
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import io
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import ClassVar, Final, TypeVar
+from typing import ClassVar, Final, TypeVar, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.columns import OBJECT, OBJECTS, joined
 from cairn.pipeline.errors import TryAgainError
 from pyarrow.fs import FileSystem, LocalFileSystem
 
@@ -23,7 +26,22 @@ _Item = TypeVar("_Item")
 
 DECODE_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, ValueError)
 """What Arrow raises on damaged bytes; ``MemoryError`` because a flipped size field asks for terabytes."""
+PAGE_BREAK: Final = "\n\f\n"
+"""What stands between two pages in the text of a document."""
+HEADING_ID: Final = re.compile(r"(?<![ \t])[ \t]+\{#[\w.:-]+\}[ \t#]*$")
+"""What generators of pages read as the address of a heading, and do not show."""
 COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+MAX_COLUMNS: Final = 10_000
+HEAD_BYTES: Final = 1 << 16
+"""How much of a text is looked at to tell its encoding and dialect."""
+ENCODING: Final = b"encoding"
+"""Metadata of the batches of a file whose encoding is a guess."""
+_ASCII: Final = bytes(range(128))
+_SAMPLE_BYTES: Final = 1 << 20
+_GUESSED: Final = (
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r"),
+    *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
+)
 _STORE_ERROR: Final = re.compile(
     r"AWS Error (?!ACCESS_DENIED|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH|NO_SUCH_|RESOURCE_NOT_FOUND)"
     r"|^(?!.*//169\.254\.).*, after \d+ retries",
@@ -36,10 +54,23 @@ Addresses from 169.254 on are those of machines in a cloud that give out keys: t
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Footer:
+    """What a file says of itself: its columns, and how many rows it has.
+
+    ``fault`` says what of it cannot be read while its rows can; such a footer is not kept.
+    """
+
+    schema: pa.Schema
+    num_rows: int
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Undecoded:
     """Rows that are in a file by its footer but not decoded.
 
-    Such as a refused row group, or the rest of the file (``num_rows`` None).
+    Such as a refused row group, or the rest of the file (``num_rows`` None). No rows: those that were read
+    may have swallowed others, and ``detail`` says why.
     """
 
     num_rows: int | None
@@ -56,6 +87,12 @@ class Format(ABC):
     """Whether a file is one document; its id is its path below the source."""
     is_compressible: ClassVar[bool] = False
     """Whether one of ``COMPRESSED`` may follow the suffix."""
+    unit: ClassVar[str | None] = None
+    """What the pages of a document are called, None where it has none."""
+
+    def missing(self) -> str | None:
+        """Say what to do before files can be read, None where they can."""
+        return None
 
     @abstractmethod
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
@@ -67,8 +104,7 @@ class Format(ABC):
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the columns that ``types`` names, in batches of at most ``batch_rows`` rows.
 
-        A type is what all files agreed on: a format whose files have no types of their own makes values of
-        it, others may leave them as they are.
+        A type is what all files agreed on; columns may have others, which the checks make values of it.
         """
 
 
@@ -115,9 +151,19 @@ class SourceFile:
     part: TablePart | None = None
 
     @property
+    def is_named(self) -> bool:
+        """Whether the user named the file or its table, and no folder or glob that it was found in."""
+        return self.part is not None or self.name == self.source
+
+    @property
     def address(self) -> str:
         """The path with its file system: what tells two files apart, however the user named them."""
         return f"{self.filesystem.type_name}:{self.path}"
+
+    def doc_id(self, config: CorpusConfig) -> str:
+        """Return the id of a document: its path below the source, on request with the source's name."""
+        folder = PurePosixPath(self.path.removesuffix(self.relative)).name
+        return f"{folder}/{self.relative}" if config.id_prefix and folder else self.relative
 
     def open(self) -> pa.NativeFile:
         """Open for random access; the caller closes it."""
@@ -143,6 +189,41 @@ class SourceFile:
             raise _no_answer(self.name, unreachable) from error
 
 
+def learned_footer(file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] | int | Undecoded]) -> Footer:
+    """Return the footer of what a pass yields: types of columns, numbers of rows, and what is damaged.
+
+    A column of which some values are objects has :data:`OBJECTS` as metadata. A pass that fails has met the
+    beginning of the file, and the rest counts as one row, which reading it quarantines. Where nothing was
+    met, the error is raised: the file is damaged. So is one with more than ``MAX_COLUMNS`` columns, whose
+    names and types would all be kept in memory: :class:`ValueError`.
+    """
+    types: dict[str, pa.DataType] = {}
+    with_objects: set[str] = set()
+    num_rows = 0
+    try:
+        for part in parts:
+            if isinstance(part, int):
+                num_rows += part
+            elif isinstance(part, Undecoded):
+                num_rows += 1 if part.num_rows is None else part.num_rows
+            else:
+                with_objects.update(name for name, arrow_type in part.items() if arrow_type == OBJECT)
+                types |= {name: joined(types.get(name, pa.null()), own) for name, own in part.items()}
+            if len(types) > MAX_COLUMNS:
+                break
+    except DECODE_ERRORS as error:
+        file.require_reachable(error)
+        if not types:
+            raise
+        num_rows += 1
+    if len(types) > MAX_COLUMNS:
+        raise ValueError(f"a file must have at most {MAX_COLUMNS} columns, got more")
+    fields = [
+        pa.field(name, own, metadata=OBJECTS if name in with_objects else None) for name, own in types.items()
+    ]
+    return Footer(schema=pa.schema(fields), num_rows=num_rows)
+
+
 def damage_reported(file: SourceFile, items: Iterator[_Item | Undecoded]) -> Iterator[_Item | Undecoded]:
     """End a stream that fails to decode with the damage.
 
@@ -158,6 +239,114 @@ def damage_reported(file: SourceFile, items: Iterator[_Item | Undecoded]) -> Ite
             yield Undecoded(num_rows=None, detail=damage_of(error))
             return
         yield item
+
+
+def batched(
+    file: SourceFile,
+    rows: Iterator[tuple[_Item, int] | Undecoded],
+    make: Callable[[Sequence[_Item]], pa.RecordBatch],
+    config: CorpusConfig,
+) -> Iterator[pa.RecordBatch | Undecoded]:
+    """Yield rows, given with their sizes, as batches; those in front of damage are kept."""
+    pending, size_bytes = list[_Item](), 0
+    for item in damage_reported(file, rows):
+        if not isinstance(item, Undecoded):
+            pending.append(item[0])
+            size_bytes += item[1]
+        is_full = len(pending) == config.batch_rows or size_bytes >= config.batch_bytes
+        if pending and (is_full or isinstance(item, Undecoded)):
+            yield make(pending)
+            pending, size_bytes = [], 0
+        if isinstance(item, Undecoded):
+            yield item
+    if pending:
+        yield make(pending)
+
+
+def encoding_of(raw: bytes) -> tuple[str, bool]:
+    """Return what the beginning of a text is written in, UTF-8 wherever it can be, and whether it is a guess.
+
+    Of texts of the West it is windows-1252. UTF-8 with damaged characters among others stays that.
+    """
+    if raw.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        return "utf-32", False
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16", False
+    may_be_cut = len(raw) >= HEAD_BYTES
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(raw, final=not may_be_cut)
+    except UnicodeDecodeError:
+        kept = raw.decode("utf-8", "ignore").encode()
+        if len(raw) - len(kept) > len(kept.translate(None, delete=_ASCII)):  # is more damage than text
+            from charset_normalizer import from_bytes
+
+            sample = raw[:_SAMPLE_BYTES]
+            lines = sample[: sample.rfind(b"\n") + 1] if may_be_cut else sample
+            found = [*from_bytes(lines or sample, cp_isolation=[*_GUESSED])]
+            best = [each for each in found if each.chaos == found[0].chaos]
+            if any(_GUESSED[0] in each.could_be_from_charset for each in best):
+                return _GUESSED[0], True
+            if best:
+                return best[0].encoding, True
+    return "utf-8-sig", False
+
+
+@contextlib.contextmanager
+def opened_text(
+    file: SourceFile, *, newline: str | None, guesses: bool
+) -> Generator[tuple[bytes, io.TextIOWrapper]]:
+    """Open a text of Unicode, or of an encoding that is a guess; give its first bytes and the whole."""
+    with file.open_stream() as stream:
+        buffered = io.BufferedReader(cast("io.RawIOBase", stream), HEAD_BYTES)
+        head = buffered.peek(HEAD_BYTES)
+        encoding, is_guess = encoding_of(head)
+        if is_guess and not guesses:
+            encoding = "utf-8-sig"
+        errors = "replace" if encoding in ("utf-16", "utf-32") else "surrogateescape"
+        with io.TextIOWrapper(buffered, encoding, errors, newline=newline) as text:
+            yield head, text
+
+
+class LongLineError(Exception):
+    """A line is longer than may be."""
+
+
+class TextLines:
+    """The lines of a text, with the number of the last one, and those of the row that is being read.
+
+    A line that is too long raises :class:`LongLineError`, and the next one is read behind it. A row that is
+    too long, as where a quote does not close, raises :class:`ValueError`.
+    """
+
+    def __init__(self, text: io.TextIOWrapper, limit: int) -> None:
+        self.number = 0
+        self.of_row: list[str] = []
+        self._text, self._limit, self._size = text, limit, 0
+
+    def begin_row(self) -> None:
+        """Forget the lines of the row before."""
+        self.of_row, self._size = [], 0
+
+    def __iter__(self) -> TextLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._limit)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) == self._limit and not line.endswith(("\n", "\r")):
+            while (rest := self._text.readline(self._limit)) and not rest.endswith(("\n", "\r")):
+                pass
+            raise LongLineError(f"has more than {self._limit} characters")
+        self._size += len(line)
+        if self._size > self._limit:
+            first = self.number - len(self.of_row)
+            raise ValueError(
+                f"a quote that opens in line {first} does not close within {self._limit} characters"
+            )
+        self.of_row.append(line)
+        return line
 
 
 def damage_of(error: BaseException) -> str:
@@ -197,3 +386,12 @@ def check_names(schema: pa.Schema) -> None:
         while hasattr(arrow_type, "value_type"):
             arrow_type = arrow_type.value_type
         _ = field.name, arrow_type.tz if pa.types.is_timestamp(arrow_type) else None
+
+
+def is_utf8(text: str) -> bool:
+    """Whether a text has no lone surrogate, as names of this machine have for bytes that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

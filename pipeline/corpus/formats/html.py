@@ -1,27 +1,60 @@
 """HTML: a file is a document, as Markdown, so that headings, lists and tables stay.
 
-markdownify converts what ``main``, an only ``article`` or else ``body`` holds, without navigation, scripts,
-forms, and the header and footer of the page, told by elements and ARIA roles. The title is that of the page,
-else its first heading, else the name of the file.
+markdownify converts the body, or an only ``main`` that has the page's heading or most of its text, without
+navigation, scripts, forms that hold no text of their own, and the header and footer of the page, told by
+elements and ARIA roles. A picture is its alternative text. The title is that of the page, else its first
+heading, else the name of the file. Bytes are UTF-8 where they can be, else what the page declares, else what
+they look like.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of
 from cairn.pipeline.corpus.formats.text import Document, DocumentFormat
 from typing_extensions import override
 
 if TYPE_CHECKING:
-    from bs4 import BeautifulSoup
+    from bs4 import BeautifulSoup, Tag
+    from markdownify import MarkdownConverter
 
-_LEFT_OUT: Final = ("script", "style", "template", "noscript", "nav", "aside", "form", "iframe", "svg")
+_LEFT_OUT: Final = ("script", "style", "template", "noscript", "nav", "iframe", "svg", "rt", "rp")
 _LEFT_OUT_ROLES: Final = ("navigation", "banner", "contentinfo", "complementary", "search")
 _CONTENT: Final = ("main", "article", "section", "blockquote")
-"""A header or footer inside one of these is its own and not the page's."""
+"""A header, footer or aside inside one of these is its own and not the page's."""
 _HEADINGS: Final = ("h1", "h2", "h3")
+_OF_TEXT: Final = (*_HEADINGS, "h4", "p", "main", "article", "table", "ul", "ol", "pre")
+"""What a form has that encloses a page, as those of ASP.NET do."""
+_CONTROLS: Final = ("select", "option", "textarea", "button", "label", "input")
+"""A form's parts, whose texts stand apart on the page."""
+_BLOCKS: Final = ("aside", "header", "footer", "form", "fieldset", "legend", "details", "summary", "address")
+"""Elements that stand in lines of their own, as a ``div`` does, which markdownify does not know."""
+MAX_DEPTH: Final = 500
+"""How many elements may enclose one another: markdownify takes fewer, and the search for headings in each of
+them takes time quadratic in their number."""
+_CELLS: Final = ("td", "th")
+_ENDS: Final = {
+    "li": ("li",),
+    **dict.fromkeys(("dt", "dd"), ("dt", "dd")),
+    **dict.fromkeys(_CELLS, _CELLS),
+    **dict.fromkeys(("tr", "tbody", "tfoot"), ("tr", *_CELLS)),
+    **dict.fromkeys(
+        ("p", "ul", "ol", "dl", "table", "pre", "div", *_HEADINGS, "h4", *_CONTENT, *_BLOCKS), ("p",)
+    ),
+    "option": ("option",),
+}
+"""Which elements end where one begins, if their end tags are left out."""
+_TEX: Final = re.compile("tex")
+_OF_THE_PAGE: Final = re.compile("^#")
+_LINK_SIGNS: Final = " \t\r\n\N{PILCROW SIGN}↑↩🔗\u200b\ufe0e\ufe0f"
+"""What generators show as a link to a heading, or from a note back to its text."""
+_OWN_LINK_SIGNS: Final = f"#\N{SECTION SIGN}{_LINK_SIGNS}"
+"""What they show, too, in a heading or what else it is the address of; elsewhere, `§` is a text."""
+_SHOWN_FORMULAS: Final = ("span", "img", "nobr", "mjx-math")
+"""What KaTeX, Wikipedia and MathJax show of a formula beside it."""
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 """markdownify takes time quadratic in the length of white space, so longer runs are cut."""
@@ -30,39 +63,142 @@ _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 class HtmlFormat(DocumentFormat):
     """Reads HTML files."""
 
-    suffixes = (".html", ".htm")
+    suffixes = (".html", ".htm", ".xhtml")
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
         try:
-            return _converted(raw)
+            return converted(raw)
         except RecursionError as error:
             raise ValueError("its elements are nested too deeply") from error
 
 
-def _converted(raw: bytes) -> Document:
-    """Return title and Markdown of a page."""
-    from bs4 import BeautifulSoup
+def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
+    """Return title and Markdown of a page, or of a chapter or mail, whose notes are its own."""
     from bs4.exceptions import ParserRejectedMarkup
-    from markdownify import MarkdownConverter
 
     try:
-        page = BeautifulSoup(raw, "html.parser")
+        markup, encoding = _decoded(raw)
+        page = _page_class()(markup, "html.parser")
     except (ParserRejectedMarkup, AssertionError) as error:  # on declarations such as <![foo[bar]]>
         raise ValueError("its markup cannot be parsed") from error
+    for element in page.find_all("math"):
+        _say_once(element)
+    for element in page.find_all("img"):
+        alt = " ".join(str(element.get("alt") or "").split())
+        element.replace_with(f" {alt} " if alt else "")
+    for element in page.find_all("a", href=_OF_THE_PAGE):
+        shown = element.get_text().strip(_LINK_SIGNS)
+        if not shown or (not shown.strip(_OWN_LINK_SIGNS) and _is_within_its_aim(element)):
+            element.decompose()
     title = _title(page)
     for element in [*page.find_all([*_LEFT_OUT]), *page.find_all(role=[*_LEFT_OUT_ROLES])]:
         element.decompose()
-    for element in page.find_all(["header", "footer"]):
-        if not (element.find_parent([*_CONTENT]) or element.find([*_HEADINGS])):
+    for element in page.find_all("form"):
+        if not element.find([*_OF_TEXT]):
             element.decompose()
+    for element in page.find_all(["header", "footer", "aside"] if is_page else []):
+        has_title = element.name != "aside" and element.find([*_HEADINGS])
+        if not (has_title or element.find_parent([*_CONTENT])):
+            element.decompose()
+    for element in page.find_all([*_CONTROLS]):
+        element.insert_before(" ")
+        element.insert_after(" ")
+    for element in page.find_all([*_BLOCKS]):
+        element.name = "div"
+    for element in page.find_all("ol"):
+        start = str(element.get("start", "1"))
+        for number, item in enumerate(
+            element.find_all("li", recursive=False), int(start) if start.isdecimal() else 1
+        ):
+            item["value"] = str(number)
     for text in page.find_all(string=_LONG_SPACE):
         text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
-    articles = page.find_all("article")
-    content = page.find("main") or (articles[0] if len(articles) == 1 else page.body or page)
-    converter = MarkdownConverter(heading_style="ATX", bullets="-", strip=["img"])
-    lines = (line if line.strip() else "" for line in converter.convert_soup(content).split("\n"))
-    return Document(title, _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip())
+    lines = (line if line.strip() else "" for line in _converter().convert_soup(_content(page)).split("\n"))
+    return Document(title, _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip(), encoding=encoding)
+
+
+def _is_within_its_aim(link: Tag) -> bool:
+    within = link.find_parent([*_HEADINGS, "h4", "h5", "h6"]) or link.find_parent(id=str(link["href"])[1:])
+    return within is not None
+
+
+def _say_once(formula: Tag) -> None:
+    """Leave a formula as TeX, which stands in it, and not what shows it beside an element that is its own."""
+    holder = formula.parent
+    if holder is not None and len(holder.contents) == 1:
+        for shown in cast("list[Any]", [holder.previous_sibling, holder.next_sibling]):
+            if getattr(shown, "name", None) in _SHOWN_FORMULAS and shown.get("aria-hidden") == "true":
+                shown.clear()
+                shown["alt"] = ""
+    if (tex := formula.find("annotation", encoding=_TEX)) is not None:
+        formula.string = tex.get_text()
+
+
+def _content(page: BeautifulSoup) -> Tag:
+    """Return the body, or the only ``main`` where it has the page's heading, or else most of its text."""
+    for hidden in page.find_all("main", hidden=True):
+        hidden.decompose()
+    body = page.body or page
+    mains = [each for each in page.find_all("main") if each.get_text(strip=True)]
+    if len(mains) != 1 or (body.find("h1") and not mains[0].find("h1")):
+        return body
+    is_most = 2 * len(mains[0].get_text(strip=True)) >= len(body.get_text(strip=True))
+    return mains[0] if is_most or mains[0].find("h1") else body
+
+
+@cache
+def _page_class() -> type[BeautifulSoup]:
+    from bs4 import BeautifulSoup
+
+    class Page(BeautifulSoup):
+        """Ends elements whose end tags HTML lets out; `html.parser` would put each into the one before."""
+
+        def handle_starttag(self, name: str, *arguments: Any, **named: Any) -> Tag | None:
+            if len(self.tagStack) > MAX_DEPTH:
+                raise RecursionError
+            while self.currentTag is not None and self.currentTag.name in _ENDS.get(name, ()):
+                self.handle_endtag(self.currentTag.name)
+            return super().handle_starttag(name, *arguments, **named)
+
+    return Page
+
+
+@cache
+def _converter() -> MarkdownConverter:
+    from bs4 import BeautifulSoup
+    from markdownify import MarkdownConverter
+
+    class Converter(MarkdownConverter):
+        """Takes an item's number from its ``value``: markdownify counts the items before each, all again."""
+
+        def convert_li(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+            if el.parent is not None and el.parent.name == "ol":
+                ordered["start"] = el["value"]
+                el = item
+            return cast("Any", super()).convert_li(el, text, parent_tags)
+
+    ordered = cast("Tag", BeautifulSoup("<ol><li></li></ol>", "html.parser").ol)
+    item = cast("Tag", ordered.li)
+    return Converter(heading_style="ATX", bullets="-", escape_asterisks=False, escape_underscores=False)
+
+
+def _decoded(raw: bytes | str) -> tuple[str | bytes, str]:
+    """Return a page as text, or as bytes that declare their encoding, and an encoding that is a guess."""
+    from bs4.dammit import EncodingDetector
+
+    if isinstance(raw, str):
+        return raw, ""
+    declared = (EncodingDetector.find_declared_encoding(raw, is_html=True) or "").lower()
+    if declared.startswith("iso-2022"):  # seven bits that are ASCII, too
+        return raw, ""
+    try:
+        return raw.decode("utf-8-sig"), ""
+    except UnicodeDecodeError:
+        if declared not in ("", "utf-8", "utf8"):
+            return raw, ""
+        encoding, is_guess = encoding_of(raw)
+        return raw.decode(encoding, "replace"), encoding if is_guess else ""
 
 
 def _title(page: BeautifulSoup) -> str:

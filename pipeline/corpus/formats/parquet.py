@@ -4,10 +4,9 @@ A row group is decoded in bounded steps, whatever its few bytes claim to expand 
 gigabytes: one long string behind a dictionary, a run of equal list elements, a page of zeros under a strong
 codec, prefixes that repeat the value before. Hence the rows of a read follow from the footer and from the
 longest entry of each dictionary, read first; a small dictionary with long entries is kept as one; a row group
-whose single pages or rows could exceed the budget is refused before it is touched, and one that repeats a few
-strings into gigabytes before a row of it is handed on. Footers are believed where they size a read: a crafted
-footer that understates its pages is the limit of this protection, since Arrow allocates what a page header
-asks for.
+whose single pages or rows could exceed the budget is refused before it is touched. Footers are believed where
+they size a read: a crafted footer that understates its pages is the limit of this protection, since Arrow
+allocates what a page header asks for.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.columns import value_bytes
 from cairn.pipeline.corpus.formats.format import (
     DECODE_ERRORS,
+    Footer,
     Format,
     SourceFile,
     Undecoded,
     check_names,
     damage_of,
 )
-from cairn.pipeline.corpus.plain_columns import value_bytes, without_views
-from cairn.pipeline.corpus.source_record import Footer
 from typing_extensions import override
 
 THRIFT_STRING_BYTES = 32 << 20
@@ -49,11 +48,6 @@ SKEWED_READ_ROWS = 256
 Its average says nothing about a tail of long documents.
 """
 PROBE_ROWS = 64
-MAX_REPEATED_BYTES = 1 << 30
-"""What the strings of a row group may come to where they repeat ``SUSPECT_EXPANSION`` times.
-
-Each row of a bomb is a small document of equal text, but thousands of them would be encoded for hours.
-"""
 
 
 class ParquetFormat(Format):
@@ -141,19 +135,16 @@ def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, 
         column = metadata.schema.column(index)
         name = column.path.split(".", 1)[0]
         if name in wanted:
-            width = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}.get(
-                column.physical_type, max(8, column.length or 0)
-            )
-            is_string = column.physical_type == "BYTE_ARRAY" and column.logical_type.type != "DECIMAL"
-            is_repeated = column.max_repetition_level > 0
+            narrow = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}
+            is_binary = column.physical_type == "BYTE_ARRAY"
             found.append(
                 Leaf(
                     index=index,
                     path=column.path,
                     column=name,
-                    is_string=is_string,
-                    is_repeated=is_repeated,
-                    value_bytes=width,
+                    is_string=is_binary and column.logical_type.type != "DECIMAL",
+                    is_repeated=column.max_repetition_level > 0,
+                    value_bytes=narrow.get(column.physical_type, max(8, column.length or 0)),
                 )
             )
     return tuple(found)
@@ -258,19 +249,14 @@ def plan_reads(
     group = metadata.row_group(index)
     num_rows = max(group.num_rows, 1)
     rows, as_dictionary = config.batch_rows, list[str]()
-    repeating = list[Leaf]()
     for leaf in leaves:
         column = group.column(leaf.index)
         decoded, values_per_row = max(column.total_uncompressed_size, 1), column.num_values / num_rows
         row_bytes = max(decoded / num_rows, values_per_row * leaf.value_bytes if leaf.is_repeated else 0.0)
         if leaf.is_string and "DELTA_BYTE_ARRAY" in column.encodings:
             row_bytes = float(decoded)  # every row may repeat all that the chunk holds
-            if _may_be_bomb(column.num_values * decoded, decoded):
-                repeating.append(leaf)
         elif leaf.is_string and any("DICTIONARY" in encoding for encoding in column.encodings):
             entry_bytes = _longest_entry(stream, metadata, index, leaf)
-            if _may_be_bomb(column.num_values * entry_bytes, decoded):
-                repeating.append(leaf)
             worst_values = column.num_values if leaf.is_repeated else min(config.batch_rows, num_rows)
             if entry_bytes * worst_values > 2 * config.batch_bytes:
                 # Arrow holds a chunk read as dictionary about five times over, so only a small one is.
@@ -281,34 +267,7 @@ def plan_reads(
         if decoded > GROUP_BUDGET_BATCHES * config.batch_bytes:
             rows = min(rows, SKEWED_READ_ROWS)
         rows = min(rows, int(config.batch_bytes / row_bytes)) if row_bytes else rows
-    plan = ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
-    for leaf in repeating:
-        _check_repeated(stream, metadata, index, leaf, plan)
-    return plan
-
-
-def _may_be_bomb(expanded: int, decoded: int) -> bool:
-    return expanded > max(MAX_REPEATED_BYTES, SUSPECT_EXPANSION * decoded)
-
-
-def _check_repeated(
-    stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf, plan: ReadPlan
-) -> None:
-    """Raise :class:`ValueError` where a column chunk says the same strings too often.
-
-    The column is read once more for it, which only a chunk is that could be a bomb.
-    """
-    decoded, expanded = metadata.row_group(index).column(leaf.index).total_uncompressed_size, 0
-    with open_parquet(stream, metadata, [leaf.path] if leaf.path in plan.as_dictionary else []) as parquet:
-        for batch in parquet.iter_batches(
-            batch_size=plan.rows, row_groups=[index], columns=[leaf.column], use_threads=False
-        ):
-            expanded += int(value_bytes(without_views(batch.column(0))).sum())
-            if _may_be_bomb(expanded, decoded):
-                raise ValueError(
-                    f"column {leaf.path!r} expands from {decoded} bytes to more than {MAX_REPEATED_BYTES} "
-                    "of repeated text in one row group"
-                )
+    return ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
 
 
 def _longest_entry(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf) -> int:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Format, SourceFile, TablePart, check_names
-from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.formats.format import Footer, Format, SourceFile, TablePart, check_names
 from cairn.pipeline.errors import CairnError, SourceError, extra_missing, is_panic
 from typing_extensions import override
 

@@ -1,65 +1,91 @@
 """Formats whose files are a document each, and the first of them: Markdown and plain text.
 
-A document's id is its path below the source. The text of Markdown is the file, with headings and without
-front matter: a YAML mapping between two lines of `---` at its start. The title is the `title` of the front
-matter, else the first heading, else the name of the file. The other keys of the front matter are columns;
-``cairn.pipeline.corpus.schema`` says what other files have there.
+A document's id is its path below the source. The text of Markdown is the file, with headings, but without
+pictures that are encoded in it and without front matter at its start: YAML between two lines of `---`, TOML
+between two of `+++`, or an object of JSON. The title is the `title` of the front matter, else the text of the
+first heading as CommonMark has it, else the name of the file. The other keys of the front matter are columns.
 
 Keys are read as YAML 1.2 names scalars: a date stays the text that it is, `yes` is a text, too. Nothing but
-scalars and lists of them is built, so no tag, alias or merge key can make a small file large. A block that is
-no mapping, such as a text between two rules, is no front matter.
+scalars and lists of them is built, and nothing of an alias, so no tag, alias or merge key can make a small
+file large. A block that is no mapping, such as a text between two rules, is no front matter.
 """
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
+import tomllib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from html import unescape
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 import yaml
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.format import Format, SourceFile
-from cairn.pipeline.corpus.formats.values import as_column, is_utf8, type_of
-from cairn.pipeline.corpus.source_record import Footer
+from cairn.pipeline.corpus.columns import (
+    DECIMALS,
+    OBJECT,
+    OBJECTS,
+    WrittenNumber,
+    batch_of,
+    decimals_of,
+    role_names,
+    type_of,
+    written_number,
+)
+from cairn.pipeline.corpus.formats.format import (
+    ENCODING,
+    HEADING_ID,
+    Footer,
+    Format,
+    SourceFile,
+    encoding_of,
+    is_utf8,
+)
 from cairn.pipeline.types import RESERVED_COLUMNS
+from markdown_it import MarkdownIt
 from typing_extensions import override
 
 DOCUMENT_SCHEMA: Final = pa.schema(
     [pa.field("id", pa.string()), pa.field("title", pa.string()), pa.field("text", pa.large_string())]
 )
-_HEADING: Final = re.compile(rb"#{1,6}[ \t]+(.*)", re.DOTALL)
-_UNDERLINE: Final = re.compile(rb"={3,}[ \t]*")
-_BOM: Final = b"\xef\xbb\xbf"
 TITLE_BYTES: Final = 64 << 10
 """How much of the start of a file is searched for its title."""
+TITLE_CHARACTERS: Final = 1_000
 FRONT_MATTER_BYTES: Final = 64 << 10
 """How long a block may be; a longer one is text."""
 MAX_KEY_CHARACTERS: Final = 256
-_BLOCK: Final = re.compile(rb"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK: Final = re.compile(
+    rb"(?:---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n(?P<toml>.*?)^\+\+\+)"
+    rb"[ \t]*(?:\r?\n|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_DATA_URI: Final = re.compile(rb"(data:[\w.+/-]+;base64,)[A-Za-z0-9+/=%]{64,}")
+_HTML_HEADING: Final = re.compile(r"<h1\b[^>]{0,200}>(.{1,1000}?)</h1>", re.IGNORECASE | re.DOTALL)
 _OWN_NAMES: Final = (RESERVED_COLUMNS - {"title"}) | {"id"}
-_CORE_SCHEMA: Final[Mapping[str, tuple[str, str]]] = {
-    "null": (r"(?:~|null|Null|NULL|)$", "~nN"),
-    "bool": (r"(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    "int": (r"[-+]?(?:0|[1-9][0-9]{0,17})$", "-+0123456789"),
-    "float": (r"[-+]?[0-9]{1,15}(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,2})?$", "-+0123456789"),
+_SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
+    r"~|null|Null|NULL|": lambda _: None,
+    r"true|True|TRUE|false|False|FALSE": lambda written: written.lower() == "true",
+    r"[-+]?(?:0|[1-9][0-9]{0,17})": int,
+    r"[-+]?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,2})?": written_number,
 }
-"""Pattern and first characters of each kind of scalar. A leading zero makes a text, as in CSV."""
-_LEADING_ZERO: Final = re.compile(r"[-+]?0[0-9]")
+"""Scalars of YAML 1.2 that are no texts. A leading zero makes a text, as in CSV."""
 
 
 class Document(NamedTuple):
     """A file that was read; ``values`` are its further columns. Bytes are checked to be UTF-8 later.
 
-    An empty title stands for the name of the file.
+    An empty title stands for the name of the file, an empty encoding for one that is no guess.
     """
 
     title: str
     text: str | bytes
     values: Mapping[str, Any] = {}
+    encoding: str = ""
 
 
 class DocumentFormat(Format):
@@ -85,67 +111,94 @@ class DocumentFormat(Format):
         with file.open() as stream:
             raw = stream.read(config.max_document_bytes + 1)
         read = Document("", raw) if len(raw) > config.max_document_bytes else self.document(file, raw)
-        title = read.title or PurePosixPath(file.relative).stem
-        columns = {
-            "id": as_column([file.relative], pa.string()),
-            "title": as_column([title], pa.string()),
-            "text": as_column([read.text], pa.string())
-            if isinstance(read.text, str)
-            else pa.array([read.text], pa.large_binary()).view(pa.large_string()),
-        }
-        for name, arrow_type in types.items():
-            if name not in columns:
-                value = read.values.get(name)
-                is_one = pa.types.is_list(arrow_type) and value is not None and not isinstance(value, list)
-                columns[name] = as_column([[value] if is_one else value], arrow_type)
-        yield pa.RecordBatch.from_arrays([columns[name] for name in types], names=[*types])
+        own = {"id": file.doc_id(config), "title": read.title or PurePosixPath(file.relative).stem}
+        batch = batch_of([{**read.values, **own, "text": read.text}], types, role_names(config))
+        yield batch.replace_schema_metadata({ENCODING: read.encoding} if read.encoding else None)
 
 
 class TextFormat(DocumentFormat):
-    """Reads Markdown and plain text files."""
+    """Reads plain text as it is."""
 
-    suffixes = (".md", ".markdown", ".txt")
+    suffixes = (".txt",)
+    unit = "line"
+
+    @override
+    def document(self, file: SourceFile, raw: bytes) -> Document:
+        text, encoding = _utf8(raw)
+        return Document("", text, encoding=encoding)
+
+
+class MarkdownFormat(DocumentFormat):
+    """Reads Markdown with its front matter."""
+
+    suffixes = (".md", ".markdown")
 
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Return the columns of every document and those of its front matter, which is all that is read."""
-        if _is_plain(file):
-            return super().read_footer(file, config)
         with file.open_stream() as stream:
-            front = read_front_matter(stream.read(FRONT_MATTER_BYTES).removeprefix(_BOM))
+            front = read_front_matter(_utf8(stream.read(FRONT_MATTER_BYTES))[0])
         fields = [
-            pa.field(key, type_of(value))
-            for key, value in front.values.items()
-            if key not in DOCUMENT_SCHEMA.names
+            _field(key, value) for key, value in front.values.items() if key not in DOCUMENT_SCHEMA.names
         ]
         return Footer(schema=pa.schema([*DOCUMENT_SCHEMA, *fields]), num_rows=1, fault=front.fault)
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
-        raw = raw.removeprefix(_BOM)
-        if _is_plain(file):
-            return Document("", raw)
+        raw, encoding = _utf8(raw)
         front = read_front_matter(raw)
         text = raw[front.text_start :].lstrip(b"\r\n") if front.text_start else raw
         named = front.values.get("title")
         is_title = isinstance(named, str | int | float) and not isinstance(named, bool)
         title = str(named).strip() if is_title else ""
-        heading = _heading(text[:TITLE_BYTES].splitlines())
-        return Document(title or heading.decode("utf-8", "replace"), text, front.values)
+        text = without_pictures(text)
+        title = title or heading(text[:TITLE_BYTES].decode("utf-8", "replace"))
+        return Document(title, text, front.values, encoding)
 
 
-def _is_plain(file: SourceFile) -> bool:
-    return file.path.lower().endswith(".txt")
+def _field(key: str, value: Any) -> pa.Field:
+    own = type_of(value)
+    values = cast("list[Any]", value) if isinstance(value, list) else [value]
+    written = [str(each) for each in values if isinstance(each, WrittenNumber)]
+    decimals = {DECIMALS: " ".join(decimals_of(pa.array(written)))} if written else None
+    return pa.field(key, own, metadata=OBJECTS if own == OBJECT else decimals)
 
 
-def _heading(lines: Sequence[bytes]) -> bytes:
-    """Return the first heading, empty where there is none. No pattern here can backtrack."""
-    for line, below in zip_longest(lines, lines[1:], fillvalue=b""):
-        if (marked := _HEADING.match(line)) and (text := marked[1].strip(b" \t#")):
-            return text
-        if line[:1].strip() and _UNDERLINE.fullmatch(below):
-            return line.strip()
-    return b""
+def without_pictures(text: bytes) -> bytes:
+    """Leave out of a text what addresses with `data:` encode."""
+    return _DATA_URI.sub(rb"\1", text)
+
+
+def _utf8(raw: bytes) -> tuple[bytes, str]:
+    """Return a text in UTF-8, without a mark of its encoding, and that encoding where it is a guess."""
+    encoding, is_guess = encoding_of(raw)
+    if encoding == "utf-8-sig":
+        return raw.removeprefix(codecs.BOM_UTF8), ""
+    return raw.decode(encoding, "replace").encode(), encoding if is_guess else ""
+
+
+@cache
+def _parser() -> MarkdownIt:
+    return MarkdownIt("commonmark").disable("inline")  # blocks alone
+
+
+@cache
+def _inline_parser() -> MarkdownIt:
+    return MarkdownIt("commonmark")
+
+
+def heading(text: str) -> str:
+    """Return the first heading that has a text, without marks and addresses, empty where there is none."""
+    shown, tokens = "", _parser().parse(text)
+    for place, token in enumerate(tokens):
+        if token.type == "heading_open":
+            (line,) = _inline_parser().parseInline(tokens[place + 1].content[:TITLE_CHARACTERS])
+            shown = "".join(each.content or " " * (not each.nesting) for each in line.children or ())
+        elif token.type == "html_block" and (found := _HTML_HEADING.search(token.content)):
+            shown = unescape(re.sub("<[^>]*>", " ", found[1]))
+        if title := " ".join(HEADING_ID.sub("", shown).split()):
+            return title
+    return ""
 
 
 class FrontMatter(NamedTuple):
@@ -156,70 +209,107 @@ class FrontMatter(NamedTuple):
     fault: str | None = None
 
 
-class _Loader(yaml.SafeLoader):
-    """Composes nodes; its C variant ends the process on deep nesting."""
-
-    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-for _tag, (_pattern, _first) in _CORE_SCHEMA.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), [*_first])
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("$"), [""])
-
-
 def read_front_matter(raw: bytes) -> FrontMatter:
     """Read the front matter at the start of a file.
 
     A key that is a name of Cairn's own, such as `id` or `text`, gets the prefix `front_matter_`. A value that
-    is neither a scalar nor a list of scalars is an empty dictionary. Where the block is not YAML, ``fault``
-    says why, and the text is the whole file.
+    is neither a scalar nor a list of scalars is an empty dictionary. Where the block cannot be read,
+    ``fault`` says why, and the text is the whole file.
     """
-    found = _BLOCK.match(raw[:FRONT_MATTER_BYTES]) if raw.startswith(b"---") else None
+    head = raw[:FRONT_MATTER_BYTES]
+    if head[:1] == b"{":
+        return _read_json(head)
+    found = _BLOCK.match(head)
     if found is None:
         return FrontMatter({}, 0)
     try:
-        node = yaml.compose(found[1].decode(), Loader=_Loader)
+        keyed = _toml(found["toml"]) if found["yaml"] is None else _yaml(found["yaml"])
     except UnicodeDecodeError:
         return FrontMatter({}, 0)  # the row is refused
     except RecursionError:
         return FrontMatter({}, 0, "it is nested too deeply")
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
         return FrontMatter({}, 0, _fault(error))
-    if node is None:
-        return FrontMatter({}, found.end())
-    if not isinstance(node, yaml.MappingNode):
-        return FrontMatter({}, 0)
-    values: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        key = key_node.value if isinstance(key_node, yaml.ScalarNode) else ""
+    return FrontMatter({}, 0) if keyed is None else _checked(keyed, found.end())
+
+
+def _checked(keyed: Mapping[str, Any], text_start: int) -> FrontMatter:
+    for key in keyed:
         if not (0 < len(key) <= MAX_KEY_CHARACTERS and key.isprintable() and is_utf8(key)):
             fault = f"a key must be printable text of at most {MAX_KEY_CHARACTERS} characters"
             return FrontMatter({}, 0, fault)
-        values[f"front_matter_{key}" if key in _OWN_NAMES else key] = _value(value_node)
-    return FrontMatter(values, found.end())
+    values = {f"front_matter_{key}" if key in _OWN_NAMES else key: value for key, value in keyed.items()}
+    return FrontMatter(values, text_start)
+
+
+def _read_json(head: bytes) -> FrontMatter:
+    """Read an object that ends with its line; what is none is text."""
+    try:
+        text = head.decode("utf-8", "ignore")
+        found, end = json.JSONDecoder(parse_float=written_number).raw_decode(text)
+    except (ValueError, RecursionError):
+        return FrontMatter({}, 0)
+    if text[end : end + 1] not in ("\n", "\r") or not found:
+        return FrontMatter({}, 0)
+    return _checked(_flat(found), len(text[:end].encode()))
+
+
+def _toml(raw: bytes) -> Mapping[str, Any]:
+    return _flat(tomllib.loads(raw.decode().replace("\r\n", "\n"), parse_float=written_number))
+
+
+def _flat(keyed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return scalars and lists of them as they are, dates as texts, and all else as an empty dictionary."""
+
+    def scalar(value: Any) -> Any:
+        return value if value is None or isinstance(value, str | bool | int | float) else str(value)
+
+    def kept(value: Any) -> Any:
+        if not isinstance(value, list):
+            return {} if isinstance(value, dict) else scalar(value)
+        elements = cast("list[Any]", value)
+        return {} if any(isinstance(each, list | dict) for each in elements) else [*map(scalar, elements)]
+
+    return {key: kept(value) for key, value in keyed.items()}
+
+
+def _yaml(raw: bytes) -> Mapping[str, Any] | None:
+    """Return the keys of a block, None of one that is no mapping."""
+    node = yaml.compose(raw.decode(), Loader=_WithoutAliases)
+    if node is None:
+        return {}
+    if not isinstance(node, yaml.MappingNode):
+        return None
+    return {key.value if isinstance(key, yaml.ScalarNode) else "": _value(value) for key, value in node.value}
+
+
+class _WithoutAliases(yaml.BaseLoader):
+    """Takes an alias for an empty mapping."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if not self.check_event(yaml.AliasEvent):
+            return super().compose_node(parent, index)
+        self.get_event()
+        return yaml.MappingNode("", [])
 
 
 def _value(node: yaml.Node) -> Any:
     if isinstance(node, yaml.ScalarNode):
         return _scalar(node)
-    if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
-        return [_scalar(each) for each in node.value]
-    return {}
+    elements: list[Any] = node.value if isinstance(node, yaml.SequenceNode) else [None]
+    are_scalars = all(isinstance(each, yaml.ScalarNode) for each in elements)
+    return [*map(_scalar, elements)] if are_scalars else {}
 
 
 def _scalar(node: yaml.ScalarNode) -> str | bool | int | float | None:
-    kind, written = node.tag.rpartition(":")[2], node.value
-    pattern, _ = _CORE_SCHEMA.get(kind, ("", ""))
-    if not pattern or _LEADING_ZERO.match(written) or not re.match(pattern, written):
-        return written  # a text, or one that an explicit tag calls something else
-    if kind == "null":
-        return None
-    if kind == "bool":
-        return written.lower() == "true"
-    return int(written) if kind == "int" else float(written)
+    if node.style is None:  # without quotes
+        for pattern, made in _SCALARS.items():
+            if re.fullmatch(pattern, node.value):
+                return made(node.value)
+    return node.value
 
 
-def _fault(error: yaml.YAMLError) -> str:
+def _fault(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         # The first line of the file is the one of three hyphens.
         return f"line {error.problem_mark.line + 2}: {error.problem}"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cairn.pipeline.collection import Collection, open_collection
     from cairn.pipeline.encode.text_encoder import TextEncoder, load_encoder
     from cairn.pipeline.errors import CairnError
+    from cairn.pipeline.faiss_device import use_index_device
     from cairn.pipeline.index.maintenance import DeleteReport
     from cairn.pipeline.types import Document, Hit, IngestReport, Passage, SearchResult
     from cairn.pipeline.version import installed_version
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "load_encoder",
     "open_collection",
+    "use_index_device",
 ]
 
 _HOMES = {
@@ -56,6 +58,7 @@ _HOMES = {
     "TextEncoder": "cairn.pipeline.encode.text_encoder",
     "load_encoder": "cairn.pipeline.encode.text_encoder",
     "open_collection": "cairn.pipeline.collection",
+    "use_index_device": "cairn.pipeline.faiss_device",
 }
 
 

@@ -1,5 +1,5 @@
-"""Cairn in Haystack: a retriever."""
+"""Cairn in Haystack: a retriever and a document store."""
 
-from cairn.pipeline.frameworks.haystack_retriever import CairnRetriever
+from cairn.pipeline.frameworks.haystack import CairnDocumentStore, CairnRetriever
 
-__all__ = ["CairnRetriever"]
+__all__ = ["CairnDocumentStore", "CairnRetriever"]

@@ -1,5 +1,5 @@
-"""Cairn in LlamaIndex: a retriever."""
+"""Cairn in LlamaIndex: a retriever and a vector store."""
 
-from cairn.pipeline.frameworks.llama_retriever import CairnRetriever
+from cairn.pipeline.frameworks.llama_index import CairnRetriever, CairnVectorStore, LeaveUnembedded
 
-__all__ = ["CairnRetriever"]
+__all__ = ["CairnRetriever", "CairnVectorStore", "LeaveUnembedded"]

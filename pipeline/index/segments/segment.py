@@ -1,42 +1,63 @@
-"""One segment of a generation: the names of its files, and the segment opened.
+"""A segment opened, and several read as one by position among the rows that are left.
 
-Files are trusted here: they are compared with the manifest when their generation is opened.
+Files are trusted here: they are compared with the manifest when their generation is opened. The columns of a
+single segment without deleted rows are those of its mapped files; others are joined in memory when they are
+first asked for: 20 bytes a document and its id, 24 bytes a chunk.
 """
+
+# pyright: reportAttributeAccessIssue=false
+# pyarrow makes its compute functions at import time, where no type checker sees them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from abc import abstractmethod
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.index.faiss_index import REFINE_SUFFIX, FaissIndex, open_faiss_index
-from cairn.pipeline.index.names import (
-    CHUNKS_ARROW,
-    CHUNKS_FAISS,
-    DELETED_BITS,
-    DOCUMENTS_ARROW,
-    DOCUMENTS_FAISS,
-    LENGTHS_ARROW,
-    PASSAGES_ARROW,
-    TITLES_ARROW,
-    TOKENS_ARROW,
-)
-from cairn.pipeline.index.passage_terms import open_passage_terms
-from cairn.pipeline.index.position_files import (
+from cairn.pipeline.index.columns import (
     CHUNK_POSITIONS_SCHEMA,
     DOCUMENT_POSITIONS_SCHEMA,
     LENGTHS_SCHEMA,
+    TOKEN_FILE_COLUMNS,
+    ChunkTokens,
+    CodeColumn,
+    TokenCodes,
+    TokenVectors,
     open_positions,
+    open_token_file,
 )
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
-from cairn.pipeline.index.token_file import open_token_file
-from cairn.pipeline.manifest import SegmentRecord
+from cairn.pipeline.index.exact_index import NO_POSITION
+from cairn.pipeline.index.faiss_index import FaissIndex, best_first, open_faiss_index
+from cairn.pipeline.index.names import (
+    CHUNKS,
+    CHUNKS_ARROW,
+    CHUNKS_FAISS,
+    DELETED_BITS,
+    DOCUMENTS,
+    DOCUMENTS_ARROW,
+    DOCUMENTS_FAISS,
+    LENGTHS_ARROW,
+    OPTIONAL_FILES,
+    PASSAGES_ARROW,
+    TITLES_ARROW,
+)
+from cairn.pipeline.index.words import open_passage_terms
+from cairn.pipeline.manifest import Manifest, SegmentRecord
 from cairn.pipeline.ragged import ranges
-from jaxtyping import Int32, Int64
+from cairn.pipeline.token_vectors.codebook import load_token_coder
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from jaxtyping import Float32, Int32, Int64, Integer, UInt8, UInt32
+
+FEW_DOCUMENTS: Final = 64
+"""So many ids are looked up one by one; for more, all ids of a segment are compared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +71,11 @@ class DeletedRows:
     def num_live(self) -> int:
         """Count the rows that are left."""
         return self.num_stored - len(self.rows)
+
+    def holds(self, stored: int) -> bool:
+        """Tell whether a stored row is deleted."""
+        place = int(np.searchsorted(self.rows, stored))
+        return place < len(self.rows) and int(self.rows[place]) == stored
 
     def live_of(self, stored: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
         """Return the live numbers of stored rows that are not deleted."""
@@ -67,20 +93,6 @@ class DeletedRows:
         mask = np.ones(self.num_stored, np.bool_)
         mask[self.rows] = False
         return mask
-
-    def with_live(self, live: Int64[np.ndarray, " A"]) -> DeletedRows:
-        """Return these and the rows of further live numbers."""
-        return DeletedRows(self.num_stored, np.sort(np.concatenate([self.rows, self.stored_of(live)])))
-
-    def of_chunks(
-        self, first_chunks: Int64[np.ndarray, " N"], num_chunks: Int32[np.ndarray, " N"], num_stored: int
-    ) -> DeletedRows:
-        """Return which of ``num_stored`` chunks are deleted, given the first and the number of each document.
-
-        Costs the deleted rows alone, however many documents there are.
-        """
-        sizes = num_chunks[self.rows].astype(np.int64)
-        return DeletedRows(num_stored, ranges(first_chunks[self.rows], sizes))
 
 
 def none_deleted(num_stored: int) -> DeletedRows:
@@ -105,24 +117,6 @@ def read_deleted(path: Path, num_stored: int, num_deleted: int) -> DeletedRows:
     return DeletedRows(num_stored, rows)
 
 
-NEEDED_FILES: Final = (
-    DOCUMENTS_ARROW,
-    CHUNKS_ARROW,
-    DOCUMENTS_FAISS,
-    CHUNKS_FAISS,
-    PASSAGES_ARROW,
-    TITLES_ARROW,
-    LENGTHS_ARROW,
-)
-ROW_FILES: Final = (
-    *NEEDED_FILES,
-    TOKENS_ARROW,
-    DOCUMENTS_FAISS + REFINE_SUFFIX,
-    CHUNKS_FAISS + REFINE_SUFFIX,
-)
-"""Files of a segment that never change, as many of them as it has."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentRows:
     """The position files of a segment, mapped, and which of their rows are deleted."""
@@ -132,9 +126,26 @@ class SegmentRows:
     deleted_documents: DeletedRows
     deleted_chunks: DeletedRows
 
-    def without(self, live: Int64[np.ndarray, " D"]) -> SegmentRows:
-        """Return the same rows without further documents, by their number among those left."""
-        deleted = self.deleted_documents.with_live(live)
+    def find(self, doc_id: str) -> int | None:
+        """Return the stored row of a document that is left, None where there is none."""
+        ids, by_id = self.documents.column("doc_id"), memoryview(self.documents.column("by_id").to_numpy())
+        place = bisect_left(by_id, doc_id, key=lambda row: ids[row].as_py())
+        if place == len(by_id) or ids[by_id[place]].as_py() != doc_id:
+            return None
+        return None if self.deleted_documents.holds(by_id[place]) else by_id[place]
+
+    def without(self, doc_ids: pa.LargeStringArray) -> SegmentRows:
+        """Return the same rows without those of the documents that are among them."""
+        if len(doc_ids) <= FEW_DOCUMENTS:
+            found = {row for doc_id in doc_ids.to_pylist() if (row := self.find(doc_id)) is not None}
+            stored = np.array(sorted(found), np.int64)
+        else:
+            is_gone = pc.is_in(self.documents.column("doc_id"), value_set=doc_ids).to_numpy(False)
+            stored = np.flatnonzero(is_gone & self.deleted_documents.is_live())
+        if not len(stored):
+            return self
+        rows = np.sort(np.concatenate([self.deleted_documents.rows, stored]))
+        deleted = DeletedRows(self.deleted_documents.num_stored, rows)
         deleted_chunks = _chunks_of(deleted, self.documents, self.chunks.num_rows)
         return replace(self, deleted_documents=deleted, deleted_chunks=deleted_chunks)
 
@@ -154,7 +165,7 @@ class SegmentRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segment:
-    """A segment opened; ``tokens`` is None in a collection without token vectors."""
+    """A segment opened; ``tokens`` and ``sparse`` are None in a collection without."""
 
     record: SegmentRecord
     rows: SegmentRows
@@ -164,39 +175,17 @@ class Segment:
     titles: pa.RecordBatch
     lengths: pa.RecordBatch
     tokens: pa.RecordBatch | None
+    sparse: pa.RecordBatch | None
 
 
-def segment_name(generation: int, kind: str = "") -> str:
-    """Return the name of a segment that a publication adds, or of its ``kind``; that of all rows has none."""
-    return f"{generation:08d}-{kind}-" if kind else f"{generation:08d}-"
-
-
-def row_files(record: SegmentRecord, files: Collection[str]) -> list[str]:
-    """Return the names of a segment's files in a generation, but for its deleted rows."""
-    return [name for each in ROW_FILES if (name := record.name + each) in files]
-
-
-def segment_files(record: SegmentRecord) -> set[str]:
-    """Return the names that files of a segment may have."""
-    return {record.name + name for name in (*ROW_FILES, DELETED_BITS)}
-
-
-def needed_files(record: SegmentRecord) -> list[str]:
-    """Return the names of the files that a segment cannot do without."""
-    deleted = [DELETED_BITS] if record.deleted_documents else []
-    return [record.name + name for name in (*NEEDED_FILES, *deleted)]
-
-
-def open_rows(folder: Path, record: SegmentRecord, deleted: DeletedRows | None = None) -> SegmentRows:
-    """Map the position files of a segment; ``deleted`` = None reads which rows are."""
+def open_rows(folder: Path, record: SegmentRecord) -> SegmentRows:
+    """Map the position files of a segment, and read which of its rows are deleted."""
     documents = open_positions(folder / (record.name + DOCUMENTS_ARROW), DOCUMENT_POSITIONS_SCHEMA)
     chunks = open_positions(folder / (record.name + CHUNKS_ARROW), CHUNK_POSITIONS_SCHEMA)
-    if deleted is None and record.deleted_documents:
+    deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
+    if record.deleted_documents:
         path = folder / (record.name + DELETED_BITS)
         deleted = read_deleted(path, documents.num_rows, record.deleted_documents)
-    if deleted is None or not len(deleted.rows):
-        deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
-    else:
         deleted_chunks = _chunks_of(deleted, documents, chunks.num_rows)
     return SegmentRows(
         documents=documents, chunks=chunks, deleted_documents=deleted, deleted_chunks=deleted_chunks
@@ -204,20 +193,17 @@ def open_rows(folder: Path, record: SegmentRecord, deleted: DeletedRows | None =
 
 
 def _chunks_of(deleted: DeletedRows, documents: pa.RecordBatch, num_chunks: int) -> DeletedRows:
-    first_chunks, sizes = (documents.column(name).to_numpy() for name in ("chunk_offset", "num_chunks"))
-    return deleted.of_chunks(first_chunks, sizes, num_chunks)
+    """Return the deleted chunks; costs the deleted rows alone, however many documents there are."""
+    firsts, sizes = (
+        documents.column(name).to_numpy()[deleted.rows] for name in ("chunk_offset", "num_chunks")
+    )
+    return DeletedRows(num_chunks, ranges(firsts, sizes.astype(np.int64)))
 
 
-def open_segment(
-    folder: Path,
-    record: SegmentRecord,
-    files: Collection[str],
-    rows: SegmentRows | None = None,
-) -> Segment:
-    """Map all files of a segment; ``rows`` are what is mapped already."""
-    rows = rows or open_rows(folder, record)
-
-    tokens = record.name + TOKENS_ARROW
+def open_segment(folder: Path, record: SegmentRecord, files: Collection[str]) -> Segment:
+    """Map all files of a segment."""
+    rows = open_rows(folder, record)
+    tokens, sparse = (record.name + name for name in OPTIONAL_FILES)
     return Segment(
         record=record,
         rows=rows,
@@ -231,4 +217,351 @@ def open_segment(
         titles=open_passage_terms(folder / (record.name + TITLES_ARROW)),
         lengths=open_positions(folder / (record.name + LENGTHS_ARROW), LENGTHS_SCHEMA),
         tokens=open_token_file(folder / tokens, record.chunks) if tokens in files else None,
+        sparse=open_passage_terms(folder / sparse) if sparse in files else None,
     )
+
+
+class JoinedColumns:
+    """N documents with M chunks."""
+
+    @abstractmethod
+    def segment_rows(self) -> Sequence[SegmentRows]:
+        """Return the rows of the segments, in their order."""
+
+    @cached_property
+    def doc_ids(self) -> pa.LargeStringArray:
+        """Document ids by position."""
+        parts = [
+            rows.documents.column("doc_id").take(pa.array(_live_rows(rows.deleted_documents)))
+            if len(rows.deleted_documents.rows)
+            else rows.documents.column("doc_id")
+            for rows in self.segment_rows()
+        ]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def position_of(self, doc_id: str) -> int | None:
+        """Return the position of a document, None where there is none; looks at few ids of each segment."""
+        begin = 0
+        for rows in self.segment_rows():
+            stored = rows.find(doc_id)
+            if stored is not None:
+                return begin + int(rows.deleted_documents.live_of(np.array([stored]))[0])
+            begin += rows.deleted_documents.num_live
+        return None
+
+    @cached_property
+    def chunk_offsets(self) -> Int64[np.ndarray, " N_plus_1"]:
+        """First chunk of each document, and the number of chunks at the end."""
+        num_chunks_N = self._of_documents("num_chunks")
+        offsets = np.zeros(len(num_chunks_N) + 1, np.int64)
+        np.cumsum(num_chunks_N, out=offsets[1:])
+        return offsets
+
+    @cached_property
+    def cluster_ids(self) -> Int32[np.ndarray, " N"]:
+        """Cluster of each document."""
+        return self._of_documents("cluster_id")
+
+    @cached_property
+    def num_tokens(self) -> Int32[np.ndarray, " N"]:
+        """Tokens of each document."""
+        return self._of_documents("num_tokens")
+
+    @cached_property
+    def chunk_documents(self) -> Int64[np.ndarray, " M"]:
+        """Document position of each chunk."""
+        first, *others = self.segment_rows()
+        if not others and not len(first.deleted_documents.rows):
+            return first.chunks.column("document_position").to_numpy(zero_copy_only=True)
+        return np.repeat(np.arange(len(self.chunk_offsets) - 1), np.diff(self.chunk_offsets))
+
+    @cached_property
+    def chunk_starts(self) -> Int64[np.ndarray, " M"]:
+        """First character of each chunk in its document's text."""
+        return self._of_chunks("start_char")
+
+    @cached_property
+    def chunk_ends(self) -> Int64[np.ndarray, " M"]:
+        """One past the last character of each chunk."""
+        return self._of_chunks("end_char")
+
+    def chunks_of(
+        self, documents: Int64[np.ndarray, " A"]
+    ) -> tuple[Int64[np.ndarray, " A"], Int64[np.ndarray, " A"]]:
+        """Return the first chunk of each of some documents, and one past its last."""
+        return self.chunk_offsets[documents], self.chunk_offsets[documents + 1]
+
+    def owners_of(self, chunks: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
+        """Return the documents that some chunks belong to."""
+        return self.chunk_documents[chunks]
+
+    def spans_of(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Return the first character of each of some runs of chunks, and one past its last."""
+        return self.chunk_starts[first_n], self.chunk_ends[end_n - 1]
+
+    def ids_of(self, documents: Int64[np.ndarray, " A"]) -> list[str]:
+        """Return the ids of some documents."""
+        return self.doc_ids.take(pa.array(documents)).to_pylist()
+
+    def _of_documents(self, name: str) -> Any:
+        return joined_column([(rows.documents, rows.deleted_documents) for rows in self.segment_rows()], name)
+
+    def _of_chunks(self, name: str) -> Any:
+        return joined_column([(rows.chunks, rows.deleted_chunks) for rows in self.segment_rows()], name)
+
+
+def joined_column(parts: Sequence[tuple[pa.RecordBatch, DeletedRows]], name: str) -> Any:
+    """Return a column of numbers of several files, without the deleted rows."""
+    columns: list[np.ndarray] = []
+    for batch, deleted in parts:
+        column = batch.column(name).to_numpy(zero_copy_only=True)
+        columns.append(column[deleted.is_live()] if len(deleted.rows) else column)
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+class StoredColumns(JoinedColumns):
+    """The columns of a generation that is not opened otherwise."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._rows = [open_rows(folder, record) for record in manifest.segments]
+
+    def segment_rows(self) -> Sequence[SegmentRows]:
+        """Return the rows of the segments, in their order."""
+        return self._rows
+
+
+def _live_rows(deleted: DeletedRows) -> Int64[np.ndarray, " L"]:
+    return np.flatnonzero(deleted.is_live())
+
+
+class JoinedIndex:
+    """A :class:`~cairn.pipeline.index.exact_index.VectorIndex` over segments, in their order.
+
+    Each comes with its deleted rows, which its own index already leaves out of every answer.
+    """
+
+    def __init__(self, parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> None:
+        self._parts = [(index, deleted) for index, deleted in parts if deleted.num_live]
+        self._vector_dim = parts[0][0].vector_dim
+        self._ends = np.cumsum([deleted.num_live for _, deleted in self._parts], dtype=np.int64)
+        self._sharing = _sharing([index for index, _ in self._parts])
+
+    @property
+    def num_vectors(self) -> int:
+        """Count the vectors that are left."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V."""
+        return self._vector_dim
+
+    def search(
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
+    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+        """Return the ``top_k`` best of each query, best first, ties by lower position."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        queries_QV = np.ascontiguousarray(queries_QV, dtype=np.float32)
+        nearest = None
+        if self._sharing and allowed is None:
+            num_lists = max(index.nprobe for index in self._sharing)
+            nearest = self._sharing[0].nearest_lists(queries_QV, num_lists)
+        wanted = None if allowed is None else np.unique(allowed)
+        for (index, deleted), begin, end in self._places():
+            stored = None
+            if wanted is not None:
+                own = wanted[slice(*np.searchsorted(wanted, (begin, end)).tolist())]
+                if not len(own):
+                    continue
+                stored = deleted.stored_of(own - begin)
+            scores_QF, stored_QF = index.find(
+                queries_QV, min(top_k, end - begin), stored, nearest if index in self._sharing else None
+            )
+            own_QF = deleted.live_of(stored_QF)
+            found.append((scores_QF, np.where(stored_QF == NO_POSITION, NO_POSITION, own_QF + begin)))
+        if not found:
+            found = [(np.empty((len(queries_QV), 0), np.float32), np.empty((len(queries_QV), 0), np.int64))]
+        scores, positions = zip(*found, strict=True)
+        return best_first(np.concatenate(scores, axis=1), np.concatenate(positions, axis=1), top_k)
+
+    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions, in their order."""
+        positions = np.asarray(positions, np.int64)
+        owners = np.searchsorted(self._ends, positions, side="right")
+        vectors_AV = np.empty((len(positions), self._vector_dim), np.float32)
+        for owner in np.unique(owners).tolist():
+            index, deleted = self._parts[owner]
+            own = np.flatnonzero(owners == owner)
+            stored = deleted.stored_of(positions[own] - (self._ends[owner] - deleted.num_live))
+            vectors_AV[own] = index.reconstruct(stored)
+        return vectors_AV
+
+    def _places(self) -> list[tuple[tuple[FaissIndex, DeletedRows], int, int]]:
+        """Return each part with its first position and the first one behind it."""
+        ends = self._ends.tolist()
+        return list(zip(self._parts, [0, *ends[:-1]], ends, strict=True))
+
+
+def _sharing(indexes: Sequence[FaissIndex]) -> list[FaissIndex]:
+    """Return the indexes that share the centroids of the first that has some, [] where it is alone."""
+    first: np.ndarray | None = None
+    alike: list[FaissIndex] = []
+    for index in indexes:
+        centroids = index.shared_centroids
+        if centroids is None:
+            continue
+        first = centroids if first is None else first
+        if np.array_equal(centroids, first):
+            alike.append(index)
+    return alike if len(alike) > 1 else []
+
+
+SAMPLED_TERMS = 16
+"""One term of so many is kept in memory, so that few are read to find one: 4 bytes a term of a file."""
+
+KEPT_TERMS = 1_024
+"""Terms whose places are kept: 2 kB each in twelve segments."""
+
+
+class JoinedWords:
+    """The postings of ``passages.arrow`` of segments, in their order, each with its deleted chunks."""
+
+    def __init__(self, parts: Sequence[tuple[pa.RecordBatch, DeletedRows]]) -> None:
+        files = [_Words(terms, deleted) for terms, deleted in parts]
+        begins = np.cumsum([0, *(deleted.num_live for _, deleted in parts)]).tolist()
+        # A query asks for its words several times. The cache does not hold this object, which would then
+        # keep files mapped until it is found to be garbage.
+        self._find = lru_cache(KEPT_TERMS)(partial(_places, list(zip(files, begins, strict=False))))
+
+    def postings(self, term: str) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the positions of the chunks that hold a term, ascending, and how often each does."""
+        places = self._find(term)
+        if not places:
+            return np.empty(0, np.int64), np.empty(0, np.uint8)
+        found = [words.read(place) for words, _, place in places]
+        chunks_P = np.concatenate([chunks for chunks, _ in found], dtype=np.int64)
+        end = 0
+        for (_, begin, _), (chunks, _) in zip(places, found, strict=True):
+            if begin:
+                chunks_P[end : end + len(chunks)] += begin
+            end += len(chunks)
+        return chunks_P, found[0][1] if len(found) == 1 else np.concatenate([counts for _, counts in found])
+
+
+def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words, int, slice]]:
+    """Return where the files that hold a term have it, each with its first position."""
+    wanted = term.encode()
+    places = ((words, begin, words.find(wanted)) for words, begin in files)
+    return [(words, begin, place) for words, begin, place in places if place is not None]
+
+
+class _Words:
+    """One file of :mod:`cairn.pipeline.index.passage_terms`, without its deleted chunks."""
+
+    def __init__(self, terms: pa.RecordBatch, deleted: DeletedRows) -> None:
+        column = terms.column("term")
+        _, offsets, text = column.buffers()
+        # The order of UTF-8 is that of code points; bytes cost a third of what strings of Arrow do.
+        self._text = memoryview(text or b"")
+        self._term_bounds = memoryview(offsets or b"").cast("q")[column.offset :]
+        self._places = range(len(column))
+        self._sampled = [self._term_at(place) for place in self._places[::SAMPLED_TERMS]]
+        self._bounds_T = memoryview(terms.column("chunks").offsets.to_numpy())
+        self._chunks = terms.column("chunks").values.to_numpy()
+        self._counts = terms.column("counts").values.to_numpy()
+        self._deleted = deleted
+
+    def find(self, wanted: bytes) -> slice | None:
+        """Return which postings are those of a term in UTF-8, None where there are none."""
+        block = bisect_right(self._sampled, wanted) * SAMPLED_TERMS
+        last = min(block, len(self._places))
+        place = bisect_left(self._places, wanted, max(block - SAMPLED_TERMS, 0), last, key=self._term_at)
+        if place == last or self._term_at(place) != wanted:
+            return None
+        return slice(self._bounds_T[place], self._bounds_T[place + 1])
+
+    def read(self, own: slice) -> tuple[Integer[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the chunks among those that are left, and how often each holds the word."""
+        chunks, counts = self._chunks[own], self._counts[own]
+        if not len(self._deleted.rows):
+            return chunks, counts
+        before, up_to = _num_deleted(self._deleted.rows, chunks)
+        is_live = before == up_to
+        return (chunks - before)[is_live], counts[is_live]
+
+    def _term_at(self, place: int) -> bytes:
+        return self._text[self._term_bounds[place] : self._term_bounds[place + 1]].tobytes()
+
+
+def _num_deleted(
+    rows: Int64[np.ndarray, " D"], chunks: UInt32[np.ndarray, " P"]
+) -> tuple[Int64[np.ndarray, " P"], Int64[np.ndarray, " P"]]:
+    """Count the deleted rows before each chunk, and those up to it; both arrays ascend.
+
+    The longer one is searched for each of the shorter.
+    """
+    if len(rows) > len(chunks):
+        return np.searchsorted(rows, chunks), np.searchsorted(rows, chunks, side="right")
+    wanted, ends = rows.astype(np.uint32), len(chunks) + 1
+    behind, at = np.searchsorted(chunks, wanted, side="right"), np.searchsorted(chunks, wanted)
+    before, up_to = (np.cumsum(np.bincount(each, minlength=ends))[:-1] for each in (behind, at))
+    return before, up_to
+
+
+class JoinedCodes:
+    """Columns of ``tokens.arrow`` of segments, in their order, each with its deleted chunks."""
+
+    def __init__(self, parts: Sequence[tuple[CodeColumn, DeletedRows]]) -> None:
+        self._parts = parts
+        self._begin_S = np.cumsum([0, *(deleted.num_live for _, deleted in parts)])
+
+    def read(self, chunk_C: Int64[np.ndarray, " C"]) -> ChunkTokens:
+        """Return the tokens of some chunks, in the order asked."""
+        segment_C = np.searchsorted(self._begin_S, chunk_C, side="right") - 1
+        places = [np.flatnonzero(segment_C == segment) for segment in range(len(self._parts))]
+        found = [
+            column.read(deleted.stored_of(chunk_C[place] - begin))
+            for (column, deleted), begin, place in zip(self._parts, self._begin_S[:-1], places, strict=True)
+        ]
+        # Laid out by segment; then in the order asked.
+        size = np.concatenate([each.size_C for each in found])
+        order = np.argsort(np.concatenate(places), kind="stable")
+        token_T = ranges((np.cumsum(size) - size)[order], size[order])
+        return ChunkTokens(
+            codes=np.concatenate([each.codes for each in found])[token_T],
+            step_T=np.concatenate([each.step_T for each in found])[token_T],
+            size_C=size[order],
+        )
+
+
+def open_token_vectors(
+    files: Container[str], segments: Sequence[Segment], late_folder: Path
+) -> TokenVectors | None:
+    """Return the token vectors of a generation, None where there are none.
+
+    ``files`` names its files, ``late_folder`` holds the codebook. Damage raises :class:`DamageError`.
+    """
+    if LATE_NAME not in files:
+        return None
+    parts = [(each.tokens, each.rows.deleted_chunks) for each in segments if each.tokens is not None]
+    if len(parts) < len(segments):
+        return None
+    codebook = load_token_coder(late_folder)
+    chunks, titles = (
+        _joined(
+            [(CodeColumn.of(rows.column(name), codebook.vector_bytes), deleted) for rows, deleted in parts]
+        )
+        for name in TOKEN_FILE_COLUMNS
+    )
+    return TokenVectors(codebook=codebook, chunks=chunks, titles=titles)
+
+
+def _joined(parts: Sequence[tuple[CodeColumn, DeletedRows]]) -> TokenCodes:
+    """Return the one column as it is where there is just one, whole."""
+    column, deleted = parts[0]
+    return JoinedCodes(parts) if len(parts) > 1 or len(deleted.rows) else column

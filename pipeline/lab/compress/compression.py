@@ -1,31 +1,82 @@
-"""`cairn compress` from end to end: read, prune, quantise, save. Each step is measured."""
+"""`cairn compress` from end to end: read, prune, quantise, save.
+
+Each step is measured: size, memory and scores.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 from cairn.pipeline import durable
-from cairn.pipeline.config import Backend, Precision
 from cairn.pipeline.errors import ConfigError, SourceError
-from cairn.pipeline.lab.compress.measuring import BEFORE, MeasuredModel, measure_model
-from cairn.pipeline.lab.compress.plain_pass import read_engine
 from cairn.pipeline.lab.compress.pruning import pruned
-from cairn.pipeline.lab.compress.quantization import quantized
+from cairn.pipeline.lab.compress.quantization import quantized, read_engine
 from cairn.pipeline.lab.compress.settings import CompressConfig
 from cairn.pipeline.lab.train.distill import text_row
-from cairn.pipeline.lab.train.training_files import read_texts
+from cairn.pipeline.lab.train.pairs import read_texts
+from cairn.pipeline.model.engine.precision import resolve_precision
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.weights import QuantizedLinear
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
 from jaxtyping import Int64
+
+BEFORE: Final = "before"
+"""The first row, of the model as it came."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredModel:
+    """A model after a step of compression.
+
+    ``disk_bytes`` are those of its weights' files, ``matrix_bytes`` those of its layers' matrices in memory.
+    ``scores`` are by set and measure, empty without judged sets.
+    """
+
+    step: str
+    layers: int
+    parameters: int
+    disk_bytes: int
+    matrix_bytes: int
+    score: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def measure_model(step: str, folder: Path, scorer: ModelScorer | None) -> MeasuredModel:
+    """Measure a model's folder."""
+    checkpoint = read_checkpoint(folder)
+    dtype = resolve_precision("auto", torch.device("cpu"))
+    plain = read_engine(checkpoint, is_causal=False, dtype=dtype)
+    scores = None if scorer is None else scorer.score(folder)
+    return MeasuredModel(
+        step=step,
+        layers=plain.num_layers,
+        parameters=sum(tensor.numel() for tensor in checkpoint.tensors.values()),
+        disk_bytes=sum(path.stat().st_size for path in checkpoint.folder.glob("*.safetensors")),
+        matrix_bytes=matrix_bytes(plain),
+        score=None if scores is None else scores.mean,
+        scores={} if scores is None else scores.by_measure,
+    )
+
+
+def matrix_bytes(engine: Transformer) -> int:
+    """Return the bytes that the matrices of a model's layers take in memory."""
+    return sum(
+        linear.matrix.nbytes if isinstance(linear, QuantizedLinear) else linear.weight.nbytes
+        for layer in engine.layers
+        for linear in (layer.qkv, layer.attention_output, *layer.mlp.linears)
+    )
+
 
 MIN_TOKENS: Final = 8
 """A shorter text says nothing of how tokens read one another."""
@@ -48,14 +99,12 @@ def compress(
     config: CompressConfig,
     *,
     scorer: ModelScorer | None = None,
-    backend: Backend = "torch",
-    precision: Precision = "auto",
     progress: ProgressListener = silent_progress,
 ) -> CompressReport:
     """Write a smaller ``model`` to ``output``, a new or empty folder.
 
-    ``texts`` are Parquet or JSON lines with text. With a ``scorer`` each step is scored, on this ``backend``
-    and in this ``precision``, as its speed is measured. A failure leaves ``output`` as it was.
+    ``texts`` are Parquet or JSON lines with text. With a ``scorer`` each step is scored. A failure
+    leaves ``output`` as it was.
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(
@@ -77,18 +126,13 @@ def compress(
             f"max_tokens must be at most the model's {most} positions, got a text of {longest} tokens; lower "
             "it"
         )
-    measured: list[MeasuredModel] = []
-
-    def measure(step: str, of: Path) -> None:
-        measured.append(measure_model(step, of, rows, scorer, backend=backend, precision=precision))
-
     with _scratch_beside(output) as scratch:
-        measure(BEFORE, source)
+        measured = [measure_model(BEFORE, source, scorer)]
         folder = source
         for step, smaller in _steps(checkpoint, rows, config, is_causal=settings.causal, progress=progress):
             folder = scratch / step
             save_encoder_folder(folder, smaller, settings, context=trained_context(model))
-            measure(step, folder)
+            measured.append(measure_model(step, folder, scorer))
         with durable.storage_errors(f"saving the model to {output}"):
             durable.put_in_place(folder, output)
     return CompressReport(folder=str(output), calibration_texts=len(rows), steps=tuple(measured))
@@ -131,9 +175,8 @@ def _steps(
     is_causal: bool,
     progress: ProgressListener,
 ) -> Iterator[tuple[str, Checkpoint]]:
-    if config.is_pruning:
-        checkpoint = pruned(checkpoint, rows, config, is_causal=is_causal, progress=progress)
+    if config.layers is not None:
+        checkpoint = pruned(checkpoint, rows, config.layers, is_causal=is_causal, progress=progress)
         yield "pruned", checkpoint
     if config.weights is not None:
-        name = f"{config.weights} {config.rounding}"
-        yield name, quantized(checkpoint, rows, config, is_causal=is_causal, progress=progress)
+        yield config.weights, quantized(checkpoint, rows, config, is_causal=is_causal, progress=progress)

@@ -1,37 +1,58 @@
 """Quantise the matrices of a model's layers, in order, each on the inputs that the layers before it leave.
 
-Embeddings, norms and biases stay as they are. With GPTQ the texts run through one layer at a time: its inputs
-are those of a model whose earlier layers are already quantised, so that later ones make up for them, and
-memory holds the second moments of one layer alone.
+Embeddings, norms and biases stay as they are. The texts run through one layer at a time, each by itself: its
+inputs are those of a model whose earlier layers are already quantised, so that later ones make up for them,
+and memory holds the second moments of one layer alone.
+
+A matrix becomes codes one column after another, with the error passed on (GPTQ):
+
+    H = mean x xᵀ of the product's inputs, plus a share of its mean diagonal
+    U upper triangular, Uᵀ U = H⁻¹
+    for each column i: e = (w_i - ŵ_i) / U_ii, and w_j ← w_j - e U_ij for all later columns j
+
+A scale is fitted when its group begins, to weights that have taken over the errors before it. int8 is
+symmetric, int4 has a zero for each group.
+
+Source: Frantar et al. 2022 (GPTQ), algorithm 1 and its 1 % of damping. Differs: columns keep their order, and
+errors reach later blocks at once rather than lazily.
+
+    E rows    D columns    g columns of a group    T tokens of a text
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
+import numpy as np
 import torch
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.compress.importance import Rows
-from cairn.pipeline.lab.compress.plain_pass import read_engine, run_one_layer
-from cairn.pipeline.lab.compress.rounding import rounded_to_nearest, rounded_with_feedback
-from cairn.pipeline.lab.compress.settings import CompressConfig
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.compress.settings import CompressConfig, WeightFormat
+from cairn.pipeline.lab.differentiable import DifferentiableOperations
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.engine.layer import Layer, PlainMlp
+from cairn.pipeline.model.backbone_loader import reader_of
+from cairn.pipeline.model.engine.layer import Activation, Layer, PlainMlp, run_layer
+from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear
+from cairn.pipeline.model.families import language_model
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.first_layers import OF_LAYER
 from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
-from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors
+from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors, two_codes_a_byte
 from cairn.pipeline.types import ProgressListener
-from jaxtyping import Float32
+from jaxtyping import Bool, Float, Float32, Int64
+from typing_extensions import override
+
+Rows = Sequence[Int64[np.ndarray, " _"]]
 
 LayerInput = Literal["attention", "mixed", "feed-forward", "inner"]
 """A layer's normed input, the mixed values of its heads, the feed-forward's input, its neurons."""
 
-_INPUTS: Final[Mapping[LayerInput, tuple[str, ...]]] = {
+INPUTS: Final[Mapping[LayerInput, tuple[str, ...]]] = {
     "attention": (
         *("attention.self.query", "attention.self.key", "attention.self.value"),
         *("attn.Wqkv", "attention.qkv_proj"),
@@ -47,7 +68,164 @@ _INPUTS: Final[Mapping[LayerInput, tuple[str, ...]]] = {
 }
 """By the published names of every family, behind the layer's number."""
 
-_INPUT_OF: Final[Mapping[str, LayerInput]] = {name: kind for kind, names in _INPUTS.items() for name in names}
+_LARGEST: Final = 127.0
+_LEVELS: Final = 15
+_DAMPING: Final = 0.01
+_SMALLEST_SCALE: Final = 1e-7
+"""Of a group of zeros; half precision still holds it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grid:
+    """The values that the weights of one group may have."""
+
+    kind: WeightFormat
+    scale_E: Float32[torch.Tensor, " E"]
+    zero_E: Float32[torch.Tensor, " E"]
+
+    @classmethod
+    def fitted(cls, kind: WeightFormat, weight_Eg: Float32[torch.Tensor, "E g"]) -> _Grid:
+        if kind != "int4":
+            scale_E = weight_Eg.abs().amax(1).div(_LARGEST).clamp(min=_SMALLEST_SCALE)
+            return cls(kind, scale_E, torch.zeros_like(scale_E))
+        low_E, high_E = weight_Eg.amin(1).clamp(max=0), weight_Eg.amax(1).clamp(min=0)
+        # As it is stored: codes are chosen for the scale that a reader sees.
+        scale_E = ((high_E - low_E) / _LEVELS).clamp(min=_SMALLEST_SCALE).half().float()
+        return cls(kind, scale_E, (-low_E / scale_E).round().clamp(0, _LEVELS))
+
+    def codes(self, weight_Eg: Float32[torch.Tensor, "E g"]) -> torch.Tensor:
+        scaled = weight_Eg / self.scale_E[:, None]
+        if self.kind == "int8":
+            return scaled.round().clamp(-127, 127).to(torch.int8)
+        return (scaled.round() + self.zero_E[:, None]).clamp(0, _LEVELS).to(torch.uint8)
+
+    def weights(self, codes: torch.Tensor) -> Float32[torch.Tensor, "E g"]:
+        return (codes.float() - self.zero_E[:, None]) * self.scale_E[:, None]
+
+
+def read_engine(
+    checkpoint: Checkpoint, *, is_causal: bool, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """Return a checkpoint as float32 on the CPU, weights as they lie; a misfit raises :class:`ModelError`."""
+    read = reader_of(checkpoint.config.get("model_type"))
+    settings = {"is_causal": True} if is_causal else {}
+    return read(language_model(checkpoint), dtype=dtype, device=torch.device("cpu"), **settings)
+
+
+Seen = Callable[[AnyLinear, torch.Tensor], None]
+"""Is told each projection and its input."""
+
+
+def _ignore(*_: object) -> None:
+    """Hear of a projection."""
+
+
+class _TellingOperations(DifferentiableOperations):
+    """A layer's operations on one text, which tell what goes into each projection."""
+
+    def __init__(self, engine: Transformer, index: int, num_tokens: int, seen: Seen | None) -> None:
+        layer = engine.layers[index]
+        table = engine.rotary.get(layer.is_local)
+        attend = partial(_attend, mask_TT=_visible(engine.shape, num_tokens, is_local=layer.is_local))
+        super().__init__(engine.shape, attend, None if table is None else table.at(torch.arange(num_tokens)))
+        self._tell: Seen = seen or _ignore
+
+    @override
+    def heads(self, qkv: AnyLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self._tell(qkv, x)
+        return super().heads(qkv, x)
+
+    @override
+    def inner(self, up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        self._tell(up, x)
+        return super().inner(up, activation, x)
+
+    @override
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        self._tell(gate_up, x)
+        return super().gated_inner(gate_up, activation, x)
+
+    @override
+    def add_projection(self, linear: AnyLinear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        self._tell(linear, x)
+        return super().add_projection(linear, x, residual)
+
+
+def run_one_layer(
+    engine: Transformer,
+    index: int,
+    x_TD: Float32[torch.Tensor, "T D"],
+    seen: Seen | None = None,
+) -> Float32[torch.Tensor, "T D"]:
+    """Return a text's states after a layer; ``seen`` is told each projection and its input."""
+    operations = _TellingOperations(engine, index, len(x_TD), seen)
+    return run_layer(engine.layers[index], x_TD, operations, norm_first=engine.shape.norm_first)
+
+
+def _visible(shape: Shape, num_tokens: int, *, is_local: bool) -> Bool[torch.Tensor, "T T"] | None:
+    places_T = torch.arange(num_tokens)
+    distance_TT = places_T[:, None] - places_T
+    if shape.is_causal:
+        return distance_TT >= 0
+    if is_local and shape.local_radius is not None:
+        return distance_TT.abs() <= shape.local_radius
+    return None
+
+
+def _attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask_TT: torch.Tensor | None
+) -> torch.Tensor:
+    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
+    is_shared = query.shape[1] != key.shape[1]
+    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_TT, enable_gqa=is_shared)
+    return mixed[0].transpose(0, 1)
+
+
+def rounded_with_feedback(
+    weight_ED: Float[torch.Tensor, "E D"],
+    second_moment_DD: Float32[torch.Tensor, "D D"],
+    kind: WeightFormat,
+    group_size: int,
+) -> QuantizedMatrix:
+    """Round column by column, so that products with such inputs change least; ``group_size`` must divide D.
+
+    Raises :class:`ModelError` for second moments that are not finite.
+    """
+    weight_ED = weight_ED.float().clone()
+    upper_DD = _upper_of_inverse(second_moment_DD)
+    codes: list[torch.Tensor] = []
+    grids: list[_Grid] = []
+    for column in range(weight_ED.shape[1]):
+        if column % group_size == 0:
+            grids.append(_Grid.fitted(kind, weight_ED[:, column : column + group_size]))
+        codes.append(grids[-1].codes(weight_ED[:, column, None]))
+        error_E = (weight_ED[:, column] - grids[-1].weights(codes[-1])[:, 0]) / upper_DD[column, column]
+        weight_ED[:, column + 1 :].addr_(error_E, upper_DD[column, column + 1 :], alpha=-1.0)
+    return _matrix(codes, grids)
+
+
+def _upper_of_inverse(second_moment_DD: Float32[torch.Tensor, "D D"]) -> Float32[torch.Tensor, "D D"]:
+    if not bool(second_moment_DD.isfinite().all()):
+        raise ModelError(
+            "the states of a model to quantise must be finite on the calibration texts, got NaN or infinity; "
+            "fetch the model again"
+        )
+    moment_DD = second_moment_DD.double()
+    mean = float(moment_DD.diagonal().mean()) or 1.0  # of inputs that are all zero, any will do
+    moment_DD = moment_DD + torch.eye(len(moment_DD), dtype=torch.float64) * _DAMPING * mean
+    inverse_DD = torch.cholesky_inverse(torch.linalg.cholesky(moment_DD))
+    return torch.linalg.cholesky(inverse_DD, upper=True).float()
+
+
+def _matrix(codes: list[torch.Tensor], grids: list[_Grid]) -> QuantizedMatrix:
+    codes_ED, scales_EG = torch.cat(codes, dim=1), torch.stack([grid.scale_E for grid in grids], dim=1)
+    if grids[0].kind != "int4":
+        return QuantizedMatrix(codes=codes_ED, scales_EG=scales_EG)
+    zeros_EG = torch.stack([grid.zero_E for grid in grids], dim=1).to(torch.uint8)
+    return QuantizedMatrix(codes=two_codes_a_byte(codes_ED), scales_EG=scales_EG.half(), zeros_EG=zeros_EG)
+
+
+_INPUT_OF: Final[Mapping[str, LayerInput]] = {name: kind for kind, names in INPUTS.items() for name in names}
 
 Moments = dict[LayerInput, Float32[torch.Tensor, "D D"]]
 
@@ -60,16 +238,14 @@ def quantized(
     A group size that does not divide a matrix's width raises :class:`ConfigError`.
     """
     named = layer_matrices(checkpoint)
-    for names in named.values():
-        for name in names:
-            _require_groups(name, checkpoint.tensors[name].shape[1], config)
-    matrices: dict[str, QuantizedMatrix] = {}
-    if config.rounding == "nearest":
-        for layer, names in named.items():
-            matrices |= {name: _rounded(checkpoint.tensors[name], None, config) for name in names}
-            progress("quantise", layer + 1, len(named), "layers")
-    else:
-        matrices = _calibrated(checkpoint, rows, config, named, is_causal=is_causal, progress=progress)
+    for name in (name for names in named.values() for name in names):
+        width = checkpoint.tensors[name].shape[1]
+        if config.weights == "int4" and (width % config.group_size or width % 2):
+            raise ConfigError(
+                f"group_size must divide the width of every matrix, got {config.group_size} for {width} of "
+                f"{name}; give another"
+            )
+    matrices = _calibrated(checkpoint, rows, config, named, is_causal=is_causal, progress=progress)
     plain = {name: tensor for name, tensor in checkpoint.tensors.items() if name not in matrices}
     return replace(
         checkpoint,
@@ -78,9 +254,8 @@ def quantized(
             kind="quantized",
             checkpoint=checkpoint.fingerprint,
             weights=config.weights,
-            rounding=config.rounding,
             group_size=config.group_size,
-            texts=[ids_T.tolist() for ids_T in rows] if config.rounding == "gptq" else None,
+            texts=[ids_T.tolist() for ids_T in rows],
         ),
     )
 
@@ -118,7 +293,7 @@ def _second_moments(engine: Transformer, index: int, states: list[torch.Tensor])
         sums.addmm_(x_TD.T, x_TD)
 
     for x_TD in states:
-        run_one_layer(engine, index, x_TD, seen=seen)
+        run_one_layer(engine, index, x_TD, seen)
     num_tokens = sum(map(len, states))
     return {kind: sums_DD / num_tokens for kind, sums_DD in moments.items()}
 
@@ -139,22 +314,10 @@ def _quantized_layer(layer: Layer, moments: Moments, config: CompressConfig) -> 
     return replace(layer, qkv=new["attention"], attention_output=new["mixed"], mlp=mlp)
 
 
-def _rounded(
-    weight_ED: torch.Tensor, moment_DD: torch.Tensor | None, config: CompressConfig
-) -> QuantizedMatrix:
+def _rounded(weight_ED: torch.Tensor, moment_DD: torch.Tensor, config: CompressConfig) -> QuantizedMatrix:
     assert config.weights is not None, "what is quantised has a format"
     group_size = weight_ED.shape[1] if config.weights != "int4" else config.group_size
-    if moment_DD is None:
-        return rounded_to_nearest(weight_ED, config.weights, group_size)
     return rounded_with_feedback(weight_ED, moment_DD, config.weights, group_size)
-
-
-def _require_groups(name: str, width: int, config: CompressConfig) -> None:
-    if config.weights == "int4" and (width % config.group_size or width % 2):
-        raise ConfigError(
-            f"group_size must divide the width of every matrix, got {config.group_size} for {width} of "
-            f"{name}; give another"
-        )
 
 
 def layer_matrices(checkpoint: Checkpoint) -> dict[int, dict[str, LayerInput]]:

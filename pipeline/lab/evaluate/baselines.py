@@ -3,10 +3,7 @@
     dense           cosine
     bm25            BM25 of whole documents; of pieces where passages are read
     rrf             Σ 1 / (60 + rank) of that and of the cosine
-    piece-bm25      BM25 of the text that is encoded
-    piece-rrf       Σ 1 / (60 + rank) of that and of the cosine
     convex          (cosine - mean) / (max - mean) + BM25 / max
-    whitened        cosine after soft whitening by a sample of the pieces
     convex+maxsim   convex; its 50 best pieces gain their MaxSim, scaled to 0 … 1 among them
 
 Where nothing else is said a document scores as its best piece. Passages are pieces by their score, without
@@ -19,29 +16,27 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import lance
 import lancedb
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.context.whitening import Whitening
-from cairn.pipeline.corpus.tokenization import tokenize
 from cairn.pipeline.durable import storage_errors
-from cairn.pipeline.encode.prefixes import Prefix
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.encoder_fit import prefixes_of
+from cairn.pipeline.encode.prefixes import tokenize_after
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
-from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
-from cairn.pipeline.lab.evaluate.measures import RUN_DEPTH, Answer, RankedDocuments, id_ranks
-from cairn.pipeline.lab.evaluate.systems import Ranking, System
-from cairn.pipeline.lab.token_states import embed_tokens
+from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, RankedDocuments, Spans, id_ranks
+from cairn.pipeline.lab.evaluate.systems import Ranking, Read, System
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.lexical import bounded_words
-from cairn.pipeline.search.windows import new_pieces
+from cairn.pipeline.search.candidates import bounded_words
+from cairn.pipeline.search.passages import new_pieces
 from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Bool, Float, Float32, Float64, Int64
@@ -57,8 +52,6 @@ MAX_SIM_PIECES: Final = 50
 """Best pieces of a query that MaxSim judges."""
 BLOCK_PIECES: Final = 2_048
 """Pieces whose token states are held at once: 200 MB at 128 tokens of 384 dimensions."""
-WHITENING_SAMPLE: Final = 512
-"""Pieces that the axes of whitening are taken from, as many as a stored context has by default."""
 
 MaxSimOf = Callable[[Int64[np.ndarray, "Q K"]], Float32[np.ndarray, "Q K"]]
 """From pieces of every query to their MaxSim."""
@@ -129,7 +122,7 @@ class PieceRanker:
         self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH
     ) -> list[Answer]:
         """Answer every query with at most ``depth`` documents; passages only where they are wanted."""
-        scored = self._with_max_sim() if system.needs_max_sim else self._scores(system.ranking)
+        scored = self._with_max_sim() if system.reads("token states") else self._scores(system.ranking)
         return [
             Answer(
                 documents=RankedDocuments.best(scores_N, self._id_rank_N, depth),
@@ -140,11 +133,11 @@ class PieceRanker:
 
     def word_bytes(self, system: System) -> int:
         """Return the bytes of the BM25 indexes that a system reads."""
-        needed = (
-            (system.needs_document_bm25, self._document_bm25),
-            (system.needs_piece_bm25, self._piece_bm25),
+        own: tuple[tuple[Read, Any], ...] = (
+            ("document BM25", self._document_bm25),
+            ("piece BM25", self._piece_bm25),
         )
-        return sum(index.index_bytes for is_needed, index in needed if is_needed and index is not None)
+        return sum(index.index_bytes for what, index in own if index is not None and system.reads(what))
 
     def _with_max_sim(self) -> Iterator[_Scores]:
         assert self._max_sim_of is not None, "a system that ranks with MaxSim was given none"
@@ -159,7 +152,7 @@ class PieceRanker:
     def _scores(self, ranking: Ranking) -> Iterator[_Scores]:
         """Yield the scores of documents and pieces, query by query; minus infinity for no candidate."""
         num_documents, num_pieces = len(self._id_rank_N), len(self.encoded.start_char)
-        for query, cosine_M in enumerate(self._cosines(is_whitened=ranking == "whitened")):
+        for query, cosine_M in enumerate(self._cosines()):
             scores_N = None
             match ranking:
                 case "bm25":
@@ -170,29 +163,18 @@ class PieceRanker:
                     nearest = RankedDocuments.best(best_N, self._id_rank_N, NUM_CANDIDATES).positions
                     found, _ = _hits(self._document_bm25, query)
                     scores_N = reciprocal_ranks([found, nearest], num_documents)
-                    scores_M = self._piece_rrf(query, cosine_M)
-                case "piece-rrf":
-                    scores_M = self._piece_rrf(query, cosine_M)
-                case "piece-bm25":
-                    scores_M = _spread(_hits(self._piece_bm25, query), num_pieces)
+                    pieces, _ = _hits(self._piece_bm25, query)
+                    scores_M = reciprocal_ranks([_best_first(cosine_M), pieces], num_pieces)
                 case "convex":
                     scores_M = convex(cosine_M, *_hits(self._piece_bm25, query))
                 case _:
                     scores_M = cosine_M.astype(np.float64)
             yield self._best_of_documents(scores_M) if scores_N is None else scores_N, scores_M
 
-    def _piece_rrf(self, query: int, cosine_M: Float32[np.ndarray, " M"]) -> Float64[np.ndarray, " M"]:
-        found, _ = _hits(self._piece_bm25, query)
-        return reciprocal_ranks([_best_first(cosine_M), found], len(cosine_M))
-
-    def _cosines(self, *, is_whitened: bool) -> Iterator[Float32[np.ndarray, " M"]]:
-        piece_MV, query_QV = self.encoded.chunk_vectors_MV, self.encoded.query_vectors_QV
-        if is_whitened:
-            sample = np.linspace(0, len(piece_MV) - 1, min(len(piece_MV), WHITENING_SAMPLE)).astype(np.int64)
-            whitening = Whitening.of(piece_MV[sample])
-            piece_MV, query_QV = whitening.apply(piece_MV), whitening.apply(query_QV)
+    def _cosines(self) -> Iterator[Float32[np.ndarray, " M"]]:
+        query_QV = self.encoded.query_vectors_QV
         for start in range(0, len(query_QV), BLOCK_QUERIES):
-            yield from query_QV[start : start + BLOCK_QUERIES] @ piece_MV.T
+            yield from query_QV[start : start + BLOCK_QUERIES] @ self.encoded.chunk_vectors_MV.T
 
     def _best_of_documents(self, scores_M: Float[np.ndarray, " M"]) -> Float[np.ndarray, " N"]:
         return np.maximum.reduceat(scores_M, self.encoded.chunk_offsets[:-1])
@@ -280,7 +262,7 @@ def _best_first(scores_M: Float[np.ndarray, " M"]) -> Int64[np.ndarray, " M"]:
 
 
 def score_pieces(
-    encoder: EncoderConfig,
+    config: EncoderConfig,
     pieces: Sequence[str],
     queries: Sequence[str],
     asked_QK: Int64[np.ndarray, "Q K"],
@@ -290,34 +272,35 @@ def score_pieces(
 
     A token of a query weighs its idf over the pieces, ln(1 + (M - m + ½) / (m + ½)).
     """
-    backbone = load_backbone(encoder)
-    document, query = (
-        Prefix.of(text, backbone.tokenizer).ids for text in (encoder.document_prefix, encoder.query_prefix)
-    )
-    asking = embed_tokens(backbone, queries, batch_tokens=encoder.batch_tokens, prefix_ids=query)
-    tokens = tokenize(backbone.tokenizer, pieces)
-    weights_T = token_idf(tokens.ids, tokens.text_offsets, backbone.tokenizer.get_vocab_size())[asking.ids_T]
+    backbone = load_backbone(config)
+    tokenizer = backbone.tokenizer
+    document, query = prefixes_of(config, backbone)
+    # A row holds as much of a text as the model reads.
+    room = min(config.window_tokens, backbone.max_positions) - 2 - max(len(document.ids), len(query.ids))
+    config = replace(config, pooling="mean", landmark_interval=room)
+    encoder = DocumentEncoder(config, None, backbone)
+    asking = DocumentEncoder(replace(config, document_prefix=config.query_prefix), None, backbone)
+    query_TD = asking.token_states(queries)
+    query_tokens = tokenize_after(query, tokenizer, queries)
+    tokens = tokenize_after(document, tokenizer, pieces)
+    weights_T = token_idf(tokens.ids, tokens.text_offsets, tokenizer.get_vocab_size())[query_tokens.ids]
+    lengths_M = np.diff(tokens.text_offsets)
     scores_QK = np.zeros(asked_QK.shape, np.float32)
     wanted = np.unique(asked_QK)
     for start in range(0, len(wanted), BLOCK_PIECES):
         block = wanted[start : start + BLOCK_PIECES]
-        states = embed_tokens(
-            backbone,
-            [pieces[int(piece)] for piece in block],
-            batch_tokens=encoder.batch_tokens,
-            prefix_ids=document,
-        )
-        states_TV = states.states_TV.astype(np.float32)
+        states_TD = encoder.token_states([pieces[int(piece)] for piece in block])
+        first_B = np.cumsum(lengths_M[block]) - lengths_M[block]
         for number, asked_K in enumerate(asked_QK):
-            own, places = asking.of(number), np.flatnonzero(np.isin(asked_K, block))
-            rows = np.searchsorted(block, asked_K[places])
+            own = slice(*query_tokens.text_offsets[number : number + 2].tolist())
+            places = np.flatnonzero(np.isin(asked_K, block))
             # Only the tokens of the pieces asked for: they are a small part of a block.
-            lengths = states.offsets_N1[rows + 1] - states.offsets_N1[rows]
+            lengths = lengths_M[asked_K[places]]
             ends = np.cumsum(lengths)
-            judged_TV = states_TV[ranges(states.offsets_N1[rows], lengths)]
+            judged_TD = states_TD[ranges(first_B[np.searchsorted(block, asked_K[places])], lengths)]
             if len(places):
                 scores_QK[number, places] = max_sim(
-                    asking.states_TV[own], weights_T[own], judged_TV, ends - lengths, ends
+                    query_TD[own], weights_T[own], judged_TD, ends - lengths, ends
                 )
         progress("maxsim", start + len(block), len(wanted), "pieces")
     return scores_QK

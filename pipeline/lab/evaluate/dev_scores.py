@@ -9,17 +9,18 @@ says the whole table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from cairn.pipeline.config import Backend, ContextConfig, Precision
+from cairn.pipeline.config import Precision
 from cairn.pipeline.lab.evaluate.bench import primary_measures, run_bench
 from cairn.pipeline.lab.evaluate.encodings import text_digest
 from cairn.pipeline.lab.evaluate.measures import require_measures
-from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, require_distinct_names
-from cairn.pipeline.lab.evaluate.systems import System, configured_systems
+from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet, require_distinct_names
+from cairn.pipeline.lab.evaluate.systems import configured_systems
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config
 from cairn.pipeline.types import ModelScores, ProgressListener, silent_progress
@@ -36,13 +37,12 @@ class DevScorer:
         sets: Sequence[RetrievalSet],
         *,
         precision: Precision = "auto",
-        backend: Backend = "torch",
         progress: ProgressListener = silent_progress,
     ) -> None:
         require_measures()
         require_distinct_names(sets)
         self._sets = sets
-        self._machine: Mapping[str, str] = {"precision": precision, "backend": backend}
+        self._precision = precision
         self._progress = progress
 
     @property
@@ -52,10 +52,14 @@ class DevScorer:
 
     def score(self, model_folder: Path) -> ModelScores:
         """Score a model folder; measures are named ``set/measure``."""
-        config = encoder_config({"model": str(model_folder), **self._machine})
+        config = encoder_config({"model": str(model_folder), "precision": self._precision})
         system = next(system for system in configured_systems(config) if system.ranking == RANKING)
         context = context_config(str(model_folder), {})
-        found = {judged.name: self._means(judged, system, context) for judged in self._sets}
+        found: dict[str, dict[str, float]] = {}
+        for judged in self._sets:
+            [result] = run_bench(judged, [system], context, self._progress)
+            means = result.means()
+            found[judged.name] = {measure: means[measure] for measure in primary_measures(means)}
         return ModelScores(
             mean=fmean(fmean(means.values()) for means in found.values()),
             by_measure={
@@ -65,22 +69,8 @@ class DevScorer:
             },
         )
 
-    def _means(self, judged: RetrievalSet, system: System, context: ContextConfig) -> dict[str, float]:
-        [result] = run_bench(judged, [system], context, self._progress)
-        means = result.means()
-        return {measure: means[measure] for measure in primary_measures(means)}
-
 
 def _digest_of_set(judged: RetrievalSet) -> str:
-    judgements = judged.judgements
-    columns = (
-        judgements.query_J,
-        judgements.document_J,
-        judgements.gain_J,
-        judgements.start_J,
-        judgements.end_J,
-    )
-    numbers = (str(column.tolist()) for column in columns)
-    return text_digest(
-        (judged.name, *judged.doc_ids, *judged.texts, *judged.query_ids, *judged.queries, *numbers)
-    )
+    numbers = (str(getattr(judged.judgements, each.name).tolist()) for each in fields(Judgements))
+    texts = (*judged.doc_ids, *judged.texts, *judged.query_ids, *judged.queries)
+    return text_digest((judged.name, *texts, *numbers))

@@ -6,36 +6,105 @@
 Two systems with the same encoding share one pass of the encoder. Titles in front and overlapping chunks are
 what a RAG pipeline does: every chunk is encoded as a text of its own, title and line break first; its span
 stays that of the chunk. Overlapping chunks begin every ``stride_tokens`` tokens.
+
+The contexts an encoder is evaluated with: the corpus's own, as an ingest draws it, and a random one.
+
+A random context is as many documents of random words of the vocabulary, embedded like any other (Morris &
+Rush 2024 compare with random strings): what is gained beyond it comes from the corpus and not from having
+read something.
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-import zipfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
-from cairn.pipeline import durable
-from cairn.pipeline.config import ContextConfig, EncoderConfig
-from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.corpus.tokenization import tokenize
-from cairn.pipeline.encode.documents import DocumentEncoder, EncodedDocuments
-from cairn.pipeline.encode.texts import first_tokens
-from cairn.pipeline.lab.evaluate.contexts import corpus_context, random_context, tied_context
+import pyarrow as pa
+from cairn.pipeline.cluster.assignment import assign
+from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
+from cairn.pipeline.cluster.queries import query_side
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
+from cairn.pipeline.context.store import ContextSet, build_context
+from cairn.pipeline.encode.documents import first_tokens, fitted_codebook
+from cairn.pipeline.encode.encoder import Encoder, load_cutter, open_encoder
+from cairn.pipeline.encode.encoder_fit import prefixes_of
+from cairn.pipeline.encode.given import GivenEncoder
+from cairn.pipeline.encode.token_rows import TokenRows
+from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.lab.kept_arrays import kept_arrays
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
+from cairn.pipeline.model.context_encoder import ContextEncoder
+from cairn.pipeline.model.document_encoder import first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmarks import chunk_spans, split_into_chunks
+from cairn.pipeline.model.static_embeddings import StaticEmbedder
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.types import ProgressListener
-from jaxtyping import Float32, Int32, Int64, UInt8
+from cairn.pipeline.types import ProgressListener, QueryTokens
+from jaxtyping import Float32, Int64
 
-ContextKind = Literal["none", "random", "tied", "corpus"]
+RANDOM_TOKENS: Final = 64
+"""Length of a random document: that of a chunk."""
+
+
+def corpus_context(
+    judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
+) -> ContextSet:
+    """Cluster the documents and draw the context from them; queries of the set play no part."""
+    texts = judged.texts
+    embedder, state = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, texts)
+    phi_NV = embedder.embed(texts)
+    psi_NV = embedder.embed(query_side(judged.titles, [None] * len(texts), texts))
+    arrays, print_ = state.to_arrays(), embedder.fingerprint
+    clusters = train_clusters(
+        phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=print_, surrogate_state=arrays
+    )
+    sample = _sample(judged.doc_ids, judged.titles, texts)
+    return _build(sample, assign(clusters, phi_NV, psi_NV), config, backbone, encoder)
+
+
+def random_context(
+    judged: RetrievalSet, config: ContextConfig, backbone: Backbone, encoder: EncoderConfig
+) -> ContextSet:
+    """Make as many documents of random words as the corpus's context has."""
+    generator = np.random.default_rng(config.seed)
+    num_documents = min(config.context_documents, len(judged.doc_ids))
+    ids = generator.integers(0, backbone.tokenizer.get_vocab_size(), (num_documents, RANDOM_TOKENS)).tolist()
+    texts = [backbone.tokenizer.decode(row, skip_special_tokens=True) for row in ids]
+    names = [f"random-{number}" for number in range(num_documents)]
+    sample = _sample(names, [""] * num_documents, texts)
+    return _build(sample, np.zeros(num_documents, np.int32), config, backbone, encoder)
+
+
+def _sample(doc_ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]) -> pa.Table:
+    return pa.table(
+        {
+            "doc_id": pa.array(doc_ids, pa.string()),
+            "title": pa.array(titles, pa.large_string()),
+            "text": pa.array(texts, pa.large_string()),
+            "content_sha256": [hashlib.sha256(text.encode()).hexdigest() for text in texts],
+        }
+    )
+
+
+def _build(
+    sample: pa.Table,
+    cluster_N: np.ndarray,
+    config: ContextConfig,
+    backbone: Backbone,
+    encoder: EncoderConfig,
+) -> ContextSet:
+    first_stage = ContextEncoder.of(backbone, encoder, config)
+    return build_context(sample, cluster_N, config, first_stage.embed, first_stage.fingerprint)
+
+
+ContextKind = Literal["none", "random", "corpus"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +122,7 @@ class Encoding:
     stride_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.encoder.needs_context == (self.context != "none"), (
+        assert self.encoder.use_context == (self.context != "none"), (
             "a context goes with settings that use it"
         )
 
@@ -67,9 +136,9 @@ class Encoding:
 class EncodedSet:
     """Vectors of N documents, their M chunks and Q queries, L2-normalised; spans are characters of the text.
 
-    With a token projection there are codes of chunks, of titles in each document's first chunk, and states of
-    query tokens; without one they are empty. ``encode_seconds`` is the encoder's time for the documents,
-    context included; ``tokens`` are those it read.
+    With a codebook there are codes of chunks, of titles in each document's first chunk, and the
+    tokens of queries. ``encode_seconds`` is the encoder's time for the documents, context included;
+    ``tokens`` are those it read.
     """
 
     document_vectors_NV: Float32[np.ndarray, "N V"]
@@ -81,13 +150,10 @@ class EncodedSet:
     tokens: int
     encode_seconds: float
     query_seconds: float
-    chunk_codes: UInt8[np.ndarray, "P bytes"] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
-    chunk_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=lambda: np.zeros(1, np.int64))
-    title_codes: UInt8[np.ndarray, "S bytes"] = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
-    title_code_offsets: Int64[np.ndarray, " P1"] = field(default_factory=lambda: np.zeros(1, np.int64))
-    query_states: Float32[np.ndarray, "q D"] = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-    query_token_ids: Int32[np.ndarray, " q"] = field(default_factory=lambda: np.zeros(0, np.int32))
-    query_token_offsets: Int64[np.ndarray, " K1"] = field(default_factory=lambda: np.zeros(1, np.int64))
+    chunk_codes: TokenRows | None = None
+    title_codes: TokenRows | None = None
+    query_tokens: Sequence[QueryTokens] = ()
+    lines: Sequence[str] | None = None
 
     @property
     def chunk_document(self) -> Int64[np.ndarray, " M"]:
@@ -96,47 +162,80 @@ class EncodedSet:
 
 
 def build_encoder(
-    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, backbone: Backbone | None = None
-) -> tuple[DocumentEncoder, float]:
-    """Return the encoder with its context, and the seconds the context took.
-
-    ``backbone`` saves loading the encoding's own once more.
-    """
+    judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig
+) -> tuple[Encoder, float]:
+    """Return the encoder with its context, and the seconds the context took."""
     config = encoding.encoder
-    backbone = backbone or load_backbone(config)
+    backbone = load_cutter(config)
     started = time.monotonic()
     context = context_for(judged, encoding, context_config, backbone)
-    projection = None if encoding.has_pieces else token_projection_of(config, backbone)
-    return DocumentEncoder(config, context, backbone, projection), time.monotonic() - started
-
-
-def encode_queries(encoder: DocumentEncoder, encoded: EncodedSet, queries: Sequence[str]) -> EncodedSet:
-    """Return encoded documents with these queries."""
-    started = time.monotonic()
-    if encoder.token_projection is None:
-        queries_QV = encoder.encode_queries(queries)
-        return replace(encoded, query_vectors_QV=queries_QV, query_seconds=time.monotonic() - started)
-    queries_QV, tokens = encoder.encode_query_tokens(queries)
-    return replace(
-        encoded,
-        query_vectors_QV=queries_QV,
-        query_seconds=time.monotonic() - started,
-        query_states=np.concatenate([each.states_TD for each in tokens]),
-        query_token_ids=np.concatenate([each.ids_T for each in tokens]),
-        query_token_offsets=np.cumsum([0, *(len(each.ids_T) for each in tokens)]),
-    )
+    sample = _sample(judged.doc_ids, judged.titles, judged.texts)
+    codebook = None if encoding.has_pieces else fitted_codebook(sample, config, context, backbone)
+    return open_encoder(config, context, backbone, codebook), time.monotonic() - started
 
 
 def encode_documents(
-    encoder: DocumentEncoder,
+    encoder: Encoder,
     judged: RetrievalSet,
     encoding: Encoding,
     progress: ProgressListener,
     context_seconds: float = 0.0,
+    cache: Path | None = None,
 ) -> EncodedSet:
-    """Encode the documents of a set, without queries yet."""
-    started = time.monotonic()
-    tokens = 0
+    """Encode the documents of a set, without queries yet.
+
+    ``cache`` is a folder that keeps them, in a file named by everything that moves a vector in it. A long
+    table that was killed goes on with what it had encoded, and a new way to rank costs no encoding. Times are
+    kept with the vectors: they are those of the run that encoded.
+    """
+    key = fingerprint(
+        encoder=encoder.fingerprint,
+        precision=encoding.encoder.precision,
+        has_titles=encoding.has_titles,
+        max_document_tokens=encoding.max_document_tokens,
+        stride_tokens=encoding.stride_tokens,
+        late=None if encoder.token_codebook is None else encoder.token_codebook.fingerprint,
+        texts=text_digest(judged.texts),
+        titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
+    )
+    path = None if cache is None else cache / f"{key}.safetensors"
+    if cache is not None and encoding.encoder.describe:
+        cache.mkdir(parents=True, exist_ok=True)
+        encoder.keep_paid(cache / "paid.sqlite")
+    kept = kept_arrays(
+        path, key, partial(encoded_arrays, encoder, judged, encoding, progress, context_seconds)
+    )
+    codes = {
+        name: TokenRows(rows=kept[name], offsets=kept[f"{name}_offsets"])
+        for name in ("chunk_codes", "title_codes")
+        if name in kept
+    }
+    return EncodedSet(
+        document_vectors_NV=kept["documents"],
+        chunk_vectors_MV=kept["chunks"],
+        query_vectors_QV=np.zeros((0, kept["documents"].shape[1]), np.float32),
+        chunk_offsets=kept["offsets"],
+        start_char=kept["start"],
+        end_char=kept["end"],
+        tokens=int(kept["tokens"][0]),
+        encode_seconds=float(kept["seconds"][0]),
+        query_seconds=0.0,
+        chunk_codes=codes.get("chunk_codes"),
+        title_codes=codes.get("title_codes"),
+        lines=kept["lines"].tobytes().decode().split("\n") if "lines" in kept else None,
+    )
+
+
+def encoded_arrays(
+    encoder: Encoder,
+    judged: RetrievalSet,
+    encoding: Encoding,
+    progress: ProgressListener,
+    context_seconds: float,
+) -> Mapping[str, np.ndarray]:
+    """Encode the documents of a set into what is kept of them."""
+    assert not isinstance(encoder, GivenEncoder), "an evaluation encodes its documents"
+    started, tokens = time.monotonic(), 0
 
     def count(more: int) -> None:
         nonlocal tokens
@@ -146,41 +245,56 @@ def encode_documents(
     texts = judged.texts
     if encoding.max_document_tokens is not None:
         texts = first_tokens(encoder.backbone.tokenizer, texts, encoding.max_document_tokens)
-    codes: dict[str, Any] = {}
     if encoding.has_pieces:
         pieces = cut_pieces(encoder.backbone, judged.titles, texts, encoding)
-        # Room for the longest title a row can hold; a longer piece becomes the mean of two rows.
-        room = min(encoder.config.window_tokens, encoder.backbone.max_positions) - 2
-        config = replace(encoder.config, landmark_interval=room)
-        chunk_MV = (
-            DocumentEncoder(config, None, encoder.backbone).encode(pieces.texts, count).document_vectors_NV
-        )
-        sums_NV = np.add.reduceat(chunk_MV, pieces.offsets[:-1], axis=0)
-        norms_N1 = np.linalg.norm(sums_NV, axis=1, keepdims=True)
-        document_NV = sums_NV / np.maximum(norms_N1, np.finfo(np.float32).tiny)
-        offsets, start, end = pieces.offsets, pieces.start_char, pieces.end_char
+        whole = open_encoder(row_settings(encoding, encoder.backbone), None, encoder.backbone)
+        chunk_MV = whole.encode(pieces.texts, count).document_vectors_NV
+        arrays = {
+            "documents": first_dims(
+                np.add.reduceat(chunk_MV, pieces.offsets[:-1], axis=0), chunk_MV.shape[1]
+            ),
+            "chunks": chunk_MV,
+            "offsets": pieces.offsets,
+            "start": pieces.start_char,
+            "end": pieces.end_char,
+        }
     else:
         encoded = encoder.encode(texts, count, titles=judged.titles)
-        document_NV, chunk_MV = encoded.document_vectors_NV, encoded.chunk_vectors_MV
-        offsets, start, end = encoded.chunk_offsets, encoded.start_char, encoded.end_char
-        codes = _codes(encoded)
-    return EncodedSet(
-        document_vectors_NV=document_NV,
-        chunk_vectors_MV=chunk_MV,
-        query_vectors_QV=np.zeros((0, document_NV.shape[1]), np.float32),
-        chunk_offsets=offsets,
-        start_char=start,
-        end_char=end,
-        tokens=tokens,
-        encode_seconds=context_seconds + time.monotonic() - started,
-        query_seconds=0.0,
-        **codes,
-    )
+        arrays = {
+            "documents": encoded.document_vectors_NV,
+            "chunks": encoded.chunk_vectors_MV,
+            "offsets": encoded.chunk_offsets,
+            "start": encoded.start_char,
+            "end": encoded.end_char,
+        }
+        if encoded.lines is not None:  # none holds a line break
+            arrays["lines"] = np.frombuffer("\n".join(encoded.lines).encode(), np.uint8)
+        if encoded.chunk_tokens is not None and encoded.title_tokens is not None:
+            owner_M = np.full(int(encoded.chunk_offsets[-1]), -1)
+            owner_M[encoded.chunk_offsets[:-1]] = np.arange(len(encoded.chunk_offsets) - 1)
+            titles = encoded.title_tokens.take(owner_M)
+            for name, codes in (("chunk_codes", encoded.chunk_tokens), ("title_codes", titles)):
+                arrays |= {name: codes.rows, f"{name}_offsets": codes.offsets}
+    seconds = context_seconds + time.monotonic() - started
+    return {**arrays, "tokens": np.array([tokens]), "seconds": np.array([seconds])}
+
+
+def row_settings(encoding: Encoding, backbone: Backbone) -> EncoderConfig:
+    """Return the settings that documents are encoded with.
+
+    A piece is one row with room for the longest title; a longer one becomes the mean of two rows.
+    """
+    config = encoding.encoder
+    if not encoding.has_pieces:
+        return config
+    prefix_tokens = max(len(prefix.ids) for prefix in prefixes_of(config, backbone))
+    room = min(config.window_tokens, backbone.max_positions) - 2 - prefix_tokens
+    return replace(config, landmark_interval=room)
 
 
 def only_cut(judged: RetrievalSet, encoding: Encoding) -> EncodedSet:
     """Cut the documents of a set into pieces for BM25 alone: the vectors have no dimensions."""
-    pieces = cut_pieces(load_backbone(encoding.encoder), judged.titles, judged.texts, encoding)
+    pieces = cut_pieces(load_cutter(encoding.encoder), judged.titles, judged.texts, encoding)
     counts = len(judged.texts), len(pieces.texts), len(judged.queries)
     document_NV, chunk_MV, query_QV = (np.zeros((count, 0), np.float32) for count in counts)
     return EncodedSet(
@@ -196,29 +310,13 @@ def only_cut(judged: RetrievalSet, encoding: Encoding) -> EncodedSet:
     )
 
 
-def _codes(encoded: EncodedDocuments) -> dict[str, Any]:
-    """Return the codes of an encoding with a token projection, nothing without."""
-    chunks, titles = encoded.chunk_tokens, encoded.title_tokens
-    if chunks is None or titles is None:
-        return {}
-    owner_M = np.full(int(encoded.chunk_offsets[-1]), -1)
-    owner_M[encoded.chunk_offsets[:-1]] = np.arange(len(encoded.chunk_offsets) - 1)
-    titles = titles.take(owner_M)
-    return {
-        "chunk_codes": chunks.rows,
-        "chunk_code_offsets": chunks.offsets,
-        "title_codes": titles.rows,
-        "title_code_offsets": titles.offsets,
-    }
-
-
 def context_for(
     judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig, backbone: Backbone
 ) -> ContextSet | None:
     """Return the context that an encoding asks for, drawn for this set."""
     if encoding.context == "none":
         return None
-    make = {"random": random_context, "tied": tied_context, "corpus": corpus_context}[encoding.context]
+    make = random_context if encoding.context == "random" else corpus_context
     return make(judged, context_config, backbone, encoding.encoder)
 
 
@@ -266,66 +364,23 @@ def piece_texts(
     ]
 
 
-CACHE_FORMAT: Final = 2
-
-
 def encode_set(
     judged: RetrievalSet,
     encoding: Encoding,
-    encoder: DocumentEncoder,
+    encoder: Encoder,
     progress: ProgressListener,
     context_seconds: float = 0.0,
     cache: Path | None = None,
 ) -> EncodedSet:
-    """Encode documents and queries of a set.
-
-    ``cache`` is a folder that keeps encoded sets, one file each, named by everything that moves a vector in
-    it. A long table that was killed goes on with what it had encoded, and a new way to rank costs no
-    encoding. Times are kept with the vectors: they are those of the run that encoded. A file that cannot be
-    read is encoded again; nothing is ever removed.
-    """
-    path = None if cache is None else _cache_file(cache, judged, encoding, encoder)
-    kept = None if path is None else _read_encoded(path)
-    if kept is not None:
-        return kept
-    encoded = encode_documents(encoder, judged, encoding, progress, context_seconds)
-    encoded = encode_queries(encoder, encoded, judged.queries)
-    if path is not None:
-        with durable.storage_errors(f"writing {path.name} to the cache"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            arrays: dict[str, Any] = {
-                field.name: np.asarray(getattr(encoded, field.name)) for field in fields(EncodedSet)
-            }
-            with durable.replacing(path) as temporary, temporary.open("wb") as stream:
-                np.savez(stream, **arrays)
-    return encoded
-
-
-def _cache_file(folder: Path, judged: RetrievalSet, encoding: Encoding, encoder: DocumentEncoder) -> Path:
-    key = fingerprint(
-        format=CACHE_FORMAT,
-        encoder=encoder.fingerprint,
-        precision=encoding.encoder.precision,
-        has_titles=encoding.has_titles,
-        max_document_tokens=encoding.max_document_tokens,
-        **({} if encoding.stride_tokens is None else {"stride_tokens": encoding.stride_tokens}),
-        **({} if encoder.token_projection is None else {"late": encoder.token_projection.fingerprint}),
-        texts=text_digest(judged.texts),
-        titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
-        queries=text_digest(judged.queries),
-    )
-    return folder / f"{key}.npz"
-
-
-def _read_encoded(path: Path) -> EncodedSet | None:
-    """Return what is kept, None where nothing whole is."""
-    try:
-        # The stream is ours: numpy leaves a damaged file open.
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
-            kept = {field.name: arrays[field.name] for field in fields(EncodedSet)}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    return EncodedSet(**{name: array if array.ndim else array.item() for name, array in kept.items()})
+    """Encode documents and queries of a set."""
+    documents = encode_documents(encoder, judged, encoding, progress, context_seconds, cache)
+    started, tokens = time.monotonic(), []
+    if encoder.token_codebook is None:
+        queries_QV = encoder.encode_queries(judged.queries)
+    else:
+        queries_QV, tokens = encoder.encode_query_tokens(judged.queries)
+    seconds = time.monotonic() - started
+    return replace(documents, query_vectors_QV=queries_QV, query_seconds=seconds, query_tokens=tokens)
 
 
 def text_digest(texts: Iterable[str]) -> str:

@@ -7,22 +7,188 @@ TREC run files hold what was ranked for each query, in the six columns that ever
 Ids hold no white space: the set they come from was checked for it. A ranking is positions of documents with
 float32 scores that strictly fall, so that every tool that sorts by score, trec_eval's float32 among them,
 sees the order that was meant.
+
+Evidence recall at a character budget: the share of the evidence in so many characters of passages.
+
+    recall@B = gold characters inside the passages read / gold characters
+    passages are read best first while their total length is ≤ B
+
+The first passage that does not fit ends the reading. So chunks of any size compare at one cost, that of
+reading them; but a chunk longer than the whole budget is never read, and coarse chunks waste its rest.
+
+Evidence longer than the budget cannot be recalled whole.
+
+Whether two systems differ on the same queries: a paired randomisation test and a bootstrap interval.
+
+The interval is that of the mean difference. Under the null hypothesis either system may have given either
+score of a query, so the sign of every difference is a coin toss; p is the share of tosses whose mean is at
+least as far from 0 as the one observed, that one among them. The interval resamples queries with replacement.
+Both are seeded. Source: Smucker, Allan & Carterette 2007, "A Comparison of Statistical Significance Tests".
+
+A p-value is for one comparison: of fifty, some fall below .05 by chance.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 from cairn.pipeline import durable
-from cairn.pipeline.errors import ConfigError, SourceError, install_command
-from cairn.pipeline.lab.evaluate.evidence import Spans
-from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
+from cairn.pipeline.errors import ConfigError, install_command
+from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
 from jaxtyping import Float, Float32, Float64, Int64
+
+BUDGETS = (1_000, 2_000, 4_000)
+"""Characters: about two, four and eight paragraphs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Spans:
+    """Spans of characters in documents, by position.
+
+    As evidence they are disjoint, as passages they stand best first.
+    """
+
+    document_S: Int64[np.ndarray, " S"]
+    start_S: Int64[np.ndarray, " S"]
+    end_S: Int64[np.ndarray, " S"]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> Spans:
+        """Take documents, starts and ends."""
+        table = np.array(rows, np.int64).reshape(-1, 3)
+        return cls(document_S=table[:, 0], start_S=table[:, 1], end_S=table[:, 2])
+
+    @property
+    def num_characters(self) -> int:
+        """Count the characters of all spans."""
+        return int((self.end_S - self.start_S).sum())
+
+
+def evidence_by_query(judgements: Judgements, num_queries: int) -> list[Spans]:
+    """Return each query's evidence, overlapping spans of a document merged; empty for a query without."""
+    has_span = judgements.start_J >= 0
+    query, document = judgements.query_J[has_span], judgements.document_J[has_span]
+    start, end = judgements.start_J[has_span], judgements.end_J[has_span]
+    order = np.lexsort((end, start, document, query))
+    bounds = np.searchsorted(query[order], np.arange(num_queries + 1))
+    return [_merged(document[own], start[own], end[own]) for own in np.split(order, bounds[1:-1])]
+
+
+def _merged(
+    document: Int64[np.ndarray, " S"], start: Int64[np.ndarray, " S"], end: Int64[np.ndarray, " S"]
+) -> Spans:
+    merged: list[list[int]] = []
+    for d, s, e in zip(document.tolist(), start.tolist(), end.tolist(), strict=True):
+        if merged and merged[-1][0] == d and s <= merged[-1][2]:
+            merged[-1][2] = max(merged[-1][2], e)
+        else:
+            merged.append([d, s, e])
+    return Spans.of(merged)
+
+
+def evidence_recall(
+    passages: Spans, evidence: Spans, budgets: Sequence[int] = BUDGETS
+) -> Float64[np.ndarray, " budgets"]:
+    """Return the share of the evidence inside the passages read at each budget.
+
+    Passages are disjoint and best first.
+    """
+    lengths = passages.end_S - passages.start_S
+    after = np.cumsum(lengths)
+    recalls = np.empty(len(budgets))
+    for index, budget in enumerate(budgets):
+        read = np.where(after <= budget, lengths, 0)
+        recalls[index] = _covered(passages, passages.start_S + read, evidence) / evidence.num_characters
+    return recalls
+
+
+def _covered(passages: Spans, end_S: Int64[np.ndarray, " S"], evidence: Spans) -> int:
+    low = np.maximum(passages.start_S[:, None], evidence.start_S)
+    high = np.minimum(end_S[:, None], evidence.end_S)
+    return int(
+        np.where(passages.document_S[:, None] == evidence.document_S, np.maximum(high - low, 0), 0).sum()
+    )
+
+
+MAX_P_VALUE: Final = 0.05
+NUM_SAMPLES = 10_000
+BLOCK_SAMPLES = 256
+"""Samples drawn at once: 25 MB of indices at 13,000 queries."""
+
+
+Verdict = Literal["helps", "hurts", "noise"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Mean of a - b with its 95 % interval, the two-sided p-value and the number of queries compared."""
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    num_queries: int
+
+
+def verdict_of(comparison: Comparison) -> Verdict:
+    """Say whether a difference lies beyond noise: its interval leaves 0 out, and p is below .05.
+
+    Both are asked: where few queries changed, an interval alone is too narrow.
+    """
+    if comparison.p_value >= MAX_P_VALUE or comparison.low <= 0 <= comparison.high:
+        return "noise"
+    return "helps" if comparison.low > 0 else "hurts"
+
+
+def compare_paired(
+    a_Q: Float[np.ndarray, " Q"],
+    b_Q: Float[np.ndarray, " Q"],
+    *,
+    seed: int = 0,
+    num_samples: int = NUM_SAMPLES,
+) -> Comparison:
+    """Compare two systems query by query; queries where either has no value (NaN) are left out."""
+    difference_Q = np.asarray(a_Q, np.float64) - np.asarray(b_Q, np.float64)
+    difference_Q = difference_Q[~np.isnan(difference_Q)]
+    assert len(difference_Q), "two systems without a common query were compared"
+    observed = float(difference_Q.mean())
+    flipped = _resample(difference_Q, np.random.default_rng([seed, 0]), num_samples, by_sign=True)
+    resampled = _resample(difference_Q, np.random.default_rng([seed, 1]), num_samples, by_sign=False)
+    # A hair's breadth of slack: the same sum added in another order must count as equal.
+    num_as_far = int((np.abs(flipped) >= abs(observed) - 1e-12).sum())
+    low, high = np.quantile(resampled, [0.025, 0.975])
+    return Comparison(
+        difference=observed,
+        low=float(low),
+        high=float(high),
+        p_value=(1 + num_as_far) / (1 + num_samples),
+        num_queries=len(difference_Q),
+    )
+
+
+def _resample(
+    difference_Q: Float64[np.ndarray, " Q"],
+    generator: np.random.Generator,
+    num_samples: int,
+    *,
+    by_sign: bool,
+) -> Float64[np.ndarray, " R"]:
+    """Return the mean difference of every sample: signs tossed, or queries drawn with replacement."""
+    means: list[Float64[np.ndarray, " r"]] = []
+    for start in range(0, num_samples, BLOCK_SAMPLES):
+        shape = (min(BLOCK_SAMPLES, num_samples - start), len(difference_Q))
+        if by_sign:
+            means.append(
+                (1 - 2 * generator.integers(0, 2, shape, dtype=np.int8)) @ difference_Q / len(difference_Q)
+            )
+        else:
+            means.append(difference_Q[generator.integers(0, len(difference_Q), shape)].mean(axis=1))
+    return np.concatenate(means)
+
 
 NDCG, RECALL, MRR = "nDCG@10", "R@100", "MRR@10"
 DOCUMENT_MEASURES = (NDCG, RECALL, MRR)
@@ -86,30 +252,16 @@ def best_positions(scores: Float[np.ndarray, " X"], limit: int) -> Int64[np.ndar
 def document_measures(
     judged: RetrievalSet, run: Sequence[RankedDocuments]
 ) -> dict[str, Float64[np.ndarray, " Q"]]:
-    """Return every document measure of every query, in the set's order of queries."""
-    documents = judged.doc_ids
-    scored = {
-        query_id: {
-            documents[p]: float(s)
-            for p, s in zip(ranked.positions.tolist(), ranked.scores.tolist(), strict=True)
-        }
-        for query_id, ranked in zip(judged.query_ids, run, strict=True)
-    }
-    return measure_run(judged, scored)
-
-
-def measure_run(
-    judged: RetrievalSet, run: Mapping[str, Mapping[str, float]]
-) -> dict[str, Float64[np.ndarray, " Q"]]:
-    """Return every document measure of a run given as query id to document id to score.
-
-    A query it lacks scores 0.
-    """
+    """Return every document measure of every query, in the set's order of queries; 0 for one without hits."""
+    scored: dict[str, dict[str, float]] = {}
+    for query_id, ranked in zip(judged.query_ids, run, strict=True):
+        ids = (judged.doc_ids[position] for position in ranked.positions.tolist())
+        scored[query_id] = dict(zip(ids, ranked.scores.tolist(), strict=True))
     ir_measures = _ir_measures()
     place = {query_id: index for index, query_id in enumerate(judged.query_ids)}
     measures = {ir_measures.parse_measure(ir_name): name for name, ir_name in _IR_NAMES.items()}
     values = {name: np.zeros(len(place)) for name in DOCUMENT_MEASURES}
-    for metric in ir_measures.iter_calc(list(measures), qrels_of(judged), run):
+    for metric in ir_measures.iter_calc(list(measures), qrels_of(judged), scored):
         values[measures[metric.measure]][place[metric.query_id]] = metric.value
     return values
 
@@ -145,11 +297,6 @@ def _ir_measures() -> Any:
     return ir_measures
 
 
-_LINE = re.compile(
-    r"(?P<query>\S+)\s+\S+\s+(?P<document>\S+)\s+\S+\s+(?P<score>[-+]?\d+(\.\d*)?([eE][-+]?\d+)?)\s+\S+"
-)
-
-
 def write_run(path: Path, judged: RetrievalSet, run: Sequence[RankedDocuments], tag: str) -> None:
     """Write a run durably, queries in the set's order; the folder is made."""
     lines = [
@@ -162,26 +309,3 @@ def write_run(path: Path, judged: RetrievalSet, run: Sequence[RankedDocuments], 
     with durable.storage_errors(f"writing the run {path.name}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         durable.write_bytes(path, "".join(lines).encode())
-
-
-def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Return a run as query id to document id to score.
-
-    A line that is not one of a run raises :class:`SourceError`.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"a run must be a readable text file, got {str(path)!r}; name one that `--runs` wrote"
-        ) from error
-    run: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(lines, start=1):
-        match = _LINE.fullmatch(line.strip())
-        if not match:
-            raise SourceError(
-                f"line {number} of {path.name} must read `query_id Q0 doc_id rank score tag`, got "
-                f"{line[:80]!r}; mend it"
-            )
-        run.setdefault(match["query"], {})[match["document"]] = float(match["score"])
-    return run

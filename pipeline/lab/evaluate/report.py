@@ -10,17 +10,16 @@ of a test than of an average.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from cairn.pipeline.config import DEFAULT_MODEL, WINDOW_TOKENS, EncoderConfig, default_overlap
-from cairn.pipeline.lab.evaluate.bench import MAIN_EVIDENCE, SystemResult, primary_measures
-from cairn.pipeline.lab.evaluate.significance import Comparison, compare_paired, verdict_of
+from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, default_overlap
+from cairn.pipeline.lab.evaluate.bench import SystemResult, primary_measures
+from cairn.pipeline.lab.evaluate.measures import Comparison, compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.systems import System
-from cairn.pipeline.model.backbone_loader import brings_projection
-from cairn.pipeline.model.folders.model_defaults import model_defaults
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.options import Option, options_of
 from jaxtyping import Float64
 
@@ -79,11 +78,8 @@ class Report:
 
     def quality(self, name: str) -> float:
         """Return the mean of the primary measures of each set, averaged over the sets."""
-        per_set: list[float] = []
-        for result in self.by_system[name]:
-            means = result.means()
-            per_set.append(float(np.mean([means[measure] for measure in primary_measures(means)])))
-        return float(np.mean(per_set))
+        means = [result.means() for result in self.by_system[name]]
+        return float(np.mean([np.mean([own[each] for each in primary_measures(own)]) for own in means]))
 
     def best_baseline(self) -> str | None:
         """Return the baseline of the highest quality, ties by name; None without baselines."""
@@ -129,7 +125,6 @@ class Report:
             name: {own.set_name: {"measures": own.means(), "cost": asdict(own.cost)} for own in results}
             for name, results in self.by_system.items()
         }
-        compared = self._comparisons(reference, seed) if reference else {}
         advice = self.advise(seed)
         alike = self.not_told_apart(advice.system, seed) if advice else {}
         return {
@@ -137,7 +132,7 @@ class Report:
             "averages": self.averages(),
             "quality": {name: self.quality(name) for name in self.by_system},
             "reference": reference,
-            "comparisons": compared,
+            "comparisons": self._comparisons(reference, seed) if reference else {},
             "advice": [asdict(advice)] if advice else [],
             "not_told_apart": {name: asdict(each) for name, each in alike.items()},
         }
@@ -203,13 +198,8 @@ def ingest_flags(system: System) -> str:
     Those that differ from its defaults and from what the model's folder brings.
     """
     config = system.encoding.encoder
-    of_folder = model_defaults({"model": config.model})
-    default = EncoderConfig(model=config.model, **of_folder)
-    brought = {
-        **asdict(default),
-        "model": DEFAULT_MODEL,
-        "window_tokens": of_folder.get("window_tokens", WINDOW_TOKENS[config.attention]),
-    }
+    default = encoder_config({"model": config.model}, for_ingest=True)
+    brought = {**asdict(default), "model": DEFAULT_MODEL}
     wanted = asdict(config)
     return " ".join(
         _flag(option, wanted[name])
@@ -220,21 +210,12 @@ def ingest_flags(system: System) -> str:
 
 def search_flags(system: System) -> str:
     """Return the flags of ``cairn search`` that rank as this system does."""
-    leaves_tokens = not system.judges_tokens and brings_projection(system.encoding.encoder)
+    leaves_tokens = not system.reads("token vectors") and bool(system.encoding.encoder.token_bytes)
     return f"{_SEARCH_FLAGS[system.ranking]} {'--no-late' if leaves_tokens else ''}".strip()
 
 
 def _flag(option: Option, value: Any) -> str:
     if isinstance(value, bool):
         return option.flag if value else str(option.about.off_flag)
-    name = option.flag
-    text = (
-        ",".join(f"{length}:{step:g}" for length, step in value) if isinstance(value, tuple) else str(value)
-    )
-    return f"{name} '{text}'" if not text or any(map(str.isspace, text)) else f"{name} {text}"
-
-
-def measures_shown(averages: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return the measures of a table in their order: of the cut readings that of the main budget alone."""
-    names = dict.fromkeys(name for means in averages.values() for name in means)
-    return [name for name in names if not name.endswith("-cut") or name == f"{MAIN_EVIDENCE}-cut"]
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{option.flag} '{text}'" if not text or any(map(str.isspace, text)) else f"{option.flag} {text}"

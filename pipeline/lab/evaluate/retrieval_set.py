@@ -1,24 +1,33 @@
 """A judged corpus: documents, queries and which answers which, read from a folder and checked.
 
-:mod:`cairn.pipeline.corpus.judged_files` says which files these are. ``start`` and ``end`` of a judgement are
+:mod:`cairn.pipeline.lab.judged_files` says which files these are. ``start`` and ``end`` of a judgement are
 the characters of the document's text that hold the evidence.
 
 What cannot be used is counted, never dropped in silence. A set is held in memory whole: it is a test
 collection, not a corpus to index.
+
+Queries for a corpus that has none: a document's first sentence, cut out of it, must find the document.
+
+A known-item task: one relevant document a query, without human judgements. It tells encoders and settings of
+one corpus apart and costs nothing, but its queries are the corpus's own words and style: its scores say
+little of what users will ask, and nothing across corpora.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from cairn.pipeline.corpus.judged_files import JudgedFile, read_judged_file
+from cairn.pipeline.cluster.queries import leading_sentence
 from cairn.pipeline.errors import ConfigError, SchemaError, SourceError
+from cairn.pipeline.lab.judged_files import JudgedFile, corpus_files, read_columns, read_judged_file
 from jaxtyping import Int64
 
 NO_SPAN = -1
@@ -102,22 +111,15 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
     doc_ids = _unique_ids(corpus, "corpus")
     texts = _strings(corpus, "text", "corpus")
     titles = _strings(corpus, "title", "corpus") if "title" in corpus.schema.names else ("",) * len(texts)
-    return judge_documents(folder, doc_ids, titles, texts)
-
-
-def judge_documents(
-    folder: Path, doc_ids: Sequence[str], titles: Sequence[str], texts: Sequence[str]
-) -> RetrievalSet:
-    """Read the queries and judgements of a folder on documents that are had already."""
     query_ids, queries = read_queries(folder)
     qrels = read_judged_file(folder, "qrels")
     skipped: Counter[str] = Counter()
     judgements = _judgements(qrels, doc_ids, query_ids, list(map(len, texts)), skipped)
     whole = RetrievalSet(
         name=folder.resolve().name,
-        doc_ids=tuple(doc_ids),
-        titles=tuple(titles),
-        texts=tuple(texts),
+        doc_ids=doc_ids,
+        titles=titles,
+        texts=texts,
         query_ids=query_ids,
         queries=queries,
         judgements=judgements,
@@ -134,7 +136,7 @@ def read_queries(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def read_relevant(folder: Path) -> list[tuple[str, str]]:
     """Return the ids of each query and a document that a judged set calls relevant to it."""
     qrels = read_judged_file(folder, "qrels")
-    query_ids, doc_ids = (_ids(qrels, name, "qrels").to_pylist() for name in ("query_id", "doc_id"))
+    query_ids, doc_ids = (_ids(qrels, name, "qrels") for name in ("query_id", "doc_id"))
     rows = zip(query_ids, doc_ids, _gains(qrels).tolist(), strict=True)
     return [(query_id, doc_id) for query_id, doc_id, gain in rows if gain > 0]
 
@@ -177,43 +179,36 @@ def _pick(values: Sequence[str], positions: Int64[np.ndarray, " _"]) -> tuple[st
 def _strings(table: pa.Table, column: str, file: JudgedFile) -> tuple[str, ...]:
     """Return a text column as Python strings, null as empty."""
     values = table.column(column)
-    if not (
-        pa.types.is_string(values.type)
-        or pa.types.is_large_string(values.type)
-        or pa.types.is_null(values.type)
-    ):
+    if values.type not in (pa.string(), pa.large_string(), pa.null()):
         raise SchemaError(
             f"column {column} of the {file} must hold text, got {values.type}; write it as strings"
         )
     return tuple(value or "" for value in values.to_pylist())
 
 
-def _ids(table: pa.Table, column: str, file: JudgedFile) -> pa.ChunkedArray:
+def _ids(table: pa.Table, column: str, file: JudgedFile) -> list[str]:
     values = table.column(column)
-    if pa.types.is_integer(values.type):
-        values = pc.cast(values, pa.string())
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+    if not (pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())):
         raise SchemaError(
             f"column {column} of the {file} must hold text or whole numbers, got {values.type}; write the "
             "ids as strings"
         )
-    listed = values.to_pylist()
-    if values.null_count or any(not value or any(map(str.isspace, value)) for value in listed):
+    listed = pc.cast(values, pa.string()).to_pylist()
+    if any(not value or any(map(str.isspace, value)) for value in listed):
         raise SchemaError(
             f"column {column} of the {file} must hold an id without white space in every row, got a row "
             "without; mend it"
         )
-    return values
+    return listed
 
 
 def _unique_ids(table: pa.Table, file: JudgedFile) -> tuple[str, ...]:
-    ids = [str(value) for value in _ids(table, "id", file).to_pylist()]
-    repeated = [name for name, count in Counter(ids).items() if count > 1]
-    if repeated:
-        raise SchemaError(
-            f"the {file} must name each id once, got {repeated[0]!r} {ids.count(repeated[0])} times; remove "
-            "the others"
-        )
+    ids = _ids(table, "id", file)
+    for name, count in Counter(ids).most_common(1):
+        if count > 1:
+            raise SchemaError(
+                f"the {file} must name each id once, got {name!r} {count} times; remove the others"
+            )
     return tuple(ids)
 
 
@@ -228,7 +223,7 @@ def _judgements(
         {name: position for position, name in enumerate(ids)} for ids in (query_ids, doc_ids)
     )
     query_J, document_J = (
-        np.array([known.get(name, -1) for name in _ids(qrels, column, "qrels").to_pylist()], np.int64)
+        np.array([known.get(name, -1) for name in _ids(qrels, column, "qrels")], np.int64)
         for known, column in ((query_of, "query_id"), (document_of, "doc_id"))
     )
     start_J, end_J = _spans(qrels)
@@ -250,16 +245,18 @@ def _judgements(
 
 
 def _gains(qrels: pa.Table) -> Int64[np.ndarray, " J"]:
+    sentence = "column score of the qrels must hold a whole number in every row; write 0 for not relevant"
+    gains = _whole_numbers(qrels, "score", sentence)
+    if gains.null_count:
+        raise SchemaError(sentence)
+    return gains.to_numpy()
+
+
+def _whole_numbers(qrels: pa.Table, column: str, sentence: str) -> pa.Int64Array:
     try:
-        return (
-            pc.cast(qrels.column("score").combine_chunks(), pa.int64())
-            .to_numpy(zero_copy_only=False)
-            .astype(np.int64, casting="safe")
-        )
-    except (pa.ArrowException, TypeError) as error:
-        raise SchemaError(
-            "column score of the qrels must hold a whole number in every row; write 0 for not relevant"
-        ) from error
+        return pc.cast(qrels.column(column).combine_chunks(), pa.int64())
+    except pa.ArrowException as error:
+        raise SchemaError(sentence) from error
 
 
 def _spans(qrels: pa.Table) -> tuple[Int64[np.ndarray, " J"], Int64[np.ndarray, " J"]]:
@@ -270,15 +267,8 @@ def _spans(qrels: pa.Table) -> tuple[Int64[np.ndarray, " J"], Int64[np.ndarray, 
         )
     if not present:
         return np.full(qrels.num_rows, NO_SPAN, np.int64), np.full(qrels.num_rows, NO_SPAN, np.int64)
-    try:
-        columns = [
-            pc.fill_null(pc.cast(qrels.column(name).combine_chunks(), pa.int64()), NO_SPAN)
-            for name in present
-        ]
-    except pa.ArrowException as error:
-        raise SchemaError(
-            "columns start and end of the qrels must hold whole numbers or null; mend them"
-        ) from error
+    sentence = "columns start and end of the qrels must hold whole numbers or null; mend them"
+    columns = [pc.fill_null(_whole_numbers(qrels, name, sentence), NO_SPAN) for name in present]
     start_J, end_J = (column.to_numpy(zero_copy_only=False).astype(np.int64) for column in columns)
     return start_J, end_J
 
@@ -300,3 +290,70 @@ def _with_usable_queries(whole: RetrievalSet, skipped: Counter[str]) -> Retrieva
         )
     kept = {reason: count for reason, count in skipped.items() if count}
     return replace(whole.with_queries(kept_Q), skipped=kept)
+
+
+MIN_QUERY_CHARACTERS: Final = 20
+"""A shorter first sentence is a heading or a name that many documents share."""
+MIN_REST_CHARACTERS: Final = 200
+"""What must be left to be found: a few sentences."""
+
+
+def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
+    """Make a set of what ``ingest`` would read of a folder, with columns id, text and perhaps title.
+
+    The sentences drawn are cut out of their texts. Documents that repeat an id are counted and left out.
+    """
+    tables: list[pa.Table] = []
+    for file in corpus_files(folder):
+        table = read_columns(file, ("id", "text"), ("title",))
+        try:
+            schema = pa.schema([pa.field(name, pa.large_string()) for name in table.schema.names])
+            tables.append(table.cast(schema))
+        except pa.ArrowException as error:
+            raise SchemaError(f"{file.name} must hold text in id and text; write it again") from error
+    corpus = pa.concat_tables(tables, promote_options="default")
+    _, first = np.unique(np.array(corpus.column("id").to_pylist(), dtype=str), return_index=True)
+    distinct = corpus.take(pa.array(np.sort(first)))
+    titles = distinct.column("title").to_pylist() if "title" in distinct.schema.names else [""] * len(first)
+    num_repeated = corpus.num_rows - len(first)
+    left = [text or "" for text in distinct.column("text").to_pylist()]
+    drawn: list[int] = []
+    queries: list[str] = []
+    for position in np.random.default_rng(seed).permutation(len(left)).tolist():
+        if len(drawn) == num_queries:
+            break
+        sentence, rest = split_first_sentence(left[position])
+        if len(sentence) >= MIN_QUERY_CHARACTERS and len(rest) >= MIN_REST_CHARACTERS:
+            drawn.append(position)
+            queries.append(sentence)
+            left[position] = rest
+    if not drawn:
+        raise SourceError(
+            f"known items must come from documents with a sentence and {MIN_REST_CHARACTERS} characters "
+            "after it, got none; "
+            "take a corpus of longer texts"
+        )
+    none = np.full(len(drawn), NO_SPAN)
+    return RetrievalSet(
+        name=f"{folder.resolve().name} (known items)",
+        doc_ids=tuple(distinct.column("id").to_pylist()),
+        titles=tuple(title or "" for title in titles),
+        texts=tuple(left),
+        query_ids=tuple(f"known-{number}" for number in range(len(drawn))),
+        queries=tuple(queries),
+        judgements=Judgements(
+            query_J=np.arange(len(drawn)),
+            document_J=np.array(drawn),
+            gain_J=np.ones(len(drawn), np.int64),
+            start_J=none,
+            end_J=none.copy(),
+        ),
+        skipped={"documents that repeat an id": num_repeated} if num_repeated else {},
+    )
+
+
+def split_first_sentence(text: str) -> tuple[str, str]:
+    """Return the first sentence, white space collapsed, and what follows it."""
+    sentence = leading_sentence(text)
+    match = re.match(r"\s*" + r"\s+".join(map(re.escape, sentence.split())), text)
+    return (sentence, text[match.end() :].lstrip()) if match else ("", text)

@@ -10,7 +10,7 @@ many documents as a run holds.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,28 +19,27 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
+from cairn.pipeline.encode.token_rows import TokenRows
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.bm25 import DocumentBM25
+from cairn.pipeline.index.columns import CodeColumn, TokenVectors
 from cairn.pipeline.index.faiss_index import FaissIndex
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.passage_terms import num_words, write_passage_terms
-from cairn.pipeline.index.segments.joined import JoinedWords
-from cairn.pipeline.index.segments.segment import none_deleted
-from cairn.pipeline.index.token_file import CodeColumn, TokenVectors
+from cairn.pipeline.index.segments.segment import JoinedWords, none_deleted
+from cairn.pipeline.index.tokenizer import main_languages
+from cairn.pipeline.index.words import count_languages, num_words, write_passage_terms
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
-from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
-from cairn.pipeline.lab.evaluate.measures import RUN_DEPTH, Answer, RankedDocuments
+from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, RankedDocuments, Spans
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.evaluate.systems import Ranking as AnyRanking
 from cairn.pipeline.lab.evaluate.systems import System
 from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.search.passages import default_window
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking, rank_queries
 from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import unit_vectors
-from cairn.pipeline.search.windows import default_window
 from cairn.pipeline.search_options import MAX_TOP_K, SearchOptions
-from cairn.pipeline.token_vectors.projection import TokenProjection
-from cairn.pipeline.types import QueryTokens
+from cairn.pipeline.token_vectors.codebook import TokenCoder
 from jaxtyping import Bool, Float32, Int64
 from typing_extensions import override
 
@@ -66,6 +65,7 @@ class _Words(NamedTuple):
     titles: JoinedWords
     text_words: np.ndarray
     title_words: np.ndarray
+    languages: tuple[str, ...]
     num_bytes: int
 
 
@@ -75,19 +75,19 @@ class EncodedGeneration(Generation):
     It has what a ranking reads: columns, vectors and words. It has no files, manifest or table.
     """
 
-    def __init__(
-        self, corpus: RetrievalSet, encoded: EncodedSet, projection: TokenProjection | None = None
-    ) -> None:
+    def __init__(self, corpus: RetrievalSet, encoded: EncodedSet, codebook: TokenCoder | None = None) -> None:
         self._corpus: RetrievalSet
+        self._lines: Sequence[str] | None
         tokens = None
-        if projection is not None:
+        if codebook is not None:
             tokens = TokenVectors(
-                projection=projection,
-                chunks=CodeColumn(rows=encoded.chunk_codes, offsets_M1=encoded.chunk_code_offsets),
-                titles=CodeColumn(rows=encoded.title_codes, offsets_M1=encoded.title_code_offsets),
+                codebook=codebook,
+                chunks=_codes(encoded.chunk_codes),
+                titles=_codes(encoded.title_codes),
             )
         vars(self).update(
             _corpus=corpus,
+            _lines=encoded.lines,
             doc_ids=pa.array(corpus.doc_ids, pa.large_string()),
             chunk_offsets=encoded.chunk_offsets,
             chunk_documents=encoded.chunk_document,
@@ -97,6 +97,11 @@ class EncodedGeneration(Generation):
             chunks=_exact_index(encoded.chunk_vectors_MV),
             token_vectors=tokens,
         )
+
+    @override
+    def position_of(self, doc_id: str) -> int | None:
+        place = self.doc_ids.index(doc_id).as_py()
+        return None if place < 0 else place
 
     @property
     @override
@@ -119,10 +124,17 @@ class EncodedGeneration(Generation):
             storage_errors("counting words"),
         ):
             files = Path(folder) / "passages", Path(folder) / "titles"  # they stay mapped
-            of_chunks = write_passage_terms(
-                [texts], self.chunk_offsets, self.chunk_starts, self.chunk_ends, files[0]
+            of_chunks, languages_N = write_passage_terms(
+                [texts],
+                self.chunk_offsets,
+                self.chunk_starts,
+                self.chunk_ends,
+                files[0],
+                lines=self._lines,
             )
-            of_titles = write_passage_terms([titles], each, np.zeros_like(lengths_N), lengths_N, files[1])
+            of_titles, _ = write_passage_terms(
+                [titles], each, np.zeros_like(lengths_N), lengths_N, files[1], languages_N
+            )
             num_bytes = sum(path.stat().st_size for path in files)
         ends_M1 = np.concatenate([[0], np.cumsum(num_words(of_chunks, self.num_chunks))])
         return _Words(
@@ -130,6 +142,7 @@ class EncodedGeneration(Generation):
             titles=JoinedWords([(of_titles, none_deleted(len(texts)))]),
             text_words=np.diff(ends_M1[self.chunk_offsets]).astype(np.int32),
             title_words=num_words(of_titles, len(texts)).astype(np.int32),
+            languages=main_languages(count_languages(languages_N)),
             num_bytes=num_bytes,
         )
 
@@ -143,8 +156,18 @@ class EncodedGeneration(Generation):
     def document_bm25(self) -> DocumentBM25:
         words = self.words
         return DocumentBM25(
-            words.chunks, words.titles, self.chunk_documents, words.text_words, words.title_words
+            words.chunks,
+            words.titles,
+            self.chunk_documents,
+            words.text_words,
+            words.title_words,
+            words.languages,
         )
+
+    @cached_property
+    @override
+    def query_languages(self) -> tuple[str, ...]:
+        return self.words.languages
 
 
 class SearchedSet:
@@ -154,9 +177,9 @@ class SearchedSet:
         self,
         judged: RetrievalSet,
         encoded: EncodedSet,
-        projection: TokenProjection | None = None,
+        codebook: TokenCoder | None = None,
     ) -> None:
-        self.generation = EncodedGeneration(judged, encoded, projection)
+        self.generation = EncodedGeneration(judged, encoded, codebook)
         self._queries = judged.queries
         self.encoded = encoded
 
@@ -182,20 +205,13 @@ class SearchedSet:
 
     def word_bytes(self, system: System) -> int:
         """Return the bytes of the words that a system reads."""
-        return self.generation.words.num_bytes if system.needs_words else 0
-
-    def rank_among(self, system: System, query: int, allowed: Int64[np.ndarray, " A"]) -> RankedDocuments:
-        """Rank some documents for one query, as a search with a filter does."""
-        options = replace(AS_SEARCHED[system.ranking], top_k=min(len(allowed), MAX_TOP_K), passages=0)
-        (ranking,) = self._rankings(system, options, np.array([query]), allowed)
-        return RankedDocuments.of(ranking.positions, ranking.scores)
+        return self.generation.words.num_bytes if system.reads("words") else 0
 
     def _rankings(
         self,
         system: System,
         options: SearchOptions,
         chosen: Int64[np.ndarray, " q"],
-        allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> Iterator[Ranking]:
         window = default_window(system.encoding.encoder.landmark_interval)
         for start in range(0, len(chosen), BLOCK_QUERIES):
@@ -207,23 +223,14 @@ class SearchedSet:
                 queries=[self._queries[query] for query in block.tolist()],
                 window=window,
                 ranking_window=window,
-                allowed=allowed,
             )
             vectors = self.encoded.query_vectors_QV[block]
-            late = [self._late(query) for query in block.tolist()] if system.judges_tokens else None
+            stored, late = self.generation.token_vectors, None
+            if system.reads("token vectors"):
+                assert stored is not None, "a system that judges by token vectors was given no codebook"
+                tokens = (self.encoded.query_tokens[query] for query in block.tolist())
+                late = [LateQuery.of(own, stored.codebook) for own in tokens]
             yield from rank_queries(search, unit_vectors(vectors, vectors.shape[1]), late)
-
-    def _late(self, query: int) -> LateQuery | None:
-        """Return a query's projected tokens, None where none weighs anything."""
-        encoded, stored = self.encoded, self.generation.token_vectors
-        assert stored is not None, "a system that judges by token vectors was given no projection"
-        own = slice(*encoded.query_token_offsets[query : query + 2].tolist())
-        ids = encoded.query_token_ids[own]
-        places = np.zeros(len(ids), np.int64)  # where the tokens stand is not asked
-        tokens = QueryTokens(
-            states_TD=encoded.query_states[own], ids_T=ids, start_char=places, end_char=places
-        )
-        return LateQuery.of(tokens, stored.projection)
 
     def _spans(self, ranking: Ranking) -> Spans:
         """Return the pieces that a search with a budget reads, in the order in which it reads them."""
@@ -240,6 +247,11 @@ class SearchedSet:
                 for piece in pieces
             ]
         )
+
+
+def _codes(codes: TokenRows | None) -> CodeColumn:
+    assert codes is not None, "a set with a codebook was encoded without it"
+    return CodeColumn(rows=codes.rows, offsets_M1=codes.offsets)
 
 
 def _exact_index(vectors_NV: Float32[np.ndarray, "N V"]) -> FaissIndex:

@@ -15,32 +15,31 @@ slows both. A difference of quality or time is noise where a paired test over th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cairn.pipeline.cluster.queries import leading_sentence
 from cairn.pipeline.collection import Collection
-from cairn.pipeline.corpus.judged_files import find_judged_file, read_columns
 from cairn.pipeline.corpus.sources import resolve_sources
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.index.stored_files import read_manifest
-from cairn.pipeline.lab.evaluate.known_items import MIN_QUERY_CHARACTERS
-from cairn.pipeline.lab.evaluate.retrieval_set import read_queries, read_relevant
-from cairn.pipeline.lab.evaluate.significance import Comparison, Verdict, compare_paired, verdict_of
+from cairn.pipeline.index.layout import read_manifest
+from cairn.pipeline.lab.evaluate.measures import Comparison, Verdict, compare_paired, verdict_of
+from cairn.pipeline.lab.evaluate.retrieval_set import MIN_QUERY_CHARACTERS, read_queries, read_relevant
+from cairn.pipeline.lab.judged_files import find_judged_file, read_columns
 from cairn.pipeline.types import ProgressListener, silent_progress
+from jaxtyping import Float64
 
 LOG_FILES: Final = "queries-*.parquet"
 MAX_CHANGED: Final = 10
 """Queries that are shown, those that changed most."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskedQueries:
+class AskedQueries(NamedTuple):
     """Distinct queries, and the ids of the documents that answer each; empty where none is known.
 
     ``warnings`` say why there are fewer than were asked for.
@@ -51,23 +50,20 @@ class AskedQueries:
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, queries: Sequence[str], answers: Sequence[tuple[str, str]] = ()) -> AskedQueries:
+    def of(cls, queries: Iterable[str], answers: Iterable[tuple[str, str]] = ()) -> AskedQueries:
         """Take queries in order, and pairs of a query and a document that answers it."""
         found: dict[str, set[str]] = {query: set() for query in queries if query.strip()}
         for query, doc_id in answers:
             if query in found:
                 found[query].add(doc_id)
-        return cls(queries=tuple(found), relevant=tuple(map(frozenset, found.values())))
+        return cls(tuple(found), tuple(map(frozenset, found.values())))
 
     def sample(self, max_queries: int, seed: int) -> AskedQueries:
         """Draw at most so many queries, in their order."""
         if len(self.queries) <= max_queries:
             return self
         drawn = np.sort(np.random.default_rng(seed).permutation(len(self.queries))[:max_queries]).tolist()
-        return AskedQueries(
-            queries=tuple(self.queries[place] for place in drawn),
-            relevant=tuple(self.relevant[place] for place in drawn),
-        )
+        return AskedQueries(*(tuple(column[place] for place in drawn) for column in self[:2]))
 
 
 def read_asked_queries(path: Path) -> AskedQueries:
@@ -97,33 +93,28 @@ def known_items(collection: Collection, num_queries: int, seed: int) -> AskedQue
             answers[sentence] = doc_id
     if not answers:
         raise SourceError(f"{collection.name!r} has no document with a sentence to ask by; give --queries")
-    asked = AskedQueries.of(list(answers), list(answers.items()))
-    if len(answers) == num_queries:
-        return asked
     warning = (
         f"{len(answers):,} queries are asked in place of {num_queries:,}: {collection.name} has {len(ids):,} "
         f"documents, and no others begin with a sentence of {MIN_QUERY_CHARACTERS} characters of their own"
     )
-    return replace(asked, warnings=(warning,))
+    asked = AskedQueries.of(answers, answers.items())
+    return asked._replace(warnings=() if len(answers) == num_queries else (warning,))
 
 
 def _read(path: Path) -> AskedQueries:
     if not path.is_dir():
         if path.suffix == ".txt":
-            return AskedQueries.of([line.strip() for line in path.read_text("utf-8").splitlines()])
+            return AskedQueries.of(line.strip() for line in path.read_text("utf-8").splitlines())
         read = [read_columns(file, ("query",)) for file in resolve_sources([str(path)])]
         queries = [query for table in read for query in table.column("query").cast(pa.string()).to_pylist()]
-        return AskedQueries.of([query for query in queries if query])
+        return AskedQueries.of(filter(None, queries))
     if find_judged_file(path, "queries"):
-        queries = dict(zip(*read_queries(path), strict=True))
-        good = [
-            (queries[query_id], doc_id) for query_id, doc_id in read_relevant(path) if query_id in queries
-        ]
-        return AskedQueries.of([*queries.values()], good)
-    files = sorted(path.glob(LOG_FILES))
-    rows = [row for file in files for row in pq.read_table(file).to_pylist()]
-    clicks = [(row["query"], row["doc_ids"][0]) for row in rows if row["kind"] == "click"]
-    return AskedQueries.of([row["query"] for row in rows], clicks)
+        named = dict(zip(*read_queries(path), strict=True))
+        good = ((named[query], doc_id) for query, doc_id in read_relevant(path) if query in named)
+        return AskedQueries.of(named.values(), good)
+    rows = [row for file in sorted(path.glob(LOG_FILES)) for row in pq.read_table(file).to_pylist()]
+    clicks = ((row["query"], row["doc_ids"][0]) for row in rows if row["kind"] == "click")
+    return AskedQueries.of((row["query"] for row in rows), clicks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,8 +146,7 @@ class ChangedQuery:
 class ShadowReport:
     """What moves; ``comparison`` of a measure is new minus old, over the queries with a relevant document.
 
-    ``rank_change`` is the mean change of place of documents that both found. ``quality`` maps ``old`` and
-    ``new`` to the mean nDCG, None where no query has a relevant document.
+    ``quality`` maps ``old`` and ``new`` to the mean nDCG, None where no query has a relevant document.
     """
 
     old: Side
@@ -167,8 +157,6 @@ class ShadowReport:
     overlap_low: float
     overlap_high: float
     same_first: float
-    same_answer: float
-    rank_change: float
     judged_queries: int
     quality: dict[str, float] | None
     quality_comparison: Comparison | None
@@ -177,10 +165,6 @@ class ShadowReport:
     milliseconds_verdict: Verdict
     changed: tuple[ChangedQuery, ...]
     warnings: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 def compare_collections(
@@ -208,11 +192,6 @@ def compare_collections(
     pairs = list(zip(*found, strict=True))
     overlap_Q = np.array([_overlap(*pair) for pair in pairs])
     interval = compare_paired(overlap_Q, np.zeros_like(overlap_Q), seed=seed)
-    moved = [
-        abs(before.index(doc_id) - after.index(doc_id))
-        for before, after in pairs
-        for doc_id in set(before) & set(after)
-    ]
     quality_2Q = np.array(
         [[_ndcg(*one, top_k) for one in zip(own, asked.relevant, strict=True)] for own in found]
     )
@@ -220,24 +199,23 @@ def compare_collections(
     quality = compare_paired(quality_2Q[1], quality_2Q[0], seed=seed) if is_judged_Q.any() else None
     slower = compare_paired(milliseconds_2Q[1], milliseconds_2Q[0], seed=seed)
     means = np.nanmean(quality_2Q[:, is_judged_Q], axis=1).tolist() if quality else []
+    sides_2 = [_side(side, float(np.median(own))) for side, own in zip(sides, milliseconds_2Q, strict=True)]
     return ShadowReport(
-        old=_side(old, float(np.median(milliseconds_2Q[0]))),
-        new=_side(new, float(np.median(milliseconds_2Q[1]))),
+        old=sides_2[0],
+        new=sides_2[1],
         top_k=top_k,
         queries=len(asked.queries),
         overlap=interval.difference,
         overlap_low=interval.low,
         overlap_high=interval.high,
         same_first=float(np.mean([before[:1] == after[:1] for before, after in pairs])),
-        same_answer=float(np.mean([before == after for before, after in pairs])),
-        rank_change=float(np.mean(moved)) if moved else 0.0,
         judged_queries=int(is_judged_Q.sum()),
         quality=dict(zip(("old", "new"), means, strict=True)) if quality else None,
         quality_comparison=quality,
         quality_verdict=quality and verdict_of(quality),
         milliseconds_comparison=slower,
         milliseconds_verdict=verdict_of(slower),
-        changed=_most_changed(asked.queries, pairs, overlap_Q.tolist()),
+        changed=_most_changed(asked.queries, pairs, overlap_Q),
         warnings=asked.warnings,
     )
 
@@ -258,19 +236,21 @@ def _ndcg(found: Sequence[str], relevant: frozenset[str], top_k: int) -> float:
 
 
 def _most_changed(
-    queries: Sequence[str], pairs: Sequence[tuple[tuple[str, ...], ...]], overlaps: Sequence[float]
+    queries: Sequence[str],
+    pairs: Sequence[tuple[tuple[str, ...], ...]],
+    overlap_Q: Float64[np.ndarray, " Q"],
 ) -> tuple[ChangedQuery, ...]:
-    order = sorted(range(len(queries)), key=lambda place: (overlaps[place], place))
-    return tuple(
-        ChangedQuery(
-            query=queries[place],
-            overlap=overlaps[place],
-            gone=tuple(doc_id for doc_id in pairs[place][0] if doc_id not in pairs[place][1]),
-            came=tuple(doc_id for doc_id in pairs[place][1] if doc_id not in pairs[place][0]),
-        )
-        for place in order[:MAX_CHANGED]
-        if pairs[place][0] != pairs[place][1]
-    )
+    changed: list[ChangedQuery] = []
+    for place in np.argsort(overlap_Q, kind="stable")[:MAX_CHANGED].tolist():
+        before, after = pairs[place]
+        if before != after:
+            gone, came = (
+                tuple(doc_id for doc_id in one if doc_id not in other)
+                for one, other in ((before, after), (after, before))
+            )
+            overlap = float(overlap_Q[place])
+            changed.append(ChangedQuery(query=queries[int(place)], overlap=overlap, gone=gone, came=came))
+    return tuple(changed)
 
 
 def _side(collection: Collection, query_milliseconds: float) -> Side:

@@ -1,9 +1,8 @@
 """The systems of the table, as records: what a RAG pipeline builds from a base model, and what Cairn builds.
 
     baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
-                {overlap, titled-overlap}-{128, 256} / {dense, bm25, rrf, convex}
-                titled-overlap-128 / {whitened, convex+maxsim}
-    ours        {cls, mean, late, landmarks, landmark-attention} / {none, random, corpus context}
+                {overlap, titled-overlap}-{128, 256} / {dense, convex} · titled-overlap-128/convex+maxsim
+    ours        {cls, mean, late, landmarks} / {none, random, corpus context}
                 / {document, chunk, fused, fused+bm25}
 
 A new encoder is one more entry of :data:`ENCODERS` (or another base configuration), a new way to rank one
@@ -20,18 +19,18 @@ from typing import Any, Final, Literal, get_args
 
 from cairn.pipeline.config import (
     DEFAULT_MODEL,
-    WINDOW_TOKENS,
-    WITHOUT_CONTEXT,
+    UNDESCRIBED,
     ContextConfig,
     EncoderConfig,
     IngestConfig,
 )
-from cairn.pipeline.encode.encoder_fit import prefixes_of, require_context_fit, require_fit
+from cairn.pipeline.encode.encoder import load_cutter, require_encoder_fit
+from cairn.pipeline.encode.encoder_fit import prefixes_of, require_context_fit
 from cairn.pipeline.errors import CairnError, ConfigError
-from cairn.pipeline.lab.evaluate.encodings import ContextKind, Encoding
-from cairn.pipeline.model.backbone_loader import brings_projection, load_backbone
+from cairn.pipeline.lab.evaluate.encodings import ContextKind, Encoding, row_settings
 from cairn.pipeline.model.folders.model_defaults import base_of_folder, encoder_config
-from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.names import is_endpoint, model_folder
+from cairn.pipeline.model.late_backbone import LateBackbone
 from cairn.pipeline.options import did_you_mean, shown
 from cairn.pipeline.poolings import PREFIX_POOLINGS, PUBLISHED_POOLINGS
 
@@ -40,33 +39,35 @@ OurRanking = Literal["document", "chunk", "fused", "fused+bm25", "late", "late+b
 
 ``late`` and ``late+bm25`` are ``fused`` and ``fused+bm25`` judged by token vectors, as a search does.
 """
-BaselineRanking = Literal[
-    "dense", "bm25", "rrf", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim"
-]
+BaselineRanking = Literal["dense", "bm25", "rrf", "convex", "convex+maxsim"]
 """:mod:`cairn.pipeline.lab.evaluate.baselines` says what each does."""
 Ranking = OurRanking | BaselineRanking
 
+Read = Literal["documents", "chunks", "words", "token vectors", "document BM25", "piece BM25", "token states"]
+"""Vectors of either kind, words as a search counts them, codes of tokens; what baselines have of pieces."""
+
+READS: Final[Mapping[Ranking, frozenset[Read]]] = {
+    "document": frozenset({"documents"}),
+    "chunk": frozenset({"chunks"}),
+    "fused": frozenset({"documents", "chunks"}),
+    "fused+bm25": frozenset({"documents", "chunks", "words"}),
+    "late": frozenset({"documents", "chunks", "token vectors"}),
+    "late+bm25": frozenset({"documents", "chunks", "words", "token vectors"}),
+    "dense": frozenset({"chunks"}),
+    "bm25": frozenset({"document BM25", "piece BM25"}),
+    "rrf": frozenset({"chunks", "document BM25", "piece BM25"}),
+    "convex": frozenset({"chunks", "piece BM25"}),
+    "convex+maxsim": frozenset({"chunks", "piece BM25", "token states"}),
+}
+"""What each ranking reads of a set."""
+
 BASELINE_TOKENS: Final = (128, 256)
-OVERLAP: Final = 2
-"""Overlapping pieces begin every half of their length."""
-PIECE_RANKINGS: Final[Mapping[str, BaselineRanking]] = {
-    "dense": "dense",
-    "bm25": "piece-bm25",
-    "rrf": "piece-rrf",
-    "convex": "convex",
-}
-JUDGED_RANKINGS: Final[Mapping[str, BaselineRanking]] = {
-    "whitened": "whitened",
-    "convex+maxsim": "convex+maxsim",
-}
-"""Asked of the titled pieces of the first size alone: the second needs a state of every token."""
 
 ENCODERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cls": {"pooling": "cls", "attention": "chunk"},
     "mean": {"pooling": "mean", "attention": "chunk"},
     "late": {"pooling": "mean", "attention": "full"},
     "landmarks": {"pooling": "lmk", "attention": "full"},
-    "landmark-attention": {"pooling": "lmk", "attention": "landmark"},
 }
 """Our encoders by name: what differs from the base configuration."""
 
@@ -88,60 +89,25 @@ class System:
         """Say whether a search has no such ranking."""
         return self.ranking in get_args(BaselineRanking)
 
-    @property
-    def needs_document_bm25(self) -> bool:
-        """Say whether whole documents are ranked with BM25 of their text alone."""
-        return self.ranking in ("bm25", "rrf")
-
-    @property
-    def needs_piece_bm25(self) -> bool:
-        """Say whether pieces are ranked with BM25 of the text that is encoded."""
-        return self.is_baseline and self.ranking not in ("dense", "whitened")
-
-    @property
-    def needs_words(self) -> bool:
-        """Say whether words count as in a search: BM25 of title and text, and of passages."""
-        return self.ranking in ("fused+bm25", "late+bm25")
-
-    @property
-    def reads_document_vectors(self) -> bool:
-        """Say whether document vectors are compared with the query."""
-        return not self.is_baseline and self.ranking != "chunk"
-
-    @property
-    def reads_chunk_vectors(self) -> bool:
-        """Say whether chunk vectors are compared with the query."""
-        return self.ranking not in ("document", "bm25", "piece-bm25")
+    def reads(self, what: Read) -> bool:
+        """Say whether the ranking reads this of a set."""
+        return what in READS[self.ranking]
 
     @property
     def reads_vectors(self) -> bool:
         """Say whether anything must be encoded."""
-        return self.reads_document_vectors or self.reads_chunk_vectors
-
-    @property
-    def needs_max_sim(self) -> bool:
-        """Say whether the best pieces are judged by the base model's token states."""
-        return self.ranking == "convex+maxsim"
-
-    @property
-    def judges_tokens(self) -> bool:
-        """Say whether token vectors judge the best passages, as in a search."""
-        return self.ranking in LATE_RANKINGS
+        return self.reads("documents") or self.reads("chunks")
 
 
 def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
     """Return the configuration with changes, and what hangs on them.
 
-    The window's length, what runs it, whether a prefix is pooled.
+    The window's length, and whether a prefix is pooled.
     """
     attention, pooling = changes.get("attention", base.attention), changes.get("pooling", base.pooling)
     changes["pool_prefix"] = base.pool_prefix and attention != "full" and pooling in PREFIX_POOLINGS
-    if attention != base.attention and base.window_tokens == WINDOW_TOKENS[base.attention]:
-        changes["window_tokens"] = 0
-    if attention == "landmark":
-        changes["backend"] = "torch"
     config = replace(base, **changes)
-    if max_positions is None or attention == "landmark" or config.window_tokens <= max_positions:
+    if max_positions is None or config.window_tokens <= max_positions:
         return config
     return replace(
         config,
@@ -162,11 +128,12 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
         pooling=base.pooling if base.pooling in PUBLISHED_POOLINGS else "mean",
         attention="chunk",
         landmarks="fixed",
-        **WITHOUT_CONTEXT,
+        use_context=False,
         whole_text_tokens=0,
+        title_tokens=0,
+        token_bytes=0,
         temperature=1.0,
         query_temperature=None,
-        temperature_by_length=(),
     )
     # Beside the text a row holds [CLS], the prefix and its end.
     room = min(plain.window_tokens, max_positions) - 2 - prefix_tokens
@@ -191,13 +158,13 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     systems += [System(name=name, encoding=encoding, ranking="dense") for name, encoding in dense.items()]
     for size in sizes:
         for name, has_titles in (("overlap", False), ("titled-overlap", True)):
-            encoding = Encoding(encoder=encoders[size], has_titles=has_titles, stride_tokens=size // OVERLAP)
-            rankings: dict[str, BaselineRanking] = dict(PIECE_RANKINGS)
-            if has_titles and size == sizes[0]:
-                rankings |= JUDGED_RANKINGS
+            # Overlapping pieces begin every half of their length.
+            encoding = Encoding(encoder=encoders[size], has_titles=has_titles, stride_tokens=size // 2)
+            rankings: tuple[BaselineRanking, ...] = ("dense", "convex")
+            if has_titles and size == sizes[0]:  # it needs a state of every token
+                rankings = (*rankings, "convex+maxsim")
             systems += [
-                System(name=f"{name}-{size}/{key}", encoding=encoding, ranking=own)
-                for key, own in rankings.items()
+                System(name=f"{name}-{size}/{own}", encoding=encoding, ranking=own) for own in rankings
             ]
     return systems
 
@@ -209,35 +176,35 @@ def our_systems(
     max_positions: int | None = None,
 ) -> list[System]:
     """Return Cairn's own systems on the base configuration's landmark interval."""
-    return [
-        System(
-            name=f"{encoder}/{context}/{ranking}",
-            encoding=Encoding(
-                encoder=varied(base, max_positions, **_reading(context, base), **ENCODERS[encoder]),
-                context=context,
-            ),
-            ranking=ranking,
-        )
-        for context in contexts
-        for encoder in encoders
-        for ranking in OUR_RANKINGS
-    ]
-
-
-def _reading(context: ContextKind, base: EncoderConfig) -> dict[str, Any]:
-    if context == "none":
-        return WITHOUT_CONTEXT
-    return {"use_context": True, "whitening": base.whitening}
+    systems: list[System] = []
+    base = replace(base, **UNDESCRIBED)
+    for context in contexts:
+        for encoder in encoders:
+            config = varied(base, max_positions, use_context=context != "none", **ENCODERS[encoder])
+            encoding = Encoding(encoder=config, context=context)
+            systems += [
+                System(name=f"{encoder}/{context}/{ranking}", encoding=encoding, ranking=ranking)
+                for ranking in OUR_RANKINGS
+            ]
+    return systems
 
 
 def configured_systems(base: EncoderConfig) -> list[System]:
     """Return the ways to rank with the base configuration exactly as it is.
 
-    What an ingest with these settings gives: with token vectors where the model brings a projection.
+    What an ingest with these settings gives: with token vectors unless they are left out. Where a language
+    model describes chunks, rows without its lines stand beside.
     """
-    encoding = Encoding(encoder=base, context="corpus" if base.needs_context else "none")
-    rankings = (*OUR_RANKINGS, *(LATE_RANKINGS if brings_projection(base) else ()))
-    return [System(name=f"cairn/{ranking}", encoding=encoding, ranking=ranking) for ranking in rankings]
+    context: ContextKind = "corpus" if base.use_context else "none"
+    rankings = (*OUR_RANKINGS, *(LATE_RANKINGS if base.token_bytes else ()))
+    settings = {"cairn": base}
+    if base.describe:
+        settings = {"undescribed": replace(base, **UNDESCRIBED), **settings}
+    return [
+        System(name=f"{name}/{ranking}", encoding=Encoding(encoder=own, context=context), ranking=ranking)
+        for name, own in settings.items()
+        for ranking in rankings
+    ]
 
 
 def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
@@ -255,13 +222,8 @@ def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[S
 
 _SHARED_OPTIONS: Final = ("precision", "backend")
 _MODEL_OPTIONS: Final = (
-    "model",
-    "dims",
-    "layers",
-    "causal",
-    "query_prefix",
-    "document_prefix",
-    "pool_prefix",
+    *("model", "dims", "layers", "causal"),
+    *("query_prefix", "document_prefix", "pool_prefix"),
 )
 
 
@@ -277,14 +239,6 @@ def baseline_config(chosen: Mapping[str, Any], baseline_model: str | None) -> En
     return encoder_config({**options, **({"model": model} if model else {})})
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
-    """The systems to score, and why others, by name, were left out."""
-
-    systems: Sequence[System]
-    left_out: Mapping[str, str]
-
-
 def choose_systems(
     base: EncoderConfig,
     baseline: EncoderConfig,
@@ -292,23 +246,30 @@ def choose_systems(
     patterns: Sequence[str],
     *,
     is_whole_table: bool,
-) -> Selection:
+) -> tuple[list[System], dict[str, str]]:
     """Return the systems whose names match a pattern, without those the models have no room or head for.
 
-    ``is_whole_table`` adds every encoder, with no, random and corpus context, ranked in every way. Settings
-    as they were given must fit: all are checked here, before anything is encoded.
+    Say why these were left out, too, by name. ``is_whole_table`` adds every encoder, with no, random and
+    corpus context, ranked in every way. Settings as they were given must fit: all are checked here,
+    before anything is encoded.
     """
-    backbones = {config.model: load_backbone(config) for config in (base, baseline)}
+    backbones = {config.model: load_cutter(config) for config in (base, baseline)}
     own, plain = backbones[base.model], backbones[baseline.model]
-    require_fit(base, own)
+    require_encoder_fit(base, own)
     prefix_tokens = max(len(prefix.ids) for prefix in prefixes_of(baseline, plain))
     systems = baseline_systems(baseline, plain.max_positions, prefix_tokens)
     systems += our_systems(base, max_positions=own.max_positions) if is_whole_table else []
     left_out: dict[str, str] = {}
     for system in systems:
-        config = system.encoding.encoder
+        backbone = backbones[system.encoding.encoder.model]
         try:
-            require_fit(config, backbones[config.model])
+            require_encoder_fit(system.encoding.encoder, backbone)
+            require_encoder_fit(row_settings(system.encoding, backbone), backbone)
+            if system.reads("token states"):
+                if is_endpoint(system.encoding.encoder.model):
+                    raise ConfigError("an endpoint shows no states of tokens")
+                if isinstance(backbone, LateBackbone):
+                    raise ConfigError("a late-interaction model judges by its own token vectors")
         except CairnError as error:
             left_out[system.name] = str(error)
     systems = [system for system in systems if system.name not in left_out]
@@ -317,4 +278,4 @@ def choose_systems(
     chosen = select_systems(systems, patterns)
     for system in chosen:
         require_context_fit(IngestConfig(encoder=system.encoding.encoder, context=context), own)
-    return Selection(systems=chosen, left_out=left_out)
+    return chosen, left_out

@@ -1,12 +1,11 @@
 """Training: objectives and data of one trainer.
 
-    trainer.py       the one loop: rates, gradients, checkpoints, log, scores    grad_cache.py, processes.py
-    contrastive.py   cairn train: pairs.py, pair_data.py, sequences.py, …
-    pretrain.py      cairn pretrain: texts                                       token_stream.py
-    distill.py       cairn distill: a teacher's states and vectors
-    mixer.py         cairn train-mixer: a landmark mixer                         mixer_data.py
-    late.py          cairn train-late: a token projection                        token_head.py
-    losses.py        what is minimised; settings.py the settings of all five
+    trainer.py                 the one loop: rates, gradients, checkpoints, log, scores     gradients.py
+    contrastive.py             cairn train: pairs.py, pair_data.py, sequences.py, …
+    pretrain.py                cairn pretrain: texts                                        token_stream.py
+    distill.py                 cairn distill: a teacher's states and vectors
+    landmark_distillation.py   cairn train-landmarks: texts
+    losses.py                  what is minimised; settings.py the settings of all
 
 :mod:`~cairn.pipeline.lab.train.trainer` says how to add an objective.
 """

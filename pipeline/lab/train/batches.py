@@ -7,8 +7,8 @@
 A pure function of pairs, vectors and settings: a resumed run asks for the step it stands at. FAISS's clusters
 are those of one number of threads.
 
-Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch or another (§6): a
-batch is cut from a larger cluster and joined of smaller ones.
+Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch. Left-over pairs
+are packed along a greedy tour (§10.5).
 
     N pairs or units    V surrogate dim    P = 2V    B batches
 """
@@ -16,15 +16,16 @@ batch is cut from a larger cluster and joined of smaller ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from cairn.pipeline.cluster.assignment import assign, first_order_points
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
-from cairn.pipeline.cluster.packing import PackedBatches, pack
-from cairn.pipeline.config import ClusterConfig, Tour
+from cairn.pipeline.config import ClusterConfig
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.pair_vectors import PairVectors
+from cairn.pipeline.lab.train.packing import PackedBatches, pack
+from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import make_units, units_of_a_batch
 from cairn.pipeline.lab.train.settings import TrainConfig
@@ -34,11 +35,9 @@ MAX_TRAINING_POINTS = 65_536
 """Pairs of a source that K-means is trained on; all are assigned."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Domain:
-    """The n pairs of one source, by position, each in one of K clusters."""
+class Domain(NamedTuple):
+    """The n units of one source, by position, each in one of K clusters."""
 
-    source: str
     positions_n: Int64[np.ndarray, " n"]
     cluster_n: Int32[np.ndarray, " n"]
     centroids_KP: Float32[np.ndarray, "K P"]
@@ -50,8 +49,6 @@ def cluster_domains(
     psi_NV: Float32[np.ndarray, "N V"],
     cluster_size: int,
     config: ClusterConfig,
-    *,
-    surrogate_fingerprint: str,
 ) -> tuple[Domain, ...]:
     """Cluster the pairs of each source apart, into clusters of ``cluster_size`` pairs on average.
 
@@ -59,19 +56,14 @@ def cluster_domains(
     """
     names, source_N = np.unique(np.array(sources), return_inverse=True)
     domains: list[Domain] = []
-    for number, name in enumerate(names.tolist()):
+    for number in range(len(names)):
         positions_n = np.flatnonzero(source_N == number)
         config = replace(config, num_clusters=max(1, round(len(positions_n) / cluster_size)))
         sample = positions_n[:: -(-len(positions_n) // MAX_TRAINING_POINTS)]
-        clusters = train_clusters(
-            phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint=surrogate_fingerprint
-        )
+        # They are kept nowhere, so what made the vectors needs no name.
+        clusters = train_clusters(phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint="")
         cluster_n = assign(clusters, phi_NV[positions_n], psi_NV[positions_n])
-        domains.append(
-            Domain(
-                source=name, positions_n=positions_n, cluster_n=cluster_n, centroids_KP=clusters.centroids_KP
-            )
-        )
+        domains.append(Domain(positions_n, cluster_n, clusters.centroids_KP))
     return tuple(domains)
 
 
@@ -83,28 +75,21 @@ def draw_batches(
     *,
     seed: int,
     epoch: int,
-    tour: Tour = "greedy",
 ) -> PackedBatches:
     """Draw the batches of an epoch, in the order they are trained in.
 
     Fewer pairs than a batch raise :class:`SourceError`.
     """
     generator = np.random.default_rng([seed, epoch])
-    whole: list[np.ndarray] = []
-    rests: list[np.ndarray] = []
-    for domain in domains:
-        packed = pack(domain.cluster_n, domain.centroids_KP, batch_size, generator, tour=tour)
-        whole.append(domain.positions_n[packed.batches_BN])
-        rests.append(domain.positions_n[packed.left_over])
+    packed = [pack(each.cluster_n, each.centroids_KP, batch_size, generator) for each in domains]
+    both = list(zip(domains, packed, strict=True))
+    whole = [domain.positions_n[own.batches_BN] for domain, own in both]
+    rests = [domain.positions_n[own.left_over] for domain, own in both]
     rest = np.concatenate(rests)
     domain_of_rest = np.repeat(np.arange(len(rests), dtype=np.int32), [len(part) for part in rests])
-    centres = np.stack(
-        [
-            first_order_points(phi_NV[domain.positions_n], psi_NV[domain.positions_n]).mean(0)
-            for domain in domains
-        ]
-    )
-    mixed = pack(domain_of_rest, centres, batch_size, generator, tour=tour)
+    points = (first_order_points(phi_NV[each.positions_n], psi_NV[each.positions_n]) for each in domains)
+    centres = np.stack([own.mean(0) for own in points])
+    mixed = pack(domain_of_rest, centres, batch_size, generator)
     batches_BN = np.concatenate([*whole, rest[mixed.batches_BN]])
     if not len(batches_BN):
         raise SourceError(
@@ -114,6 +99,13 @@ def draw_batches(
     return PackedBatches(
         batches_BN=batches_BN[generator.permutation(len(batches_BN))], left_over=rest[mixed.left_over]
     )
+
+
+def mean_cosine(vectors_NV: Float32[np.ndarray, "N V"]) -> float:
+    """Return the mean cosine of two different rows; 0 for a single one."""
+    unit_NV = vectors_NV / np.maximum(np.linalg.norm(vectors_NV, axis=1, keepdims=True), 1e-12)
+    num_rows, sum_V = len(unit_NV), unit_NV.sum(axis=0)
+    return float((sum_V @ sum_V - (unit_NV**2).sum()) / max(1, num_rows * (num_rows - 1)))
 
 
 def require_batch(num_pairs: int, config: TrainConfig) -> None:
@@ -139,24 +131,19 @@ class BatchPlan:
         self.units = make_units(pairs, kept.tolist(), config.sequence_documents)
         self._batch_units = units_of_a_batch(self.units, config.batch_pairs)
         self._config = config
-        self._phi, self._psi = (self._mean_of_units(side) for side in (vectors.document_NV, vectors.query_NV))
+        self._phi, self._psi = (
+            np.stack([side[list(unit)].mean(axis=0) for unit in self.units])
+            for side in (vectors.document_NV, vectors.query_NV)
+        )
         self._domains = cluster_domains(
             [pairs.sources[unit[0]] for unit in self.units],
             self._phi,
             self._psi,
-            units_of_a_batch(self.units, config.cluster_pairs or config.batch_pairs),
-            ClusterConfig(
-                num_iterations=config.cluster_iterations,
-                num_redos=config.cluster_attempts,
-                seed=config.seed,
-            ),
-            surrogate_fingerprint=vectors.fingerprint,
+            self._batch_units,
+            ClusterConfig(seed=config.seed),
         )
         self._epoch, self._batches = -1, np.zeros((0, 0), np.int64)
         self._load(0)
-
-    def _mean_of_units(self, vectors_NV: Float32[np.ndarray, "N V"]) -> Float32[np.ndarray, "U V"]:
-        return np.stack([vectors_NV[list(unit)].mean(axis=0) for unit in self.units])
 
     def _load(self, epoch: int) -> None:
         if epoch != self._epoch:
@@ -167,9 +154,22 @@ class BatchPlan:
                 self._batch_units,
                 seed=self._config.seed,
                 epoch=epoch,
-                tour=self._config.tour,
             )
             self._epoch, self._batches = epoch, drawn.batches_BN
+
+    def cosines(self) -> tuple[float, float]:
+        """Return the mean cosine of two units of a batch, by the surrogate, and that of random batches.
+
+        What the clusters are worth: the harder the negatives, the further the first is above the second.
+        """
+        self._load(0)
+        drawn = np.random.default_rng(self._config.seed).permutation(len(self.units))
+        random = drawn[: self._batches.size].reshape(self._batches.shape)
+        batched, unbatched = (
+            float(np.mean([mean_cosine(self._phi[batch]) for batch in batches]))
+            for batches in (self._batches, random)
+        )
+        return batched, unbatched
 
     def at(self, step: int) -> list[tuple[int, ...]]:
         """Return the units of a step; every epoch has as many batches."""

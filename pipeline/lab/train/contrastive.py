@@ -1,80 +1,70 @@
 """`cairn train`: fine-tune an encoder on pairs, for landmarks and for the corpus's context.
 
     pairs, sections of documents ─▶ without judged texts ─▶ without held-out pairs
-      ─▶ units ─▶ surrogate ─▶ clusters ─▶ batches ─▶ steps of the one trainer
+      ─▶ units ─▶ vectors of the base ─▶ clusters ─▶ batches ─▶ steps of the one trainer
 
     units ─▶ rows ─▶ M2 ─▶ chunk embeddings ─▶ text vectors at each width and layer ─▶ InfoNCE ─┐
     context ─▶ M1 ───┘ (wholly or partly the null token)                                        ├─▶ loss
-                    vectors of the base, or of another teacher ─▶ distillation ─────────────────┤
-                    token vectors of the same pass ─▶ late interaction, where it is asked for ──┘
+                    the base's embeddings of the same chunks ─▶ distillation ───────────────────┘
 
-A step is the same after a kill, in micro-batches of any size and in any number of processes. Which context
-vectors give way to the null token is drawn for each query and each sequence of documents. Which model is the
-best is said by the dev sets where there are any, else by the held-out pairs.
+A step is the same after a kill and in micro-batches of any size. Which context vectors give way to the null
+token is drawn for each query and each sequence of documents. Which model is the best is said by the dev sets
+where there are any, else by the held-out pairs.
 
 Widths and layers are Matryoshka's: Kusupati et al. 2022, and m³BERT §2.1 for layers; all weigh alike.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.config import BASE_MODEL, ContextConfig, EncoderConfig
-from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
+from cairn.pipeline.config import BASE_MODEL, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
-from cairn.pipeline.lab.train.adapters import add_latent_block, add_low_rank, dropped_inputs
-from cairn.pipeline.lab.train.batches import BatchPlan, require_batch
+from cairn.pipeline.lab.train.batches import BatchPlan, mean_cosine, require_batch
 from cairn.pipeline.lab.train.documents import read_document_pairs
-from cairn.pipeline.lab.train.grad_cache import (
-    Embedded,
-    FirstStage,
-    SecondStage,
-    cached_backward,
-    gather_each,
-)
+from cairn.pipeline.lab.train.gradients import Embedded, FirstStage, cached_backward
 from cairn.pipeline.lab.train.heldout import choose_heldout, mean_by_text, score_heldout
-from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast, draw_dropped
+from cairn.pipeline.lab.train.latent_block import add_latent_block
 from cairn.pipeline.lab.train.leakage import without_judged
-from cairn.pipeline.lab.train.losses import (
-    FalseNegatives,
-    candidate_ranking_loss,
-    contrastive_loss,
-    distillation_loss,
-)
+from cairn.pipeline.lab.train.losses import FalseNegatives, contrastive_loss, distillation_loss
 from cairn.pipeline.lab.train.packed_rows import PackedRows
-from cairn.pipeline.lab.train.pair_data import PairData, TrainingData
-from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND, Teacher
+from cairn.pipeline.lab.train.pair_data import NONE_FOUND, PairData, TrainingData
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
-from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
-from cairn.pipeline.lab.train.query_writer import QueryWriter
-from cairn.pipeline.lab.train.sequence_dropout import draw_dropped
-from cairn.pipeline.lab.train.sequences import SequenceBatch, split_rows
-from cairn.pipeline.lab.train.settings import QueryWriterConfig, TrainConfig, require_within
-from cairn.pipeline.lab.train.token_head import (
-    TokenHead,
-    batch_late_loss,
-    begin_head,
-    own_states,
-    project_tokens,
+from cairn.pipeline.lab.train.sequences import SequenceBatch
+from cairn.pipeline.lab.train.settings import TrainConfig, require_exits
+from cairn.pipeline.lab.train.trainer import (
+    Batch,
+    RunReport,
+    Score,
+    Trainer,
+    claimed_folder,
+    deadline_in,
+    resolved,
 )
-from cairn.pipeline.lab.train.trainer import Batch, Score, Trainer, claimed_folder, deadline_in, resolved
+from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
-from cairn.pipeline.model.folders.own_tensors import GATE_NAMES
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from cairn.pipeline.model.landmarks import draw_intervals
 from cairn.pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64
+
+logger = logging.getLogger(__name__)
+
+RANKING_TEMPERATURE: Final = 0.05
+"""Of a chunk's ranking of the others, by which the student follows the base."""
 
 DISTILLED_TOGETHER = 512
 """Vectors whose similarity matrix is one block of the distillation: 1 MiB, whatever the batch."""
@@ -87,53 +77,42 @@ def pair_batch(
     units: Sequence[Sequence[int]],
     step: int,
     config: TrainConfig,
-    processes: Processes = ALONE,
 ) -> Batch:
-    """Lay out the units of a step.
-
-    The report says how far the gates are open, and the loss of token vectors without its weight.
-    """
+    """Lay out the units of a step."""
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
     seed = int(generator.integers(2**62))
-    parts = _micro_batches(batch.rows, config, processes)
-    first = [
-        _first_stage(model, part, config)
-        for part in (() if context is None else _micro_batches(context, config, processes))
+    parts = batch.rows.split(config.micro_batch_tokens)
+    first, dropped_BC = list[FirstStage](), None
+    if context is not None:
+        rows = context.split(config.micro_batch_tokens)
+        first = [partial(_embed_context, model, part, config) for part in rows]
+        if config.context_dropout:
+            draws = torch.Generator().manual_seed(seed)
+            dropped_BC = draw_dropped(len(batch.rows), len(context), config.context_dropout, draws)
+    dropped = [None] * len(parts) if dropped_BC is None else dropped_BC.split([len(part) for part in parts])
+    second = [
+        partial(_embed_texts, model, part, of_part, config)
+        for part, of_part in zip(parts, dropped, strict=True)
     ]
-    dropped_WC = None
-    if context is not None and config.context_dropout:
-        num_windows, draws = int(batch.rows.windows_B.max()) + 1, torch.Generator().manual_seed(seed)
-        dropped_WC = draw_dropped(num_windows, len(context), config.context_dropout, draws)
-    second = [_second_stage(model, part, dropped_WC, config) for part in parts]
-    report: dict[str, float | None] = {
+    report = {
         "num_queries": len(batch.pair_Q),
         "num_documents": len(batch.pair_D),
         "num_chunks": len(batch.rows),
         "num_tokens": len(batch.rows.ids_N),
         "num_context": 0 if context is None else len(context),
-        "late_loss": None,
+        "batch_cosine": mean_cosine(data.vectors.document_NV[batch.pair_D]),
     }
 
-    def backward(processes: Processes) -> torch.Tensor:
-        teacher_BD, teacher_TD1 = _teach(teacher, parts, config, processes)
+    def backward() -> torch.Tensor:
+        teacher_BD = None if teacher is None else _teach(teacher, parts, config)
 
         def loss_of(embedded: Embedded) -> torch.Tensor:
-            loss = batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
-            if model.head is None:
-                return loss
-            late = _late_loss(model.head, embedded[1], teacher_TD1, batch, data, config)
-            report["late_loss"] = late.item()
-            return loss + config.late_weight * late
+            return batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
 
-        with dropped_inputs(model, config.lora_dropout, seed):
-            return cached_backward(first, second, loss_of, processes, 1 if model.head is None else 2)
+        return cached_backward(first, second, loss_of)
 
-    def say() -> Mapping[str, float | None]:
-        gates, context_gates = (float(model.get_parameter(name).detach().mean()) for name in GATE_NAMES)
-        return {**report, "mean_gate": gates, "mean_context_gate": context_gates}
-
-    return Batch(backward=backward, report=say, digest=_digest(batch, context))
+    return Batch(backward=backward, report=lambda: report)
 
 
 def draw_batch(
@@ -147,7 +126,7 @@ def draw_batch(
 
     None without a context.
     """
-    longest = max_positions - 2 - data.maker.prefix_tokens
+    longest = data.maker.longest_chunk(max_positions)
     intervals_U = np.minimum(draw_intervals(len(units), generator, config.landmark_intervals), longest)
     has_title_U = generator.random(len(units)) < config.title_share
     has_context = config.reads_context and generator.random() >= config.context_absence
@@ -159,8 +138,9 @@ def draw_batch(
     context = None
     if has_context:
         candidates = _context_candidates(data, batch)
-        drawn = generator.permutation(candidates)[: config.context_documents]
-        if len(drawn):
+        most = min(config.context_documents, len(candidates))
+        if most:
+            drawn = generator.permutation(candidates)[: generator.integers(1, most + 1)]
             context = data.maker.context(drawn.tolist(), min(config.max_context_tokens, max_positions))
     return batch, context
 
@@ -176,17 +156,6 @@ def _context_candidates(data: TrainingData, batch: SequenceBatch) -> Int64[np.nd
     return next(iter(pools.values())) if len(pools) == 1 else np.zeros(0, np.int64)
 
 
-def _micro_batches(rows: PackedRows, config: TrainConfig, processes: Processes) -> tuple[PackedRows, ...]:
-    """Cut rows so that they fit the memory, and that every process has some of them."""
-    return split_rows(rows, min(config.micro_batch_tokens, -(-len(rows.ids_N) // processes.size)))
-
-
-def _digest(batch: SequenceBatch, context: PackedRows | None) -> int:
-    """Identify what a step computes with."""
-    digest = zlib.crc32(batch.rows.ids_N.tobytes(), zlib.crc32(batch.positive_Q.tobytes()))
-    return digest if context is None else zlib.crc32(context.ids_N.tobytes(), digest)
-
-
 def batch_loss(
     embeddings_BE: Float32[torch.Tensor, "B E"],
     batch: SequenceBatch,
@@ -197,50 +166,32 @@ def batch_loss(
 ) -> Float32[torch.Tensor, ""]:
     """Return the loss of a batch's chunk embeddings.
 
-    InfoNCE over layers and widths, and the distillation of the last layer: its chunks towards the base's, or
-    its texts towards another teacher's.
+    InfoNCE over layers and widths, and the distillation of the last layer's chunks towards the base's.
     """
     device, num_queries = embeddings_BE.device, len(batch.pair_Q)
     positive_Q = torch.from_numpy(batch.positive_Q).to(device)
     false_negatives = _false_negatives(batch, data, config, device)
     layers = embeddings_BE.split(model_dim, dim=1)
 
-    def loss_of_width(dim: int) -> torch.Tensor:
-        losses: list[torch.Tensor] = []
-        for layer_BD in layers:
-            texts = mean_by_text(layer_BD[:, :dim], batch.text_B, num_queries + len(batch.pair_D))
-            losses.append(
-                contrastive_loss(
-                    texts[:num_queries],
-                    texts[num_queries:],
-                    positive_Q,
-                    false_negatives,
-                    temperature=config.temperature,
-                )
-            )
-        return torch.stack(losses).mean()
-
-    loss = torch.stack([loss_of_width(dim) for dim in config.matryoshka_dims or (model_dim,)]).mean()
-    if teacher_BD is not None and data.taught is None and config.distillation_weight:
-        loss = loss + config.distillation_weight * _distillation(layers[-1], teacher_BD, config)
-    if data.scores_NK is None and data.taught is None:
-        return loss
-    texts = mean_by_text(layers[-1], batch.text_B, num_queries + len(batch.pair_D))
-    if data.scores_NK is not None:
-        own_Qk = own_negatives(batch, data.hard_negatives_Nk[batch.pair_Q])
-        places_QK = np.concatenate([batch.positive_Q[:, None], own_Qk], axis=1)
-        loss = loss + config.score_weight * candidate_ranking_loss(
+    exits = [
+        mean_by_text(layer_BD[:, :dim], batch.text_B, num_queries + len(batch.pair_D))
+        for dim in config.matryoshka_dims or (model_dim,)
+        for layer_BD in layers
+    ]
+    losses = [
+        contrastive_loss(
             texts[:num_queries],
             texts[num_queries:],
-            torch.from_numpy(places_QK).to(device),
-            torch.from_numpy(data.scores_NK[batch.pair_Q]).to(device),
+            positive_Q,
+            false_negatives,
             temperature=config.temperature,
         )
-    if data.taught is not None:
-        taught = np.concatenate([data.taught.query_NV[batch.pair_Q], data.taught.document_NV[batch.pair_D]])
-        taught_ND = torch.from_numpy(taught).to(device)
-        loss = loss + config.distillation_weight * _distillation(texts, taught_ND, config)
-    return loss
+        for texts in exits
+    ]
+    loss = torch.stack(losses).mean()
+    if teacher_BD is None:
+        return loss
+    return loss + config.distillation_weight * _distillation(layers[-1], teacher_BD)
 
 
 def own_negatives(batch: SequenceBatch, mined_Qk: Int64[np.ndarray, "Q k"]) -> Int64[np.ndarray, "Q k"]:
@@ -254,100 +205,50 @@ def _false_negatives(
     batch: SequenceBatch, data: TrainingData, config: TrainConfig, device: torch.device
 ) -> FalseNegatives:
     own_Qk = None
-    if config.only_own_negatives:
+    if config.negatives == "own":
         own_Qk = torch.from_numpy(own_negatives(batch, data.hard_negatives_Nk[batch.pair_Q])).to(device)
     return FalseNegatives(
         query_QS=torch.from_numpy(data.vectors.query_NV[batch.pair_Q]).to(device),
         document_NS=torch.from_numpy(data.vectors.document_NV[batch.pair_D]).to(device),
         text_number_N=torch.from_numpy(data.document_number_N[batch.pair_D]).to(device),
-        margin=-math.inf if config.only_own_negatives else config.margin,
+        margin=config.margin if own_Qk is None else -math.inf,
         own_Qk=own_Qk,
     )
 
 
-def _late_loss(
-    head: TokenHead,
-    token_TV1: torch.Tensor,
-    teacher_TD1: torch.Tensor | None,
-    batch: SequenceBatch,
-    data: TrainingData,
-    config: TrainConfig,
-) -> Float32[torch.Tensor, ""]:
-    assert teacher_TD1 is not None, "late interaction follows the base's token states"
-    assert data.idf_X is not None, "and weighs them by the idf of their tokens"
-    loss, document_tV = batch_late_loss(
-        token_TV1,
-        teacher_TD1,
-        data.idf_X,
-        batch,
-        data.hard_negatives_Nk[batch.pair_Q],
-        _false_negatives(batch, data, config, token_TV1.device),
-        config.late_distillation_weight,
-    )
-    head.observe(document_tV)
-    return loss
-
-
-def _distillation(student_ND: torch.Tensor, teacher_ND: torch.Tensor, config: TrainConfig) -> torch.Tensor:
+def _distillation(student_ND: torch.Tensor, teacher_ND: torch.Tensor) -> torch.Tensor:
     """Return the loss of distillation, block by block, whatever the batch."""
-    pieces = zip(student_ND.split(DISTILLED_TOGETHER), teacher_ND.split(DISTILLED_TOGETHER), strict=True)
-    distilled = [
-        len(student)
-        / len(teacher_ND)
-        * distillation_loss(student, teacher, temperature=config.distillation_temperature)
-        for student, teacher in pieces
+    blocks = zip(student_ND.split(DISTILLED_TOGETHER), teacher_ND.split(DISTILLED_TOGETHER), strict=True)
+    losses = [
+        len(student) / len(teacher_ND) * distillation_loss(student, teacher, temperature=RANKING_TEMPERATURE)
+        for student, teacher in blocks
     ]
-    return torch.stack(distilled).sum()
+    return torch.stack(losses).sum()
 
 
-def _first_stage(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> FirstStage:
-    def embed() -> torch.Tensor:
-        with autocast(model, config):
-            return model.embed_documents(rows).float()
-
-    return embed
+def _embed_context(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> torch.Tensor:
+    """Run the first stage on a micro-batch."""
+    with autocast(model, config):
+        return model.embed_documents(rows).float()
 
 
-def _second_stage(
+def _embed_texts(
     model: LandmarkEncoder,
     rows: PackedRows,
-    dropped_WC: Bool[torch.Tensor, "W C"] | None,
+    dropped_BC: Bool[torch.Tensor, "B C"] | None,
     config: TrainConfig,
-) -> SecondStage:
-    def embed(context_CD: torch.Tensor | None) -> Embedded:
-        with autocast(model, config):
-            embeddings_BE, states_ND = model.read(
-                rows,
-                context_CD,
-                config.matryoshka_layers or None,
-                landmarks=config.attention == "landmark",
-                dropped_BC=None if dropped_WC is None else dropped_WC[torch.from_numpy(rows.windows_B)],
-            )
-        if model.head is None:
-            return (embeddings_BE.float(),)
-        return embeddings_BE.float(), project_tokens(model.head, states_ND, rows)
-
-    return embed
+    context_CD: torch.Tensor | None,
+) -> Embedded:
+    """Run the second stage on a micro-batch."""
+    with autocast(model, config):
+        return (model(rows, context_CD, config.matryoshka_layers or None, dropped_BC).float(),)
 
 
 @torch.no_grad()
-def _teach(
-    teacher: LandmarkEncoder | None, parts: Sequence[PackedRows], config: TrainConfig, processes: Processes
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the base's embeddings of a batch's rows and, for late interaction, the states of its tokens."""
-    if teacher is None:
-        return None, None
-    taught: dict[int, Embedded] = {}
-    for number in processes.share(len(parts)):
-        with autocast(teacher, config):
-            embeddings_BD, states_ND = teacher.read_alone(parts[number])
-        embedded = F.normalize(embeddings_BD.float(), dim=1)
-        taught[number] = (
-            (embedded, own_states(states_ND, parts[number])) if config.late_weight else (embedded,)
-        )
-    gathered = gather_each(taught, len(parts), 2 if config.late_weight else 1, processes)
-    embedded_BD, *states = map(torch.cat, gathered)
-    return embedded_BD, states[0] if states else None
+def _teach(teacher: LandmarkEncoder, parts: Sequence[PackedRows], config: TrainConfig) -> torch.Tensor:
+    """Return the base's embeddings of a batch's chunks, each read alone."""
+    with autocast(teacher, config):
+        return torch.cat([F.normalize(teacher(part.alone).float(), dim=1) for part in parts])
 
 
 SERVED_INTERVAL: Final = 64
@@ -364,30 +265,6 @@ def served_interval(intervals: Sequence[int], longest: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainReport:
-    """What a run did; rates and ``seconds`` count the steps of this process alone.
-
-    ``judged_by`` says what the best score is of, and nothing leaves that and its step None. Losses are None
-    where no step was left to make.
-    """
-
-    folder: str
-    pairs: int
-    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
-    heldout_pairs: int
-    steps: int
-    resumed_at: int
-    first_loss: float | None
-    last_loss: float | None
-    judged_by: str
-    best_score: float | None
-    best_step: int | None
-    seconds: float
-    pairs_per_second: float
-    tokens_per_second: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PairObjective:
     """Implements :class:`cairn.pipeline.lab.train.trainer.Objective` for pairs."""
 
@@ -399,12 +276,10 @@ class PairObjective:
     plan: BatchPlan
     config: TrainConfig
     folder: EncoderFolder
-    processes: Processes
 
     def batch(self, step: int) -> Batch:
         """See :class:`Objective`."""
-        units = self.plan.at(step)
-        return pair_batch(self.model, self.teacher, self.data, units, step, self.config, self.processes)
+        return pair_batch(self.model, self.teacher, self.data, self.plan.at(step), step, self.config)
 
     def score(self) -> Score | None:
         """See :class:`Objective`: queries of held-out pairs find their documents."""
@@ -418,7 +293,6 @@ class PairObjective:
             interval=self.folder.settings.landmark_interval,
             max_tokens=self.config.micro_batch_tokens,
             context=self._served_context(),
-            landmarks=self.config.attention == "landmark",
         )
         return Score(measures=scores, value=scores["heldout_ndcg_at_10"])
 
@@ -446,166 +320,109 @@ def train(
     *,
     base: str,
     documents: Sequence[Path] = (),
-    query_writer: QueryWriterConfig | None = None,
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
     stop_after_seconds: float | None = None,
-    processes: Processes = ALONE,
     progress: ProgressListener = silent_progress,
-) -> TrainReport:
+) -> RunReport:
     """Train ``base`` on pairs of ``sources`` and pairs made of ``documents``; leave the run in ``folder``.
 
-    A ``query_writer`` with an address writes the queries of ``documents``.
     ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
-    on the way is the best; without one the held-out pairs do. Several ``processes`` make the steps of one;
-    they see the same files, and the first of them writes. After ``stop_after_seconds`` a checkpoint is
+    on the way is the best; without one the held-out pairs do. After ``stop_after_seconds`` a checkpoint is
     written and :class:`TryAgainError` raised: the same call goes on.
     """
     deadline = deadline_in(stop_after_seconds)
     checkpoint = read_checkpoint(model_folder(base))
-    config = resolved(config, processes)
+    config = resolved(config)
     model, base_teacher = _models(checkpoint, config)
-    served = _served_settings(config, encoder_config({"model": base}))
+    served = _served_settings(config, encoder_config({"model": base}), model.max_positions)
     _check_fit(config, checkpoint, model)
-    with first_before_others(processes):
-        read = _read(sources, documents, config, query_writer, folder)
-    pairs = without_judged(read, judged, progress)
+    pairs = without_judged(_read(sources, documents, config), judged, progress)
     heldout = choose_heldout(pairs, config.heldout_pairs)
     require_batch(len(pairs) - len(heldout), config)
-    made_of = PairData(
-        pairs=pairs,
-        heldout=heldout,
-        checkpoint=checkpoint,
-        served=served,
-        config=config,
-        teacher=None if config.teacher is None else Teacher.named(config.teacher),
-        score_teacher=None if config.score_teacher is None else CrossEncoderReranker(config.score_teacher),
-    )
+    made_of = PairData(pairs=pairs, heldout=heldout, checkpoint=checkpoint, served=served, config=config)
     made_of.require_negatives()
     prints = {**made_of.fingerprints, "dev sets": None if scorer is None else scorer.fingerprint}
-    with claimed_folder(folder, config, prints, pairs.skipped, processes):
-        with first_before_others(processes):
-            data = made_of.prepare(folder, progress)
-            if config.late_weight:
-                model.head, idf_X = begin_head(pairs, heldout, base, config)
-                data = replace(data, idf_X=idf_X)
-        longest = model.max_positions - 2 - data.maker.prefix_tokens
+    device = default_device()
+    with claimed_folder(folder, config, prints, pairs.skipped):
+        data = made_of.prepare(folder, progress)
+        longest = data.maker.longest_chunk(model.max_positions)
         interval = served_interval(config.landmark_intervals, longest)
+        plan = BatchPlan(pairs, heldout, data.vectors, config)
+        batch_cosine, random_cosine = plan.cosines()
+        logger.info(
+            "documents of a batch have a mean cosine of %.3f, of random batches %.3f",
+            batch_cosine,
+            random_cosine,
+        )
         objective = PairObjective(
-            model=model.to(processes.device),
-            teacher=None if base_teacher is None else base_teacher.to(processes.device),
+            model=model.to(device),
+            teacher=None if base_teacher is None else base_teacher.to(device),
             data=data,
             heldout=heldout,
             pairs=pairs,
-            plan=BatchPlan(pairs, heldout, data.vectors, config),
+            plan=plan,
             config=config,
             folder=EncoderFolder(
                 base=checkpoint,
                 settings=replace(served, landmark_interval=interval),
-                late_bits=config.late_bits,
-                context=_served_context(config),
+                context=config.context,
             ),
-            processes=processes,
         )
-        steps = Trainer(
+        report = Trainer(
             objective=objective,
             config=config,
             folder=folder,
             scorer=scorer,
             dev_every=config.dev_every,
             deadline=deadline,
-            processes=processes,
             progress=progress,
         ).run()
-        if not processes.rank:
-            objective.folder.save_changes(folder, model)
-    return TrainReport(
-        folder=str(folder),
-        pairs=len(pairs),
-        skipped=pairs.skipped,
-        heldout_pairs=len(heldout),
-        steps=config.steps,
-        resumed_at=steps.resumed_at,
-        first_loss=steps.first_loss,
-        last_loss=steps.last_loss,
-        judged_by="dev sets" if scorer is not None else "held-out pairs" if len(heldout) else "nothing",
-        best_score=steps.state.best_score,
-        best_step=None if steps.state.best_score is None else steps.state.best_step,
-        seconds=steps.seconds,
-        pairs_per_second=steps.counts["num_queries"] / steps.seconds,
-        tokens_per_second=steps.counts["num_tokens"] / steps.seconds,
-    )
+        objective.folder.save_changes(folder, model)
+    judged_by = "dev sets" if scorer is not None else "held-out pairs" if len(heldout) else "nothing"
+    details: dict[str, float | str | None] = {
+        "pairs": len(pairs),
+        "heldout_pairs": len(heldout),
+        "judged_by": judged_by,
+        "batch_cosine": batch_cosine,
+        "random_cosine": random_cosine,
+        "pairs_per_second": report.rate("num_queries"),
+        "tokens_per_second": report.rate("num_tokens"),
+    }
+    return replace(report, skipped=pairs.skipped, details=details)
 
 
 def _models(checkpoint: Checkpoint, config: TrainConfig) -> tuple[LandmarkEncoder, LandmarkEncoder | None]:
     """Return the model that is trained, and the base as its teacher where it follows that one."""
     model = LandmarkEncoder(
         checkpoint,
-        initial_gate=config.initial_gate,
-        context_size=config.context_documents if config.reads_context else None,
         first_stage_layers=config.first_stage_layers,
-        shares_embeddings=config.freeze_embeddings or config.lora_rank > 0,
+        shares_embeddings=config.freeze_embeddings,
         null_token=config.reads_context and config.context_dropout > 0,
     )
-    follows_base = bool(config.late_weight) or (config.distillation_weight > 0 and config.teacher is None)
-    teacher = LandmarkEncoder(checkpoint) if follows_base else None
+    teacher = LandmarkEncoder(checkpoint) if config.distillation_weight else None
     if config.pooling == "latent":
         for each in (model, teacher):
             if each is not None:
                 add_latent_block(each, checkpoint, num_latents=config.latents, seed=config.seed)
     if config.freeze_embeddings:
         model.freeze_embeddings()
-    if config.lora_rank:
-        add_low_rank(model, config)
     return model, None if teacher is None else teacher.requires_grad_(False)
 
 
-def _read(
-    sources: Sequence[Path],
-    documents: Sequence[Path],
-    config: TrainConfig,
-    query_writer: QueryWriterConfig | None,
-    folder: Path,
-) -> TrainingPairs:
-    writer = None
-    if query_writer is not None and query_writer.query_writer is not None:
-        if not documents:
-            raise ConfigError("query_writer must go with documents, got none; name them with --documents")
-        writer = QueryWriter(query_writer, folder)
-    if not sources and not documents:
+def _read(sources: Sequence[Path], documents: Sequence[Path], config: TrainConfig) -> TrainingPairs:
+    parts = [read_pairs(sources)] if sources else []
+    if documents:
+        parts.append(read_document_pairs(documents, config.max_document_tokens))
+    if not parts:
         raise SourceError(
             "training must have pairs or documents, got neither; name files of pairs, or give --documents"
         )
-    parts: list[TrainingPairs] = []
-    if sources:
-        parts.append(
-            read_pairs(
-                sources,
-                class_negatives=config.class_negatives,
-                min_score=config.min_score,
-                seed=config.seed,
-            )
-        )
-    if documents:
-        write = None if writer is None else writer.write
-        parts.append(read_document_pairs(documents, config.max_document_tokens, write))
-    if writer is not None:
-        writer.finish()
     return join_pairs(parts)
 
 
 def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncoder) -> None:
-    if config.late_weight and config.late_dims > model.model_dim:
-        raise ConfigError(
-            f"late_dims must be at most the base model's {model.model_dim}, got {config.late_dims}"
-        )
-    require_within("matryoshka_dims", config.matryoshka_dims, model.model_dim)
-    require_within("matryoshka_layers", config.matryoshka_layers, model.num_layers)
-    if config.matryoshka_layers and config.matryoshka_layers[-1] != model.num_layers:
-        raise ModelError(
-            f"matryoshka_layers must end with the base model's last layer {model.num_layers}, got "
-            f"{list(config.matryoshka_layers)}"
-        )
+    require_exits(config.matryoshka_layers, config.matryoshka_dims, model.num_layers, model.model_dim)
     if pooling_rule(config.pooling).needs_cls and checkpoint.cls_id is None:
         raise ConfigError(
             f"pooling {config.pooling} must go with a base model that has [CLS] or BOS, got one without; "
@@ -619,7 +436,7 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
         )
 
 
-def _served_settings(config: TrainConfig, base: EncoderConfig) -> EncoderConfig:
+def _served_settings(config: TrainConfig, base: EncoderConfig, max_positions: int) -> EncoderConfig:
     """Return the encoder settings that the saved folder brings to an ingest; prefixes are the base's or set.
 
     As in training, and with the name of the base.
@@ -631,13 +448,7 @@ def _served_settings(config: TrainConfig, base: EncoderConfig) -> EncoderConfig:
         pool_prefix=base.pool_prefix and config.attention != "full" and config.pooling in PREFIX_POOLINGS,
         pooling=config.pooling,
         attention=config.attention,
+        window_tokens=min(base.window_tokens, max_positions),
+        title_tokens=config.title_tokens if config.title_share else 0,
         use_context=config.reads_context,
-    )
-
-
-def _served_context(config: TrainConfig) -> ContextConfig | None:
-    if not config.reads_context:
-        return None
-    return ContextConfig(
-        context_documents=config.context_documents, max_document_tokens=config.max_context_tokens
     )

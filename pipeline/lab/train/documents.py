@@ -4,13 +4,11 @@
 
     query       title and heading, or title and a sentence cut out of the section
     document    the section, without its heading and without that sentence: it seldom says what it belongs to
-    negatives   the other sections of the document, neighbours in one sequence;
-                a like-headed section of another document
+    negatives   the other sections of the document, neighbours in one sequence
 
 A heading is a line of Markdown (``## Install``), of a wiki (``== Install ==``) or underlined
 (reStructuredText). A text without any is cut at its paragraphs, and asks with sentences alone. What is drawn
-is drawn by a hash of the text. Where a language model writes the queries
-(:mod:`cairn.pipeline.lab.train.query_writer`), nothing is cut out.
+is drawn by a hash of the text.
 
 Source: a way of our own; cut-out sentences are the inverse cloze task (Lee et al. 2019).
 """
@@ -21,20 +19,22 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from cairn.pipeline.encode.sentences import sentence_starts
 from cairn.pipeline.encode.structure import FENCES, heading_at
 from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND
-from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
-from cairn.pipeline.lab.train.training_files import counted, read_columns, training_files
-from jaxtyping import Int64
+from cairn.pipeline.lab.train.pairs import (
+    PairRow,
+    TrainingPairs,
+    counted,
+    read_columns,
+    training_files,
+)
 
 CHARACTERS_PER_TOKEN: Final = 4
 """So long are sections at most for each token that is read of a document: English prose.
@@ -59,17 +59,10 @@ class Section:
     is_whole: bool
 
 
-Ask = Callable[[str, str], tuple[str, str] | str]
-"""From a title and the body of a section to a query and what answers it, or why there is none."""
-
-
-def read_document_pairs(
-    paths: Sequence[Path], max_document_tokens: int, ask: Ask | None = None
-) -> TrainingPairs:
+def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> TrainingPairs:
     """Return a pair for each section of the documents in Parquet files, or in all files below folders.
 
-    ``ask`` = None cuts queries from the documents. Column text is required, title and source are optional.
-    What makes no pair is counted. Files without a
+    Column text is required, title and source are optional. What makes no pair is counted. Files without a
     single section to train on raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
@@ -82,13 +75,11 @@ def read_document_pairs(
                 continue
             page = f"{file_number}:{number}"
             for section in split_sections(text, CHARACTERS_PER_TOKEN * max_document_tokens):
-                asked = _ask(title.strip(), section, ask)
+                asked = _ask(title.strip(), section)
                 if isinstance(asked, str):
                     skipped[asked] += 1
                     continue
-                row = PairRow(
-                    *asked, title=title, source=source or file.stem, page=page, heading=section.heading
-                )
+                row = PairRow(*asked, title=title, source=source or file.stem, page=page)
                 if row in kept:
                     skipped["repeated pair"] += 1
                 kept[row] = None
@@ -110,29 +101,6 @@ def split_sections(text: str, max_characters: int) -> list[Section]:
         parts = list(_fitting(body.strip(), max_characters))
         sections += [Section(heading=heading, body=part, is_whole=len(parts) == 1) for part in parts]
     return sections
-
-
-def like_headed(pairs: TrainingPairs, left_out: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, "N 1"]:
-    """Return for each pair a section of another page with the same heading, else :data:`NONE_FOUND`.
-
-    Pairs ``left_out`` are never returned.
-    """
-    found_N1 = np.full((len(pairs), 1), NONE_FOUND, np.int64)
-    left = set(left_out.tolist())
-    groups: dict[str, list[int]] = {}
-    for position, heading in enumerate(pairs.headings):
-        if heading and position not in left:
-            groups.setdefault(heading.casefold(), []).append(position)
-    for group in groups.values():
-        # Sections of a page stand together: the group's next page begins where this one ends, and the first
-        # page follows the last.
-        pages = [pairs.pages[position] for position in group]
-        following = group[0] if pages[0] != pages[-1] else NONE_FOUND
-        for place in reversed(range(len(group))):
-            if place + 1 < len(group) and pages[place + 1] != pages[place]:
-                following = group[place + 1]
-            found_N1[group[place]] = following
-    return found_N1
 
 
 def _headed(text: str) -> Iterator[tuple[str, str]]:
@@ -159,9 +127,8 @@ def _fitting(body: str, max_characters: int) -> Iterator[str]:
     paragraphs, sentences = [match.end() for match in _PARAGRAPH.finditer(body)], sentence_starts(body)
     start = 0
     while len(body) - start > max_characters:
-        end = _last(paragraphs, start + max_characters // 2, start + max_characters)
         end = (
-            end
+            _last(paragraphs, start + max_characters // 2, start + max_characters)
             or _last(sentences, start, start + max_characters)
             or next((place for place in sentences if place > start), len(body))
         )
@@ -177,21 +144,15 @@ def _last(places: Sequence[int], after: int, until: int) -> int:
     return places[found - 1] if found and places[found - 1] > after else 0
 
 
-def _ask(title: str, section: Section, ask: Ask | None) -> tuple[str, str] | str:
+def _ask(title: str, section: Section) -> tuple[str, str] | str:
     """Return a query and what answers it, or why the section has none."""
     if len(section.body) < MIN_SECTION_CHARACTERS:
         return "short section"
-    if ask is not None:
-        return ask(title, section.body)
-    draw = int.from_bytes(
-        hashlib.blake2b(section.body.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
-    )
+    content = section.body.encode("utf-8", "surrogatepass")
+    draw = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
     about = f"{title}: " if title else ""
-    has_heading = (
-        bool(title and section.heading)
-        and section.is_whole
-        and section.heading.casefold() != title.casefold()
-    )
+    is_named = bool(title and section.heading) and section.is_whole
+    has_heading = is_named and section.heading.casefold() != title.casefold()
     if has_heading and draw % 2:
         return about + section.heading, section.body
     bounds = [0, *sentence_starts(section.body), len(section.body)]
@@ -205,6 +166,6 @@ def _ask(title: str, section: Section, ask: Ask | None) -> tuple[str, str] | str
         start, end = spans[(draw >> 1) % len(spans)]
         sentence = " ".join(section.body[start:end].split())
         return about + sentence, (section.body[:start] + section.body[end:]).strip()
-    return (
-        (about + section.heading, section.body) if has_heading else "section without a sentence to ask with"
-    )
+    if has_heading:
+        return about + section.heading, section.body
+    return "section without a sentence to ask with"

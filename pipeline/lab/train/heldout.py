@@ -18,7 +18,7 @@ from cairn.pipeline.cluster.sampling import hash_order
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.pairs import TrainingPairs
-from cairn.pipeline.lab.train.sequences import SequenceMaker, split_rows
+from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.trainer import NotFiniteError
 from jaxtyping import Float32, Int64
 
@@ -29,17 +29,12 @@ MAX_SHARE = 0.1
 def choose_heldout(pairs: TrainingPairs, num_pairs: int) -> Int64[np.ndarray, " n"]:
     """Return about so many pairs, at most a tenth of all, whole documents at a time, in order.
 
-    Documents are chosen by a hash of their text. Pairs of classes are never held out: every text of a class
-    answers its queries, so the rank of one of them says nothing.
+    Documents are chosen by a hash of their text.
     """
     wanted = min(num_pairs, int(MAX_SHARE * len(pairs)))
     owners: dict[str, list[int]] = {}
-    in_classes = {
-        document for document, task in zip(pairs.documents, pairs.tasks, strict=True) if task == "class"
-    }
     for position, document in enumerate(pairs.documents):
-        if document not in in_classes:
-            owners.setdefault(document, []).append(position)
+        owners.setdefault(document, []).append(position)
     documents = list(owners)
     chosen: list[int] = []
     for place in hash_order(documents, 0).tolist():
@@ -61,32 +56,25 @@ def score_heldout(
     interval: int,
     max_tokens: int,
     context: PackedRows | None = None,
-    landmarks: bool = True,
 ) -> dict[str, float]:
     """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``.
 
-    Without ``landmarks`` a row sees no other row, as in training with another attention. Vectors that are NaN
-    raise :class:`NotFiniteError`.
+    Vectors that are NaN raise :class:`NotFiniteError`.
     """
     first = {documents[position]: position for position in reversed(positions)}
     distinct = sorted(first.values())
     number = {documents[position]: place for place, position in enumerate(distinct)}
-    context_CD = (
-        None
-        if context is None
-        else torch.cat([model.embed_documents(part) for part in split_rows(context, max_tokens)])
-    )
+    context_CD = None
+    if context is not None:
+        context_CD = torch.cat([model.embed_documents(part) for part in context.split(max_tokens)])
     query_QV, document_NV = (
-        embed_texts(model, *laid_out, max_tokens, context_CD, landmarks=landmarks)
+        embed_texts(model, *laid_out, max_tokens, context_CD)
         for laid_out in (maker.queries(positions, interval), maker.documents(distinct, interval))
     )
     scores_QN = (query_QV @ document_NV.T).cpu().numpy()
     if not np.isfinite(scores_QN).all():
         raise NotFiniteError("vectors of held-out pairs must be finite, got NaN or infinity")
-    return rank_scores(
-        scores_QN,
-        np.array([number[documents[position]] for position in positions]),
-    )
+    return rank_scores(scores_QN, np.array([number[documents[position]] for position in positions]))
 
 
 def embed_texts(
@@ -95,32 +83,19 @@ def embed_texts(
     text_B: Int64[np.ndarray, " B"],
     max_tokens: int,
     context_CD: Float32[torch.Tensor, "C D"] | None = None,
-    *,
-    landmarks: bool = True,
 ) -> Float32[torch.Tensor, "N V"]:
     """Embed texts by their rows: the normalised mean of their chunks' normalised embeddings."""
-    return mean_by_text(
-        torch.cat([model(part, context_CD, landmarks=landmarks) for part in split_rows(rows, max_tokens)]),
-        text_B,
-        int(text_B.max()) + 1,
-    )
+    embeddings = [model(part, context_CD) for part in rows.split(max_tokens)]
+    return mean_by_text(torch.cat(embeddings), text_B, int(text_B.max()) + 1)
 
 
 def mean_by_text(
     embeddings_BV: Float32[torch.Tensor, "B V"], text_B: Int64[np.ndarray, " B"], num_texts: int
 ) -> Float32[torch.Tensor, "N V"]:
-    """Return each text's vector as ingest makes a document's; rows of no text are left out."""
-    is_text = text_B >= 0
-    owners = torch.from_numpy(text_B[is_text]).to(embeddings_BV.device)
-    kept = (
-        embeddings_BV
-        if is_text.all()
-        else embeddings_BV[torch.from_numpy(np.flatnonzero(is_text)).to(embeddings_BV.device)]
-    )
-    sums_NV = embeddings_BV.new_zeros((num_texts, embeddings_BV.shape[1])).index_add_(
-        0, owners, F.normalize(kept, dim=1)
-    )
-    return F.normalize(sums_NV, dim=1)
+    """Return each text's vector as ingest makes a document's."""
+    owners = torch.from_numpy(text_B).to(embeddings_BV.device)
+    sums_NV = embeddings_BV.new_zeros((num_texts, embeddings_BV.shape[1]))
+    return F.normalize(sums_NV.index_add_(0, owners, F.normalize(embeddings_BV, dim=1)), dim=1)
 
 
 def rank_scores(

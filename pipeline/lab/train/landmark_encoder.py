@@ -1,24 +1,28 @@
-"""A transformer with landmark attention as a differentiable model: published parameters, gates, a null token.
+"""A transformer that reads its context as a differentiable model: published parameters and a null token.
 
-    context documents ─▶ first stage: layers of its own, or the same ones ─▶ context vectors
-    context vectors ─▶ all layers, by themselves ─▶ keys and values of every layer ─┐
-    rows of chunks ─▶ embed ─▶ layer, behind its gates ◀────────────────────────────┴─▶ … ─▶ pooled per chunk
+    context documents ─▶ first stage: layers of its own, or the same ones ─▶ context vectors c
+    rows of chunks ─▶ embed ─▶ c c c [CLS] z [LMK] z [LMK] ─▶ layers ─▶ pooled per chunk
 
-The layers are the engine's: the family's reader takes the parameters as the tensors of a checkpoint, and
+The context's vectors stand before each row's text as input vectors without a position (CDE, eq. 5 and 6) and
+are attended both ways in every global layer; in a local one each sees itself alone. The layers are the
+engine's: the family's reader takes the parameters as the tensors of a checkpoint, and
 :class:`DifferentiableOperations` runs what it reads. So vectors are those of inference
-(:mod:`cairn.pipeline.model.landmark_reader`), to 1e-5 in fp32: own chunk, gated landmarks of the window's
-other chunks, gated memory of the context. A family's final norm stands before all that is pooled, so that the
-first layers are a model of their own. Parameters carry the published names, so that what is saved is an
-ordinary checkpoint. No dropout: short fine-tuning of a small model does not need it, and GradCache computes
-everything twice.
+(:meth:`cairn.pipeline.model.engine.backbone.Backbone.hidden_states`), to 1e-5 in fp32. A family's final norm
+stands before all that is pooled, so that the first layers are a model of their own. Parameters carry the
+published names, so that what is saved is an ordinary checkpoint. No dropout: short fine-tuning of a small
+model does not need it, and GradCache computes everything twice.
+
+Sequence dropout: in training a null token takes a context vector's place with some probability, drawn for
+each row and vector; a row without a context reads one null token.
+
+Source: Morris & Rush 2024 (CDE), §4.2, eq. 5 and 6, and embedding without context. Differs: without a context
+there is one null token, not one for each vector, so that it costs nothing when served.
 
     N tokens of a batch, rows end to end    B rows, a chunk each    D width    H heads    C context vectors
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,34 +32,25 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.lab.differentiable import Angles, Attend, DifferentiableOperations
-from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
-from cairn.pipeline.lab.train.sequence_dropout import with_null_token
-from cairn.pipeline.lab.train.settings import EncoderRunConfig
-from cairn.pipeline.lab.train.token_head import TokenHead
+from cairn.pipeline.lab.differentiable import DifferentiableOperations
+from cairn.pipeline.lab.train.packed_rows import PackedRows, attend_in_blocks, cut_into_blocks, pooled
+from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
-from cairn.pipeline.model.engine.landmark_attention import Memory, cut_into_blocks, landmark_attention
 from cairn.pipeline.model.engine.layer import run_layer
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.first_layers import layer_of, split_stages
 from cairn.pipeline.model.folders.own_tensors import (
-    CONTEXT_GATES,
-    CONTEXT_SIZE,
     FIRST_STAGE,
-    GATE_NAMES,
-    LANDMARK_GATES,
     LATENT_ATTENTION,
     NULL_CONTEXT,
 )
-from cairn.pipeline.model.landmark_reader import context_size_of
-from cairn.pipeline.model.latent_attention import LatentAttention, read_latent_attention
-from cairn.pipeline.ragged import places_in_groups
+from cairn.pipeline.model.latent_attention import read_latent_attention
+from cairn.pipeline.ragged import places_in_groups, ranges
 from jaxtyping import Bool, Float
 from safetensors.torch import save_file
 from torch import nn
@@ -81,38 +76,11 @@ def shared_prefix(names: Sequence[str]) -> str:
     return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
 
 
-def first_stage_parameters(
-    stored: Mapping[str, torch.Tensor],
-    second: Mapping[str, torch.Tensor],
-    *,
-    num_layers: int,
-    base_prefix: str,
-    base_layers: int,
-) -> dict[str, torch.Tensor]:
-    """Return new tensors by name, without ``base_prefix``; none for ``num_layers`` 0.
-
-    ``stored`` are a checkpoint's tensors; a first stage among them goes on. ``second`` are what is copied
-    where there is none. More layers than the base has, or others than its first stage has, raise
-    :class:`ConfigError`.
-    """
-    own = {
-        name.removeprefix(FIRST_STAGE).removeprefix(base_prefix): tensor
-        for name, tensor in stored.items()
-        if name.startswith(FIRST_STAGE)
-    }
-    own_layers = 1 + max(map(layer_of, own), default=-1)
-    if own and num_layers not in (0, own_layers):
-        raise ConfigError(
-            f"first_stage_layers must be the {own_layers} of the base's own first stage, got {num_layers}; "
-            "leave it out to go on with those"
-        )
-    if max(num_layers, own_layers) > base_layers:
-        raise ConfigError(
-            f"first_stage_layers must be at most the base model's {base_layers}, got "
-            f"{max(num_layers, own_layers)}"
-        )
-    copied = {name: tensor for name, tensor in second.items() if num_layers and layer_of(name) < num_layers}
-    return {FIRST_STAGE + name: tensor.detach().float().clone() for name, tensor in (own or copied).items()}
+def draw_dropped(
+    num_rows: int, num_context: int, probability: float, generator: torch.Generator
+) -> Bool[torch.Tensor, "B C"]:
+    """Draw which context vectors give way to the null token, for each row by itself."""
+    return torch.rand(num_rows, num_context, generator=generator) < probability
 
 
 SCORES_PER_STEP: Final = 1 << 22
@@ -123,64 +91,43 @@ def run_rows(
     engine: Transformer,
     rows: PackedRows,
     layers: Sequence[int],
-    *,
-    gates_LH: Float[torch.Tensor, "layers H"],
-    memory: Sequence[Memory] | None,
-    context_gates_LH: Float[torch.Tensor, "layers H"],
-    landmarks: bool,
+    lead_BCD: Float[torch.Tensor, "B C D"] | None = None,
 ) -> dict[int, Float[torch.Tensor, "N D"]]:
     """Return the states of all tokens after each of ``layers``, counted from 1.
 
-    Without ``landmarks`` a row sees no other row of its window.
+    ``lead_BCD`` are the input vectors that stand before each row's text, ``None`` for none.
     """
+    num_lead = 0 if lead_BCD is None else lead_BCD.shape[1]
+    lengths_B = rows.lengths_B + num_lead
     blocks = cut_into_blocks(
-        rows.lengths_B,
-        rows.windows_B if landmarks else np.arange(len(rows)),
-        scores_per_step=SCORES_PER_STEP // engine.shape.num_heads,
-        num_context=0 if memory is None else memory[0].key_GCd.shape[1],
+        lengths_B,
+        num_lead,
+        max_scores=SCORES_PER_STEP // engine.shape.num_heads,
         local_radius=engine.shape.local_radius,
         device=engine.device,
     )
-    places_N = torch.from_numpy(places_in_groups(rows.lengths_B).astype(np.int64)).to(engine.device)
-    angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
+    text_N = torch.from_numpy(ranges(np.cumsum(lengths_B) - rows.lengths_B, rows.lengths_B)).to(engine.device)
+    places_N = torch.from_numpy(places_in_groups(rows.lengths_B)).to(engine.device)
     x_ND = _embed(engine, rows, places_N)
+    if lead_BCD is not None:
+        # A lead has no position, and the angle of position 0 is no rotation.
+        places_N = places_N.new_zeros(int(lengths_B.sum())).index_copy(0, text_N, places_N)
+        is_lead_N = torch.ones(len(places_N), dtype=torch.bool, device=engine.device)
+        is_lead_N[text_N] = False
+        lead = engine.norm_embeddings(engine.embed_context(lead_BCD.flatten(0, 1))).to(x_ND.dtype)
+        order = torch.cat([is_lead_N.nonzero()[:, 0], text_N])
+        x_ND = torch.cat([lead, x_ND])[order.argsort()]
+    angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
     found: dict[int, torch.Tensor] = {}
     for index in range(max(layers)):
         is_local = engine.layers[index].is_local
-        attend = partial(
-            landmark_attention,
-            blocks=blocks,
-            mix=_mix,
-            gates_H=gates_LH[index],
-            memory=None if memory is None else memory[index],
-            context_gates_H=context_gates_LH[index],
-            is_local=is_local,
-        )
-        x_ND = _run_layer(engine, index, x_ND, attend, angles.get(is_local))
+        attend = partial(attend_in_blocks, blocks=blocks, is_local=is_local)
+        operations = DifferentiableOperations(engine.shape, attend, angles.get(is_local))
+        x_ND = run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
         if index + 1 in layers:
-            found[index + 1] = x_ND if engine.final_norm is None else engine.final_norm(x_ND)
+            states_ND = x_ND if lead_BCD is None else x_ND[text_N]
+            found[index + 1] = states_ND if engine.final_norm is None else engine.final_norm(states_ND)
     return found
-
-
-def remember(
-    engine: Transformer, context_CD: Float[torch.Tensor, "C D"], num_layers: int
-) -> tuple[Memory, ...]:
-    """Run context vectors through the first layers and return each layer's keys and values."""
-    memories: list[Memory] = []
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        is_local = engine.layers[len(memories)].is_local
-        query, key, value = (part.transpose(0, 1) for part in (query, key, value))
-        memories.append(Memory(key_GCd=key, value_GCd=value))
-        if is_local:
-            # Without a position a vector is in no other's window: its own value comes out.
-            return value.repeat_interleave(len(query) // len(value), dim=0).transpose(0, 1)
-        return _mix(query[None], key[None], value[None], None)[0]
-
-    x_CD = engine.norm_embeddings(engine.embed_context(context_CD))
-    for index in range(num_layers):
-        x_CD = _run_layer(engine, index, x_CD, attend)
-    return tuple(memories)
 
 
 def _embed(engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> torch.Tensor:
@@ -193,37 +140,8 @@ def _embed(engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> tor
     return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
 
 
-def _run_layer(
-    engine: Transformer, index: int, x_ND: torch.Tensor, attend: Attend, angles: Angles | None = None
-) -> torch.Tensor:
-    operations = DifferentiableOperations(engine.shape, attend, angles)
-    return run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
-
-
-def _mix(
-    query_BHQd: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    mask = None if bias is None else bias.to(query_BHQd.dtype)
-    shares_keys = key.shape[1] != query_BHQd.shape[1]
-    return F.scaled_dot_product_attention(
-        query_BHQd, key, value, attn_mask=mask, enable_gqa=shares_keys
-    ).transpose(1, 2)
-
-
-OWN_NAMES: Final = (LANDMARK_GATES, CONTEXT_GATES, NULL_CONTEXT)
-"""Parameters that no published checkpoint has; they are new where a base does not hold them."""
-
-INITIAL_GATE: Final = -1.0
-"""Gates that started at -3 had barely begun to open after some hundred steps.
-
-At -1 a key behind them weighs e⁻¹ of an equal own one.
-"""
-
 _EMBEDDINGS: Final = "emb"
 """What the names of the input tables and of their norm begin with, in every family."""
-
-_IN_A_LAYER: Final = re.compile(r"\.\d+\.")
-_IN_ATTENTION: Final = re.compile(r"\.(attention|attn|self_attn)\.")
 
 
 class _Parameters(nn.Module):
@@ -242,31 +160,24 @@ class _Parameters(nn.Module):
 class LandmarkEncoder(_Parameters):
     """The trainable model.
 
-    New gates stand at ``initial_gate``, and a new null token is the mean of the input table.
-    ``context_size`` is the number of context vectors that new gates are trained for: any other number weighs
-    as much. ``first_stage_layers`` > 0 gives the model a first stage of its own, a copy of so many of its
-    first layers and, unless it ``shares_embeddings``, of the input tables. One that the base has goes on.
-    With a ``null_token``, or a base that has one, rows without a context see it in the place of every context
-    vector. A base whose gates do not say their ``context_size`` gets none.
+    ``first_stage_layers`` > 0 gives the model a first stage of its own, a copy of so many of its first layers
+    and, unless it ``shares_embeddings``, of the input tables. One that the base has goes on. With a
+    ``null_token``, which begins as the mean of the input table, or a base that has one, rows without a
+    context read it.
     """
 
-    head: TokenHead | None
-    """What is trained of late interaction along with the transformer; set by the run that asks for it."""
     objective: nn.Module | None
-    """What an objective trains beside the transformer and does not save with it, such as a decoder."""
+    """What an objective trains beside the transformer and does not save with it."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         *,
-        initial_gate: float = INITIAL_GATE,
-        context_size: int | None = None,
         first_stage_layers: int = 0,
         shares_embeddings: bool = False,
         null_token: bool = False,
     ) -> None:
         super().__init__()
-        self.head = None
         self.objective = None
         self._config = replace(checkpoint, tensors={})
         second, _ = split_stages(checkpoint)
@@ -288,41 +199,49 @@ class LandmarkEncoder(_Parameters):
         )
         for name in tensors.names:
             self.add(name.removeprefix(self.base_prefix), checkpoint.tensors[name].float().clone())
-        self._add_own(checkpoint, initial_gate, context_size, has_null_token=null_token)
-        copied = {
-            name: parameter
-            for name, parameter in self.named_parameters()
-            if name not in OWN_NAMES and not (shares_embeddings and name.startswith(_EMBEDDINGS))
-        }
-        for name, tensor in first_stage_parameters(
-            checkpoint.tensors,
-            copied,
-            num_layers=first_stage_layers,
-            base_prefix=self.base_prefix,
-            base_layers=self.num_layers,
-        ).items():
-            self.add(name, tensor)
+        self._add_null_token(checkpoint, is_read=null_token)
+        for name, tensor in self._first_stage(checkpoint, first_stage_layers, shares_embeddings).items():
+            self.add(FIRST_STAGE + name, tensor.detach().float().clone())
         self._published_names = tuple(name for name, _ in self.named_parameters())
 
-    def _add_own(
-        self, checkpoint: Checkpoint, initial_gate: float, context_size: int | None, *, has_null_token: bool
-    ) -> None:
-        """Add the parameters that no published checkpoint has: the base's, else new ones."""
-        gates = (self.num_layers, self.num_heads)
-        own = {
-            LANDMARK_GATES: torch.full(gates, initial_gate),
-            CONTEXT_GATES: torch.full(gates, initial_gate),
-            NULL_CONTEXT: self.token_table.detach().mean(0),
+    def _first_stage(
+        self, checkpoint: Checkpoint, num_layers: int, shares_embeddings: bool
+    ) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of a first stage: the base's, else those that are copied, none for 0 layers."""
+        stored = {
+            name.removeprefix(FIRST_STAGE).removeprefix(self.base_prefix): tensor
+            for name, tensor in checkpoint.tensors.items()
+            if name.startswith(FIRST_STAGE)
         }
-        for name, tensor in own.items():
-            stored = checkpoint.tensors.get(name)
-            self.add(name, tensor if stored is None else _fitting(name, stored, tensor))
-        # Gates of a base that does not say what context they were trained for go on without.
-        has_gates = CONTEXT_GATES in checkpoint.tensors
-        self.context_size = context_size_of(checkpoint.tensors) if has_gates else context_size
-        self.reads_null = self.context_size is not None and (
-            has_null_token or NULL_CONTEXT in checkpoint.tensors
-        )
+        own_layers = 1 + max(map(layer_of, stored), default=-1)
+        if stored and num_layers not in (0, own_layers):
+            raise ConfigError(
+                f"first_stage_layers must be the {own_layers} of the base's own first stage, got "
+                f"{num_layers}; leave it out to go on with those"
+            )
+        if max(num_layers, own_layers) > self.num_layers:
+            raise ConfigError(
+                f"first_stage_layers must be at most the base model's {self.num_layers}, got "
+                f"{max(num_layers, own_layers)}"
+            )
+        return stored or {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if name != NULL_CONTEXT and not (shares_embeddings and name.startswith(_EMBEDDINGS))
+            if num_layers and layer_of(name) < num_layers
+        }
+
+    def _add_null_token(self, checkpoint: Checkpoint, *, is_read: bool) -> None:
+        """Add the base's null token, else a new one."""
+        stored = checkpoint.tensors.get(NULL_CONTEXT)
+        self.reads_null = is_read or stored is not None
+        null_token = self.token_table.detach().mean(0) if stored is None else stored.float()
+        if null_token.shape != (self.model_dim,):
+            raise ModelError(
+                f"{NULL_CONTEXT} must have the shape {(self.model_dim,)}, got {tuple(null_token.shape)}; the "
+                "file does not fit its config.json"
+            )
+        self.add(NULL_CONTEXT, null_token)
         self.null_token.requires_grad_(self.reads_null)
 
     def add_published(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -336,39 +255,24 @@ class LandmarkEncoder(_Parameters):
         return reader_of(checkpoint.config.get("model_type"))(checkpoint, dtype=dtype, device=device)
 
     def _engine(self, *, is_first_stage: bool = False) -> Transformer:
-        """Return the engine whose weights are the parameters as they are now, low-rank updates included.
+        """Return the engine whose weights are the parameters as they are now.
 
         The first stage is the same where the model has none of its own.
         """
-        live = {name: self._tensor(name) for name in self._published_names}
+        live = {name: self.get_parameter(name) for name in self._published_names}
         second, first = split_stages(replace(self._config, tensors=live))
         stage = first if is_first_stage and first is not None else second
         return self._read(stage, self.null_token.dtype, self.device)
 
-    def _latent_attention(self) -> LatentAttention | None:
-        """Return the block of the parameters as they are now, None without one."""
-        live = {
-            name: self._tensor(name) for name in self._published_names if name.startswith(LATENT_ATTENTION)
-        }
-        return read_latent_attention(
-            live, self._config.config, model_dim=self.model_dim, dtype=torch.float32, device=self.device
-        )
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        path, _, leaf = name.rpartition(".")
-        return getattr(self.get_submodule(path), leaf)
-
     @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters on the CPU, low-rank updates merged, named as in the base's files.
+        """Return the parameters on the CPU, named as in the base's files.
 
-        Gates are left out where they are not trained, and a null token that is not read.
+        A null token that is not read is left out.
         """
-        size = {} if self.context_size is None else {CONTEXT_SIZE: torch.tensor([float(self.context_size)])}
-        return size | {
-            self.published_name(name): self._tensor(name).detach().cpu().contiguous()
+        return {
+            self.published_name(name): self.get_parameter(name).detach().cpu().contiguous()
             for name in self._published_names
-            if name not in OWN_NAMES or self.get_parameter(name).requires_grad
             if name != NULL_CONTEXT or self.reads_null
         }
 
@@ -377,15 +281,9 @@ class LandmarkEncoder(_Parameters):
         """Return the input table, a row a token id."""
         return self.get_parameter(self._token_table)
 
-    @property
-    def position_table(self) -> Float[torch.Tensor, "P D"] | None:
-        """Return the positions' table as it is now, without a graph; None where positions are rotations."""
-        table = self._engine().embedding.positions_PD
-        return None if table is None else table.detach()
-
     def published_name(self, name: str) -> str:
         """Return what a parameter is called in a folder."""
-        if name in OWN_NAMES or name.startswith(LATENT_ATTENTION):
+        if name == NULL_CONTEXT or name.startswith(LATENT_ATTENTION):
             return name
         stage = FIRST_STAGE if name.startswith(FIRST_STAGE) else ""
         return stage + self.base_prefix + name.removeprefix(stage)
@@ -395,16 +293,6 @@ class LandmarkEncoder(_Parameters):
         for name, parameter in self.named_parameters():
             if name.removeprefix(FIRST_STAGE).startswith(_EMBEDDINGS):
                 parameter.requires_grad_(False)
-
-    def layer_matrices(self, *, attention_only: bool = False) -> list[nn.Module]:
-        """Return the modules of both stages' layers whose weight is a matrix."""
-        paths = [name.removesuffix(".weight") for name, tensor in self.named_parameters() if tensor.ndim == 2]
-        return [
-            self.get_submodule(path)
-            for path in paths
-            if _IN_A_LAYER.search(path) and (not attention_only or _IN_ATTENTION.search(path))
-            if not path.startswith(LATENT_ATTENTION)
-        ]
 
     @property
     def device(self) -> torch.device:
@@ -422,33 +310,26 @@ class LandmarkEncoder(_Parameters):
         rows: PackedRows,
         context_CD: Float[torch.Tensor, "C D"] | None = None,
         layers: Sequence[int] | None = None,
-        *,
-        landmarks: bool = True,
-    ) -> Float[torch.Tensor, "B E"]:
-        """Return one embedding a row, not normalised: the states after each of ``layers``, side by side.
+        dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
+    ) -> Float[torch.Tensor, "M E"]:
+        """Return one embedding a chunk, not normalised: the states after each of ``layers``, side by side.
 
         Layers are counted from 1; None takes the last. Those beyond the last one asked for are not run.
-        Without ``landmarks`` a chunk sees no other chunk of its window.
         """
-        return self.read(rows, context_CD, layers, landmarks=landmarks)[0]
-
-    def read(
-        self,
-        rows: PackedRows,
-        context_CD: Float[torch.Tensor, "C D"] | None = None,
-        layers: Sequence[int] | None = None,
-        *,
-        landmarks: bool = True,
-        dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
-    ) -> tuple[Float[torch.Tensor, "B E"], Float[torch.Tensor, "N D"]]:
-        """Return the same, and the states of all tokens after the last layer that was run."""
         asked = [self.num_layers] if layers is None else list(layers)
-        states = self.states(rows, context_CD, asked, landmarks=landmarks, dropped_BC=dropped_BC)
-        block = self._latent_attention()
+        states = self.states(rows, context_CD, asked, dropped_BC=dropped_BC)
+        own = (name for name in self._published_names if name.startswith(LATENT_ATTENTION))
+        block = read_latent_attention(
+            {name: self.get_parameter(name) for name in own},
+            self._config.config,
+            model_dim=self.model_dim,
+            dtype=torch.float32,
+            device=self.device,
+        )
         found = [
             pooled(states[layer] if block is None else block(states[layer][None])[0], rows) for layer in asked
         ]
-        return torch.cat(found, dim=1), states[max(asked)]
+        return torch.cat(found, dim=1)
 
     def states(
         self,
@@ -456,71 +337,32 @@ class LandmarkEncoder(_Parameters):
         context_CD: Float[torch.Tensor, "C D"] | None = None,
         layers: Sequence[int] | None = None,
         *,
-        landmarks: bool = True,
         dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
+        engine: Transformer | None = None,
     ) -> dict[int, Float[torch.Tensor, "N D"]]:
         """Return the states of all tokens after each of ``layers``, behind the final norm of the family.
 
-        A row sees the null token in the place of the context vectors ``dropped`` for it.
+        A row reads the null token in the place of the context vectors ``dropped`` for it. ``engine`` = None
+        is the second stage; another one reads no context.
         """
         asked = [self.num_layers] if layers is None else list(layers)
-        if context_CD is None and landmarks and self.reads_null:
+        if engine is not None:
+            return run_rows(engine, rows, asked)
+        if context_CD is None and self.reads_null:
             context_CD = self.null_token[None]
-        return self._states(
-            self._engine(), rows, context_CD, asked, landmarks=landmarks, dropped_BC=dropped_BC
-        )
-
-    def _states(
-        self,
-        engine: Transformer,
-        rows: PackedRows,
-        context_CD: Float[torch.Tensor, "C D"] | None,
-        asked: Sequence[int],
-        *,
-        landmarks: bool,
-        dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
-    ) -> dict[int, Float[torch.Tensor, "N D"]]:
-        gates_LH, context_gates_LH = (self.get_parameter(name) for name in GATE_NAMES)
-        memory = None if context_CD is None else remember(engine, context_CD, max(asked))
-        if context_CD is not None and self.context_size is not None:
-            context_gates_LH = context_gates_LH + math.log(self.context_size / len(context_CD))
-        if memory is not None and dropped_BC is not None:
-            null = remember(engine, self.null_token[None], max(asked))
-            memory = with_null_token(memory, null, dropped_BC.to(self.device))
-        return run_rows(
-            engine,
-            rows,
-            asked,
-            gates_LH=gates_LH,
-            memory=memory,
-            context_gates_LH=context_gates_LH,
-            landmarks=landmarks,
-        )
+        lead_BCD = None if context_CD is None else context_CD.expand(len(rows), -1, -1)
+        if lead_BCD is not None and dropped_BC is not None:
+            lead_BCD = torch.where(dropped_BC.to(self.device)[:, :, None], self.null_token, lead_BCD)
+        return run_rows(self._engine(), rows, asked, lead_BCD)
 
     def embed_documents(self, rows: PackedRows) -> Float[torch.Tensor, "B D"]:
-        """Embed context documents, a row each, with the first stage.
-
-        No window, no context, the mean of the row.
-        """
-        engine = self._engine(is_first_stage=True)
-        states = self._states(engine, rows.alone, None, [engine.num_layers], landmarks=False)
-        return pooled(states[engine.num_layers], rows.alone)
-
-    def read_alone(self, rows: PackedRows) -> tuple[Float[torch.Tensor, "B D"], Float[torch.Tensor, "N D"]]:
-        """Embed rows like that with the second stage; return the states of all tokens, too."""
-        return self.read(rows.alone)
+        """Embed context documents, a row each, with the first stage: their mean, behind no context."""
+        engine, alone = self._engine(is_first_stage=True), rows.alone
+        states = self.states(alone, None, [engine.num_layers], engine=engine)
+        return pooled(states[engine.num_layers], alone)
 
 
-def _fitting(name: str, tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    if tensor.shape != parameter.shape:
-        raise ModelError(
-            f"{name} must have the shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}; the file "
-            "does not fit its config.json"
-        )
-    return tensor.float()
-
-
-def autocast(model: LandmarkEncoder, config: EncoderRunConfig) -> torch.autocast:
+def autocast(model: LandmarkEncoder, config: RunConfig) -> torch.autocast:
     """Return the arithmetic of a run's products."""
     return torch.autocast(model.device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
@@ -535,17 +377,14 @@ class EncoderFolder:
     base: Checkpoint
     settings: EncoderConfig
     context: ContextConfig | None = None
-    late_bits: int = 2
 
     def save(self, folder: Path, model: LandmarkEncoder) -> None:
         """Write a model folder; a reader sees the one before or this one."""
-        head = model.head
         save_encoder_folder(
             folder,
             replace(self.base, tensors={**self.base.tensors, **model.published_tensors()}),
             self.settings,
             replaces=True,
-            projection=None if head is None else head.projection("", bits=self.late_bits, pool_tokens=1),
             context=self.context,
         )
 
@@ -553,17 +392,14 @@ class EncoderFolder:
         """Write ``changes.safetensors``: what differs from the base, in bf16.
 
         As ``cairn_extra.safetensors`` beside the base's weights it makes the trained model. Tensors have the
-        base's names; gates and null token stay in float32. A first stage of its own is stored whole.
+        base's names; the null token stays in float32. A first stage of its own is stored whole.
         """
         changed: dict[str, torch.Tensor] = {}
         for name, tensor in model.published_tensors().items():
-            if name in (*OWN_NAMES, CONTEXT_SIZE):
+            before = None if name.startswith(FIRST_STAGE) else self.base.tensors.get(name)
+            if name == NULL_CONTEXT:
                 changed[name] = tensor
-            elif (
-                name.startswith(FIRST_STAGE)
-                or name not in self.base.tensors
-                or not torch.equal(tensor, self.base.tensors[name].float())
-            ):
+            elif before is None or not torch.equal(tensor, before.float()):
                 changed[name] = tensor.to(torch.bfloat16)
         with (
             durable.storage_errors("writing what changed"),

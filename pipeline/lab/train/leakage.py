@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.corpus.judged_files import read_judged_file
 from cairn.pipeline.errors import SourceError
+from cairn.pipeline.lab.judged_files import JudgedFile, read_judged_file
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import UInt64
@@ -41,13 +41,11 @@ class JudgedTexts:
     def __init__(self, queries: Iterable[str], documents: Iterable[str]) -> None:
         self._word_hashes: dict[str, int] = {}
         self._queries = {self._key(query) for query in queries}
-        whole: set[bytes] = set()
-        windows: list[np.ndarray] = []
-        for document in documents:
-            whole.add(self._key(document))
-            windows.append(self._windows(document))
-        self._documents = whole
-        self._windows_sorted = np.unique(np.concatenate(windows)) if windows else np.zeros(0, np.uint64)
+        texts = list(documents)
+        self._documents = {self._key(text) for text in texts}
+        self._windows_sorted = np.unique(
+            np.concatenate([np.zeros(0, np.uint64), *(self._windows(text) for text in texts)])
+        )
 
     def has_query(self, query: str) -> bool:
         """Say whether a judged query reads the same."""
@@ -79,12 +77,10 @@ class JudgedTexts:
         return rolled
 
     def _word_hash(self, word: str) -> int:
-        found = self._word_hashes.get(word)
-        if found is None:
-            found = self._word_hashes[word] = int.from_bytes(
-                hashlib.blake2b(word.encode(), digest_size=8).digest(), "little"
-            )
-        return found
+        if word not in self._word_hashes:
+            digest = hashlib.blake2b(word.encode(), digest_size=8).digest()
+            self._word_hashes[word] = int.from_bytes(digest, "little")
+        return self._word_hashes[word]
 
 
 def words(text: str) -> list[str]:
@@ -94,16 +90,12 @@ def words(text: str) -> list[str]:
 
 def read_judged_texts(folders: Sequence[Path]) -> JudgedTexts:
     """Read the texts of evaluation sets, each a folder with a corpus and queries."""
-    documents, queries = (
-        [
-            text
-            for folder in folders
-            for text in read_judged_file(folder, name, "text").column("text").to_pylist()
-            if text
-        ]
-        for name in ("corpus", "queries")
-    )
-    return JudgedTexts(queries, documents)
+
+    def texts(name: JudgedFile) -> Iterator[str]:
+        for folder in folders:
+            yield from filter(None, read_judged_file(folder, name, "text").column("text").to_pylist())
+
+    return JudgedTexts(texts("queries"), texts("corpus"))
 
 
 def without_judged(
@@ -121,16 +113,12 @@ def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:
 
     Raise :class:`SourceError` when no pair is left.
     """
-    without_queries = [
-        position for position, query in enumerate(pairs.queries) if not judged.has_query(query)
-    ]
-    pairs = pairs.take(without_queries, "query of an evaluation set")
-    distinct = dict.fromkeys((*pairs.documents, *(text for texts in pairs.negatives for text in texts)))
+    kept = [place for place, query in enumerate(pairs.queries) if not judged.has_query(query)]
+    pairs = pairs.take(kept, "query of an evaluation set")
+    distinct = {*pairs.documents, *(text for texts in pairs.negatives for text in texts)}
     is_judged = {document: judged.has_document(document) for document in distinct}
-    pairs = pairs.take(
-        [position for position, document in enumerate(pairs.documents) if not is_judged[document]],
-        "document of an evaluation set",
-    )
+    kept = [place for place, document in enumerate(pairs.documents) if not is_judged[document]]
+    pairs = pairs.take(kept, "document of an evaluation set")
     rows = [
         row._replace(negatives=tuple(text for text in row.negatives if not is_judged[text]))
         for row in pairs.rows()

@@ -1,45 +1,144 @@
-"""The data of a run on pairs, made once: tokens, the surrogate's vectors, negatives, what teachers say.
+"""The data of a run on pairs, made once: vectors and hard negatives.
 
-Vectors and scores stay in the run's folder, so a run that goes on embeds nothing again.
+Vectors stay in the run's folder, so a run that goes on embeds nothing again. They cluster the pairs, tell
+false negatives, and mine hard ones. The surrogate that makes them is the base model itself, pooled over the
+opening of a text.
 
-    N pairs    k own negatives of a query    K = 1 + k candidates
+Positive-aware hard negatives are what it ranks highest among what scores below 95 % of the positive
+(TopK-PercPos). What scores nearly as high as the positive is likely to answer the query too. Candidates are
+the documents of the query's own source: those of another are seldom hard, and searching them all costs the
+square of the data. Source: NV-Embed §4.1.1, after Moreira et al. 2024 (NV-Retriever). Differs: the surrogate
+is the base model, not a 7B teacher.
+
+    N pairs    k own negatives of a query    V surrogate dim
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import numpy as np
-import torch
 from cairn.pipeline.config import EncoderConfig
-from cairn.pipeline.encode.cross_encoder import CrossEncoderReranker
-from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.documents import like_headed
-from cairn.pipeline.lab.train.pair_vectors import (
-    NONE_FOUND,
-    PairVectors,
-    Teacher,
-    candidate_scores,
-    embed_pairs,
-    fitted_positions,
-    kept_vectors,
-    laid_onto,
-    mine_hard_negatives,
-    pairs_fingerprint,
-    vectors_key,
-)
-from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs, text_numbers
+from cairn.pipeline.errors import ModelError, SourceError
+from cairn.pipeline.lab.kept_arrays import kept_arrays
+from cairn.pipeline.lab.train.pairs import NONE_FOUND, Candidates, TrainingPairs, text_numbers
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.token_vectors.codes import unit
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32, Int64
+
+BLOCK_QUERIES: Final = 256
+
+
+def mine_hard_negatives(
+    query_NV: Float32[np.ndarray, "N V"],
+    document_NV: Float32[np.ndarray, "N V"],
+    documents: Sequence[str],
+    sources: Sequence[str],
+    *,
+    num_negatives: int,
+    max_share: float,
+    left_out: Int64[np.ndarray, " n"],
+) -> Int64[np.ndarray, "N k"]:
+    """Return for each pair the pairs with the hardest negative documents, hardest first.
+
+    They score below ``max_share`` of the positive's score. :data:`NONE_FOUND` fills up where there are no
+    more. Pairs ``left_out`` are negatives of no pair. A text is taken once, and never the positive's own.
+    """
+    mined_Nk = np.full((len(query_NV), num_negatives), NONE_FOUND, np.int64)
+    numbers_N = text_numbers(documents)
+    names = np.array(sources)
+    for name in np.unique(names).tolist():
+        positions = np.flatnonzero(names == name)
+        allowed = np.setdiff1d(positions, left_out)
+        _, first = np.unique(numbers_N[allowed], return_index=True)
+        candidates = allowed[np.sort(first)]
+        if not len(candidates):
+            continue
+        for start in range(0, len(positions), BLOCK_QUERIES):
+            block = positions[start : start + BLOCK_QUERIES]
+            scores_qc = query_NV[block] @ document_NV[candidates].T
+            positive_q = np.einsum("qv,qv->q", query_NV[block], document_NV[block])
+            # A negative score has its 95 % below it, too.
+            limit_q = positive_q - (1.0 - max_share) * np.abs(positive_q)
+            is_refused = (scores_qc >= limit_q[:, None]) | (
+                numbers_N[candidates][None] == numbers_N[block][:, None]
+            )
+            scores_qc[is_refused] = -np.inf
+            num_kept = min(num_negatives, len(candidates))
+            best = np.argpartition(-scores_qc, num_kept - 1, axis=1)[:, :num_kept]
+            best = np.take_along_axis(
+                best, np.lexsort((best, -np.take_along_axis(scores_qc, best, axis=1)), axis=1), axis=1
+            )
+            is_found = np.isfinite(np.take_along_axis(scores_qc, best, axis=1))
+            mined_Nk[block, :num_kept] = np.where(is_found, candidates[best], NONE_FOUND)
+    return mined_Nk
+
+
+MAX_TOKENS: Final = 256
+BLOCK_TEXTS: Final = 2_048
+
+
+class PairVectors(NamedTuple):
+    """L2-normalised vectors of N queries (ψ), and of their documents (φ) and the M that are negatives alone.
+
+    Documents stand in the order of :class:`cairn.pipeline.lab.train.pairs.Candidates`.
+    """
+
+    document_NV: Float32[np.ndarray, "NM V"]
+    query_NV: Float32[np.ndarray, "N V"]
+
+
+def embed_pairs(pairs: TrainingPairs, backbone: Backbone, progress: ProgressListener) -> PairVectors:
+    """Embed both sides of every pair; equal documents are embedded once."""
+    embedder = ContextEncoder(backbone, min(MAX_TOKENS, backbone.max_positions))
+    documents = Candidates.of(pairs).texts
+    vectors = embed_texts(embedder.embed, [*documents, *pairs.queries], "surrogate", progress)
+    document_NV, query_NV = np.split(vectors, [len(documents)])
+    return PairVectors(document_NV, query_NV)
+
+
+def embed_texts(
+    embed: Callable[[Sequence[str]], Float32[np.ndarray, "t V"]],
+    texts: Sequence[str],
+    stage: str,
+    progress: ProgressListener,
+) -> Float32[np.ndarray, "T V"]:
+    """Embed texts at unit length, block by block; equal texts are embedded once.
+
+    NaN raises :class:`ModelError`; ``stage`` is what embeds, such as "teacher".
+    """
+    distinct = list(dict.fromkeys(texts))
+    blocks: list[np.ndarray] = []
+    for start in range(0, len(distinct), BLOCK_TEXTS):
+        blocks.append(unit(embed(distinct[start : start + BLOCK_TEXTS])))
+        if not np.isfinite(blocks[-1]).all():
+            raise ModelError(
+                f"vectors of the {stage} must be finite, got NaN or infinity; fetch the model again"
+            )
+        progress(stage, min(start + BLOCK_TEXTS, len(distinct)), len(distinct), "texts")
+    number = {text: place for place, text in enumerate(distinct)}
+    return np.concatenate(blocks)[[number[text] for text in texts]]
+
+
+def pairs_fingerprint(pairs: TrainingPairs) -> str:
+    """Identify the pairs and their order, without a copy of their text."""
+    digest = hashlib.sha256()
+    for row in pairs.rows():
+        digest.update(repr(tuple(row)).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
 
 logger = logging.getLogger(__name__)
 
@@ -48,19 +147,14 @@ logger = logging.getLogger(__name__)
 class TrainingData:
     """What steps draw on: texts by position of their pair, surrogate vectors, mined negatives.
 
-    Equal documents share a number. ``taught`` are the vectors of a teacher other than the base, of the width
-    of the model's; ``scores_NK`` are a cross-encoder's of each pair's document and hard negatives. ``idf_X``
-    weighs token ids in the teacher's late interaction, None without any.
-    ``pool_of_pair`` are the documents of each pair's source, where contexts are drawn from sources.
+    Equal documents share a number. ``pool_of_pair`` are the documents of each pair's source, where contexts
+    are drawn from sources.
     """
 
     maker: SequenceMaker
     vectors: PairVectors
     document_number_N: Int64[np.ndarray, " NM"]
     hard_negatives_Nk: Int64[np.ndarray, "N k"]
-    taught: PairVectors | None = None
-    scores_NK: Float32[np.ndarray, "N K"] | None = None
-    idf_X: Float32[torch.Tensor, " X"] | None = None
     pool_of_pair: Sequence[Int64[np.ndarray, " _"]] | None = None
 
 
@@ -73,18 +167,11 @@ class PairData:
     checkpoint: Checkpoint
     served: EncoderConfig
     config: TrainConfig
-    teacher: Teacher | None
-    score_teacher: CrossEncoderReranker | None
 
     @property
     def fingerprints(self) -> Mapping[str, str | None]:
-        """Identify the base, the pairs and the teachers."""
-        return {
-            "base": self.checkpoint.fingerprint,
-            "pairs": pairs_fingerprint(self.pairs),
-            "teacher": None if self.teacher is None else self.teacher.encoder.fingerprint,
-            "score teacher": None if self.score_teacher is None else self.score_teacher.fingerprint,
-        }
+        """Identify the base and the pairs."""
+        return {"base": self.checkpoint.fingerprint, "pairs": pairs_fingerprint(self.pairs)}
 
     def require_negatives(self) -> None:
         """Raise :class:`SourceError` where queries are ranked against their own negatives, and none has any.
@@ -92,24 +179,37 @@ class PairData:
         Mined ones are known only when the pairs are embedded.
         """
         pairs, config = self.pairs, self.config
-        if config.only_own_negatives and not (config.hard_negatives or any(pairs.negatives)):
-            _require_any(like_headed(pairs, self.heldout))
+        if config.negatives == "own" and not (config.hard_negatives or any(pairs.negatives)):
+            raise _no_negatives()
 
     def prepare(self, folder: Path, progress: ProgressListener) -> TrainingData:
-        """Embed the pairs, find hard negatives, ask the teachers; vectors and scores stay in ``folder``.
+        """Embed the pairs and find hard negatives; vectors stay in ``folder``.
 
         Pairs without the negatives that the settings ask for raise :class:`SourceError`.
         """
-        backbone = load_backbone(EncoderConfig(model=self.served.model))
-        maker = self._sequence_maker(backbone.max_positions)
-        maker.require_room(backbone.max_positions)
-        surrogate = self.config.surrogate
-        vectors = kept_vectors(
-            folder / "surrogate.safetensors",
-            vectors_key(surrogate, self.checkpoint.fingerprint, self.pairs),
-            lambda: embed_pairs(self.pairs, backbone, surrogate, progress),
+        pairs, config, served = self.pairs, self.config, self.served
+        backbone = load_backbone(EncoderConfig(model=served.model))
+        maker = SequenceMaker(
+            self.checkpoint,
+            pairs,
+            pooling=config.pooling,
+            max_query_tokens=config.max_query_tokens,
+            max_document_tokens=config.max_document_tokens,
+            attention=config.attention,
+            window_tokens=min(served.window_tokens, backbone.max_positions),
+            query_prefix=served.query_prefix,
+            document_prefix=served.document_prefix,
+            pool_prefix=served.pool_prefix,
+            title_tokens=config.title_tokens if config.title_share else 0,
         )
-        candidates = Candidates.of(self.pairs)
+        maker.require_room(backbone.max_positions)
+        kept = kept_arrays(
+            folder / "surrogate.safetensors",
+            fingerprint(surrogate=self.checkpoint.fingerprint, pairs=pairs_fingerprint(pairs)),
+            lambda: embed_pairs(pairs, backbone, progress)._asdict(),
+        )
+        vectors = PairVectors(**kept)
+        candidates = Candidates.of(pairs)
         document_number_N = text_numbers(candidates.texts)
         own_Nk = self._negatives(vectors, candidates, document_number_N, progress)
         return TrainingData(
@@ -117,25 +217,7 @@ class PairData:
             vectors=vectors,
             document_number_N=document_number_N,
             hard_negatives_Nk=own_Nk,
-            taught=self._taught(folder, backbone, progress),
-            scores_NK=self._scores(folder, candidates, own_Nk, progress),
-            pool_of_pair=pools_of_sources(self.pairs, self.heldout)
-            if self.config.context_from == "source"
-            else None,
-        )
-
-    def _sequence_maker(self, max_positions: int) -> SequenceMaker:
-        return SequenceMaker(
-            self.checkpoint,
-            self.pairs,
-            pooling=self.config.pooling,
-            max_query_tokens=self.config.max_query_tokens,
-            max_document_tokens=self.config.max_document_tokens,
-            attention=self.config.attention,
-            window_tokens=min(self.served.window_tokens, max_positions),
-            query_prefix=self.served.query_prefix,
-            document_prefix=self.served.document_prefix,
-            pool_prefix=self.served.pool_prefix,
+            pool_of_pair=pools_of_sources(pairs, self.heldout) if config.context_from == "source" else None,
         )
 
     def _negatives(
@@ -163,68 +245,23 @@ class PairData:
                 pairs.sources,
                 num_negatives=config.hard_negatives,
                 max_share=config.hard_negative_share,
-                margin=config.hard_negative_margin,
                 left_out=self.heldout,
             )
             mined_Nk[(given_Nk != NONE_FOUND).any(1)] = NONE_FOUND
-        own_Nk = np.concatenate([mined_Nk, given_Nk, like_headed(pairs, self.heldout)], axis=1)
+        own_Nk = np.concatenate([mined_Nk, given_Nk], axis=1)
         num_without = int((own_Nk == NONE_FOUND).all(1).sum())
-        if config.only_own_negatives and num_without:
-            _require_any(own_Nk)
+        if config.negatives == "own" and num_without:
+            if num_without == len(pairs):
+                raise _no_negatives()
             logger.warning("%d of %d pairs have no negatives and teach nothing", num_without, len(pairs))
         return own_Nk
 
-    def _taught(self, folder: Path, backbone: Backbone, progress: ProgressListener) -> PairVectors | None:
-        """Embed the pairs with the teacher, None without one."""
-        teacher, pairs = self.teacher, self.pairs
-        if teacher is None:
-            return None
 
-        def embed() -> PairVectors:
-            fitted = pairs.take(fitted_positions(len(pairs)).tolist(), "not fitted")
-            return laid_onto(
-                teacher.embed(pairs, progress), embed_pairs(fitted, backbone, "encoder", progress)
-            )
-
-        key = fingerprint(
-            teacher=teacher.encoder.fingerprint,
-            base=backbone.weights_fingerprint,
-            pairs=pairs_fingerprint(pairs),
-        )
-        return kept_vectors(folder / "teacher.safetensors", key, embed)
-
-    def _scores(
-        self,
-        folder: Path,
-        candidates: Candidates,
-        own_Nk: Int64[np.ndarray, "N k"],
-        progress: ProgressListener,
-    ) -> Float32[np.ndarray, "N K"] | None:
-        """Score each query's candidates with the cross-encoder, None without one."""
-        if self.score_teacher is None:
-            return None
-        if not (np.delete(own_Nk, self.heldout, axis=0) != NONE_FOUND).any():
-            raise SourceError(
-                "pairs must have negatives that score_teacher ranks with their documents, got none; mine "
-                "some with --hard-negatives, or give a column negatives"
-            )
-        return candidate_scores(
-            folder / "scores.safetensors",
-            self.score_teacher,
-            self.pairs.queries,
-            candidates.texts,
-            own_Nk,
-            self.heldout,
-            progress,
-        )
-
-
-def _require_any(negatives_Nk: Int64[np.ndarray, "N k"]) -> None:
-    if (negatives_Nk == NONE_FOUND).all():
-        raise SourceError(
-            "pairs must have negatives where a query is ranked against its own alone, got none; give a "
-            "column negatives or hard_negatives, or leave negatives at batch"
-        )
+def _no_negatives() -> SourceError:
+    return SourceError(
+        "pairs must have negatives where a query is ranked against its own alone, got none; give a column "
+        "negatives or hard_negatives, or leave negatives at batch"
+    )
 
 
 def pools_of_sources(pairs: TrainingPairs, heldout: Int64[np.ndarray, " n"]) -> list[Int64[np.ndarray, " _"]]:

@@ -1,77 +1,208 @@
 """Training pairs: a query and the document that answers it, made of the rows of files and checked.
 
     query, document          a question and what answers it
-    query, document, score   two texts and how alike they are: a pair in both directions where the score is
-                             high enough, else nothing
-    query, label             a text and its class: a pair with another text of its class, and texts of other
-                             classes as its negatives; with two labels in all, the labels are the documents
     negatives                documents that do not answer the query; others are not mined for it
-    instruction              what stands before the query, and before the document where both are alike
+    instruction              what stands before the query (NV-Embed eq. 2)
     title                    may be missing or empty: the page the document stands on;
                              neighbours of one title make one long sequence
     source                   may be missing: where the row comes from, the domain it is clustered in;
                              else the name of the file
 
-Order matters: pairs that follow one another in a file are taken for neighbours. Texts of classes and scored
-ones each stand alone. What cannot be used is counted, never dropped in silence.
+Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
+counted, never dropped in silence.
 
-Source: NV-Embed §4.2: example-based labels for several classes, label texts for two; pairs of texts from
-score 4 on, in both directions and with the instruction on both sides. Differs: texts of pairs below that
-score do not join the pool that negatives are mined from.
+Rows of training files: Parquet and JSON lines, every value checked and of its kind.
+
+    column        kind             what it is
+    query         text             what a reader asks
+    document      text             what answers it
+    title         text             the page the document stands on
+    source        text             where the row comes from, else the name of the file
+    instruction   text             what the query is for
+    negatives     list of texts    documents that do not answer the query
+    text          text             what is pretrained or distilled on
+    language      text             its language, such as en or de
+
+Which of them a pair needs, and what is made of it, is said in :mod:`cairn.pipeline.lab.train.pairs`.
 """
 
 from __future__ import annotations
 
-import math
-import zlib
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from cairn.pipeline.encode.prefixes import instruction_prefix
+import pyarrow as pa
+import pyarrow.parquet as pq
 from cairn.pipeline.errors import SchemaError, SourceError
-from cairn.pipeline.lab.train.training_files import (
-    SUFFIXES,
-    counted,
-    is_unicode,
-    read_columns,
-    training_files,
-)
+from cairn.pipeline.manifest import fingerprint
 from jaxtyping import Int64
 
-Task = Literal["retrieval", "class", "similarity"]
-
-_TASKS: Final[Mapping[str, Task]] = {name: name for name in get_args(Task)}
-
-CLASS_NEGATIVES: Final = 7
-"""Texts of other classes for each text (NV-Embed, appendix C: 7 negatives an example)."""
-
-MIN_SCORE: Final = 4.0
-"""Of two texts that are a pair (NV-Embed §4.2, of 5)."""
+SUFFIXES: Final = (".parquet", ".jsonl")
 
 
-class PairRecord(NamedTuple):
-    """One row as it stands in a file; what is missing is empty, a missing score None."""
+class _Kind(NamedTuple):
+    """A kind of column: its name, whether a value is of it, and what null is read as."""
 
-    query: str
-    document: str
-    title: str
-    source: str
-    instruction: str
-    negatives: tuple[str, ...]
-    label: str
-    score: float | None
-    task: str
+    name: str
+    fits: Callable[[Any], bool]
+    value: Callable[[Any], Any]
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)
+
+
+_TEXT: Final = _Kind("text", lambda value: isinstance(value, str), lambda value: value or "")
+_TEXTS: Final = _Kind(
+    "a list of texts",
+    _is_texts,
+    lambda value: tuple(text for text in value or () if text and text.strip()),
+)
+
+
+def training_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
+    """Return the files named, and for folders all files below them with one of the suffixes, by name."""
+    found: list[Path] = []
+    for path in paths:
+        own = [path]
+        if path.is_dir():
+            own = sorted(file for suffix in suffixes for file in path.rglob(f"*{suffix}") if file.is_file())
+            if not own:
+                raise SourceError(
+                    f"a training folder must hold {' or '.join(suffixes)} files, got none in {str(path)!r}; "
+                    "name another"
+                )
+        elif not path.is_file():
+            raise SourceError(
+                f"training data must be a file or a folder, got {str(path)!r}, which does not exist; name "
+                "another"
+            )
+        elif path.suffix not in suffixes:
+            raise SourceError(
+                f"a training file must end in {' or '.join(suffixes)}, got {path.name!r}; convert it"
+            )
+        found += own
+    return found
+
+
+def read_columns(path: Path, columns: Sequence[str], *required: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns of a file's rows; what is missing is empty.
+
+    Rows without all columns of one of ``required``, or with a value of another kind, raise
+    :class:`SchemaError`, an unreadable file :class:`SourceError`.
+    """
+    kinds = [_TEXTS if name == "negatives" else _TEXT for name in columns]
+    rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path, columns)
+    for number, row in rows:
+        if not any(set(wanted) <= row.keys() for wanted in required):
+            listed = ", or ".join(" and ".join(wanted) for wanted in required)
+            raise SchemaError(
+                f"row {number} of {path.name} must have {listed}, got {', '.join(map(str, row)) or 'nothing'}"
+            )
+        values = [row.get(name) for name in columns]
+        for name, kind, value in zip(columns, kinds, values, strict=True):
+            if value is not None and not kind.fits(value):
+                raise SchemaError(
+                    f"{name} in row {number} of {path.name} must be {kind.name}, got {value!r:.60}"
+                )
+        yield tuple(kind.value(value) for kind, value in zip(kinds, values, strict=True))
+
+
+def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        file = pq.ParquetFile(path)
+        present = [name for name in file.schema_arrow.names if name in columns]
+        number = 0
+        for batch in file.iter_batches(columns=present or None):
+            yield from enumerate(batch.to_pylist(), start=number + 1)
+            number += batch.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise SourceError(
+            f"{path.name} must be a Parquet file of whole texts in UTF-8, got another ({error}); write it "
+            "again"
+        ) from error
+
+
+def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise SourceError(
+                    f"row {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
+                ) from error
+            if not isinstance(record, dict):
+                raise SchemaError(f"row {number} of {path.name} must be a JSON object, got {record!r:.60}")
+            yield number, record
+
+
+def is_unicode(text: str) -> bool:
+    """Say whether a text has no half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def counted(skipped: Mapping[str, int]) -> str:
+    """Return what was left out, for a sentence."""
+    return ", ".join(f"{count} with {reason}" for reason, count in sorted(skipped.items())) or "empty files"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Texts:
+    """Texts with their languages, "" where a file does not say."""
+
+    texts: tuple[str, ...]
+    languages: tuple[str, ...]
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify the texts and their languages, in their order."""
+        return fingerprint(texts=self.texts, languages=self.languages)
+
+
+def read_texts(paths: Sequence[Path]) -> Texts:
+    """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
+
+    Empty texts, repeated ones and those with half a surrogate pair are counted. Files without a text raise
+    :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
+    """
+    kept: dict[str, str] = {}
+    skipped: Counter[str] = Counter()
+    for file in training_files(paths, SUFFIXES):
+        for text, language in read_columns(file, ("text", "language"), ("text",)):
+            if not text.strip():
+                skipped["empty text"] += 1
+            elif not (is_unicode(text) and is_unicode(language)):
+                skipped["text that is not valid Unicode"] += 1
+            elif text in kept:
+                skipped["repeated text"] += 1
+            else:
+                kept[text] = language
+    if not kept:
+        raise SourceError(f"files of texts must hold at least one, got {counted(skipped)}; name others")
+    return Texts(texts=tuple(kept), languages=tuple(kept.values()), skipped=dict(skipped))
+
+
+NONE_FOUND: Final = -1
+"""Place of a negative that is not there."""
 
 
 class PairRow(NamedTuple):
-    """One pair; ``page`` and ``heading`` say where its document was cut from, else empty.
+    """One pair; ``page`` says where its document was cut from, else empty.
 
-    ``negatives`` are documents that do not answer the query. Texts of a ``task`` other than retrieval each
-    stand alone; where they are alike the instruction stands before documents, too.
+    ``negatives`` are documents that do not answer the query.
     """
 
     query: str
@@ -79,10 +210,12 @@ class PairRow(NamedTuple):
     title: str
     source: str
     page: str = ""
-    heading: str = ""
     instruction: str = ""
     negatives: tuple[str, ...] = ()
-    task: Task = "retrieval"
+
+
+_COLUMNS: Final = ("queries", "documents", "titles", "sources", "pages", "instructions", "negatives")
+"""Columns of the fields of a pair, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -97,58 +230,27 @@ class TrainingPairs:
     titles: tuple[str, ...]
     sources: tuple[str, ...]
     pages: tuple[str, ...] = ()
-    headings: tuple[str, ...] = ()
     instructions: tuple[str, ...] = ()
     negatives: tuple[tuple[str, ...], ...] = ()
-    tasks: tuple[Task, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
-        blank = PairRow("", "", "", "")
-        for name, value in (
-            ("pages", blank.page),
-            ("headings", blank.heading),
-            ("instructions", blank.instruction),
-            ("negatives", blank.negatives),
-            ("tasks", blank.task),
-        ):
-            object.__setattr__(self, name, getattr(self, name) or (value,) * len(self))
+        blanks = PairRow._field_defaults.values()
+        for name, blank in zip(_COLUMNS[-len(blanks) :], blanks, strict=True):
+            object.__setattr__(self, name, getattr(self, name) or (blank,) * len(self))
 
     @classmethod
     def of(cls, rows: Iterable[PairRow], skipped: Mapping[str, int]) -> TrainingPairs:
         """Take rows in order."""
         columns = list(zip(*rows, strict=True)) or [()] * len(PairRow._fields)
-        queries, documents, titles, sources, pages, headings, instructions, negatives, tasks = columns
-        return cls(
-            queries=queries,
-            documents=documents,
-            titles=titles,
-            sources=sources,
-            pages=pages,
-            headings=headings,
-            instructions=instructions,
-            negatives=negatives,
-            tasks=tasks,
-            skipped=dict(skipped),
-        )
+        return cls(**dict(zip(_COLUMNS, columns, strict=True)), skipped=dict(skipped))
 
     def __len__(self) -> int:
         return len(self.queries)
 
     def rows(self) -> Iterator[PairRow]:
         """Yield the pairs one by one."""
-        return map(
-            PairRow,
-            self.queries,
-            self.documents,
-            self.titles,
-            self.sources,
-            self.pages,
-            self.headings,
-            self.instructions,
-            self.negatives,
-            self.tasks,
-        )
+        return map(PairRow, *(getattr(self, name) for name in _COLUMNS))
 
     def take(self, positions: Iterable[int], reason: str) -> TrainingPairs:
         """Keep the pairs at these positions; the others are counted under ``reason``."""
@@ -164,185 +266,69 @@ def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
     return TrainingPairs.of((row for part in parts for row in part.rows()), skipped)
 
 
-def read_pairs(
-    paths: Sequence[Path],
-    *,
-    class_negatives: int = CLASS_NEGATIVES,
-    min_score: float = MIN_SCORE,
-    seed: int = 0,
-) -> TrainingPairs:
+def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
 
-    A pair with an empty side is skipped, one that stands there word for word already, one with half a
-    surrogate pair, and two texts that score below ``min_score``. Each text of a class gets
-    ``class_negatives`` others; what is drawn for it is drawn from ``seed``. Files without a single pair to
-    train on and labels of one class raise :class:`SourceError`, a missing or mistyped column
-    :class:`SchemaError`.
+    A pair with an empty side is skipped, one that stands there word for word already, and one with half a
+    surrogate pair. Files without a single pair to train on raise :class:`SourceError`, a missing or mistyped
+    column :class:`SchemaError`.
     """
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
+    columns = ("query", "document", "title", "source", "instruction", "negatives")
     for file in training_files(paths, SUFFIXES):
-        examples: dict[tuple[str, str], dict[PairRecord, None]] = {}
-        for row in read_columns(file, PairRecord._fields, ("query", "document"), ("query", "label")):
-            found = PairRecord(*row)
-            record = found._replace(source=found.source.strip() or file.stem)
-            if reason := _refused(record, min_score):
+        for values in read_columns(file, columns, ("query", "document")):
+            found = PairRow(**dict(zip(columns, values, strict=True)))
+            row = found._replace(
+                source=found.source.strip() or file.stem,
+                negatives=tuple(dict.fromkeys(text for text in found.negatives if text != found.document)),
+            )
+            if reason := _refused(row):
                 skipped[reason] += 1
-            elif record.label:
-                own = examples.setdefault((record.source, record.instruction), {})
-                skipped["repeated pair"] += record in own
-                own[record] = None
+            elif row in kept:
+                skipped["repeated pair"] += 1
             else:
-                for row in _rows_of(record, file):
-                    if row in kept:
-                        skipped["repeated pair"] += 1
-                    else:
-                        kept[row] = None
-        for own in examples.values():
-            pairs = class_pairs(list(own), class_negatives, seed)
-            skipped["only text of its class"] += len(own) - len(pairs)
-            skipped["repeated pair"] += len(pairs) - len(dict.fromkeys(pairs).keys() - kept.keys())
-            kept |= dict.fromkeys(pairs)
-    skipped = +skipped
+                kept[row] = None
     if not kept:
-        reasons = counted(skipped)
         raise SourceError(
-            f"training files must hold at least one pair with a query and a document, got {reasons}; "
-            f"name others{', or lower min_score' if 'score below' in reasons else ''}"
+            "training files must hold at least one pair with a query and a document, got "
+            f"{counted(skipped)}; name others"
         )
     return TrainingPairs.of(kept, skipped)
 
 
-def _refused(record: PairRecord, min_score: float) -> str | None:
+def _refused(row: PairRow) -> str | None:
     """Return why a row is no pair, None where it is one."""
-    if not record.query.strip():
+    if not row.query.strip():
         return "empty query"
-    if record.label and record.document.strip():
-        raise SchemaError(
-            f"a row must have a document or a label, got both in {record.source!r}; leave one of them out"
-        )
-    if not (record.label or record.document).strip():
+    if not row.document.strip():
         return "empty document"
-    texts = (record.query, record.document, record.title, record.source, record.instruction, record.label)
-    if not all(map(is_unicode, (*texts, *record.negatives))):
-        return "text that is not valid Unicode"
-    if record.score is not None and math.isnan(record.score):
-        return "score that is no number"
-    if record.score is not None and record.score < min_score:
-        return f"score below {min_score:g}"
-    return None
-
-
-def _rows_of(record: PairRecord, file: Path) -> Iterator[PairRow]:
-    """Yield the pairs of a row without a label."""
-    default: Task = "retrieval" if record.score is None else "similarity"
-    task = _TASKS.get(record.task or default)
-    if task is None:
-        raise SchemaError(
-            f"task in {file.name} must be one of {', '.join(_TASKS)}, got {record.task!r:.60}; "
-            "leave the column out, or name one of them"
-        )
-    row = PairRow(
-        query=record.query,
-        document=record.document,
-        title=record.title,
-        source=record.source,
-        instruction=record.instruction,
-        negatives=tuple(dict.fromkeys(text for text in record.negatives if text != record.document)),
-        task=task,
-    )
-    yield row
-    if record.score is not None and row.query != row.document:
-        yield row._replace(query=row.document, document=row.query, negatives=())
-
-
-def class_pairs(examples: Sequence[PairRecord], num_negatives: int, seed: int) -> list[PairRow]:
-    """Return a pair for each text that has a document of its class; all texts are of one source.
-
-    Of two classes the labels are the documents, each the other's negative. Of several, the document is
-    another text of the class and the negatives are texts of others, all drawn from ``seed``. Texts of one
-    class alone, and numbers as the labels of two, raise :class:`SourceError`.
-    """
-    texts = np.array([example.query for example in examples], object)
-    names = sorted({example.label for example in examples})
-    label_n = np.array([names.index(example.label) for example in examples])
-    if len(names) < 2:
-        raise SourceError(
-            f"labels of a source must be of at least two classes, got {names[0]!r} alone in "
-            f"{examples[0].source!r}; give texts of another class, or a column document"
-        )
-    if len(names) == 2:
-        if any(name.strip().lstrip("+-").isdigit() for name in names):
-            raise SourceError(
-                "labels of two classes must be words, because they are trained as documents, got "
-                f"{names[0]!r} and {names[1]!r} in {examples[0].source!r}; write what they mean"
-            )
-        return [
-            _class_row(example, example.label, tuple(name for name in names if name != example.label))
-            for example in examples
-        ]
-    generator = np.random.default_rng([seed, zlib.crc32(examples[0].source.encode())])
-    rows: list[PairRow] = []
-    for label in range(len(names)):
-        of_class, others = np.flatnonzero(label_n == label), np.flatnonzero(label_n != label)
-        own = dict.fromkeys(texts[of_class])
-        foreign = [text for text in dict.fromkeys(texts[others]) if text not in own]
-        if len(own) < 2 or not foreign:
-            continue
-        mates = list(own)
-        for place in of_class.tolist():
-            document = texts[place]
-            while document == texts[place]:
-                document = mates[int(generator.integers(len(mates)))]
-            drawn = generator.choice(len(foreign), min(num_negatives, len(foreign)), replace=False)
-            rows.append(_class_row(examples[place], document, tuple(foreign[n] for n in drawn.tolist())))
-    return rows
-
-
-def _class_row(example: PairRecord, document: str, negatives: tuple[str, ...]) -> PairRow:
-    return PairRow(
-        query=example.query,
-        document=document,
-        title="",
-        source=example.source,
-        instruction=example.instruction,
-        negatives=negatives,
-        task="class",
-    )
+    texts = (row.query, row.document, row.title, row.source, row.instruction, *row.negatives)
+    return None if all(map(is_unicode, texts)) else "text that is not valid Unicode"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidates:
     """Texts that may stand in a batch as documents: those of N pairs by position, then given negatives.
 
-    ``prefixes`` stand before them, empty for that of all documents. ``given_Nk`` are the places of each
-    pair's own negatives, -1 for none.
+    ``given_Nk`` are the places of each pair's own negatives, -1 for none.
     """
 
     texts: tuple[str, ...]
-    prefixes: tuple[str, ...]
     given_Nk: Int64[np.ndarray, "N k"]
 
     @classmethod
     def of(cls, pairs: TrainingPairs) -> Candidates:
         """Collect them; negatives that read the same stand there once."""
-        prefixes = [
-            instruction_prefix(instruction) if instruction and task == "similarity" else ""
-            for instruction, task in zip(pairs.instructions, pairs.tasks, strict=True)
-        ]
-        place_of: dict[tuple[str, str], int] = {}
+        place_of: dict[str, int] = {}
         given = [
-            [place_of.setdefault((text, prefix), len(pairs) + len(place_of)) for text in negatives]
-            for negatives, prefix in zip(pairs.negatives, prefixes, strict=True)
+            [place_of.setdefault(text, len(pairs) + len(place_of)) for text in negatives]
+            for negatives in pairs.negatives
         ]
-        given_Nk = np.full((len(pairs), max(map(len, given), default=0)), -1, np.int64)
+        given_Nk = np.full((len(pairs), max(map(len, given), default=0)), NONE_FOUND, np.int64)
         for own, places in zip(given_Nk, given, strict=True):
             own[: len(places)] = places
-        return cls(
-            texts=(*pairs.documents, *(text for text, _ in place_of)),
-            prefixes=(*prefixes, *(prefix for _, prefix in place_of)),
-            given_Nk=given_Nk,
-        )
+        return cls(texts=(*pairs.documents, *place_of), given_Nk=given_Nk)
 
 
 def text_numbers(texts: Sequence[str]) -> np.ndarray:

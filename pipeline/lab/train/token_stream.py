@@ -3,10 +3,10 @@
     row   [CLS] z1 [LMK] z2 [LMK] │ [CLS] z1 [LMK] …      a part of one text, then of the next
 
 The parts of a row are read apart from one another, so nothing but their number changes with packing. A
-landmark ends each chunk; its interval is drawn for each chunk (granularity varies within one row) or for each
-part. Rows are made once, from texts in an order drawn from the seed, and each epoch takes them in an order of
-its own. Which rows a step takes, and their landmarks, follow from the seed and the step's number alone, so a
-resumed run goes on exactly. Languages are drawn by p ∝ n^S.
+landmark ends each chunk; its interval is drawn for each chunk, so granularity varies within one row. Rows are
+made once, from texts in an order drawn from the seed, and each epoch takes them in an order of its own. Which
+rows a step takes, and their landmarks, follow from the seed and the step's number alone, so a resumed run
+goes on exactly. Languages are drawn by p ∝ n^S.
 
 Source: LMK §4, algorithm 1, variable chunking; m³BERT §2.3, stage 2, S = .7. Differs: LMK draws an interval
 for each text; here chunks of one text may differ, and cuts are not moved to the start of a word.
@@ -17,18 +17,17 @@ for each text; here chunks of one text may differ, and cuts are not moved to the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.pairs import Texts
 from cairn.pipeline.lab.train.settings import PretrainConfig
-from cairn.pipeline.lab.train.training_files import Texts
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.types import ProgressListener
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Int32, Int64
 
 MIN_ROOM: Final = 16
 """A row with less room than for so many tokens of a text is full."""
@@ -36,42 +35,6 @@ MIN_ROOM: Final = 16
 _AT_ONCE: Final = 256
 _LANGUAGES, _ORDER, _LANDMARKS, _TEXTS = 11, 12, 13, 14
 """What is drawn, as part of its seed."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StreamRows:
-    """Parts of texts as the encoder reads them; ``is_text`` marks what is neither [CLS] nor a landmark."""
-
-    rows: PackedRows
-    is_text_N: Bool[np.ndarray, " N"]
-
-    def split(self, max_tokens: int) -> tuple[StreamRows, ...]:
-        """Cut into micro-batches of at most so many tokens; a longer part is one by itself."""
-        ends = np.cumsum(self.rows.lengths_B)
-        firsts = [0]
-        for part, end in enumerate(ends.tolist()):
-            if end - (ends[firsts[-1]] - self.rows.lengths_B[firsts[-1]]) > max_tokens and part > firsts[-1]:
-                firsts.append(part)
-        return tuple(self._take(first, end) for first, end in pairwise([*firsts, len(ends)]))
-
-    def _take(self, first: int, end: int) -> StreamRows:
-        offsets = np.concatenate([[0], np.cumsum(self.rows.lengths_B)])
-        tokens = slice(offsets[first], offsets[end])
-        return StreamRows(
-            rows=alone(self.rows.ids_N[tokens], self.rows.lengths_B[first:end]),
-            is_text_N=self.is_text_N[tokens],
-        )
-
-
-def alone(ids_N: Int32[np.ndarray, " N"], lengths_B: Int64[np.ndarray, " B"]) -> PackedRows:
-    """Return rows that are read each by itself and pooled whole."""
-    return PackedRows(
-        ids_N=ids_N,
-        lengths_B=lengths_B,
-        windows_B=np.arange(len(lengths_B)),
-        pooled_start_B=np.zeros(len(lengths_B), np.int64),
-        pooled_end_B=lengths_B,
-    )
 
 
 class TokenStream:
@@ -90,53 +53,48 @@ class TokenStream:
         self._language_S, self._visit_S = self._slots(
             np.array([np.diff(offsets)[members].sum() for members in languages], np.float64)
         )
-        self._order: dict[tuple[int, int], Int64[np.ndarray, " R"]] = {}
+        self._order: dict[int, tuple[int, Int64[np.ndarray, " R"]]] = {}
 
     def word_counts(self, vocab_size: int) -> Int64[np.ndarray, " V"]:
         """Return how often each token id stands in the texts."""
         return np.bincount(self._ids_T, minlength=vocab_size)
 
-    def batch(self, step: int) -> StreamRows:
+    def batch(self, step: int) -> PackedRows:
         """Return the rows of a step, counted from 0."""
         start = step * self._config.batch_rows
-        slots = range(start, start + self._config.batch_rows)
-        parts = [part for slot in slots for part in self._row(slot)]
+        parts = [part for slot in range(start, start + self._config.batch_rows) for part in self._row(slot)]
         return self.lay_out(parts, np.random.default_rng([self._config.seed, _LANDMARKS, step]))
 
-    def lay_out(self, parts: Sequence[tuple[int, int]], generator: np.random.Generator) -> StreamRows:
-        """Put [CLS] before parts, and landmarks where the generator draws them."""
+    def lay_out(self, parts: Sequence[tuple[int, int]], generator: np.random.Generator) -> PackedRows:
+        """Put [CLS] before parts, and landmarks where the generator draws them; both are no text."""
         ids: list[np.ndarray] = []
         is_text: list[np.ndarray] = []
         opening = [] if self._cls_id is None else [self._cls_id]
         for start, end in parts:
             cuts = self._cuts(end - start, generator)
-            with_marks = np.insert(self._ids_T[start:end], cuts, self._landmark_id)
-            ids.append(np.concatenate([opening, with_marks]).astype(np.int32))
+            ids.append(np.concatenate([opening, np.insert(self._ids_T[start:end], cuts, self._landmark_id)]))
             is_word = np.insert(np.ones(end - start, np.bool_), cuts, values=False)
             is_text.append(np.concatenate([np.zeros(len(opening), np.bool_), is_word]))
         lengths_B = np.array([len(part) for part in ids], np.int64)
-        return StreamRows(rows=alone(np.concatenate(ids), lengths_B), is_text_N=np.concatenate(is_text))
+        rows = PackedRows.apart(np.concatenate(ids).astype(np.int32), lengths_B)
+        return replace(rows, is_text_N=np.concatenate(is_text))
 
     def _cuts(self, num_tokens: int, generator: np.random.Generator) -> Int64[np.ndarray, " _"]:
         """Return the places after which a landmark stands; the last is the end."""
         intervals = self._config.landmark_intervals
         if not intervals:
             return np.array([num_tokens])
-        num_drawn = 1 if self._config.intervals_for == "row" else -(-num_tokens // min(intervals))
-        drawn = generator.choice(np.array(intervals), num_drawn)
-        ends = np.cumsum(drawn) if num_drawn > 1 else np.arange(drawn[0], num_tokens + drawn[0], drawn[0])
+        ends = np.cumsum(generator.choice(np.array(intervals), -(-num_tokens // min(intervals))))
         return np.append(ends[ends < num_tokens], num_tokens)
 
     def _row(self, slot: int) -> list[tuple[int, int]]:
         language, visit = int(self._language_S[slot]), int(self._visit_S[slot])
         rows = self._rows_of[language]
         epoch, place = divmod(visit, len(rows))
-        key = (language, epoch)
-        if key not in self._order:
-            self._order = {kept: order for kept, order in self._order.items() if kept[0] != language}
+        if self._order.get(language, (-1,))[0] != epoch:
             generator = np.random.default_rng([self._config.seed, _ORDER, language, epoch])
-            self._order[key] = generator.permutation(len(rows))
-        return rows[int(self._order[key][place])]
+            self._order[language] = epoch, generator.permutation(len(rows))
+        return rows[int(self._order[language][1][place])]
 
     def _slots(self, tokens_of: np.ndarray) -> tuple[Int64[np.ndarray, " S"], Int64[np.ndarray, " S"]]:
         """Return for every place of a row in the run its language, and how many of that came before."""

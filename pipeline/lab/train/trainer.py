@@ -10,9 +10,9 @@
 
 To add an objective, write a class with the four members of :class:`Objective`. Its :meth:`~Objective.batch`
 draws from the seed and the step's number alone and returns a :class:`Batch`; its ``backward`` is
-:func:`~cairn.pipeline.lab.train.grad_cache.summed_backward` for losses that add up over micro-batches, and
-:func:`~cairn.pipeline.lab.train.grad_cache.cached_backward` for one over the whole batch. The trainer does
-the rest: rates, clipping, several processes, NaN, scores, time limits.
+:func:`~cairn.pipeline.lab.train.gradients.summed_backward` for losses that add up over micro-batches, and
+:func:`~cairn.pipeline.lab.train.gradients.cached_backward` for one over the whole batch. The trainer does
+the rest: rates, clipping, NaN, scores, time limits.
 
 A run killed at any moment goes on from its newest checkpoint, and on one thread ends with the same bytes as
 if nothing had happened: all that is drawn at random is drawn from the seed and the step, so nothing else has
@@ -34,21 +34,20 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from cairn.pipeline import durable
 from cairn.pipeline.errors import (
-    ConfigError,
     FingerprintMismatchError,
     IntegrityError,
     ModelError,
     TryAgainError,
 )
-from cairn.pipeline.lab.train.processes import ALONE, Processes, first_before_others
-from cairn.pipeline.lab.train.settings import EncoderRunConfig, RunConfig
-from cairn.pipeline.model.engine.precision import resolve_precision
+from cairn.pipeline.lab.train.settings import RunConfig
+from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
-from jaxtyping import Float32
+from jaxtyping import Float32, Int64
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -56,9 +55,8 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_KEPT: Final = 2
-WEIGHTS_NAME: Final = "weights.safetensors"
 _WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
-_Config = TypeVar("_Config", bound=EncoderRunConfig)
+_Config = TypeVar("_Config", bound=RunConfig)
 
 
 class NotFiniteError(ModelError):
@@ -77,14 +75,12 @@ def require_finite(numbers: Mapping[str, float]) -> None:
 class Batch:
     """A step's work.
 
-    ``backward`` adds the gradients of this process's micro-batches and returns the whole batch's loss.
-    ``report`` says what the log keeps, after the optimiser's step; numbers named ``num_…`` are counted over
-    the run. All processes must have the same ``digest``.
+    ``backward`` adds the gradient and returns the loss. ``report`` says what the log keeps, after the
+    optimiser's step; numbers named ``num_…`` are counted over the run.
     """
 
-    backward: Callable[[Processes], Float32[torch.Tensor, ""]]
+    backward: Callable[[], Float32[torch.Tensor, ""]]
     report: Callable[[], Mapping[str, Any]] = dict
-    digest: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,54 +124,62 @@ class RunState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
-    """What a run did; ``seconds`` and ``counts`` are of this process alone.
+class RunReport:
+    """What a run did; ``details`` are those of its objective, ``counts`` those of its steps.
 
-    Losses are None where no step was left to make.
+    Losses are None where no step was left to make, and the best score where nothing was held out.
     """
 
-    state: RunState
+    folder: str
+    counts: Counter[str]
+    steps: int
     resumed_at: int
     first_loss: float | None
     last_loss: float | None
-    counts: Counter[str]
+    best_score: float | None
+    best_step: int
     seconds: float
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    details: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def rate(self, name: str) -> float:
+        """Return how many of a count the run made in a second."""
+        return self.counts[name] / self.seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        own = asdict(self)
+        del own["counts"]
+        return {"folder": own.pop("folder"), **own.pop("details"), **own}
 
 
 @dataclass(kw_only=True, slots=True)
 class Trainer:
-    """One run in memory; its files are in ``folder``, but for a log elsewhere.
+    """One run in memory; its files are in ``folder``.
 
-    A ``scorer`` says every ``dev_every`` steps which model is the best, in the place of the objective. A log
-    that another run of the same folder began is kept up to ``log_begins``.
+    A ``scorer`` says every ``dev_every`` steps which model is the best, in the place of the objective.
     """
 
     objective: Objective
     config: RunConfig
     folder: Path
-    log_path: Path | None = None
-    log_begins: int = 0
     scorer: ModelScorer | None = None
     dev_every: int = 1
     deadline: float = math.inf
     """When it stops at a checkpoint, on the clock of :func:`time.monotonic`."""
-    processes: Processes = ALONE
     progress: ProgressListener = silent_progress
-    stage: str = "train"
-    """What progress calls the steps."""
     _newest: Path | None = field(default=None, init=False)
 
-    def run(self) -> Steps:
+    def run(self) -> RunReport:
         """Make the steps that are left, from the newest checkpoint on."""
         optimizer = make_optimizer(self.objective.model, self.config)
-        state = RunState(log_bytes=self.log_begins)
+        state = RunState()
         self._newest = newest_checkpoint(self.folder)
         if self._newest is not None:
             state = restore(self._newest, self.objective.model, optimizer)
-        self.processes.require_same(state.step, "newest checkpoint")
-        writes, log = self.processes.rank == 0, None
-        if writes and state.step < self.config.steps:
-            log = TrainingLog(self.log_path or self.folder / "log.jsonl", state.log_bytes)
+        log = None
+        if state.step < self.config.steps:
+            log = TrainingLog(self.folder / "log.jsonl", state.log_bytes)
         resumed_at, losses, counts = state.step, list[float](), Counter[str]()
         if not resumed_at:
             state = self._scored(state, log)
@@ -186,25 +190,25 @@ class Trainer:
             counts.update({name: number for name, number in report.items() if name.startswith("num_")})
             state = self._scored(replace(state, step=step + 1), log)
             is_late = self._is_late(state.step)
-            if writes and (is_late or self._is_due(state.step, self.config.checkpoint_every)):
+            if is_late or self._is_due(state.step, self.config.checkpoint_every):
                 self._newest = save(self.folder, state, self.objective.model, optimizer)
-            self.progress(self.stage, state.step, self.config.steps, "steps")
+            self.progress("train", state.step, self.config.steps, "steps")
             if is_late:
                 raise TryAgainError(
                     f"training must make {self.config.steps} steps, got to {state.step} in the time it was "
                     "given; run the same command again to go on"
                 )
         seconds = max(time.monotonic() - started, 1e-9)
-        if writes:
-            self.objective.save(self.folder / "model")
-        self.processes.wait()
-        first_loss, last_loss = (losses[0], losses[-1]) if losses else (None, None)
-        return Steps(
-            state=state,
-            resumed_at=resumed_at,
-            first_loss=first_loss,
-            last_loss=last_loss,
+        self.objective.save(self.folder / "model")
+        return RunReport(
+            folder=str(self.folder),
             counts=counts,
+            steps=self.config.steps,
+            resumed_at=resumed_at,
+            first_loss=losses[0] if losses else None,
+            last_loss=losses[-1] if losses else None,
+            best_score=state.best_score,
+            best_step=state.best_step,
             seconds=seconds,
         )
 
@@ -212,12 +216,8 @@ class Trainer:
         return step % every == 0 or step == self.config.steps
 
     def _is_late(self, step: int) -> bool:
-        """Say whether the time is up before the last step, in all processes alike."""
-        if step == self.config.steps or math.isinf(self.deadline):
-            return False
-        late = torch.tensor([float(time.monotonic() >= self.deadline)], device=self.processes.device)
-        self.processes.add_up(late)
-        return bool(late.item())
+        """Say whether the time is up before the last step."""
+        return step < self.config.steps and time.monotonic() >= self.deadline
 
     def _step(
         self, step: int, optimizer: torch.optim.Optimizer, log: TrainingLog | None
@@ -225,11 +225,10 @@ class Trainer:
         started = time.monotonic()
         factor = self.config.lr_factor(step)
         for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
+            group["lr"] = self.config.peak_lr * factor
         optimizer.zero_grad(set_to_none=True)
         batch = self.objective.batch(step)
-        self.processes.require_same(batch.digest, f"batch of step {step + 1}")
-        loss, norm = add_gradient(batch, self.objective.model, self.config, self.processes)
+        loss, norm = add_gradient(batch, self.objective.model, self.config)
         try:
             require_finite({"loss": loss, "gradient": norm})
         except NotFiniteError as error:
@@ -237,20 +236,13 @@ class Trainer:
         optimizer.step()
         report = batch.report()
         if log is not None:
-            log.append(
-                {
-                    "step": step + 1,
-                    "loss": loss,
-                    "gradient_norm": norm,
-                    **report,
-                    "lr": self.config.peak_lr * factor,
-                    "seconds": round(time.monotonic() - started, 3),
-                }
-            )
+            said = {"step": step + 1, "loss": loss, "gradient_norm": norm, **report}
+            seconds = round(time.monotonic() - started, 3)
+            log.append({**said, "lr": self.config.peak_lr * factor, "seconds": seconds})
         return loss, report
 
     def _scored(self, state: RunState, log: TrainingLog | None) -> RunState:
-        """Score the model where a score is due; without a log another process does."""
+        """Score the model where a score is due; a run that is done has no log."""
         if log is None:
             return state
         try:
@@ -276,14 +268,9 @@ class Trainer:
         started, candidate = time.monotonic(), self.folder / "candidate"
         self.objective.save(candidate)
         scores = scorer.score(candidate)
-        log.append(
-            {
-                "step": state.step,
-                "dev_score": scores.mean,
-                **{f"dev/{name}": value for name, value in scores.by_measure.items()},
-                "seconds": round(time.monotonic() - started, 3),
-            }
-        )
+        by_measure = {f"dev/{name}": value for name, value in scores.by_measure.items()}
+        said = {"step": state.step, "dev_score": scores.mean, **by_measure}
+        log.append({**said, "seconds": round(time.monotonic() - started, 3)})
         with durable.storage_errors("keeping the best model"):
             if not _is_better(scores.mean, state):
                 shutil.rmtree(candidate)
@@ -302,15 +289,9 @@ class Trainer:
         return ModelError(f"{sentence}; {good}: train in another folder with a lower learning rate")
 
 
-def add_gradient(
-    batch: Batch, model: nn.Module, config: RunConfig, processes: Processes = ALONE
-) -> tuple[float, float]:
-    """Add a batch's gradient to the model, clipped; return the loss and the gradient's norm before.
-
-    Several ``processes`` share the batch's micro-batches and end with the same gradient.
-    """
-    loss = batch.backward(processes)
-    processes.add_up_gradients(model.parameters())
+def add_gradient(batch: Batch, model: nn.Module, config: RunConfig) -> tuple[float, float]:
+    """Add a batch's gradient to the model, clipped; return the loss and the gradient's norm before."""
+    loss = batch.backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
     return float(loss), float(norm)
 
@@ -349,30 +330,25 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1]]
 
 
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    """Return AdamW; each group keeps its peak rate under ``peak``.
+def places_of_step(step: int, size: int, num_trained: int, *seed: int) -> Int64[np.ndarray, " B"]:
+    """Return the ``size`` places of a step among ``num_trained``, each once before any comes again."""
+    places = np.arange(step * size, (step + 1) * size)
+    rounds = [
+        np.random.default_rng([*seed, number]).permutation(num_trained)
+        for number in range(places[0] // num_trained, places[-1] // num_trained + 1)
+    ]
+    return np.concatenate(rounds)[places - places[0] // num_trained * num_trained]
 
-    Weight decay is for matrices alone. Gates have a rate of their own, as a bias on logits has far to go and
-    only a few hundred steps to do it.
-    """
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    own: dict[float, list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if name in config.own_lrs:
-            own.setdefault(config.own_lrs[name], []).append(parameter)
-        else:
-            (matrices if parameter.ndim > 1 else vectors).append(parameter)
+
+def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
+    """Return AdamW; weight decay is for matrices alone."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(
         [
-            {"params": matrices, "peak": config.peak_lr, "weight_decay": config.weight_decay},
-            {"params": vectors, "peak": config.peak_lr, "weight_decay": 0.0},
-            *({"params": params, "peak": peak, "weight_decay": 0.0} for peak, params in own.items()),
+            {"params": [each for each in trained if each.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [each for each in trained if each.ndim <= 1], "weight_decay": 0.0},
         ],
         lr=config.peak_lr,
-        betas=config.betas,
     )
 
 
@@ -400,13 +376,6 @@ def save(folder: Path, state: RunState, model: nn.Module, optimizer: torch.optim
         old.with_suffix(".json").unlink(missing_ok=True)
         old.unlink()
     return path
-
-
-def save_weights(folder: Path, model: nn.Module) -> None:
-    """Write what is trained of a small model, for :meth:`Objective.save`."""
-    exactly = {name: tensor.detach().contiguous() for name, tensor in _trained(model).items()}
-    with durable.storage_errors(f"saving {folder.name}"), durable.replacing_folder(folder) as temporary:
-        save_file(exactly, temporary / WEIGHTS_NAME)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -443,15 +412,13 @@ def claimed_folder(
     config: RunConfig,
     made_of: Mapping[str, str | None],
     skipped: Mapping[str, int],
-    processes: Processes = ALONE,
 ) -> Generator[None]:
     """Hold the folder of a run against other trainings, and hold the run to what it was begun with.
 
     Other settings, and data of another kind in ``made_of``, raise :class:`FingerprintMismatchError`.
     """
-    with contextlib.nullcontext() if processes.rank else _held_folder(folder):
-        with first_before_others(processes):
-            _claim(folder / "run.json", {"settings": _as_json(config), **made_of}, skipped)
+    with _held_folder(folder):
+        _claim(folder / "run.json", {"settings": _as_json(config), **made_of}, skipped)
         yield
 
 
@@ -486,17 +453,10 @@ def _claim(path: Path, made_of: Mapping[str, Any], skipped: Mapping[str, int]) -
         raise IntegrityError(
             f"{path.name} of the run must be JSON, got a damaged file; train in another folder"
         ) from error
-    before = stored.get("settings", {})
-    others = [
-        f"{name} {before.get(name)}"
-        for name, value in made_of["settings"].items()
-        if before.get(name) != value
-    ]
-    others += [
-        f"another {name}"
-        for name, value in made_of.items()
-        if name != "settings" and stored.get(name) != value
-    ]
+    before, now = stored.get("settings", {}), made_of["settings"]
+    others = [f"{name} {before.get(name)}" for name, value in now.items() if before.get(name) != value]
+    names = (name for name in made_of if name != "settings")
+    others += [f"another {name}" for name in names if stored.get(name) != made_of[name]]
     if others:
         raise FingerprintMismatchError(
             "a run must go on with what it was started with, got a folder of a run with "
@@ -505,95 +465,20 @@ def _claim(path: Path, made_of: Mapping[str, Any], skipped: Mapping[str, int]) -
 
 
 def _as_json(config: RunConfig) -> dict[str, Any]:
-    return {
-        name: list(value)
-        if isinstance(value, tuple)
-        else str(value)
-        if value in (math.inf, -math.inf)
-        else value
-        for name, value in asdict(config).items()
-    }
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return list(value)
+        return str(value) if value in (math.inf, -math.inf) else value
+
+    return {name: plain(value) for name, value in asdict(config).items()}
 
 
-def resolved(config: _Config, processes: Processes) -> _Config:
+def resolved(config: _Config) -> _Config:
     """Say which precision auto is before it is written down: a run must not go on in another arithmetic."""
-    dtype = resolve_precision(config.precision, processes.device)
+    dtype = resolve_precision(config.precision, default_device())
     return replace(config, precision="bf16" if dtype == torch.bfloat16 else "fp32")
 
 
 def deadline_in(seconds: float | None) -> float:
     """Return when so many seconds from now will be over; None: never."""
     return math.inf if seconds is None else time.monotonic() + seconds
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenBaseRun:
-    """Where a training beside a base that stays as it is leaves things: ``folder``, new or empty.
-
-    The log stands beside it as FOLDER.jsonl. The files of the run are in a hidden folder beside it, which
-    goes away when the run has ended; a killed one goes on from there.
-    """
-
-    folder: Path
-
-    @property
-    def files(self) -> Path:
-        """Return where checkpoints lie."""
-        return self.folder.with_name(f".{self.folder.name}.run")
-
-    @property
-    def log_path(self) -> Path:
-        """Return where the log lies."""
-        return self.folder.with_name(f"{self.folder.name}.jsonl")
-
-    def require_new(self) -> None:
-        """Raise :class:`ConfigError` for a place that is taken, or below a file."""
-        folder = self.folder
-        parent = next(parent for parent in folder.absolute().parents if parent.exists())
-        if not parent.is_dir():
-            raise ConfigError(
-                f"the output folder of a training must lie in a folder, got {str(folder)!r} below a file; "
-                "choose another"
-            )
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(
-                f"the output folder of a training must be new or empty, got {str(folder)!r}; choose another"
-            )
-        if self.log_path.exists() and not self.files.is_dir():
-            raise ConfigError(
-                f"the log of a run must not replace a file, got {str(self.log_path)!r}; move it away, or "
-                "choose another folder"
-            )
-
-    def train(
-        self,
-        objective: Objective,
-        config: RunConfig,
-        progress: ProgressListener,
-        *,
-        stage: str = "train",
-        log_begins: int = 0,
-    ) -> RunState:
-        """Train, and leave the model as it was at the best step: the last where nothing is held out."""
-        trainer = Trainer(
-            objective=objective,
-            config=config,
-            folder=self.files / stage,
-            log_path=self.log_path,
-            log_begins=log_begins,
-            progress=progress,
-            stage=stage,
-        )
-        state = trainer.run().state
-        if state.best_score is None:
-            return replace(state, best_step=state.step)
-        best = load_file(self.files / stage / "best" / WEIGHTS_NAME)
-        with torch.no_grad():
-            for name, tensor in _trained(objective.model).items():
-                tensor.copy_(best[name])
-        return state
-
-    def finish(self) -> None:
-        """Remove the files of a run that has ended."""
-        with durable.storage_errors("clearing the run"):
-            shutil.rmtree(self.files)

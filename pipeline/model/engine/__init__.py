@@ -1,8 +1,8 @@
 """The transformer layer and what runs it.
 
     families ─▶ transformer ─▶ hidden states
-                 │ layer (its steps, over operations): in_place | openvino_backbone
-                 │ weights, rotary, workspace, precision
+                 │ layer (its steps, over operations of transformer or openvino_backbone)
+                 │ weights, rotary, precision
                  └ pattern (who sees whom): rectangle | packed | landmark_attention
                      └ attention
 

@@ -8,11 +8,12 @@ depend on how many texts are encoded beside it: their rounding differs by 1e-3 i
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Bool, Float, Float32
 
 SCORES_PER_STEP: Final = 1 << 20
@@ -29,6 +30,28 @@ FLOATS_PER_REGISTER: Final = 16
 
 On others it is faster by a twentieth than one to memory of its own.
 """
+
+
+class Workspace(threading.local):
+    """Buffers of a forward pass by purpose, kept between passes, as large as the largest batch needed.
+
+    On a CPU a batch's intermediate results are megabytes that the allocator would map and unmap at every
+    layer, and touching fresh pages costs about a seventh of the whole time. What one ``take`` returned is
+    overwritten by the next of the same purpose in the same thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
+
+    def take(self, purpose: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised memory of a shape."""
+        size = math.prod(shape)
+        buffer = self._buffers.get((purpose, dtype))
+        if buffer is None or buffer.numel() < size:
+            buffer = torch.empty(size, dtype=dtype, device=self._device)
+            self._buffers[purpose, dtype] = buffer
+        return buffer[:size].view(shape)
 
 
 def attend(

@@ -1,4 +1,4 @@
-"""What every transformer offers to the rest of the pipeline.
+"""What every encoder that shows states of tokens offers to the rest of the pipeline.
 
 A backbone turns token ids into last hidden states and knows nothing of chunks or pooling.
 """
@@ -6,28 +6,15 @@ A backbone turns token ids into last hidden states and knows nothing of chunks o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from copy import copy
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.projection import Projection
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
-
-
-@runtime_checkable
-class Projection(Protocol):
-    """What a checkpoint has between pooling and the vector."""
-
-    @property
-    def output_dim(self) -> int:
-        """Return the width of what it gives."""
-        ...
-
-    def __call__(self, pooled_MD: Float32[torch.Tensor, "M D"], /) -> Float32[torch.Tensor, "M E"]:
-        """Project pooled embeddings."""
-        ...
 
 
 class Backbone(ABC):
@@ -40,7 +27,8 @@ class Backbone(ABC):
     ``weights_fingerprint``: of weights, tokenizer and configuration. ``own_tensors``: the checkpoint's that
     are not the transformer's, such as a landmark mixer's. ``projection``: what stands behind the pooling;
     most have nothing. ``own_first_stage``: the backbone that embeds context documents, where the checkpoint
-    holds one of its own (CDE §4.2).
+    holds one of its own (CDE §4.2). ``takes_document_prefix``: as a first stage it was trained behind it.
+    ``lacks``: the settings of :class:`cairn.pipeline.config.EncoderConfig` that it cannot follow.
     """
 
     tokenizer: Tokenizer
@@ -58,6 +46,8 @@ class Backbone(ABC):
     device: torch.device
     projection: Projection | None = None
     own_first_stage: Backbone | None = None
+    takes_document_prefix: bool = False
+    lacks: tuple[str, ...] = ()
 
     @property
     def embedding_dim(self) -> int:
@@ -103,3 +93,20 @@ class Backbone(ABC):
         "Length-Induced Embedding Collapse"): below 1 attention is sharper, against the collapse of long texts
         onto one direction. One τ serves all layers of a call.
         """
+
+
+UnderT = TypeVar("UnderT", bound=Backbone)
+
+
+class BackboneOver(Backbone, Generic[UnderT]):
+    """A backbone that stands on another one, and has of it all attributes but its ``own``."""
+
+    def __init__(self, backbone: UnderT, own: Set[str]) -> None:
+        self._backbone = backbone
+        for name in Backbone.__annotations__.keys() - own:
+            setattr(self, name, getattr(backbone, name))
+
+    @property
+    def token_embeddings(self) -> Float32[np.ndarray, "vocabulary D"]:
+        """Return the input table, one row a token id."""
+        return self._backbone.token_embeddings

@@ -3,7 +3,7 @@
     post-norm (BERT)     x ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ + ─▶ norm
     pre-norm             x ─▶ norm ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ +
 
-:func:`run_layer` calls a small set of operations. They are implemented by ``in_place`` for inference,
+:func:`run_layer` calls a small set of operations. They are implemented by ``transformer`` for inference,
 ``openvino_backbone`` for OpenVINO, and ``pipeline/lab/differentiable`` for training. How tokens are laid out
 and which of them see one another is the operations' matter.
 
@@ -51,11 +51,9 @@ class PlainMlp:
 
     @property
     def linears(self) -> tuple[AnyLinear, AnyLinear]:
-        """Return its projections."""
         return self.up, self.down
 
     def packed(self) -> PlainMlp:
-        """Return it with its projections laid out for this processor."""
         return replace(self, up=self.up.packed(), down=self.down.packed())
 
 
@@ -69,11 +67,9 @@ class GatedMlp:
 
     @property
     def linears(self) -> tuple[AnyLinear, AnyLinear]:
-        """Return its projections."""
         return self.gate_up, self.down
 
     def packed(self) -> GatedMlp:
-        """Return it with its projections laid out for this processor."""
         return replace(self, gate_up=self.gate_up.packed(), down=self.down.packed())
 
 
@@ -97,12 +93,8 @@ class Layer:
 
     def packed(self) -> Layer:
         """Return it with its projections laid out for this processor."""
-        return replace(
-            self,
-            qkv=self.qkv.packed(),
-            attention_output=self.attention_output.packed(),
-            mlp=self.mlp.packed(),
-        )
+        output, mlp = self.attention_output.packed(), self.mlp.packed()
+        return replace(self, qkv=self.qkv.packed(), attention_output=output, mlp=mlp)
 
 
 State = TypeVar("State")
@@ -111,43 +103,23 @@ Heads = TypeVar("Heads")
 
 @runtime_checkable
 class LayerOperations(Protocol[State, Heads]):
-    """What a layer is made of, for states of one kind: tensors, or the nodes of a graph."""
+    """What a layer is made of, for states of one kind: tensors, or the nodes of a graph.
 
-    def norm(self, norm: Norm, x: State, /) -> State:
-        """Return normed states."""
-        ...
+    ``heads`` are those of queries, keys and values, which ``norm_heads`` norms each by itself and ``rotate``
+    turns by their positions, where the model has rotary ones. ``continuing`` are the states of the tokens
+    that go on after this layer's attention. ``inner`` is ``act(up(x))``, ``gated_inner`` ``act(gate(x)) ·
+    up(x)``. ``add_projection`` may overwrite its residual.
+    """
 
-    def heads(self, qkv: AnyLinear, x: State, /) -> Heads:
-        """Project states to the heads of queries, keys and values."""
-        ...
-
-    def norm_heads(self, query_norm: Norm, key_norm: Norm, heads: Heads, /) -> Heads:
-        """Norm each head of queries and of keys."""
-        ...
-
-    def rotate(self, heads: Heads, /) -> Heads:
-        """Turn queries and keys by their positions, where the model has rotary ones."""
-        ...
-
-    def attend(self, heads: Heads, /) -> State:
-        """Mix the values of all heads."""
-        ...
-
-    def continuing(self, x: State, /) -> State:
-        """Return the states of the tokens that go on after this layer's attention."""
-        ...
-
-    def inner(self, up: AnyLinear, activation: Activation, x: State, /) -> State:
-        """Return ``act(up(x))``."""
-        ...
-
-    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: State, /) -> State:
-        """Return ``act(gate(x)) · up(x)``."""
-        ...
-
-    def add_projection(self, linear: AnyLinear, x: State, residual: State, /) -> State:
-        """Return the projection added to ``residual``, which may be overwritten."""
-        ...
+    def norm(self, norm: Norm, x: State, /) -> State: ...
+    def heads(self, qkv: AnyLinear, x: State, /) -> Heads: ...
+    def norm_heads(self, query_norm: Norm, key_norm: Norm, heads: Heads, /) -> Heads: ...
+    def rotate(self, heads: Heads, /) -> Heads: ...
+    def attend(self, heads: Heads, /) -> State: ...
+    def continuing(self, x: State, /) -> State: ...
+    def inner(self, up: AnyLinear, activation: Activation, x: State, /) -> State: ...
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: State, /) -> State: ...
+    def add_projection(self, linear: AnyLinear, x: State, residual: State, /) -> State: ...
 
 
 def run_layer(

@@ -2,16 +2,13 @@
 
     ids, context ─▶ embedding ─▶ compiled graph of the layers ─▶ final norm ─▶ hidden states
 
-Only ``run_layers`` differs from the engine's, so whatever family it reads runs here, with context, local
-layers and any τ. Batches are encoded one a thread (:mod:`cairn.pipeline.model.batching`): each thread has a
-request of its own, and the runtime a stream for each. The graph is compiled in about a second when the model
-is loaded; nothing is written to a cache.
+Whatever family the engine reads runs here, with context, local layers and any τ. Batches are encoded one a
+thread: each has a request of its own, and the runtime a stream for each. The graph is compiled in about a
+second when the model is loaded; nothing is written to a cache.
 
-One writer makes the graph of every family, since a family is data. Sizes of a batch stay open, and so does
-all that depends on it: who sees whom comes in as a bias, positions as cosines and sines, τ as the scale of
-the logits. Weights are constants in float32, or in int8 with a scale for each row; the format the graph
-computes in is chosen when it is compiled. Local layers attend in blocks, as
-:mod:`cairn.pipeline.model.engine.rectangle` does.
+Sizes of a batch stay open, and so does all that depends on it: who sees whom comes in as a bias, positions as
+cosines and sines, τ as the scale of the logits. Weights are constants in float32, or in int8 with a scale for
+each row; the format the graph computes in is chosen when it is compiled. Local layers attend in blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from cairn.pipeline.model.engine.precision import resolve_precision
 from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 
 _REPORTER: Final = "openvino_telemetry"
 
@@ -84,13 +81,10 @@ class OpenVinoTransformer(Transformer):
         self.layers = []
         self._requests = threading.local()
 
-    def run_layers(
-        self, x_ND: Float[torch.Tensor, "N D"], pattern: Pattern, *, drop_lead_at: int | None
-    ) -> Float[torch.Tensor, "M D"]:
-        """See :class:`Transformer`.
-
-        Attention by another pattern than the padded rectangle raises :class:`ModelError`.
-        """
+    def encode_embedded(
+        self, x_BSD: Float32[torch.Tensor, "B S D"], pattern: Pattern
+    ) -> Float[torch.Tensor, "B T D"]:
+        """See :class:`Transformer`; another pattern than the rectangle raises :class:`ModelError`."""
         if not isinstance(pattern, _GraphRectangle):
             raise ModelError(
                 "backend openvino must be given plain attention over a row, got another kind; choose "
@@ -99,11 +93,14 @@ class OpenVinoTransformer(Transformer):
         if not hasattr(self._requests, "own"):
             self._requests.own = self._compiled.create_infer_request()
         request = self._requests.own
+        x_ND = pattern.pack(self.norm_embeddings(x_BSD))
         inputs = pattern.inputs(x_ND, {port.get_any_name() for port in self._compiled.inputs})
         request.infer(inputs, share_inputs=True)
         # A copy, because the request overwrites its output the next time.
         x_ND = torch.from_numpy(request.get_output_tensor(0).data.reshape(x_ND.shape).copy())
-        return x_ND if drop_lead_at is None else pattern.text(x_ND)
+        if pattern.drop_lead_at is not None:
+            x_ND = pattern.text(x_ND)
+        return pattern.unpack(x_ND if self.final_norm is None else self.final_norm(x_ND))
 
 
 class _GraphRectangle(Rectangle):
@@ -136,10 +133,7 @@ class _GraphRectangle(Rectangle):
 
 
 def _group_size(layers: Sequence[Layer]) -> int:
-    """Return how many numbers of a token share a scale: all products must divide into such groups.
-
-    0 if none of 16 or more does: weights alone are then int8.
-    """
+    """Return the largest group of 16 to 128 numbers that divides all products; 0 rounds weights alone."""
     widths = {
         linear.weight.shape[1]
         for layer in layers

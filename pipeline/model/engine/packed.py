@@ -49,15 +49,14 @@ class Packed(Pattern):
 
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
         if is_local in self._angles:
-            self._settings.rotary[is_local].rotate_(
-                heads_NPd, self._angles[is_local], self._settings.workspace
-            )
+            table, workspace = self._settings.rotary[is_local], self._settings.workspace
+            table.rotate_(heads_NPd, self._angles[is_local], workspace)
 
     def attend(
-        self, padded_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
+        self, heads_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
         shape = self._settings.shape
-        query, key, value = padded_NPd.split(shape.heads_by_kind, dim=1)
+        query, key, value = heads_NPd.split(shape.heads_by_kind, dim=1)
         if shape.is_causal and self._batch.num_unplaced and not drop_lead:
             return self._mix_causal(query, key, value).flatten(1)
         if not is_local or shape.local_radius is None:
@@ -81,13 +80,10 @@ class Packed(Pattern):
     ) -> Float[torch.Tensor, "N H d"]:
         """Let vectors without position see all of their kind, and the rest of a row what stands before it."""
         mixed_NHd = torch.empty_like(query)
-        mixed_NHd[self._placed_M] = self._mix(
-            query[self._placed_M], key, value, self._placed, self._all, (-1, 0)
-        )
-        unplaced_U = self._unplaced_U
-        rows = _Rows(
-            torch.full((len(self._batch.lengths_B),), self._batch.num_unplaced), self._settings.device
-        )
+        placed_M, unplaced_U = self._placed_M, self._unplaced_U
+        mixed_NHd[placed_M] = self._mix(query[placed_M], key, value, self._placed, self._all, (-1, 0))
+        lengths_B = torch.full((len(self._batch.lengths_B),), self._batch.num_unplaced)
+        rows = _Rows(lengths_B, self._settings.device)
         mixed_NHd[unplaced_U] = self._mix(
             query[unplaced_U], key[unplaced_U], value[unplaced_U], rows, rows, (-1, -1)
         )

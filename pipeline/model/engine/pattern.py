@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.rotary import RotaryTable
-from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Float, Int64
 
 
@@ -91,7 +91,12 @@ class Batch:
 
 
 class Pattern(ABC):
-    """A batch laid out as N tokens; P heads are those of queries, keys and values together."""
+    """A batch laid out as N tokens; P heads are those of queries, keys and values together.
+
+    ``drop_lead_at`` is the layer behind whose attention only the text goes on, None where there is no lead.
+    """
+
+    drop_lead_at: int | None = None
 
     def __init__(self, batch: Batch, settings: PassSettings) -> None:
         self._batch = batch
@@ -105,17 +110,13 @@ class Pattern(ABC):
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
         """Return the text's vectors in rows; positions after a row's length hold no meaning."""
 
-    def margins(self, *, is_local: bool) -> tuple[int, int]:  # noqa: ARG002 - asked by patterns that work in blocks
-        """Return how many rows of zeros ``attend`` wants before and after the tokens."""
-        return 0, 0
-
     @abstractmethod
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
         """Turn queries and keys by their positions, in place, where the model has rotary ones."""
 
     @abstractmethod
     def attend(
-        self, padded_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
+        self, heads_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
         """Mix the values of one layer and return ``M D``.
 

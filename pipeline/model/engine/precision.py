@@ -35,12 +35,10 @@ def _cpu_flags() -> frozenset[str]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
     try:
-        lines = _CPU_INFO.read_text().splitlines()
+        lines = [line for line in _CPU_INFO.read_text().splitlines() if line.startswith("flags")]
     except OSError:
         return frozenset()
-    return next(
-        (frozenset(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), frozenset()
-    )
+    return frozenset(lines[0].partition(":")[2].split() if lines else ())
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
@@ -67,8 +65,6 @@ def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype
 
 def default_device() -> torch.device:
     """Return the current CUDA device when there is one, else the CPU."""
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -8,11 +8,9 @@ the batch is long: a block of queries sees its own keys and ``radius`` around.
     keys of block g                            ◀ radius ▔▔▔▔▔▔▔▔▔ radius ▶
 
 A mask takes back what a block sees too much: tokens further than the radius, other rows, padding. Keys and
-values of neighbouring blocks overlap in memory and are never copied. Exact to the masked full product.
-
-Context vectors have no position, so they are in no token's window and no token is in theirs: in a local layer
-each sees itself alone, and only global layers carry context to text. Padding sees itself too, so that its
-outputs stay finite.
+values of neighbouring blocks overlap in memory. Context vectors have no position, so in a local layer each
+sees itself alone, and only global layers carry context to text. Padding sees itself too, so that its outputs
+stay finite.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ from typing import Final
 
 import numpy as np
 import torch
-from cairn.pipeline.model.engine.attention import attend, bias_where
+from cairn.pipeline.model.engine.attention import Workspace, attend, bias_where
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
-from cairn.pipeline.model.engine.workspace import Workspace
 from jaxtyping import Float, Int64
 
 
@@ -51,29 +48,21 @@ class Rectangle(Pattern):
     def unpack(self, x_MD: Float[torch.Tensor, "M D"]) -> Float[torch.Tensor, "B T D"]:
         return x_MD.view(len(self._batch.lengths_B), self._batch.num_tokens, -1)
 
-    def margins(self, *, is_local: bool) -> tuple[int, int]:
-        return (self._window.lead, self._window.trail) if is_local and self._window else (0, 0)
-
     def rotate_(self, heads_NPd: Float[torch.Tensor, "N P d"], *, is_local: bool) -> None:
         if is_local in self._angles:
-            rows_BSPd = heads_NPd.view(-1, self._batch.width, *heads_NPd.shape[1:])
-            self._settings.rotary[is_local].rotate_(
-                rows_BSPd, self._angles[is_local], self._settings.workspace
-            )
+            rows_BSPd, settings = heads_NPd.view(-1, self._batch.width, *heads_NPd.shape[1:]), self._settings
+            settings.rotary[is_local].rotate_(rows_BSPd, self._angles[is_local], settings.workspace)
 
     def attend(
-        self, padded_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
+        self, heads_NPd: Float[torch.Tensor, "N P d"], _layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
-        shape, workspace, temperature = (
-            self._settings.shape,
-            self._settings.workspace,
-            self._settings.temperature,
-        )
+        settings, shape = self._settings, self._settings.shape
+        workspace, temperature = settings.workspace, settings.temperature
         if is_local and self._window:
-            heads_N3Hd = padded_NPd.view(-1, 3, shape.num_heads, shape.head_dim)
+            heads_N3Hd = heads_NPd.view(-1, 3, shape.num_heads, shape.head_dim)
             mixed_ND = self._window.attend(heads_N3Hd, workspace, temperature)
             return self.text(mixed_ND) if drop_lead else mixed_ND
-        rows_BPSd = padded_NPd.view(-1, self._batch.width, *padded_NPd.shape[1:]).transpose(1, 2)
+        rows_BPSd = heads_NPd.view(-1, self._batch.width, *heads_NPd.shape[1:]).transpose(1, 2)
         query, key, value = rows_BPSd.split(shape.heads_by_kind, dim=1)
         bias, skip = self._bias, self._batch.num_lead if drop_lead else 0
         if bias is not None and bias.shape[2] > 1:
@@ -105,11 +94,7 @@ MIN_BLOCK: Final = 16
 
 
 class LocalWindow:
-    """The window of one batch of B equally wide rows; made once, used by all its local layers.
-
-    ``lead`` and ``trail`` are how many rows of zeros the caller keeps before and after the tokens of its q,
-    k, v.
-    """
+    """The window of one batch of B equally wide rows; made once, used by all its local layers."""
 
     def __init__(
         self,
@@ -127,7 +112,6 @@ class LocalWindow:
         self.num_keys = self.block + 2 * radius
         self.is_blocked = width > self.num_keys
         if not self.is_blocked:
-            self.lead = self.trail = 0
             # Rows of one length share one mask.
             tags_BS = _row_tags(lengths_B if is_padded else lengths_B[:1], num_tokens, num_context, device)
             self.bias = bias_where(_seen(tags_BS[:, :, None], tags_BS[:, None, :], 0, radius)[:, None])
@@ -135,8 +119,9 @@ class LocalWindow:
         tags_BS = _row_tags(lengths_B, num_tokens, num_context, device)
         num_all = num_rows * width
         self.num_blocks = -(-num_all // self.block)
-        self.lead, self.trail = radius, self.num_blocks * self.block - num_all + radius
-        tags = torch.full((self.lead + num_all + self.trail,), -1, device=device)
+        # So many rows of zeros stand before the tokens, and the rest of the last block and as many behind.
+        self.lead, self.num_padded = radius, self.num_blocks * self.block + 2 * radius
+        tags = torch.full((self.num_padded,), -1, device=device)
         tags[radius : radius + num_all] = tags_BS.reshape(-1)
         keys_GK = tags.unfold(0, self.num_keys, self.block)
         queries_Gb = tags[radius : radius + self.num_blocks * self.block].view(-1, self.block)
@@ -145,22 +130,22 @@ class LocalWindow:
     def attend(
         self, qkv_N3Hd: Float[torch.Tensor, "N 3 H d"], workspace: Workspace, temperature: float = 1.0
     ) -> Float[torch.Tensor, "M D"]:
-        """Mix values inside the window.
-
-        ``qkv`` has ``lead`` and ``trail`` rows around the tokens, the result has only the tokens.
-        """
+        """Mix values inside the window."""
         num_heads, head_dim = qkv_N3Hd.shape[2:]
         if not self.is_blocked:
             query, key, value = qkv_N3Hd.view(-1, self._width, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4)
             return attend(query, key, value, self.bias, workspace, temperature).reshape(
                 -1, num_heads * head_dim
             )
-        step = qkv_N3Hd.stride(0)
-        num_inside = self.num_blocks * self.block
+        num_tokens, num_inside, end = len(qkv_N3Hd), self.num_blocks * self.block, self.lead + len(qkv_N3Hd)
+        padded_N3Hd = workspace.take("padded", (self.num_padded, *qkv_N3Hd.shape[1:]), qkv_N3Hd.dtype)
+        padded_N3Hd[: self.lead].zero_()
+        padded_N3Hd[self.lead : end] = qkv_N3Hd
+        padded_N3Hd[end:].zero_()
+        step = padded_N3Hd.stride(0)
 
         def blocks(part: int, first: int, length: int) -> torch.Tensor:
-            source = qkv_N3Hd[first:, part]
-            return source.as_strided(
+            return padded_N3Hd[first:, part].as_strided(
                 (self.num_blocks, num_heads, length, head_dim), (self.block * step, head_dim, step, 1)
             )
 
@@ -168,7 +153,7 @@ class LocalWindow:
         mixed = attend(
             query, blocks(1, 0, self.num_keys), blocks(2, 0, self.num_keys), self.bias, workspace, temperature
         )
-        return mixed.reshape(num_inside, num_heads * head_dim)[: len(qkv_N3Hd) - self.lead - self.trail]
+        return mixed.reshape(num_inside, num_heads * head_dim)[:num_tokens]
 
 
 def _row_tags(

@@ -3,16 +3,29 @@
 Halves are paired, dimension i with i + d/2, as all published encoders here have it. Text positions start at 0
 unless told otherwise. Context vectors in front of the text have no position: their queries and keys are not
 turned, so their order does not matter (CDE §10.4). Tables are in float32 and made once, for the positions the
-model has.
+model has. A configuration may stretch frequencies to longer texts, in one of the ways that are constant over
+the length of a text; those that change with it or also scale the attention (dynamic, yarn, longrope) are
+refused.
+
+    default   f                                     f of pair i: base^(-2 i / d)
+    linear    f / factor
+    llama3    f where waves are short, f / factor where they are long, a blend between
+    ntk       base * factor and f / factor^(2/d); with ``mixed_b`` the plain base and f / e^(a m^b) of pair m
+
+Source: Su, "Rectified NTK-RoPE" (fixed and mixed, as GTE publishes them); Llama 3.1's published
+configuration.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.attention import Workspace
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Float, Float32, Int64
 
 
@@ -75,3 +88,88 @@ class RotaryTable:
         torch.mul(old_second, cos, out=new_second).addcmul_(old_first, sin)
         first.copy_(new_first)
         second.copy_(new_second)
+
+
+_KINDS: Final = ("default", "linear", "llama3", "ntk")
+
+
+def read_rotary(
+    checkpoint: Checkpoint,
+    rotary_dim: int,
+    num_positions: int,
+    device: torch.device,
+    default_theta: float = 10_000.0,
+) -> RotaryTable:
+    """Read today's ``rope_parameters`` or the older ``rope_scaling`` beside ``rope_theta``.
+
+    A kind that is not built raises :class:`ModelError`.
+    """
+    parameters = {**_mapping(checkpoint, "rope_scaling"), **_mapping(checkpoint, "rope_parameters")}
+    theta = _number(parameters, "rope_theta", checkpoint.number("rope_theta", default=default_theta))
+    partial = checkpoint.number("partial_rotary_factor", default=1.0)
+    rotated = _number(parameters, "partial_rotary_factor", partial)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in _KINDS or rotated != 1.0:
+        raise ModelError(
+            f"rotary positions must be of a kind among {', '.join(_KINDS)} over the whole head, got "
+            f"{kind!r} over {rotated:g} of it; choose another model"
+        )
+    stretch: Stretch | None = None
+    factor = 1.0 if kind == "default" else _number(parameters, "factor")
+    if kind == "linear":
+        stretch = lambda frequencies_E: frequencies_E / factor  # noqa: E731
+    elif kind == "llama3":
+        stretch = _llama3(parameters, factor, checkpoint.config.get("max_position_embeddings"))
+    elif factor > 1 and parameters.get("mixed_b") is not None:
+        stretch = _mixed_ntk(factor, _number(parameters, "mixed_b"))
+    elif factor > 1:  # the published code stretches by no other
+        theta *= factor
+        stretch = lambda frequencies_E: frequencies_E / factor ** (1 / len(frequencies_E))  # noqa: E731
+    return RotaryTable(
+        rotary_dim=rotary_dim, theta=theta, num_positions=num_positions, device=device, stretch=stretch
+    )
+
+
+def _mapping(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
+    value: Any = checkpoint.config.get(name) or {}
+    if not isinstance(value, dict):
+        raise ModelError(
+            f"{name} of the model must hold settings by name, got {value!r}; fetch config.json again"
+        )
+    return value
+
+
+def _number(parameters: Mapping[str, Any], name: str, default: Any = None) -> float:
+    value: Any = parameters.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(
+            f"{name} of the model's rotary positions must be a positive number, got {value!r}; fetch "
+            "config.json again"
+        )
+    return float(value)
+
+
+def _llama3(parameters: Mapping[str, Any], factor: float, max_positions: Any) -> Stretch:
+    trained = _number(parameters, "original_max_position_embeddings", max_positions)
+    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    if not low < high:
+        raise ModelError(
+            f"low_freq_factor must be below high_freq_factor, got {low:g} and {high:g}; fetch "
+            "config.json again"
+        )
+
+    def stretch(frequencies_E: torch.Tensor) -> torch.Tensor:
+        waves_in_text_E = trained * frequencies_E / (2 * math.pi)
+        kept_E = ((waves_in_text_E - low) / (high - low)).clamp(0.0, 1.0)
+        return frequencies_E * (kept_E + (1 - kept_E) / factor)
+
+    return stretch
+
+
+def _mixed_ntk(factor: float, power: float) -> Stretch:
+    def stretch(frequencies_E: torch.Tensor) -> torch.Tensor:
+        numbers_E = torch.arange(1, len(frequencies_E) + 1, dtype=torch.float32)
+        return frequencies_E / torch.exp(math.log(factor) * (numbers_E / len(frequencies_E)) ** power)
+
+    return stretch

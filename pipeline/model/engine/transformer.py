@@ -4,35 +4,33 @@
                            ▲                      ▲
                  context, soft prompt         pattern: who sees whom
 
-A family module reads its published configuration and weights into ``Layer`` s and an ``Embedding``. What
-differs between families is data here: where norms stand, which norm, rotary or absolute positions, local
+What differs between families is data here: where norms stand, which norm, rotary or absolute positions, local
 layers, shared key and value heads, plain or gated feed-forward. Same mathematics as the published models,
-exact to 1e-5 in fp32.
-
-After the last layer that can show the lead to the text, only the text goes on. No dropout, no token types but
-0. What a checkpoint holds beside its transformer is read above the engine, from ``own_tensors``.
+exact to 1e-5 in fp32. No dropout, no token types but 0. What a checkpoint holds beside its transformer is
+read above the engine, from ``own_tensors``.
 
     B rows   S vectors of a row, lead and text   T text tokens   N vectors of a batch   M of its texts
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.engine.in_place import InPlaceOperations
-from cairn.pipeline.model.engine.layer import Layer, run_layer
+from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
 from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern, Shape
 from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.rotary import RotaryTable
-from cairn.pipeline.model.engine.weights import Norm
-from cairn.pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.weights import AnyLinear, Norm
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from jaxtyping import Float, Float32, Int64
 
@@ -102,10 +100,7 @@ class Transformer(Backbone):
         )
 
     def pack(self) -> None:
-        """Lay the layers' weights out as this processor multiplies them, one layer after another.
-
-        The plain ones go.
-        """
+        """Lay the layers' weights out as this processor multiplies them; the plain ones go one by one."""
         for index, layer in enumerate(self.layers):
             self.layers[index] = layer.packed()
 
@@ -114,7 +109,6 @@ class Transformer(Backbone):
         """Return the input table, one row a token id."""
         return self.embedding.tokens_VD.cpu().numpy()
 
-    @torch.inference_mode()
     def hidden_states(
         self,
         ids_BT: Int64[np.ndarray, "B T"],
@@ -122,14 +116,15 @@ class Transformer(Backbone):
         context_CD: Float32[np.ndarray, "C D"] | None = None,
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
-        x_BSD = self.embed_tokens(ids_BT)
-        num_context = 0
-        if context_CD is not None:
-            num_context = len(context_CD)
-            x_BSD = torch.cat([self.embed_context(context_CD).expand(len(x_BSD), -1, -1), x_BSD], dim=1)
-        return self.encode_embedded(
-            x_BSD, lengths_B, num_lead=num_context, num_unplaced=num_context, temperature=temperature
+        num_lead = 0 if context_CD is None else len(context_CD)
+        batch = Batch(
+            lengths_B=lengths_B, num_tokens=ids_BT.shape[1], num_lead=num_lead, num_unplaced=num_lead
         )
+        with torch.inference_mode():
+            x_BSD = self.embed_tokens(ids_BT)
+            if context_CD is not None:
+                x_BSD = torch.cat([self.embed_context(context_CD).expand(len(x_BSD), -1, -1), x_BSD], dim=1)
+            return self.encode_embedded(x_BSD, self.pattern_of(batch, temperature))
 
     def embed_tokens(self, ids_BT: Int64[np.ndarray, "B T"]) -> Float32[torch.Tensor, "B T D"]:
         """Look tokens up, with position and type, before the embedding norm.
@@ -155,44 +150,28 @@ class Transformer(Backbone):
         """Apply the embedding norm, where the family has one."""
         return x_BSD if self.embedding.norm is None else self.embedding.norm(x_BSD)
 
-    def encode_embedded(
-        self,
-        x_BSD: Float32[torch.Tensor, "B S D"],
-        lengths_B: Int64[np.ndarray, " B"],
-        *,
-        num_lead: int,
-        num_unplaced: int,
-        first_position: int = 0,
-        temperature: float = 1.0,
-    ) -> Float[torch.Tensor, "B T D"]:
-        """Run the layers over input embeddings and return the states of the text.
+    def pattern_of(self, batch: Batch, temperature: float = 1.0) -> Pattern:
+        """Return how a batch is laid out and who sees whom in it.
 
-        ``num_lead`` vectors stand before every row's text; the first ``num_unplaced`` of them have no
-        position, so their order does not matter and local layers do not show them to the text; positions of
-        the others and the text count from ``first_position``.
+        After the last layer that can show the lead to the text, only the text goes on. Raise
+        :class:`ModelError` for rows that are too long, or a lead that no layer could show.
         """
-        if num_unplaced and self._last_global < 0:
+        if batch.num_unplaced and self._last_global < 0:
             raise ModelError(
                 "a model that reads context must have a global layer, got local ones only; go on without "
                 "context"
             )
-        num_positions = first_position + x_BSD.shape[1] - num_unplaced
+        num_positions = batch.first_position + batch.num_placed + batch.num_tokens
         if num_positions > self.max_positions:
             raise ModelError(
                 f"a row must have at most {self.max_positions} positions, got {num_positions}; choose a "
                 "smaller window"
             )
-        batch = Batch(
-            lengths_B=lengths_B,
-            num_tokens=x_BSD.shape[1] - num_lead,
-            num_lead=num_lead,
-            num_unplaced=num_unplaced,
-            first_position=first_position,
-        )
-        # A lead with positions is in the windows of local layers too.
-        last_read = self._last_global if num_unplaced == num_lead else self.num_layers - 1
         pattern = self.pattern_type(batch, self.pass_settings(temperature))
-        return self.encode_pattern(x_BSD, pattern, drop_lead_at=last_read if num_lead else None)
+        if batch.num_lead:
+            # A lead with positions is in the windows of local layers too.
+            pattern.drop_lead_at = self.num_layers - 1 if batch.num_placed else self._last_global
+        return pattern
 
     def pass_settings(self, temperature: float) -> PassSettings:
         """Return what every pattern of this model needs to know."""
@@ -204,24 +183,130 @@ class Transformer(Backbone):
             device=self.device,
         )
 
-    def encode_pattern(
-        self, x_BSD: Float32[torch.Tensor, "B S D"], pattern: Pattern, *, drop_lead_at: int | None = None
+    def encode_embedded(
+        self, x_BSD: Float32[torch.Tensor, "B S D"], pattern: Pattern
     ) -> Float[torch.Tensor, "B T D"]:
-        """Run input embeddings through embedding norm, layers and final norm under a pattern of one's own."""
-        x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
-        x_ND = self.run_layers(x_ND, pattern, drop_lead_at=drop_lead_at)
-        return pattern.unpack(x_ND if self.final_norm is None else self.final_norm(x_ND))
+        """Run input embeddings through embedding norm, layers and final norm; return the text's states.
 
-    def run_layers(
-        self, x_ND: Float[torch.Tensor, "N D"], pattern: Pattern, *, drop_lead_at: int | None
-    ) -> Float[torch.Tensor, "M D"]:
-        """Pass tokens through all layers, without the final norm; ``x`` may be overwritten."""
-        for index in range(len(self.layers)):
-            layer, drop_lead = self.layers[index], index == drop_lead_at
+        ``x`` may be overwritten.
+        """
+        x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
+        for index, layer in enumerate(self.layers):
+            drop_lead = index == pattern.drop_lead_at
             operations = InPlaceOperations(
                 layer, index, pattern, self.shape, self.workspace, drop_lead=drop_lead
             )
             x_ND = run_layer(layer, x_ND, operations, norm_first=self.shape.norm_first)
             if drop_lead:
                 pattern = pattern.without_lead()
-        return x_ND
+        return pattern.unpack(x_ND if self.final_norm is None else self.final_norm(x_ND))
+
+
+_ACTIVATE: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "gelu": torch.ops.aten.gelu_.default,
+    "tanh_gelu": partial(torch.ops.aten.gelu_.default, approximate="tanh"),
+    "relu": F.relu_,
+    "silu": partial(F.silu, inplace=True),
+}
+_OF_ONEDNN: Final[Mapping[Activation | None, tuple[str, str]]] = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "tanh_gelu": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+}
+"""The name and the variant that oneDNN knows an activation by."""
+
+
+class InPlaceOperations:
+    """A layer's operations for inference, in the workspace's memory, with what oneDNN fuses.
+
+    One product makes query, key and value. A plain activation is part of its product where oneDNN multiplies,
+    in place elsewhere. Residuals are added by the product itself. Tokens are ``N D``, heads ``N P d``, P of
+    all three kinds. ``drop_lead`` lets only the text go on after this layer's attention.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        index: int,
+        pattern: Pattern,
+        shape: Shape,
+        workspace: Workspace,
+        *,
+        drop_lead: bool = False,
+    ) -> None:
+        self._index = index
+        self._is_local = layer.is_local
+        self._pattern = pattern
+        self._shape = shape
+        self._workspace = workspace
+        self._drop_lead = drop_lead
+
+    def norm(self, norm: Norm, x_ND: torch.Tensor) -> torch.Tensor:
+        return norm(x_ND)
+
+    def heads(self, qkv: AnyLinear, x_ND: torch.Tensor) -> torch.Tensor:
+        heads = project(qkv, x_ND, self._workspace, "qkv")
+        return heads.view(len(heads), -1, self._shape.head_dim)
+
+    def norm_heads(self, query_norm: Norm, key_norm: Norm, heads_NPd: torch.Tensor) -> torch.Tensor:
+        query, key, _ = heads_NPd.split(self._shape.heads_by_kind, dim=1)
+        query.copy_(query_norm(query))
+        key.copy_(key_norm(key))
+        return heads_NPd
+
+    def rotate(self, heads_NPd: torch.Tensor) -> torch.Tensor:
+        num_rotated = self._shape.num_heads + self._shape.num_key_value_heads
+        self._pattern.rotate_(heads_NPd[:, :num_rotated], is_local=self._is_local)
+        return heads_NPd
+
+    def attend(self, heads_NPd: torch.Tensor) -> torch.Tensor:
+        return self._pattern.attend(
+            heads_NPd, self._index, is_local=self._is_local, drop_lead=self._drop_lead
+        )
+
+    def continuing(self, x_ND: torch.Tensor) -> torch.Tensor:
+        return self._pattern.text(x_ND) if self._drop_lead else x_ND
+
+    def inner(self, up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
+        return project(up, x_ND, self._workspace, "inner", activation)
+
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
+        gate_NI, up_NI = project(gate_up, x_ND, self._workspace, "inner").chunk(2, dim=1)
+        return _ACTIVATE[activation](gate_NI).mul_(up_NI)
+
+    def add_projection(
+        self, linear: AnyLinear, x_NE: torch.Tensor, residual_ND: torch.Tensor
+    ) -> torch.Tensor:
+        return add_projection(linear, x_NE, residual_ND)
+
+
+def project(
+    linear: AnyLinear,
+    x_ND: torch.Tensor,
+    workspace: Workspace,
+    purpose: str,
+    activation: Activation | None = None,
+) -> torch.Tensor:
+    """Return the activated projection, in the workspace's memory unless oneDNN brings its own."""
+    weight = linear.weight
+    if weight.is_mkldnn:
+        name, variant = _OF_ONEDNN[activation]
+        return torch.ops.mkldnn._linear_pointwise(x_ND, weight, linear.bias, name, [], variant)
+    out = workspace.take(purpose, (x_ND.shape[0], weight.shape[0]), x_ND.dtype)
+    if linear.bias is None:
+        torch.mm(x_ND, weight.t(), out=out)
+    else:
+        torch.addmm(linear.bias, x_ND, weight.t(), out=out)
+    return out if activation is None else _ACTIVATE[activation](out)
+
+
+def add_projection(linear: AnyLinear, x_NE: torch.Tensor, residual_ND: torch.Tensor) -> torch.Tensor:
+    """Return the projection added to ``residual``, which may be overwritten."""
+    weight = linear.weight
+    if weight.is_mkldnn:
+        return torch.ops.mkldnn._linear_pointwise.binary(x_NE, residual_ND, weight, linear.bias, "add")
+    if linear.bias is not None:
+        residual_ND.add_(linear.bias)
+    return residual_ND.addmm_(x_NE, weight.t())

@@ -97,10 +97,7 @@ def stack_rows(linears: Sequence[AnyLinear]) -> AnyLinear:
 
 
 def require_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of plain floating-point numbers.
-
-    Others, such as quantised ones, mean nothing without their scales.
-    """
+    """Return a tensor of plain floating-point numbers; quantised ones mean nothing without their scales."""
     if tensor.dtype not in _FLOATS:
         kinds, got = (
             ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -161,8 +158,8 @@ class WeightReader:
             )
         self._prefix = names[0].removesuffix(anchor)
         self._tensors = tensors
-        self._device = device
-        self._dtype = dtype
+        self.device = device
+        self.dtype = dtype
         self._epsilon = epsilon
         self._kind: Literal["layer", "rms"] = kind
         self._read: set[str] = set()
@@ -189,7 +186,7 @@ class WeightReader:
                 "its config.json"
             )
         self._read.add(self._prefix + name)
-        return require_floats(name, tensor).to(device=self._device, dtype=dtype)
+        return require_floats(name, tensor).to(device=self.device, dtype=dtype)
 
     def require_all_read(self, part: str) -> None:
         """Raise :class:`ModelError` for tensors below ``part`` that the family has no place for."""
@@ -205,15 +202,15 @@ class WeightReader:
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool) -> AnyLinear:
         """Return ``name.weight``, quantised where the file has it so, and ``name.bias`` when there is one."""
-        bias_E = self.read(f"{name}.bias", shape[:1], self._dtype) if bias else None
+        bias_E = self.read(f"{name}.bias", shape[:1], self.dtype) if bias else None
         matrix = self._quantized(f"{name}.weight", shape)
         if matrix is not None:
-            return QuantizedLinear(matrix=matrix, dtype=self._dtype, bias=bias_E)
-        return Linear(weight=self.read(f"{name}.weight", shape, self._dtype), bias=bias_E)
+            return QuantizedLinear(matrix=matrix, dtype=self.dtype, bias=bias_E)
+        return Linear(weight=self.read(f"{name}.weight", shape, self.dtype), bias=bias_E)
 
     def stacked(self, names: Sequence[str], rows: Sequence[int], width: int, *, bias: bool) -> AnyLinear:
-        """Return projections of one input, of so many rows each, one below the other."""
-        parts = zip(names, rows, strict=True)
+        """Return projections of one input, of so many rows each, one below the other; one name holds all."""
+        parts = zip(names, rows if len(names) > 1 else [sum(rows)], strict=True)
         return stack_rows([self.linear(name, (size, width), bias=bias) for name, size in parts])
 
     def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix | None:
@@ -224,11 +221,11 @@ class WeightReader:
         if matrix is None or matrix.shape != shape:
             return None
         self._read.add(self._prefix + name)
-        return matrix.to(self._device)
+        return matrix.to(self.device)
 
     def norm(self, name: str, width: int, dtype: torch.dtype | None = None, *, bias: bool = True) -> Norm:
         """Return the norm of a width; RMSNorm has no bias."""
-        dtype = dtype or self._dtype
+        dtype = dtype or self.dtype
         return Norm(
             weight=self.read(f"{name}.weight", (width,), dtype),
             bias=self.read(f"{name}.bias", (width,), dtype) if bias and self._kind == "layer" else None,

@@ -4,17 +4,17 @@ Knows the two published layouts: Hugging Face (config.json, model.safetensors, t
 large models split their weights over several files that model.safetensors.index.json names) and
 sentence-transformers (modules.json naming the folder of the transformer and the modules behind it). A third
 one is ours: a folder of nothing but what was trained beside a transformer, whose cairn_config.json names that
-transformer as its base, with the hash of its weights. It says what lies there; what to make of the tensors is
-the backbone's business, and which settings follow from a folder that of ``model_defaults``.
+transformer as its base, with the hash of its weights.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,14 +22,11 @@ import torch
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.late_interaction import LateInteraction
 from cairn.pipeline.model.folders.model_defaults import Base, base_of_folder
+from cairn.pipeline.model.folders.model_types import STATIC
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
-from cairn.pipeline.model.folders.quantized_weights import (
-    QUANTIZED_NAME,
-    quantized_tensors,
-    require_described,
-)
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     Step,
@@ -37,21 +34,34 @@ from cairn.pipeline.model.folders.sentence_transformers_folder import (
     read_sentence_transformers_folder,
     steps_fingerprint,
 )
+from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, normalizers
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
 
 WEIGHTS_NAME: Final = "model.safetensors"
 WEIGHTS_INDEX_NAME: Final = "model.safetensors.index.json"
 EXTRA_NAME: Final = "cairn_extra.safetensors"
-"""Tensors of ours beside a stock model's: a latent attention, landmark gates, a landmark mixer."""
+"""Tensors of ours beside a stock model's: a latent attention, a null token, a landmark mixer."""
+
+QUANTIZED_NAME: Final = "cairn_quantized.safetensors"
+"""Stands in place of ``model.safetensors``; another library says that this is missing and computes nothing.
+
+    NAME                        a tensor as published, such as embeddings, norms and biases
+    NAME.codes NAME.scales      a quantised matrix (``pipeline/quantized_matrix.py``)
+    NAME.zeros                  the same, of int4
+"""
+DESCRIPTION_NAME: Final = "cairn_quantized.json"
+"""Holds the version of that layout and the file's SHA-256."""
+QUANTIZED_VERSION: Final = 1
 
 _COPIED_BYTES: Final = 1 << 16
 """Tensors smaller than this, such as norms and biases, are copied when weights are read."""
 
 _COPIES_KEPT: Final = ContextVar("copies_kept", default=False)
 
+_NORM_PARTS: Final = {"gamma": "weight", "beta": "bias"}
 _TOKEN_NAMES: Final = {
     "cls": (("cls_token", "bos_token"), ("[CLS]", "<s>", "<bos>", "<|begin_of_text|>")),
     "landmark": (("sep_token", "eos_token"), ("[SEP]", "</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>")),
@@ -74,6 +84,7 @@ class Checkpoint:
     landmark_id: int
     pad_id: int
     steps: tuple[Step, ...] = ()
+    late: LateInteraction | None = None
     extra_path: Path | None = None
     weights_sha256: str
     fingerprint: str
@@ -102,19 +113,22 @@ class Checkpoint:
         return int(self.number(*names, default=default))
 
 
-def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
+def read_checkpoint(
+    folder: Path, extra_path: Path | None = None, modules: SentenceTransformersFolder | None = None
+) -> Checkpoint:
     """Read a model folder; raise :class:`ModelError` for one that is incomplete, damaged or unsafe to read.
 
-    ``extra_path`` stands for the folder's own file of our tensors.
+    ``extra_path`` stands for the folder's own file of our tensors, ``modules`` for what the folder says.
     """
-    if extra_path is None and (base := base_of_folder(folder)) is not None:
+    if extra_path is None and modules is None and (base := base_of_folder(folder)) is not None:
         return _on_base(folder, base)
-    modules = read_sentence_transformers_folder(folder) or SentenceTransformersFolder(transformer=folder)
+    described = modules or read_sentence_transformers_folder(folder)
+    modules = described or SentenceTransformersFolder(transformer=folder)
     extra_path = extra_path or folder / EXTRA_NAME
     folder = modules.transformer
-    config = read_json(folder / "config.json")
+    config = {"model_type": STATIC} if modules.is_static else read_json(folder / "config.json")
     tokenizer_path, weights_paths = _require(folder / "tokenizer.json"), _weights_paths(folder)
-    tokenizer = _read_tokenizer(tokenizer_path)
+    tokenizer = read_tokenizer(tokenizer_path)
     if lowercases := modules.lowercases and _normalized(tokenizer, "A") != "a":
         own: Any = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
@@ -130,17 +144,21 @@ def read_checkpoint(folder: Path, extra_path: Path | None = None) -> Checkpoint:
         added["steps"] = steps_fingerprint(modules.steps)
     if lowercases:
         added["lowercases"] = True
-    cls_id, landmark_id, pad_id = _special_tokens(folder, tokenizer)
+    if modules.late is not None:
+        added["late"] = asdict(modules.late)
+        _mark(tokenizer, modules.late.markers)
+    cls_id, landmark_id, pad_id = (None, 0, 0) if modules.is_static else _special_tokens(folder, tokenizer)
     special = {"cls": cls_id, "landmark": landmark_id, "pad": pad_id}
     return Checkpoint(
         folder=folder,
         config=config,
-        tensors=quantized_tensors(stored) if weights_paths[0].name == QUANTIZED_NAME else stored,
+        tensors=_quantized_tensors(stored) if weights_paths[0].name == QUANTIZED_NAME else stored,
         tokenizer=tokenizer,
         cls_id=cls_id,
         landmark_id=landmark_id,
         pad_id=pad_id,
         steps=modules.steps,
+        late=modules.late,
         extra_path=extra_path if extra_path.is_file() else None,
         weights_sha256=weights_sha256,
         fingerprint=fingerprint(
@@ -179,9 +197,8 @@ def _on_base(folder: Path, base: Base) -> Checkpoint:
     checkpoint = read_checkpoint(base_folder, None if has_projection_alone else _require(folder / EXTRA_NAME))
     if checkpoint.weights_sha256 != base.weights_sha256:
         raise ModelError(
-            f"the model in {folder} was trained for {base.model!r} with weights {base.weights_sha256}, "
-            f"got {checkpoint.weights_sha256}; "
-            "restore those, or train it for these"
+            f"the model in {folder} was trained for {base.model!r} with weights {base.weights_sha256}, got "
+            f"{checkpoint.weights_sha256}; restore those, or train it for these"
         )
     return checkpoint
 
@@ -190,7 +207,7 @@ def _weights_paths(folder: Path) -> list[Path]:
     """Return the one file of weights, else the quantised one, else all that the index names."""
     quantized = folder / QUANTIZED_NAME
     if quantized.is_file() and not (folder / WEIGHTS_NAME).is_file():
-        require_described(quantized)
+        _require_described(quantized)
         return [quantized]
     if (folder / WEIGHTS_NAME).is_file() or not (folder / WEIGHTS_INDEX_NAME).is_file():
         return [_require(folder / WEIGHTS_NAME)]
@@ -206,6 +223,35 @@ def _weights_paths(folder: Path) -> list[Path]:
             "the model again"
         )
     return [_require(folder / name) for name in sorted(names)]
+
+
+def _require_described(path: Path) -> None:
+    """Raise :class:`ModelError` for a file of another version, or that is not as it was written."""
+    description: Any = read_json(path.parent / DESCRIPTION_NAME)
+    if description.get("version") != QUANTIZED_VERSION:
+        raise ModelError(
+            f"{DESCRIPTION_NAME} must be of version {QUANTIZED_VERSION}, got {description.get('version')!r}; "
+            "compress the model again"
+        )
+    if description.get("sha256") != durable.sha256_of_file(path):
+        raise ModelError(
+            f"{path.name} of the model must have the SHA-256 that {DESCRIPTION_NAME} gives, got another; "
+            "copy or compress the model again"
+        )
+
+
+def _quantized_tensors(stored: Mapping[str, torch.Tensor]) -> QuantizedTensors:
+    """Return what the file holds; a matrix that is there whole, too, as one trained since, is read whole."""
+    matrices: dict[str, QuantizedMatrix] = {}
+    for name in stored:
+        if name.endswith(".codes"):
+            base = name.removesuffix(".codes")
+            matrices[base] = QuantizedMatrix(
+                codes=stored[name], scales_EG=stored[f"{base}.scales"], zeros_EG=stored.get(f"{base}.zeros")
+            )
+    parts = {f"{base}.{part}" for base in matrices for part in ("codes", "scales", "zeros")}
+    plain = {name: tensor for name, tensor in stored.items() if name not in parts}
+    return QuantizedTensors(plain, {name: each for name, each in matrices.items() if name not in plain})
 
 
 @contextlib.contextmanager
@@ -229,12 +275,17 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     have mappings of their own, or are copied in :func:`weights_in_memory`, and small tensors are copied.
     """
     try:
-        return {name: _apart(path, name, tensor) for name, tensor in load_file(path).items()}
+        return {_today(name): _apart(path, name, tensor) for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
             f"{path.name} of the model must be a whole safetensors file, got a damaged one ({error}); "
             "fetch the model again"
         ) from error
+
+
+def _today(name: str) -> str:
+    """Return the name that a tensor has in checkpoints of today; BERT's norms were published otherwise."""
+    return re.sub(r"(LayerNorm\.)(gamma|beta)$", lambda found: found[1] + _NORM_PARTS[found[2]], name)
 
 
 def _apart(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -251,17 +302,16 @@ def _apart(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
 def _require(path: Path) -> Path:
     if not path.is_file():
         hint = "save the model's fast tokenizer beside it"
-        if path.suffix == ".safetensors":
-            hint = (
-                "convert the weights to safetensors"
-                if path.name == WEIGHTS_NAME
-                else "fetch the rest of the model's weights"
-            )
+        if path.name == WEIGHTS_NAME:
+            hint = "convert the weights to safetensors"
+        elif path.suffix == ".safetensors":
+            hint = "fetch the rest of the model's weights"
         raise ModelError(f"the model's folder {path.parent} must hold {path.name}, got none; {hint}")
     return path
 
 
-def _read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Return a fast tokenizer that neither pads nor cuts; a damaged file raises :class:`ModelError`."""
     try:
         tokenizer = Tokenizer.from_file(str(path))
     # The Rust side raises bare Exception.
@@ -273,7 +323,21 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     # Published files carry a padding and a truncation of their own, which would cut texts silently.
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    words: Any = tokenizer.model
+    longest = getattr(words, "max_input_chars_per_word", None)
+    if longest and tokenizer.pre_tokenizer is not None:  # a longer word is one token, however long it is
+        pieces = pre_tokenizers.Split(Regex(f".{{{longest + 1}}}"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([tokenizer.pre_tokenizer, pieces])
     return tokenizer
+
+
+def _mark(tokenizer: Tokenizer, markers: Sequence[str]) -> None:
+    """Let each marker that the vocabulary holds be one token, with the space behind it or without."""
+    for marker in markers:
+        names = (marker, *marker.split(None, 1)[:1])
+        known = next((name for name in names if name and tokenizer.token_to_id(name) is not None), None)
+        if known is not None:
+            tokenizer.add_special_tokens([AddedToken(known, normalized=False, special=True)])
 
 
 def _normalized(tokenizer: Tokenizer, text: str) -> str:

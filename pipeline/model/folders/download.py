@@ -11,7 +11,6 @@ pickled is fetched. ``HF_ENDPOINT``, ``HF_TOKEN`` and the cache's variables are 
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError, ModelError, TryAgainError
 from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import HUB_NAME, cache_folder, model_folder
+from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
 from cairn.pipeline.options import shown
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ CDE_TOKENIZERS: Final[Mapping[str, str]] = {
 _TOKENIZER: Final = "tokenizer.json"
 _WHOLE: Final = "model.safetensors"
 _SETTINGS: Final = re.compile(
-    r"[\w-]+\.json|(late|cairn_extra)\.safetensors|\d+_\w+/(config\.json|model\.safetensors)"
+    r"[\w-]+\.json|artifact\.metadata|cairn_(late|extra)\.safetensors"
+    r"|((query|document)_)?\d+_\w+/((config|tokenizer)\.json|model\.safetensors)"
 )
 _SHARD: Final = re.compile(r"model-\d+-of-\d+\.safetensors")
 _PICKLED: Final = re.compile(r".*\.(bin|pt|pth|ckpt|pkl)")
@@ -67,7 +68,13 @@ def download_model(name: str) -> Downloaded:
     folder = paths["config.json"].parent
     base = None
     if _TOKENIZER not in paths:
-        base = _tokenizer_of(name, _config(name, paths["config.json"]))
+        try:
+            config = read_json(paths["config.json"])
+        except ModelError as error:
+            raise ConfigError(
+                f"config.json of {name} must be a JSON object, got another; choose another model"
+            ) from error
+        base = _tokenizer_of(name, config)
         its_revision, its_files = _list(base)
         if _TOKENIZER not in its_files:
             raise ConfigError(f"{base} must hold {_TOKENIZER} for {name}, got none; put one into {folder}")
@@ -113,18 +120,6 @@ def _wanted(name: str, listed: Mapping[str, object]) -> Sequence[str]:
     return sorted({*weights, *(file for file in listed if _SETTINGS.fullmatch(file))})
 
 
-def _config(name: str, path: Path) -> Mapping[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        config = None
-    if not isinstance(config, dict):
-        raise ConfigError(
-            f"config.json of {name} must be a JSON object, got something else; choose another model"
-        )
-    return config
-
-
 def _tokenizer_of(name: str, config: Mapping[str, Any]) -> str:
     base = CDE_TOKENIZERS.get(str(config.get("embedder"))) if is_cde(config) else None
     if base is None:
@@ -142,12 +137,8 @@ def _fetch(name: str, revision: str, file: RepoSibling) -> Path:
             f"{file.rfilename} of {name} must be listed with its hash, got none from the hub; set "
             "HF_ENDPOINT to a hub that lists hashes"
         )
-    path = Path(
-        _asked(
-            name,
-            lambda: hf_hub_download(name, file.rfilename, revision=revision, cache_dir=cache_folder()),
-        )
-    )
+    there: Any = {"revision": revision, "cache_dir": cache_folder()}
+    path = Path(_asked(name, lambda: hf_hub_download(name, file.rfilename, **there)))
     if file.lfs is not None:
         found = durable.sha256_of_file(path)
     else:  # a small file is listed with its hash in git

@@ -22,11 +22,18 @@ from typing import Any, Final
 from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, WEIGHTS_NAME, Checkpoint
+from cairn.pipeline.model.folders.checkpoint import (
+    DESCRIPTION_NAME,
+    EXTRA_NAME,
+    QUANTIZED_NAME,
+    QUANTIZED_VERSION,
+    WEIGHTS_NAME,
+    Checkpoint,
+    read_tokenizer,
+)
 from cairn.pipeline.model.folders.model_defaults import CAIRN_SETTINGS_NAME, settings_of_a_folder
-from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, is_cde, model_type_named
+from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, MODEL_TYPES, is_cde
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
-from cairn.pipeline.model.folders.quantized_weights import write_quantized
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
     MODULES_NAME,
     SETTINGS_NAME,
@@ -67,10 +74,10 @@ def beyond_stock_modules(
         f"pooling {settings.pooling}": pooling_rule(settings.pooling).saved_as is None,
         f"attention {settings.attention} with pooling mean": settings.attention == "full"
         and settings.pooling == "mean",
-        "temperature": settings.temperature != 1.0 or bool(settings.temperature_by_length),
+        "temperature": settings.temperature != 1.0,
         "query_temperature": settings.query_temperature not in (None, 1.0),
+        "title_tokens": settings.title_tokens > 0,
         "use_context": settings.use_context,
-        "whitening": settings.whitening > 0,
         "quantised weights": isinstance(tensor_names, QuantizedTensors),
         "landmark mixer": any(name.startswith(LANDMARK_MIXER) for name in tensor_names),
         f"model_type {config.get('model_type')}": not _is_in_transformers(config),
@@ -79,7 +86,8 @@ def beyond_stock_modules(
 
 
 def _is_in_transformers(config: Mapping[str, Any]) -> bool:
-    return model_type_named(config.get("model_type")).in_transformers
+    family = MODEL_TYPES.get(str(config.get("model_type")))
+    return family is None or family.in_transformers
 
 
 def save_encoder_folder(
@@ -99,46 +107,21 @@ def save_encoder_folder(
     ``late_path`` is a token projection, which goes along with the weights it was trained for;
     ``projection`` was trained along with these, behind the ``context``.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
+    So does a CDE model, whose two stages no stock module runs. Weights that are NaN raise
+    :class:`ModelError`.
     """
     if not replaces and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"the folder to save a model to must be new or empty, got {str(folder)!r}; choose another"
         )
-    with (
-        durable.storage_errors(f"saving the model to {folder}"),
-        durable.replacing_folder(folder) as temporary,
-    ):
-        write_encoder_folder(
-            temporary,
-            checkpoint,
-            settings,
-            copies_weights=copies_weights,
-            projection=projection,
-            context=context,
-        )
-        if late_path is not None and copies_weights and late_path.is_file():
-            shutil.copyfile(late_path, temporary / late_path.name)
-
-
-def write_encoder_folder(
-    folder: Path,
-    checkpoint: Checkpoint,
-    settings: EncoderConfig,
-    *,
-    copies_weights: bool = False,
-    projection: TokenProjection | None = None,
-    context: ContextConfig | None = None,
-) -> None:
-    """Write the same files into a folder that a caller makes and puts in its place.
-
-    A ``projection`` trained along with the weights is saved for them, as they are in this folder.
-
-    Raises :class:`ConfigError` for a CDE model, whose two stages no stock module runs, and
-    :class:`ModelError` for weights that are NaN.
-    """
     if is_cde(checkpoint.config):
         raise ConfigError(
             "a model to save must be one transformer, got a CDE model of two; copy its folder instead"
+        )
+    if checkpoint.late is not None:
+        raise ConfigError(
+            "a model to save must have one vector a text, got a late-interaction model; copy its "
+            "folder instead"
         )
     for name, tensor in checkpoint.tensors.items():
         # A gate may be -inf, which closes it.
@@ -147,27 +130,33 @@ def write_encoder_folder(
                 f"{name} of a model to save must be finite, got NaN or infinity; fetch or train the "
                 "model again"
             )
+    with (
+        durable.storage_errors(f"saving the model to {folder}"),
+        durable.replacing_folder(folder) as temporary,
+    ):
+        _write_weights(temporary, checkpoint, copies_weights=copies_weights)
+        _write_tokenizer(temporary, checkpoint)
+        _write_settings(temporary, checkpoint, settings, context)
+        if projection is not None:
+            written = durable.sha256_of_file(temporary / WEIGHTS_NAME)
+            save_token_projection(temporary, replace(projection, base_sha256=written))
+        if late_path is not None and copies_weights and late_path.is_file():
+            shutil.copyfile(late_path, temporary / late_path.name)
+
+
+def _write_settings(
+    folder: Path, checkpoint: Checkpoint, settings: EncoderConfig, context: ContextConfig | None
+) -> None:
     config = _with_native_names(checkpoint.config)
     if config.get("model_type") in CAUSAL_TYPES and not settings.causal:
         config["is_causal"] = False
     durable.write_json(folder / "config.json", config)
-    if copies_weights and (checkpoint.folder / WEIGHTS_NAME).is_file():
-        shutil.copyfile(checkpoint.folder / WEIGHTS_NAME, folder / WEIGHTS_NAME)
-        if checkpoint.extra_path is not None:
-            shutil.copyfile(checkpoint.extra_path, folder / EXTRA_NAME)
-    else:
-        _write_tensors(folder, checkpoint)
-    _write_tokenizer(folder, checkpoint)
+    own = settings_of_a_folder(replace(settings, layers=None), context)
+    durable.write_json(folder / CAIRN_SETTINGS_NAME, own)
     for name in _COPIED:
         if (checkpoint.folder / name).is_file():
             shutil.copyfile(checkpoint.folder / name, folder / name)
-    durable.write_json(
-        folder / CAIRN_SETTINGS_NAME, settings_of_a_folder(replace(settings, layers=None), context)
-    )
     _write_modules(folder, checkpoint, settings)
-    if projection is not None:
-        written = durable.sha256_of_file(folder / WEIGHTS_NAME)
-        save_token_projection(folder, replace(projection, base_sha256=written))
 
 
 def _with_native_names(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,9 +167,14 @@ def _with_native_names(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**native, "rope_parameters": rope, **config}
 
 
-def _write_tensors(folder: Path, checkpoint: Checkpoint) -> None:
+def _write_weights(folder: Path, checkpoint: Checkpoint, *, copies_weights: bool) -> None:
+    if copies_weights and (checkpoint.folder / WEIGHTS_NAME).is_file():
+        shutil.copyfile(checkpoint.folder / WEIGHTS_NAME, folder / WEIGHTS_NAME)
+        if checkpoint.extra_path is not None:
+            shutil.copyfile(checkpoint.extra_path, folder / EXTRA_NAME)
+        return
     if isinstance(checkpoint.tensors, QuantizedTensors):
-        write_quantized(folder, checkpoint.tensors)
+        _write_quantized(folder, checkpoint.tensors)
         return
     own = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(OWN_PREFIXES)}
     transformer = {
@@ -194,19 +188,29 @@ def _write_tensors(folder: Path, checkpoint: Checkpoint) -> None:
             save_file(contiguous, folder / name, metadata={"format": "pt"})
 
 
+def _write_quantized(folder: Path, tensors: QuantizedTensors) -> None:
+    stored = dict(tensors.plain)
+    for name, matrix in tensors.matrices.items():
+        stored |= {f"{name}.codes": matrix.codes, f"{name}.scales": matrix.scales_EG}
+        if matrix.zeros_EG is not None:
+            stored[f"{name}.zeros"] = matrix.zeros_EG
+    path = folder / QUANTIZED_NAME
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in stored.items()}, path)
+    durable.write_json(
+        folder / DESCRIPTION_NAME, {"version": QUANTIZED_VERSION, "sha256": durable.sha256_of_file(path)}
+    )
+
+
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
     """Copy the tokenizer; one that frames a text otherwise than its model was run here gets that frame."""
     source = checkpoint.folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(source))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = read_tokenizer(source)
     names = {
         token_id: str(tokenizer.id_to_token(token_id))
         for token_id in (*_frame_ids(checkpoint), checkpoint.pad_id)
     }
-    settings = read_json_if_any(checkpoint.folder / "tokenizer_config.json") or {
-        "tokenizer_class": _PLAIN_TOKENIZER
-    }
+    plain = {"tokenizer_class": _PLAIN_TOKENIZER}
+    settings = read_json_if_any(checkpoint.folder / "tokenizer_config.json") or plain
     # What the library calls special decides how long it takes a prompt to be.
     special = {
         "cls_token": checkpoint.cls_id,
@@ -253,7 +257,7 @@ def _write_modules(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     pooling = pooling_rule(settings.pooling).saved_as or "mean"
     (folder / "1_Pooling").mkdir()
-    width = checkpoint.integer("hidden_size", "n_embd")
+    width = checkpoint.integer("hidden_size", "n_embd", "d_model", "dim")
     includes_prompt = settings.pool_prefix or pooling != "mean"
     durable.write_json(
         folder / "1_Pooling" / "config.json",

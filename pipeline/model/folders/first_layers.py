@@ -7,7 +7,7 @@ last layer, such as a final norm, follows the last one kept. A first stage of it
 
 Its tensors lie in ``cairn_extra.safetensors``. It has as many layers as there are here, and the second
 stage's configuration and tokenizer; what lies outside layers and is not here, such as frozen embeddings, is
-the second stage's. CDE's own folders hold both stages otherwise: see ``families/cde.py``.
+the second stage's. CDE's own folders hold both stages otherwise: see ``pipeline/model/cde.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE, GATE_NAMES
+from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE
 
 LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
 """What configurations call the number of layers: nearly all of them, and NomicBERT's."""
@@ -51,7 +51,7 @@ def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
         checkpoint,
         config=config,
         tensors={
-            name: tensor[:num_layers] if name in GATE_NAMES else tensor
+            name: tensor
             for name, tensor in checkpoint.tensors.items()
             if layer_of(name) < num_layers or name.startswith(FIRST_STAGE)
         },

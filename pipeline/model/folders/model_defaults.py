@@ -6,19 +6,39 @@ They hold where nothing else is chosen and the collection is new; the manifest s
 so that a folder which changes later changes no collection. A folder Cairn saved brings all its encoder's
 settings; a Sentence-Transformers folder its pooling, prompts and truncation; NV-Embed its latent attention,
 CDE its context and prefixes; a plain transformer and the embedded model nothing. Reads JSON only: no torch.
+
+A setting that differs from what a model was trained with makes one warning sentence in ``ingest``,
+``--dry-run``, ``status`` and their JSON. Nothing is refused: a model may gain from a setting that cost
+another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from cairn.pipeline.config import DEFAULT_MODEL, MACHINE_SETTINGS, ContextConfig, EncoderConfig
-from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, cde_settings, is_cde
-from cairn.pipeline.model.folders.names import MODEL_NAMES, model_folder
+from cairn.pipeline.config import (
+    DEFAULT_MODEL,
+    MACHINE_SETTINGS,
+    NO_MODEL,
+    TITLE_TOKENS,
+    TOKEN_BYTES,
+    WHOLE_TEXT_TOKENS,
+    WINDOW_TOKENS,
+    ContextConfig,
+    EncoderConfig,
+)
+from cairn.pipeline.errors import CairnError, ConfigError, ModelError
+from cairn.pipeline.model.folders.model_types import (
+    CAUSAL_TYPES,
+    STATIC,
+    cde_settings,
+    is_cde,
+    is_run_by_transformers,
+)
+from cairn.pipeline.model.folders.names import MODEL_NAMES, is_endpoint, model_folder
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
     SentenceTransformersFolder,
     read_json,
@@ -38,15 +58,84 @@ _OF_SENTENCE_TRANSFORMERS: Final = {
 }
 
 
-def encoder_config(chosen: Mapping[str, Any]) -> EncoderConfig:
-    """Return the settings of an encoder: what was ``chosen`` over what its model brings over the defaults."""
+ENDPOINT_DEFAULTS: Final[Mapping[str, Any]] = {
+    "token_bytes": 0,
+    "landmark_interval": 128,
+    "title_tokens": TITLE_TOKENS,
+}
+"""An endpoint's chunk is read by itself, so it is longer, and begins with its document's title."""
+
+
+_OF_ENDPOINTS: Final = (
+    "{} is an endpoint: it gives one vector a text and shows no states of tokens, so there are no token "
+    "vectors, no windows and no stored context; BM25 and vectors rank"
+)
+
+
+_OF_GIVEN: Final = (
+    "documents bring their vectors: there are no token vectors, no context and no landmarks; {}"
+)
+_WITHOUT_MODEL: Final = (
+    "nothing encodes queries, so texts are answered by BM25 alone, and vectors by search_vectors"
+)
+NO_CONTEXT: Final[Mapping[str, Any]] = {"context_documents": 1, "max_document_tokens": 64}
+"""Of a context that nothing reads."""
+
+
+def given_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of an ingest whose documents bring vectors; a model is one of queries alone."""
+    model = chosen.get("model", NO_MODEL)
+    brought = {} if model == NO_MODEL else model_defaults(chosen)
+    unread = {"title_tokens": 0, "document_prefix": "", "use_context": False}
+    own = {"model": model, "given_dims": 0, **ENDPOINT_DEFAULTS, **unread}
+    return {name: value for name, value in {**brought, **own}.items() if name not in chosen}
+
+
+def encoder_config(chosen: Mapping[str, Any], *, for_ingest: bool = False) -> EncoderConfig:
+    """Return the settings of an encoder: what was ``chosen`` over what its model brings over the defaults.
+
+    ``for_ingest`` takes :func:`ingest_defaults`.
+    """
     known = [item.name for item in fields(EncoderConfig)]
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise ConfigError(
             f"an encoder's setting must be one of {', '.join(known)}, got {unknown[0]!r}; leave it out"
         )
-    return EncoderConfig(**{**model_defaults(chosen), **chosen})
+    brought = ingest_defaults(chosen) if for_ingest else model_defaults(chosen)
+    brought.setdefault("token_bytes", TOKEN_BYTES)
+    return EncoderConfig(**{**brought, **chosen})
+
+
+def ingest_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of an ingest for the settings that ``chosen`` does not have.
+
+    Beside what the model's folder brings these are token vectors. A model that was published with no way of
+    its own to tell chunks of their document reads the title before each, and a short text whole.
+    """
+    brought = model_defaults(chosen)
+    model = chosen.get("model", DEFAULT_MODEL)
+    if isinstance(model, str) and _is_plain(model, brought):
+        settled = {**brought, **chosen}
+        if settled.get("attention", "chunk") == "chunk" and _has_full_rows(model, settled):
+            brought |= {"title_tokens": TITLE_TOKENS, "whole_text_tokens": WHOLE_TEXT_TOKENS}
+    return {"token_bytes": TOKEN_BYTES, **{name: brought[name] for name in brought if name not in chosen}}
+
+
+def _is_plain(model: str, brought: Mapping[str, Any]) -> bool:
+    if model in MODEL_NAMES:
+        return True
+    if is_endpoint(model) or brought.get("use_context"):
+        return False
+    return not (model_folder(model) / CAIRN_SETTINGS_NAME).is_file()
+
+
+def _has_full_rows(model: str, settled: Mapping[str, Any]) -> bool:
+    """Say whether rows are as long as the default's, so that a whole text and any prefix have room."""
+    lengths = [settled.get("window_tokens", WINDOW_TOKENS)]
+    if model not in MODEL_NAMES:
+        lengths.append(_architecture_of(model).get("max_position_embeddings", 0))
+    return all(isinstance(length, int) and length >= WINDOW_TOKENS for length in lengths)
 
 
 def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,19 +149,32 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # EncoderConfig refuses it
     if model in MODEL_NAMES:
         return {} if "model" in chosen else {"model": model}
+    if is_endpoint(model):
+        brought = {"model": model, **ENDPOINT_DEFAULTS}
+        return {name: value for name, value in brought.items() if name not in chosen}
     folder = model_folder(model)
     if (folder / CAIRN_SETTINGS_NAME).is_file():
         brought = _of_cairn(folder / CAIRN_SETTINGS_NAME)
     else:
         described = read_sentence_transformers_folder(folder)
-        config = read_json_if_any((folder if described is None else described.transformer) / "config.json")
-        of_architecture = _of_architecture(config, is_described=described is not None)
-        brought = of_architecture | (
-            {} if described is None else _of_description(described, {*of_architecture, *chosen})
-        )
+        brought = _of_architecture(_architecture(folder, described), is_described=described is not None)
+        if described is not None:
+            brought |= _of_description(described, {*brought, *chosen})
     if not (brought.get("pool_prefix") and _can_pool_prefix({**brought, **chosen})):
         brought.pop("pool_prefix", None)
     return {name: value for name, value in {"model": model, **brought}.items() if name not in chosen}
+
+
+def _architecture_of(model: str) -> dict[str, Any]:
+    folder = model_folder(model)
+    return _architecture(folder, read_sentence_transformers_folder(folder))
+
+
+def _architecture(folder: Path, described: SentenceTransformersFolder | None) -> dict[str, Any]:
+    """Return the config.json of a folder's transformer, empty where there is none."""
+    if described is not None and described.is_static:
+        return {"model_type": STATIC}
+    return read_json_if_any((folder if described is None else described.transformer) / "config.json")
 
 
 def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[str, Any]:
@@ -93,11 +195,16 @@ def _of_cairn(path: Path) -> dict[str, Any]:
     content = read_json(path)
     stored: Any = content.get("encoder")
     settings = stored if isinstance(stored, dict) else None
-    known = {item.name for item in fields(EncoderConfig)} - MACHINE_SETTINGS
-    if content.get("format") != CAIRN_FORMAT or settings is None or not known.issuperset(settings):
+    if content.get("format") != CAIRN_FORMAT or settings is None:
         raise ModelError(
-            f"{path.name} of the model must have format {CAIRN_FORMAT} and settings this release knows, "
-            "got others; update Cairn"
+            f"{path.name} of the model must have format {CAIRN_FORMAT} and an encoder's settings, got "
+            "others; update Cairn"
+        )
+    known = {item.name for item in fields(EncoderConfig)} - MACHINE_SETTINGS
+    if unknown := sorted(set(settings) - known):
+        raise ModelError(
+            f"{path.name} of the model must hold settings this release knows, got {', '.join(unknown)}; "
+            "update Cairn, or take them out of the file if an older Cairn saved it"
         )
     try:
         EncoderConfig(**settings)
@@ -122,15 +229,14 @@ def base_of_folder(folder: Path) -> Base | None:
     content = read_json_if_any(folder / CAIRN_SETTINGS_NAME).get("base")
     if content is None:
         return None
-    if not isinstance(content, dict) or not all(
-        isinstance(content.get(item.name), str) for item in fields(Base)
-    ):
+    named: Any = content if isinstance(content, dict) else {}
+    values = {item.name: named.get(item.name) for item in fields(Base)}
+    if not all(isinstance(value, str) for value in values.values()):
         raise ModelError(
             f"base in {CAIRN_SETTINGS_NAME} of the model must hold a model and its weights_sha256, got "
             "others; save it again"
         )
-    named: Any = content
-    return Base(model=named["model"], weights_sha256=named["weights_sha256"])
+    return Base(**values)
 
 
 def settings_of_a_folder(config: EncoderConfig, context: ContextConfig | None = None) -> dict[str, Any]:
@@ -158,6 +264,8 @@ def context_defaults(model: str) -> dict[str, Any]:
     """
     if model in MODEL_NAMES:
         return {}
+    if is_endpoint(model):
+        return {**NO_CONTEXT}
     stored: Any = read_json_if_any(model_folder(model) / CAIRN_SETTINGS_NAME).get("context", {})
     try:
         pooling = stored.get("pooling", CONTEXT_POOLING)
@@ -183,10 +291,7 @@ def trained_context(model: str) -> ContextConfig | None:
 
 
 def _of_description(described: SentenceTransformersFolder, settled: Set[str]) -> dict[str, Any]:
-    """Return what the folder describes.
-
-    Pooling, and whether prefixes are pooled, only where they are not settled already.
-    """
+    """Return what the folder describes, and pooling only where it is not settled already."""
     brought: dict[str, Any] = {} if "pool_prefix" in settled else {"pool_prefix": described.pools_prompt}
     if described.pooling is not None and "pooling" not in settled:
         brought["pooling"] = _pooling(described)
@@ -202,11 +307,9 @@ def _of_description(described: SentenceTransformersFolder, settled: Set[str]) ->
 def _can_pool_prefix(settings: Mapping[str, Any]) -> bool:
     has_prefix = bool(settings.get("query_prefix") or settings.get("document_prefix"))
     default = EncoderConfig()
-    pooling, attention = (
-        settings.get("pooling", default.pooling),
-        settings.get("attention", default.attention),
-    )
-    return has_prefix and pooling in PREFIX_POOLINGS and attention != "full"
+    pooling = settings.get("pooling", default.pooling)
+    is_full = settings.get("attention", default.attention) == "full"
+    return has_prefix and pooling in PREFIX_POOLINGS and not is_full
 
 
 def _pooling(described: SentenceTransformersFolder) -> str:
@@ -231,3 +334,134 @@ def _pooling(described: SentenceTransformersFolder) -> str:
             "choose another model"
         )
     return _OF_SENTENCE_TRANSFORMERS[mode]
+
+
+TRAINED_AT_EVERY_DEPTH: Final = frozenset({"m3bert"})
+"""Model types whose first layers are trained to embed by themselves."""
+
+
+_COSTLY: Final[Mapping[str, Callable[[Any], bool]]] = {
+    "layers": bool,
+    "pooling": "lmk".__eq__,
+    "attention": "full".__eq__,
+    "use_context": bool,
+    "dims": lambda dims: dims is not None and dims <= 64,
+    "landmark_interval": (32).__eq__,
+    "temperature": bool,
+}
+"""Values that cost nDCG of a model that was not trained for them; docs/measurements.md has the figures."""
+
+
+def untrained_settings_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on the settings the model was not trained for, None where there are none."""
+    try:
+        trained = encoder_config({"model": config.model})
+        excused = {"layers"} if _knows_depths(config.model) else set[str]()
+    except CairnError:  # the model cannot be read: whatever loads it says so
+        return None
+    if config.model not in MODEL_NAMES:  # others may have been trained for few
+        excused.add("dims")
+    values = {name: getattr(config, name) for name in _COSTLY if name not in excused}
+    met = ", ".join(
+        f"{name} {_shown(value)}"
+        for name, value in values.items()
+        if value != getattr(trained, name) and _COSTLY[name](value)
+    )
+    if not met:
+        return None
+    return (
+        f"{config.model} was not trained for {met}, which may find less; compare with `cairn evaluate`, or "
+        "leave it out"
+    )
+
+
+def window_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on a window that has no effect, None where it has one or none was chosen."""
+    is_needed = config.longest_chunk_tokens + 2 > WINDOW_TOKENS  # [CLS] and the landmark
+    if config.attention != "chunk" or config.window_tokens == WINDOW_TOKENS or is_needed:
+        return None
+    return (
+        "window_tokens has no effect with attention chunk, whose rows are chunks; leave it out, or choose "
+        "attention full"
+    )
+
+
+def context_warning(config: EncoderConfig, context: ContextConfig) -> str | None:
+    """Return a sentence on a context larger than the model's folder says it was trained with, else None."""
+    try:
+        trained = context_defaults(config.model) if config.use_context else {}
+    except CairnError:  # whatever loads the model says so
+        return None
+    larger = {name: most for name, most in trained.items() if getattr(context, name) > most}
+    if not larger:
+        return None
+    chosen = ", ".join(f"{name} {getattr(context, name)}" for name in larger)
+    most = ", ".join(map(str, larger.values()))
+    return (
+        f"{config.model} was not trained for {chosen}, but for {most}: what it costs was not measured; "
+        "compare with `cairn evaluate`, or leave it out"
+    )
+
+
+def transformers_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on what a model lacks that transformers runs, None for one of the engine's."""
+    try:
+        architecture = _architecture_of(config.model)
+    except CairnError:  # whatever loads the model says so
+        return None
+    if not is_run_by_transformers(architecture):
+        return None
+    if architecture["model_type"] == STATIC:
+        return (
+            f"{config.model} is a table of token vectors: fast, and without attention, context, "
+            "temperatures, layers and OpenVINO"
+        )
+    return (
+        f"{config.model} is run by transformers, as Cairn has no family {architecture['model_type']}: it has "
+        "vectors, token vectors and windows, and neither context, temperatures, first layers nor OpenVINO"
+    )
+
+
+def late_interaction_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on how a late-interaction model ranks, None for another."""
+    try:
+        described = read_sentence_transformers_folder(model_folder(config.model))
+    except CairnError:  # whatever loads the model says so
+        return None
+    if described is None or described.late is None:
+        return None
+    return (
+        f"{config.model} is a late-interaction model: the projected states of its tokens judge, their means "
+        "and BM25 nominate, and it reads no context"
+    )
+
+
+def settings_warnings(config: EncoderConfig, context: ContextConfig) -> tuple[str, ...]:
+    """Return a sentence on each thing to know about the settings of an encoder and its context."""
+    if config.given_dims is not None:
+        is_without = config.model == NO_MODEL
+        return (_OF_GIVEN.format(_WITHOUT_MODEL if is_without else f"{config.model} encodes queries alone"),)
+    if is_endpoint(config.model):
+        return (_OF_ENDPOINTS.format(config.model),)
+    found = (
+        transformers_warning(config),
+        late_interaction_warning(config),
+        untrained_settings_warning(config),
+        window_warning(config),
+        context_warning(config, context),
+    )
+    return tuple(each for each in found if each)
+
+
+def _knows_depths(model: str) -> bool:
+    """Whether the model may embed with its first layers: m³BERT, and whole models that Cairn trained."""
+    folder = model_folder(model)
+    is_trained_whole = (folder / "cairn_config.json").is_file() and base_of_folder(folder) is None
+    return (
+        is_trained_whole
+        or read_json_if_any(folder / "config.json").get("model_type") in TRAINED_AT_EVERY_DEPTH
+    )
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

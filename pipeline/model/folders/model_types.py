@@ -1,7 +1,9 @@
-"""Every model type that Cairn runs, in one table: who reads it, and what it can do. Loads no torch.
+"""Every model type that the engine runs, in one table: who reads it, and what it can do. Loads no torch.
 
-A new family is a reader in ``pipeline/model/families`` and an entry here. ``docs/contributing.md`` lists what
-describes and tests it.
+Other types are run by transformers (``pipeline/model/transformers_backbone.py``) and lack some settings.
+
+A new family is a reader in ``pipeline/model/families.py`` and an entry here. ``docs/contributing.md`` lists
+what describes and tests it.
 """
 
 from __future__ import annotations
@@ -28,11 +30,10 @@ class ModelType:
     can_be_causal: bool = False
 
 
-_BERT: Final = "cairn.pipeline.model.families.bert:read_bert"
-_GTE: Final = "cairn.pipeline.model.families.gte:read_gte"
-_DECODER: Final = "cairn.pipeline.model.families.decoder:read_decoder"
-_MODERN_BERT: Final = "cairn.pipeline.model.families.modernbert:read_modernbert"
-_NOMIC_BERT: Final = "cairn.pipeline.model.families.nomic_bert:read_nomic_bert"
+_BERT, _GTE, _DECODER, _MODERN_BERT, _NOMIC_BERT = (
+    f"cairn.pipeline.model.families:read_{name}"
+    for name in ("bert", "gte", "decoder", "modernbert", "nomic_bert")
+)
 
 MODEL_TYPES: Final[Mapping[str, ModelType]] = {
     "bert": ModelType(title="BERT", reader=_BERT, in_transformers=True),
@@ -51,11 +52,26 @@ MODEL_TYPES: Final[Mapping[str, ModelType]] = {
     "m3bert": ModelType(title="m³BERT", reader=_DECODER, in_transformers=False),
 }
 
+LACKED_BY_TRANSFORMERS: Final = (
+    "use_context",
+    "temperature",
+    "query_temperature",
+    "layers",
+    "causal",
+)
+"""Settings that a model which transformers runs cannot follow."""
+
+STATIC: Final = "static"
+"""The type of a table of token vectors, whose folder has no config.json that counts."""
+
 CAUSAL_TYPES: Final = tuple(name for name, kind in MODEL_TYPES.items() if kind.can_be_causal)
 """Model types that have a causal mask to keep."""
 
-HEAD_DIM_TYPES: Final = CAUSAL_TYPES
-"""Model types whose configuration may give a head's width apart from the number of heads: the decoders."""
+
+def is_run_by_transformers(config: Mapping[str, Any]) -> bool:
+    """Say whether a config.json names a type that the engine has no family for."""
+    model_type = config.get("model_type")
+    return isinstance(model_type, str) and model_type not in MODEL_TYPES and not is_cde(config)
 
 
 def model_type_named(name: object) -> ModelType:

@@ -3,6 +3,8 @@
     all-MiniLM-L6-v2 ─▶ the embedded model
     cairn-minilm ─────▶ the default: what was trained for the embedded model, which its settings name as base
     FOLDER ───────────▶ itself
+    none ─────────────▶ the embedded model, whose tokenizer cuts texts that bring their vectors
+    https://HOST… ────▶ the embedded model, whose tokenizer cuts the texts for a server
     ORG/NAME ─────────▶ models--ORG--NAME/snapshots/<refs/main> in the Hugging Face cache
 
 The embedded model is carried by an installed package, located without being imported and believed only by the
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from cairn.pipeline import durable
-from cairn.pipeline.config import DEFAULT_MODEL
+from cairn.pipeline.config import DEFAULT_MODEL, NO_MODEL
 from cairn.pipeline.errors import ConfigError, ModelError
 
 HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
@@ -37,12 +39,9 @@ _TRAINED_SHA256: Final = {
 
 
 def model_folder(model: str) -> Path:
-    """Return the folder of a model.
-
-    A name that cannot be had offline raises :class:`ConfigError` saying how to get it.
-    """
-    if model in MODEL_NAMES:
-        return embedded_folder()
+    """Return the folder of a model; a name that is not on this machine raises :class:`ConfigError`."""
+    if model in MODEL_NAMES or is_endpoint(model) or model == NO_MODEL:
+        return embedded_folder()  # of an endpoint, or no model: what cuts texts
     if model == DEFAULT_MODEL:
         return _TRAINED
     if is_folder(model):
@@ -51,8 +50,8 @@ def model_folder(model: str) -> Path:
         if snapshot := _cached_snapshot(name):
             return snapshot
     raise ConfigError(
-        "model must be cairn-minilm, all-MiniLM-L6-v2, a folder that holds config.json, "
-        "model.safetensors and tokenizer.json, or a name in "
+        "model must be cairn-minilm, all-MiniLM-L6-v2, an endpoint's address, a folder that holds "
+        "config.json, model.safetensors and tokenizer.json, or a name in "
         f"the Hugging Face cache {cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
     )
 
@@ -90,6 +89,11 @@ def hub_revision(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
+def is_endpoint(model: str) -> bool:
+    """Whether a model is called by the address of a server that embeds texts."""
+    return model.startswith(("https://", "http://"))
+
+
 def is_folder(model: str) -> bool:
     """Whether a model is called by its folder."""
     try:
@@ -108,10 +112,7 @@ def _hub_names(model: str) -> Iterator[str]:
 
 
 def _cached_snapshot(name: str) -> Path | None:
-    """Return the snapshot that ``main`` points to, else the only one there is.
-
-    None when the cache has none.
-    """
+    """Return the snapshot that ``main`` points to, else the only one there is, else None."""
     repository = cache_folder() / f"models--{name.replace('/', '--')}"
     snapshots = repository / "snapshots"
     try:
@@ -146,12 +147,9 @@ WEIGHTS_SHA256: Final = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4f
 
 
 def embedded_folder() -> Path:
-    """Return the folder of the embedded model.
-
-    Raise :class:`ModelError` when the package is not installed.
-    """
+    """Return the folder of the embedded model; a missing package raises :class:`ModelError`."""
     spec = importlib.util.find_spec(PACKAGE)
-    for location in () if spec is None else spec.submodule_search_locations or ():
+    for location in (spec and spec.submodule_search_locations) or ():
         folder = Path(location) / "model"
         if (folder / "model.safetensors").is_file():
             return folder

@@ -5,9 +5,8 @@
     config_sentence_transformers.json ─▶ prompts, truncate_dim
     sentence_bert_config.json ─▶ do_lower_case
 
-Says what is written there and refuses what Cairn cannot run; which setting follows from it is
-``model_defaults``' business, the tensors are ``projection``'s. Old and new spellings of Pooling's
-configuration are read. ``max_seq_length`` is not: nothing is truncated here.
+Says what is written there and refuses what Cairn cannot run. Old and new spellings of Pooling's configuration
+are read. ``max_seq_length`` is not: nothing is truncated here.
 """
 
 from __future__ import annotations
@@ -21,6 +20,14 @@ from typing import Any, Final, cast
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.folders.late_interaction import (
+    METADATA_NAME,
+    STANFORD,
+    LateInteraction,
+    of_mask_module,
+    of_pylate,
+    of_stanford,
+)
 
 MODULES_NAME: Final = "modules.json"
 WEIGHTS_NAME: Final = "model.safetensors"
@@ -28,7 +35,8 @@ SETTINGS_NAME: Final = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS_NAME: Final = "sentence_bert_config.json"
 
 _STEPS: Final = ("Dense", "LayerNorm", "Normalize")
-_MODULES: Final = ("Transformer", "Pooling", *_STEPS, "Dropout")
+_ENCODERS: Final = ("Transformer", "StaticEmbedding")
+_MODULES: Final = (*_ENCODERS, "Pooling", *_STEPS, "Dropout", "MultiVectorMask")
 _OLD_POOLING_KEYS: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -52,10 +60,13 @@ class Step:
 class SentenceTransformersFolder:
     """What the folder says; ``pooling`` = None has no Pooling module.
 
-    ``steps`` leave out the last Normalize, which every vector gets.
+    ``is_static``: in the transformer's place stands a table of token vectors. ``late``: how the tokens of a
+    late-interaction model are read. ``steps`` leave out the last Normalize, which every vector gets.
     """
 
     transformer: Path
+    is_static: bool = False
+    late: LateInteraction | None = None
     pooling: str | None = None
     pools_prompt: bool = True
     steps: tuple[Step, ...] = ()
@@ -71,22 +82,32 @@ def read_sentence_transformers_folder(folder: Path) -> SentenceTransformersFolde
     Raise :class:`ModelError` for a module or a pooling Cairn does not run.
     """
     if not (folder / MODULES_NAME).is_file():
-        return None
-    modules = [(_kind(module), _module_folder(folder, module)) for module in _module_list(folder)]
-    transformer = next((path for kind, path in modules if kind == "Transformer"), folder)
+        return _stanford(folder)
+    modules = [(_kind(module), folder_inside(folder, module.get("path"))) for module in module_list(folder)]
+    encoder, transformer = next((each for each in modules if each[0] in _ENCODERS), ("", folder))
     pooling = next((read_json(path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     settings = read_json_if_any(folder / SETTINGS_NAME)
-    query_prompt, document_prompt = _prompts(settings)
+    transformer_settings = read_json_if_any(transformer / TRANSFORMER_SETTINGS_NAME)
+    mask = next((path for kind, path in modules if kind == "MultiVectorMask"), None)
+    late = of_pylate(settings)
+    if late is None and mask is not None:
+        late = of_mask_module(transformer_settings, read_json_if_any(mask / "config.json"))
+    prompts = prompts_of(settings)
+    if late is not None:
+        query, document = (
+            marker + prompt.removeprefix(marker) for marker, prompt in zip(late.markers, prompts, strict=True)
+        )
+        prompts = query, document
     return SentenceTransformersFolder(
         transformer=transformer,
+        is_static=encoder == "StaticEmbedding",
         pooling=None if pooling is None else _pooling_mode(pooling),
         pools_prompt=True if pooling is None else bool(pooling.get("include_prompt", True)),
-        steps=_steps(modules),
-        lowercases=bool(
-            read_json_if_any(transformer / TRANSFORMER_SETTINGS_NAME).get("do_lower_case", False)
-        ),
-        query_prompt=query_prompt,
-        document_prompt=document_prompt,
+        late=late,
+        steps=_steps(modules, "sentence_embedding" if late is None else "token_embeddings"),
+        lowercases=bool(transformer_settings.get("do_lower_case", False)),
+        query_prompt=prompts[0],
+        document_prompt=prompts[1],
         truncate_dim=settings.get("truncate_dim"),
     )
 
@@ -115,7 +136,8 @@ def module_weights(folder: Path) -> Path:
     return path
 
 
-def _module_list(folder: Path) -> list[dict[str, Any]]:
+def module_list(folder: Path) -> list[dict[str, Any]]:
+    """Return what modules.json lists."""
     modules: Any = _load(folder / MODULES_NAME)
     if not isinstance(modules, list) or not all(
         isinstance(module, dict) for module in cast("list[Any]", modules)
@@ -136,8 +158,9 @@ def _kind(module: Mapping[str, Any]) -> str:
     return kind
 
 
-def _module_folder(folder: Path, module: Mapping[str, Any]) -> Path:
-    path = Path(str(module.get("path", "")))
+def folder_inside(folder: Path, named: object) -> Path:
+    """Return the folder of a module; one that is named outside of the model's raises :class:`ModelError`."""
+    path = Path(str(named or ""))
     if path.is_absolute() or ".." in path.parts:
         raise ModelError(
             f"{MODULES_NAME} of the model must name folders inside it, got {str(path)!r}; fetch the "
@@ -153,33 +176,38 @@ def _pooling_mode(config: Mapping[str, Any]) -> str:
     return named if isinstance(named, str) else "+".join(map(str, named))
 
 
-def _steps(modules: list[tuple[str, Path]]) -> tuple[Step, ...]:
+def _stanford(folder: Path) -> SentenceTransformersFolder | None:
+    """Describe a ColBERT in the layout of its authors, which has no modules; None for any other folder."""
+    architectures: Any = read_json_if_any(folder / "config.json").get("architectures")
+    if not isinstance(architectures, list) or STANFORD not in architectures:
+        return None
+    late = of_stanford(read_json_if_any(folder / METADATA_NAME))
+    query, document = late.markers
+    return SentenceTransformersFolder(
+        transformer=folder, late=late, query_prompt=query, document_prompt=document
+    )
+
+
+def _steps(modules: list[tuple[str, Path]], feature: str) -> tuple[Step, ...]:
     steps = [
         Step(kind=kind, folder=path, config=read_json_if_any(path / "config.json"))
         for kind, path in modules
         if kind in _STEPS
     ]
     for step in steps:
-        names = {
-            step.config.get(key) or "sentence_embedding"
-            for key in ("module_input_name", "module_output_name")
-        }
-        if names != {"sentence_embedding"}:
+        names = {step.config.get(key) or feature for key in ("module_input_name", "module_output_name")}
+        if names != {feature}:
             raise ModelError(
-                f"the {step.kind} module of the model must read and write sentence_embedding, got "
-                f"{', '.join(sorted(map(str, names)))}; "
-                "choose another model"
+                f"the {step.kind} module of the model must read and write {feature}, got "
+                f"{', '.join(sorted(map(str, names)))}; choose another model"
             )
     while steps and steps[-1].kind == "Normalize":
         steps.pop()
     return tuple(steps)
 
 
-def _prompts(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the prompts of queries and documents: those named so.
-
-    Where neither is, the one that the folder takes by default for both.
-    """
+def prompts_of(settings: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the prompts named for queries and documents, else the folder's default for both."""
     prompts: Any = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(
         isinstance(value, str | None) for value in cast("dict[Any, Any]", prompts).values()

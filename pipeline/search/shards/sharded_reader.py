@@ -1,82 +1,343 @@
 """An index reader that asks shards, each of which has some documents of the generation.
 
-    one question a shard: vector, words ─▶ nearest documents and chunks, best by BM25, scores of them all
+    words ─▶ counted by all shards, added up
+    vector, words ─▶ nearest documents and chunks, best by BM25 ─▶ merged ─▶ scores of the candidates
 
-The process that asks has the columns of all positions, the tables and the projection of token vectors, mapped
-from the generation's files: it knows which shard has which position. It counts the words of the collection,
-and reads sampled vectors when it starts. All other vectors, words and token vectors are read by the shards.
+The process that asks reads sampled vectors when it starts, and keeps counts of words. All else is read by the
+shards. BM25 is asked for with the vector of the query; scores are asked for when the candidates of all shards
+are merged.
+
+N items
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, reduce
+from itertools import chain
+from operator import add
+from typing import Final
 
 import numpy as np
 from cairn.pipeline.index.exact_index import NO_POSITION
-from cairn.pipeline.index.generation import Generation, sampled_chunks
-from cairn.pipeline.search.candidates import documents_of_best_chunks
-from cairn.pipeline.search.late import LateQuery
+from cairn.pipeline.index.generation import mean_vector, sampled_chunks
+from cairn.pipeline.index.tokenizer import terms_of_query
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.candidates import (
+    bounded_words,
+    documents_of_best_chunks,
+    documents_of_chunks,
+    windows_of_documents,
+)
+from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
 from cairn.pipeline.search.reader import (
     NearestAsked,
     Nominate,
-    Nominees,
     ScoresAsked,
+    SparseAsked,
+    SparseFound,
     TokenMatches,
+    WindowScores,
     WordsAsked,
+    WordScores,
 )
-from cairn.pipeline.search.shards.fan_out import FanOut, Places, best, gathered
-from cairn.pipeline.search.shards.fetched import CorpusTotals, FetchedScores, FetchedWords, FoundNominees
-from cairn.pipeline.search.shards.messages import Nearest, PartFound, PartScoresAsked, SearchAsked
-from cairn.pipeline.search.shards.routes import Routes
+from cairn.pipeline.search.shards.parts import (
+    BestWords,
+    Nearest,
+    PartFound,
+    PartMatches,
+    PartScores,
+    SearchAsked,
+    Words,
+    WordTotals,
+)
+from cairn.pipeline.search.shards.placement import Places
+from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration, gathered
 from jaxtyping import Float32, Int64
 
 
-class ShardedReader:
-    """An :class:`~cairn.pipeline.search.reader.IndexReader` over the shards of a generation.
+def best(
+    found: Sequence[tuple[Places, Float32[np.ndarray, " _"]]], limit: int
+) -> tuple[Places, Float32[np.ndarray, " _"]]:
+    """Return the positions and scores of the best of several lists, best first, ties by position."""
+    positions = np.concatenate([each for each, _ in found])
+    scores = np.concatenate([each for _, each in found])
+    order = np.lexsort((positions, -scores))[:limit]
+    return positions[order], scores[order]
 
-    Making one opens the generation on every shard; where one cannot, what ``ask`` raises passes.
+
+KEPT_TERMS: Final = 50_000
+"""About 15 MB; with more, all are counted again."""
+
+
+class CorpusTotals:
+    """Totals of one generation, counted by its shards; safe to share between threads."""
+
+    def __init__(self, generation: ShardedGeneration) -> None:
+        self._shards, self._languages = generation.shards, generation.query_languages
+        self._held: dict[str, tuple[int, int, int]] = {}
+        self._lengths: dict[int, WordTotals] = {}
+
+    def of(self, query: str, sizes: Sequence[int]) -> WordTotals:
+        """Return the totals for the words of a query, those of passages by the sizes of their windows."""
+        terms = dict.fromkeys(chain.from_iterable(terms_of_query(bounded_words(query), self._languages)))
+        held = {term: known for term in terms if (known := self._held.get(term)) is not None}
+        unknown = [term for term in terms if term not in held]
+        if unknown or any(size not in self._lengths for size in sizes):
+            held |= self._count(unknown, sizes)
+        text, title = self._lengths[sizes[0]].documents
+        of_text, of_title, of_chunks = (
+            {term: counts[kind] for term, counts in held.items()} for kind in range(3)
+        )
+        passages = {size: self._lengths[size].passages[size] for size in sizes}
+        return WordTotals(
+            documents=(replace(text, holding=of_text), replace(title, holding=of_title)),
+            passages={
+                size: (windows, replace(chunks, holding=of_chunks))
+                for size, (windows, chunks) in passages.items()
+            },
+        )
+
+    def _count(self, terms: Sequence[str], sizes: Sequence[int]) -> dict[str, tuple[int, int, int]]:
+        """Count the texts, titles and chunks that hold each term; keep the lengths of passages, too."""
+        found: list[WordTotals] = self._shards.ask_all("count", (list(terms), list(sizes)))
+        total = reduce(add, found)
+        text, title = total.documents
+        chunks = total.passages[sizes[0]][1]
+        counts = {term: (text.holding[term], title.holding[term], chunks.holding[term]) for term in terms}
+        if len(self._held) + len(counts) > KEPT_TERMS:
+            self._held = {}
+        self._held.update(counts)
+        self._lengths.update(dict.fromkeys(total.passages, total))
+        return counts
+
+
+class FetchedWords:
+    """:class:`~cairn.pipeline.search.reader.WordScores`; passages of ``size`` chunks rank."""
+
+    def __init__(self, generation: ShardedGeneration, asked: WordsAsked, totals: WordTotals) -> None:
+        self._generation, self._shards = generation, generation.shards
+        self.num_candidates = asked.num_candidates
+        self.words = Words(query=asked.query, totals=totals, size=asked.size)
+        self.size = asked.size
+        self.shown_size = asked.size if asked.shown_size is None else asked.shown_size
+        self._found: Mapping[int, BestWords] | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Tell whether the shards of a search have been asked for it."""
+        return self._found is not None
+
+    def keep(self, found: Mapping[int, BestWords]) -> None:
+        """Take what the shards of a search found."""
+        self._found = found
+
+    def has_windows(self, size: int) -> bool:
+        """Tell whether a word stands in any passage of a size: of those that rank, or of those shown."""
+        return self.has_passages if size == self.size else self.shown_high is not None
+
+    @property
+    def documents(self) -> Places:
+        return self._best[0]
+
+    @property
+    def scores(self) -> Float32[np.ndarray, " A"]:
+        return self._best[1]
+
+    @property
+    def nominees(self) -> Sequence[Places]:
+        by_passage = documents_of_chunks(self._generation, self._passages)
+        return [self.documents, by_passage] if len(by_passage) else [self.documents]
+
+    @property
+    def has_passages(self) -> bool:
+        return len(self._passages) > 0
+
+    @property
+    def shown_high(self) -> float | None:
+        return max(each.highs[self.shown_size] for each in self._parts.values()) or None
+
+    @property
+    def _parts(self) -> Mapping[int, BestWords]:
+        assert self._found is not None, "words are looked at after the search that asks for them"
+        return self._found
+
+    @cached_property
+    def _best(self) -> tuple[Places, Float32[np.ndarray, " A"]]:
+        documents_of = self._shards.placement.documents_of
+        return best(
+            [(documents_of(shard, each.documents), each.scores) for shard, each in self._parts.items()],
+            self.num_candidates,
+        )
+
+    @cached_property
+    def _passages(self) -> Places:
+        chunks_of = self._shards.placement.chunks_of
+        found, _ = best(
+            [(chunks_of(shard, each.passages), each.passage_scores) for shard, each in self._parts.items()],
+            self.num_candidates,
+        )
+        return found
+
+
+class FetchedScores:
+    """:class:`~cairn.pipeline.search.reader.CandidateScores` of one query.
+
+    Windows of the size asked for came with the rest; those of another size are asked for when they are
+    wanted, of the few documents that they are wanted of.
     """
 
-    def __init__(self, generation: Generation, shards: FanOut) -> None:
-        self._generation = generation
-        self._shards = shards
+    def __init__(
+        self,
+        generation: ShardedGeneration,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        asked: ScoresAsked,
+    ) -> None:
+        words = asked.words
+        assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
+        self._generation, self._shards, self._positions = generation, generation.shards, positions
+        self._vector_V, self._words, self._size = vector_V, words, asked.size
+        self._sums: dict[tuple[int, int], Float32[np.ndarray, " V"]] = {}
+        known = words.words if words is not None and words.has_passages else None
+        self._found: list[tuple[Places, PartScores]] = self._shards.of_documents(
+            "score", positions, lambda _, numbers: (numbers, vector_V, asked.parts, known, asked.size)
+        )
+        self._windows = None if asked.size is None else self._fetched_windows(asked.size)
+
+    def documents(self) -> Float32[np.ndarray, " N"]:
+        return self._joined(lambda scores: scores.document_N)
+
+    def chunks(self) -> Float32[np.ndarray, " N"]:
+        return self._joined(lambda scores: scores.chunk_N)
+
+    def passages(self) -> Float32[np.ndarray, " N"]:
+        return self._joined(lambda scores: scores.passage_N)
+
+    def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
+        known = self._windows
+        if known is None or size != self._size:
+            return self._fetch_windows(self._positions[chosen], size)
+        sizes_N = windows_of_documents(self._generation, self._positions, size)
+        places_W = ranges((np.cumsum(sizes_N) - sizes_N)[chosen], sizes_N[chosen])
+        return WindowScores(
+            cosine_W=known.cosine_W[places_W],
+            words_W=None if known.words_W is None else known.words_W[places_W],
+        )
+
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+    ) -> Float32[np.ndarray, " W"]:
+        """The vectors of the best come with it."""
+        before_W = first_W - title_W
+        found: list[tuple[Places, PartMatches]] = self._shards.of_chunks(
+            "max_sim",
+            first_W,
+            lambda places, first: (
+                query,
+                first,
+                first + (end_W - first_W)[places],
+                first - before_W[places],
+                NUM_WINDOWS,
+            ),
+        )
+        for places, matches in found:
+            windows = first_W[places][matches.best_n], end_W[places][matches.best_n]
+            self._sums.update(
+                zip(zip(*(each.tolist() for each in windows), strict=True), matches.sums_nV, strict=True)
+            )
+        return gathered(np.ones_like(first_W), [(places, matches.max_sim_W) for places, matches in found])
+
+    def window_sums(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> Float32[np.ndarray, "n V"]:
+        return np.stack([self._sums[window] for window in zip(first_n.tolist(), end_n.tolist(), strict=True)])
+
+    def _fetched_windows(self, size: int) -> WindowScores:
+        found = [(places, scores.windows) for places, scores in self._found if scores.windows is not None]
+        return self._joined_windows(self._positions, size, found)
+
+    def _fetch_windows(self, positions: Int64[np.ndarray, " K"], size: int) -> WindowScores:
+        words = self._words.words if self._words is not None and self._words.has_windows(size) else None
+        found: list[tuple[Places, WindowScores]] = self._shards.of_documents(
+            "windows", positions, lambda _, numbers: (numbers, self._vector_V, size, words)
+        )
+        return self._joined_windows(positions, size, found)
+
+    def _joined_windows(
+        self, positions: Int64[np.ndarray, " K"], size: int, found: Sequence[tuple[Places, WindowScores]]
+    ) -> WindowScores:
+        sizes_K = windows_of_documents(self._generation, positions, size)
+        words_W = [(places, each.words_W) for places, each in found if each.words_W is not None]
+        has_words = self._words is not None and self._words.has_windows(size)
+        return WindowScores(
+            cosine_W=gathered(sizes_K, [(places, each.cosine_W) for places, each in found]),
+            words_W=gathered(sizes_K, words_W) if has_words else None,
+        )
+
+    def _joined(
+        self, part_of: Callable[[PartScores], Float32[np.ndarray, " _"] | None]
+    ) -> Float32[np.ndarray, " N"]:
+        """Return one array of what all shards were asked for."""
+        scores_N = np.empty(len(self._positions), np.float32)
+        for places, scores in self._found:
+            part = part_of(scores)
+            assert part is not None, "a part that was asked for"
+            scores_N[places] = part
+        return scores_N
+
+
+class ShardedReader:
+    """An :class:`~cairn.pipeline.search.reader.IndexReader` over the shards of a generation."""
+
+    def __init__(self, generation: ShardedGeneration) -> None:
+        self._generation, self._shards = generation, generation.shards
         self._totals = CorpusTotals(generation)
-        self._routes = None
-        if shards.sharding.route_clusters is not None:
-            self._routes = Routes(generation, shards.placement, shards.sharding.route_clusters)
-        sampled = sampled_chunks(generation.num_chunks)
-        found = self._shards.of_chunks("chunk_vectors", sampled, lambda _, numbers: (numbers,))
-        self._mean_V = gathered(np.ones_like(sampled), found).mean(axis=0)
+        sampled_SV = generation.chunks.reconstruct(sampled_chunks(generation.num_chunks))
+        self._mean_V = (
+            mean_vector(sampled_SV) if len(sampled_SV) else np.zeros(sampled_SV.shape[1], np.float32)
+        )
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        """See :class:`~cairn.pipeline.search.reader.IndexReader`."""
         return self._mean_V
 
     def read_words(self, asked: WordsAsked) -> FetchedWords:
-        """See :class:`~cairn.pipeline.search.reader.IndexReader`; the shards are asked with the vector."""
+        """The shards are asked with the vector."""
         sizes = [asked.size] if asked.shown_size is None else [asked.size, asked.shown_size]
-        return FetchedWords(self._generation, self._shards, asked, self._totals.of(asked.query, sizes))
+        return FetchedWords(self._generation, asked, self._totals.of(asked.query, sizes))
+
+    def read_sparse(self, asked: SparseAsked) -> SparseFound:
+        owned = self._shards.allowed(asked.allowed)
+        found = self._shards.each(
+            "sparse", {shard: (replace(asked, allowed=own),) for shard, own in owned.items()}
+        )
+        documents_of = self._shards.placement.documents_of
+        lists = [(documents_of(shard, documents), scores) for shard, (documents, scores) in found.items()]
+        return best(lists, asked.num_candidates)
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
-        """See :class:`~cairn.pipeline.search.reader.IndexReader`; the shards are asked for each query."""
-        return lambda index, scores: self._search(vectors_QV[index], asked, scores)
+        """The shards are asked for each query."""
+        return lambda index, words: self._search(
+            vectors_QV[index], asked, words, None if asked.ids is None else asked.ids[index]
+        )
 
     def score(
         self,
-        nominees: Nominees,
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
         asked: ScoresAsked,
     ) -> FetchedScores:
-        """See :class:`~cairn.pipeline.search.reader.IndexReader`."""
-        assert isinstance(nominees, FoundNominees), "candidates are nominated and scored by one reader"
-        return FetchedScores(self._generation, self._shards, nominees, positions, vector_V, asked)
+        return FetchedScores(self._generation, positions, vector_V, asked)
 
     def token_matches(
         self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
     ) -> TokenMatches:
-        """See :class:`IndexReader`; chunks and titles are asked for together."""
+        """Chunks and titles are asked for together."""
 
         def arguments(places: Places, numbers: Places) -> tuple[Places, Places, LateQuery]:
             num_chunks = int(np.searchsorted(places, len(chunk_M)))
@@ -89,52 +350,39 @@ class ShardedReader:
             size_C=size_C,
             cosine_Tq=gathered(size_C, [(places, each.cosine_Tq) for places, each in found]),
             step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
+            start_C=gathered(np.ones_like(chunk_C), [(places, each.start_C) for places, each in found]),
         )
 
     def _search(
-        self, vector_V: Float32[np.ndarray, " V"], asked: NearestAsked, scores: ScoresAsked
-    ) -> FoundNominees:
-        words = scores.words
+        self,
+        vector_V: Float32[np.ndarray, " V"],
+        asked: NearestAsked,
+        words: WordScores | None,
+        doc_id: str | None,
+    ) -> list[Places]:
         assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
-        is_asked = words is not None and not words.is_known
-        known = {} if words is None or is_asked else self._numbers(words)
-        allowed = self._asked_shards(vector_V, asked, set(known))
+        wanted = None if words is None or words.is_known else words
+        allowed = self._shards.allowed(asked.allowed)
+        owner = None if doc_id is None else self._generation.shard_of(doc_id)
         questions = {
             shard: SearchAsked(
                 vector_V=vector_V,
                 num_documents=asked.num_documents,
                 num_chunks=asked.num_chunks,
                 allowed=own,
-                words=None if words is None else words.words,
-                num_best=words.num_candidates if words is not None and is_asked else None,
-                scores=PartScoresAsked(
-                    known=known.get(shard, np.empty(0, np.int64)),
-                    parts=scores.parts,
-                    window_size=scores.size,
-                    min_documents=asked.min_documents,
-                ),
+                words=None if wanted is None else wanted.words,
+                num_best=0 if wanted is None else wanted.num_candidates,
+                doc_id=doc_id if shard == owner else None,
             )
             for shard, own in allowed.items()
         }
         found = self._ask(questions)
-        if words is not None and is_asked:
-            words.keep({shard: each.words for shard, each in found.items() if each.words is not None})
-        return FoundNominees(lists=self._lists(asked, questions, found), found=found)
-
-    def _asked_shards(
-        self, vector_V: Float32[np.ndarray, " V"], asked: NearestAsked, known: set[int]
-    ) -> dict[int, Places | None]:
-        """Return the shards to search with their allowed documents; those with ``known`` ones are asked."""
-        allowed = self._shards.allowed(asked.allowed)
-        if self._routes is None:
-            return allowed
-        wanted = self._routes.shards(vector_V, asked.allowed) | known
-        return {shard: own for shard, own in allowed.items() if shard in wanted}
-
-    def _numbers(self, words: FetchedWords) -> dict[int, Places]:
-        """Return the documents that words nominated, by the numbers of their shards."""
-        documents = np.unique(np.concatenate(words.nominees))
-        return {shard: own for shard, _, own in self._shards.placement.split_documents(documents)}
+        self._generation.meet({shard: each.met for shard, each in found.items()})
+        if doc_id is not None and owner in found:
+            self._generation.note_named(doc_id, owner, found[owner].named)
+        if wanted is not None:
+            wanted.keep({shard: each.words for shard, each in found.items() if each.words is not None})
+        return self._lists(asked, questions, found)
 
     def _lists(
         self, asked: NearestAsked, questions: Mapping[int, SearchAsked], found: Mapping[int, PartFound]
@@ -153,28 +401,22 @@ class ShardedReader:
             parts = found
             if num_hits > num_asked:
                 wider = {
-                    shard: replace(
-                        each, num_documents=None, num_chunks=num_hits, words=None, num_best=None, scores=None
-                    )
+                    shard: replace(each, num_documents=None, num_chunks=num_hits, words=None)
                     for shard, each in questions.items()
                 }
                 parts = self._ask(wider)
+                self._generation.meet({shard: each.met for shard, each in parts.items()})
             chunks = {shard: part.chunks for shard, part in parts.items()}
             return _nearest(chunks, placement.chunks_of, num_hits)[None]
 
+        num_chunks = sum(part.num_chunks for part in found.values())
         lists += documents_of_best_chunks(
-            self._generation, search, self._num_chunks(asked.allowed), num_asked, asked.min_documents
+            self._generation, search, num_chunks, num_asked, asked.min_documents
         )
         return lists
 
     def _ask(self, questions: Mapping[int, SearchAsked]) -> dict[int, PartFound]:
         return self._shards.each("search", {shard: (each,) for shard, each in questions.items()})
-
-    def _num_chunks(self, documents: Int64[np.ndarray, " A"] | None) -> int:
-        if documents is None:
-            return self._generation.num_chunks
-        offsets = self._generation.chunk_offsets
-        return int((offsets[documents + 1] - offsets[documents]).sum())
 
 
 def _nearest(

@@ -1,7 +1,7 @@
 """The map of a collection: its documents in the plane, neighbours beside one another.
 
-    document vectors ─▶ corpus_map ─▶ map_files ─▶ map_cache ─▶ cairn.pipeline.serve.map_routes
-                        t-SNE, once   on disk      in memory
+    document vectors ─▶ corpus_map ─▶ map_cache ─▶ cairn.pipeline.serve.map_routes
+                        t-SNE, once   in memory
                         a generation
 
 ``cluster_names`` names the clusters.

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.words import STOP_WORDS
+from cairn.pipeline.index.languages import STOP_WORDS
 from cairn.pipeline.search.hits import read_rows
 from jaxtyping import Int32, Int64
 
@@ -30,7 +30,7 @@ MAX_TEXT_TOKENS: Final = 2_000
 MAX_TEXT_CHARACTERS: Final = 600
 SAME_STEM_LETTERS: Final = 4
 
-_FUNCTION_WORDS: Final = STOP_WORDS | {
+_FUNCTION_WORDS: Final = STOP_WORDS["en"] | {
     *("about", "after", "all", "also", "another", "any", "because", "been", "before", "being", "between"),
     *("both", "can", "could", "did", "does", "doing", "done", "during", "each", "few", "from", "had", "has"),
     *("have", "having", "her", "here", "him", "his", "how", "its", "just", "may", "might", "more", "most"),

@@ -4,8 +4,7 @@
                     └─▶ a sample ─▶ between its nearest neighbours of the first ─▶ some more steps of t-SNE
                     └─▶ all others ─▶ between their nearest neighbours of the sample ─▶ x, y in [-1, 1]
 
-Drawn on demand, from the documents that an API key sees; the same documents give the same map. Where they
-stand is kept over a restart (``map_files``).
+Drawn on demand, from the documents that an API key sees; the same documents give the same map.
 
 Source: van der Maaten & Hinton 2008, with the Barnes-Hut tree of van der Maaten 2014, as openTSNE computes it
 (Poličar et al. 2024). Beginning with principal components, and a small sample before all, keeps the large
@@ -25,7 +24,6 @@ import numpy as np
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.serve.maps.cluster_names import name_clusters, telling_texts
-from cairn.pipeline.serve.maps.map_files import MapFiles
 from jaxtyping import Float32, Int32, Int64
 
 FIRST_SAMPLE: Final = 1_000
@@ -62,9 +60,12 @@ Report = Callable[[float], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """A cluster on the map: the number of its documents shown, where they stand densest, a name."""
+    """A cluster's documents on the map: how many, and where they stand densest.
 
-    cluster_id: int
+    The name is made of words of their titles or texts, and empty where there are none.
+    """
+
+    cluster: int
     documents: int
     name: str
     x: float
@@ -89,24 +90,15 @@ class CorpusMap:
 
 
 def draw_map(
-    generation: Generation,
-    visible: Int64[np.ndarray, " A"],
-    files: MapFiles,
-    report: Report = lambda _: None,
+    generation: Generation, visible: Int64[np.ndarray, " A"], report: Report = lambda _: None
 ) -> CorpusMap:
-    """Lay out the visible documents unless a file says where they stand.
-
-    Of many, an evenly spread part with at least one document of every cluster.
-    """
+    """Lay out the visible documents; of many, an evenly spread part with at least one of every cluster."""
     positions_N = _with_every_cluster(_spread(visible, MAX_DOCUMENTS), visible, generation.cluster_ids)
     vectors_NV = generation.documents.reconstruct(positions_N)
     sample_S = _spread(np.arange(len(positions_N)), MAX_SAMPLE)
-    places_N2 = files.find(generation, positions_N, len(sample_S))
-    if places_N2 is None:
-        places_S2 = lay_out(vectors_NV[sample_S], report)
-        places_N2 = place(vectors_NV, vectors_NV[sample_S], places_S2)
-        places_N2[sample_S] = places_S2
-        files.keep(generation, positions_N, len(sample_S), places_N2)
+    places_S2 = lay_out(vectors_NV[sample_S], report)
+    places_N2 = place(vectors_NV, vectors_NV[sample_S], places_S2)
+    places_N2[sample_S] = places_S2
     rows = read_rows(generation, positions_N, ["doc_id", "title"])
     titles = [row["title"] for row in rows]
     cluster_ids_N = generation.cluster_ids[positions_N]
@@ -149,7 +141,7 @@ def lay_out(
 
 
 class _Moved:
-    """Points on their way. ``report`` takes the number of points moved so far, each step anew."""
+    """Points on their way. ``report`` takes the number of points moved so far, in each step."""
 
     def __init__(self, vectors_SV: Float32[np.ndarray, "S V"], begun_S2: np.ndarray, report: Report) -> None:
         # scikit-learn and SciPy come in here, with the first map
@@ -265,5 +257,6 @@ def _clusters(
     for cluster, name in sorted(names.items()):
         members = cluster_ids_N == cluster
         x, y = densest_place(places_N2[members]).tolist()
-        found.append(Cluster(cluster_id=cluster, documents=int(members.sum()), name=name, x=x, y=y))
+        x, y = round(x, 4), round(y, 4)
+        found.append(Cluster(cluster=cluster, documents=int(members.sum()), name=name, x=x, y=y))
     return found

@@ -42,13 +42,16 @@ def cache_key(generation: Generation, restriction: Mapping[str, Any] | None) -> 
 class GenerationCache(Generic[_Entry]):
     """Entries of one kind, computed on an executor; used from one event loop.
 
-    An entry whose request was cancelled is still computed for the others that wait.
+    An entry whose request was cancelled is still computed for the others that wait. One of a generation that
+    is no longer asked for is not: writes would leave more and more of them.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._entries: OrderedDict[CacheKey, asyncio.Future[_Entry]] = OrderedDict()
         self._progress: dict[CacheKey, float] = {}
+        self._asked: dict[str, int] = {}
+        """The generation of each collection that was last asked for."""
         self._is_stopped = threading.Event()
 
     def stop(self) -> None:
@@ -62,21 +65,19 @@ class GenerationCache(Generic[_Entry]):
     def report(self, key: CacheKey, share: float) -> None:
         """Take note of how much of an entry has been computed; called now and then by what computes it.
 
-        Raises :class:`TryAgainError` after :meth:`stop`.
+        Raises :class:`TryAgainError` after :meth:`stop`, and where a newer generation was asked for.
         """
+        if self._is_stopped.is_set() or self._asked[key[0]] != key[1]:
+            raise TryAgainError("a map must be of the generation that is served, got an older one; ask again")
         self._progress[key] = share
-        if self._is_stopped.is_set():
-            raise TryAgainError(
-                "a map must be asked for while the server runs, got a server that stops; ask again once "
-                "it is up"
-            )
 
     async def get(
         self, key: CacheKey, compute: Callable[[], _Entry], timeout_seconds: float | None = None
     ) -> _Entry | None:
         """Return an entry, None where it is not ready within ``timeout_seconds``.
 
-        One that failed raises, and is computed again at the next request.
+        So it is where another generation was asked for meanwhile. One that failed raises, and is computed
+        again at the next request.
         """
         entry = self._entries.get(key)
         if entry is None or (entry.done() and (entry.cancelled() or entry.exception() is not None)):
@@ -86,12 +87,13 @@ class GenerationCache(Generic[_Entry]):
             entry.add_done_callback(lambda _: self._progress.pop(key, None))
         self._entries.move_to_end(key)
         done, _ = await asyncio.wait({entry}, timeout=timeout_seconds)
-        return entry.result() if done else None
+        return entry.result() if done and not entry.cancelled() else None
 
     def _make_room(self, key: CacheKey) -> None:
         collection, generation, *_ = key
+        self._asked[collection] = generation
         for other in [other for other in self._entries if other[0] == collection and other[1] != generation]:
-            del self._entries[other]
+            self._entries.pop(other).cancel()
         while len(self._entries) >= MAX_ENTRIES:
             self._entries.popitem(last=False)
         if sum(not entry.done() for entry in self._entries.values()) >= MAX_PENDING:

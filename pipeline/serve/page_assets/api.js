@@ -42,15 +42,16 @@ async function ask(path, options) {
 
 const tellWaiting = (detail) => document.dispatchEvent(new CustomEvent(WAITING, { detail }));
 
+const authorization = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+
 async function askOnce(path, options) {
-  const headers = { Accept: "application/json", ...options.headers };
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
+  const headers = { Accept: "application/json", ...authorization(), ...options.headers };
   let response;
   try {
     response = await fetch(new URL(path, ROOT), { ...options, headers, credentials: "omit", referrerPolicy: "no-referrer" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal(0, "unreachable", "The server does not answer.");
+    throw unreachable();
   }
   const body = await response.json().catch(() => null);
   options.signal?.throwIfAborted();
@@ -58,6 +59,8 @@ async function askOnce(path, options) {
   const retry = response.status === 503 ? parseFloat(response.headers.get("Retry-After")) : NaN;
   throw new Refusal(response.status, body?.type ?? "", sentence(body, response.status), retry);
 }
+
+const unreachable = () => new Refusal(0, "unreachable", "The server does not answer.");
 
 function sentence(problem, status) {
   if (!problem?.title) return `The server answered ${status}.`;
@@ -68,6 +71,28 @@ function sentence(problem, status) {
 export const get = (path, signal) => ask(path, { signal });
 export const post = (path, body, signal) =>
   ask(path, { method: "POST", signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+
+export const remove = (path) => ask(path, { method: "DELETE" });
+
+/** Send a file, which the server forgets after an hour; `progress(share)` hears how much of it has gone. */
+export function sendFile(file, progress) {
+  const form = new FormData();
+  const fields = { purpose: "user_data", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600", file };
+  for (const [name, value] of Object.entries(fields)) form.append(name, value);
+  const request = new XMLHttpRequest(); // fetch tells no progress
+  request.open("POST", new URL("files", ROOT));
+  request.responseType = "json";
+  for (const [name, value] of Object.entries(authorization())) request.setRequestHeader(name, value);
+  request.upload.addEventListener("progress", ({ loaded, total }) => progress(loaded / total));
+  return new Promise((resolve, reject) => {
+    request.addEventListener("load", () => {
+      if (request.status === 200) resolve(request.response);
+      else reject(new Refusal(request.status, request.response?.type ?? "", sentence(request.response, request.status)));
+    });
+    request.addEventListener("error", () => reject(unreachable()));
+    request.send(form);
+  });
+}
 
 export const collectionPath = (name, rest = "") => `collections/${encodeURIComponent(name)}${rest}`;
 export const documentPath = (name, id) => collectionPath(name, `/documents/${encodeURIComponent(id)}`);

@@ -11,6 +11,7 @@ const PARTS = [
   ["chunk", "passage", "How near the best passage's vector is to the query's: their cosine, 1 at most."],
   ["bm25", "BM25", "How well the query's words are found in the whole document, rare words counting more. The longest bar is the best of this answer."],
   ["passage_bm25", "passage BM25", "How well the query's words are found in the best passage, rare words counting more. The longest bar is the best of this answer."],
+  ["sparse", "sparse", "How well the best passage answers by the words that the sparse encoder reads into it and into the query. The longest bar is the best of this answer."],
   ["late", "words", "How well single words of the best passage, or of the title, answer those of the query (MaxSim)."],
   ["rerank", "rerank", "The cross-encoder's score of the best passage, which decides the order. Bars reach from the lowest of this answer to the best."],
 ];
@@ -27,8 +28,10 @@ export function showHits(list, hits, { open, narrow, types }) {
 /** What the empty and the full bar of a part stand for: cosines have a scale of their own, other scores that of their answer. */
 function spanOf(part, scores) {
   if (part === "rerank") return [Math.min(...scores), Math.max(...scores)];
-  return [0, part.endsWith("bm25") ? Math.max(...scores, 1e-9) : 1];
+  return [0, isSum(part) ? Math.max(...scores, 1e-9) : 1];
 }
+
+const isSum = (part) => part.endsWith("bm25") || part === "sparse";
 
 function hitItem(hit, rank, spans, { open, narrow, types }) {
   const heading = make("button", { class: "open", type: "button", dir: "auto", title: hit.title, on: { click: () => open(hit, 0) } }, ...titleOf(hit));
@@ -66,7 +69,7 @@ function scoreBars(scores, spans) {
   const bars = PARTS.filter(([part]) => part in scores).map(([part, name, meaning]) => {
     const [empty, full] = spans[part];
     const share = full > empty ? Math.min(1, Math.max(0, (scores[part] - empty) / (full - empty))) : 1;
-    const value = part.endsWith("bm25") ? scores[part].toFixed(1) : score(scores[part], 2);
+    const value = isSum(part) ? scores[part].toFixed(1) : score(scores[part], 2);
     const fill = make("svg:rect", { width: (100 * share).toFixed(1), height: 6, rx: 3 });
     const bar = make("svg:svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" }, fill);
     return make("div", { class: "part", data: { part } }, make("dt", {}, term(name, meaning)), make("dd", {}, bar, make("span", {}, value)));
@@ -88,7 +91,7 @@ const chipList = (chips) => (chips.length ? make("ul", { class: "metadata", "ari
 
 function passageItem(passage, title, open) {
   const words = foundBy(passage, title);
-  const place = `characters ${digits(passage.start_char)}–${digits(passage.end_char)} · score ${score(passage.score)}`;
+  const place = `${passage.page ? `${passage.page} · ` : ""}characters ${digits(passage.start_char)}–${digits(passage.end_char)} · score ${score(passage.score)}`;
   return make(
     "li",
     {},
@@ -96,6 +99,7 @@ function passageItem(passage, title, open) {
       "button",
       { class: "passage", type: "button", title: `Read it in its document: ${place}`, on: { click: open } },
       excerpt(passage),
+      passage.page ? make("span", { class: "place" }, make("bdi", {}, passage.page)) : null,
       words.length ? make("span", { class: "found" }, "found by ", make("bdi", {}, words.join(", "))) : null,
     ),
   );

@@ -1,7 +1,7 @@
 // The page: what is asked, what came back, what is open, and the keys that move between them.
 
 import { asksTheSame, readAddress, writeAddress } from "./address.js";
-import { collectionPath, get, key, post, WAITING } from "./api.js";
+import { collectionPath, documentPath, get, key, post, remove, WAITING } from "./api.js";
 import { byId, make } from "./dom.js";
 import { keepExcerptsFitting } from "./excerpt.js";
 import { Filters } from "./filters.js";
@@ -14,6 +14,7 @@ import { CorpusMap } from "./map.js";
 import { Reader } from "./reader.js";
 import { term } from "./term.js";
 import { ThemeButton } from "./theme_button.js";
+import { Uploads } from "./uploads.js";
 import { Views } from "./views.js";
 
 const TOP_K = 20;
@@ -46,7 +47,8 @@ let openedFrom = { view: "find", element: null };
 const filters = new Filters(byId("filters"), () => ask());
 const views = new Views(main, { shown: lookInside, chosen: () => remember() });
 const keyDialog = new KeyDialog();
-const reader = new Reader(byId("document"), { close: closeDocument, moved: () => remember(), fail });
+const reader = new Reader(byId("document"), { close: closeDocument, remove: deleteDocument, moved: () => remember(), fail });
+const uploads = new Uploads(byId("uploads"), { added: refresh, create: createCollection });
 const map = new CorpusMap(byId("map"), { open: (hit) => openDocument(hit, 0), point: pointAt, name: suggest, fail });
 const health = new Health(byId("health"), { fail });
 const search = new LiveSearch({ send, show, fail: failSearch, wait: (isWaiting) => list.toggleAttribute("aria-busy", isWaiting) });
@@ -175,6 +177,26 @@ function leaveDocument(view) {
   (openedFrom.element?.isConnected ? openedFrom.element : query).focus();
 }
 
+async function deleteDocument(id, title) {
+  const { name } = served;
+  if (!confirm(`Delete “${title}” from ${name}? Searches will not find it any more.`)) return;
+  try {
+    await remove(`${documentPath(name, id)}?wait=searchable`);
+    if (reader.place?.id === id) closeDocument();
+    refresh(name);
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Show a collection as it is now, after a change of its documents. */
+function refresh(name) {
+  if (served === null) loadCollections();
+  if (served?.name !== name) return;
+  describe();
+  if (query.value.trim()) askNow();
+}
+
 function mark(id) {
   for (const item of list.children) item.classList.toggle("opened", item.dataset.id === id);
 }
@@ -210,7 +232,9 @@ function begin() {
 async function loadCollections() {
   const signal = begin();
   try {
-    showCollections((await get("collections", signal)).collections);
+    const { collections: found, is_writable: isWritable } = await get("collections", signal);
+    showCollections(found);
+    if (!collections.length && isWritable) uploads.use(found.find(({ status: state }) => state === "empty")?.name ?? "");
   } catch (error) {
     if (!signal.aborted) fail(error);
   }
@@ -231,7 +255,20 @@ function showCollections(found) {
   tell(`The collection “${wanted.collection}” ${unready ? whyUnready(unready) : "is not here"}: choose another one.`);
 }
 
-const whyUnready = ({ status: state }) => (state === "building" ? "is being built" : "is damaged");
+const WHY_UNREADY = { building: "is being built", empty: "has no documents yet", unfinished: "was not ingested to its end", damaged: "is damaged" };
+const whyUnready = ({ status: state }) => WHY_UNREADY[state];
+
+/** Make a collection for files that are added where there is none; give its name, null where that is not wanted or refused. */
+async function createCollection() {
+  const name = prompt("There is no collection yet. Name of the new one:", "documents")?.trim();
+  if (!name) return null;
+  try {
+    return (await post("collections", { name })).name;
+  } catch (error) {
+    fail(error);
+    return null;
+  }
+}
 
 function useCollection(name) {
   letGo();
@@ -247,6 +284,7 @@ function letGo() {
   showNothing();
   suggest([]);
   reader.reset();
+  uploads.use(null);
   for (const panel of [map, health]) panel.forget();
   if (views.shown === "document") views.show("find");
   holds.textContent = "";
@@ -267,6 +305,8 @@ function take(described) {
   const before = served;
   if (before !== null && before.generation !== described.generation) for (const panel of [map, health]) panel.forget();
   served = described;
+  reader.canDelete = described.is_writable;
+  uploads.use(described.is_writable ? described.name : null);
   addFilter.disabled = false;
   lookInside();
   filters.use(described.filter_columns);

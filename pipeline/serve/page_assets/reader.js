@@ -30,9 +30,12 @@ export class Reader {
   #active = 0;
   #types = new Map();
 
-  /** `close()` is called to leave, `moved()` when another document or passage is shown, `fail(error)` when none can be. */
-  constructor(element, { close, moved, fail }) {
-    Object.assign(this, { element, close, moved, fail });
+  /** Whether documents may be deleted. */
+  canDelete = false;
+
+  /** `close()` is called to leave, `remove(id, title)` to delete, `moved()` when another document or passage is shown, `fail(error)` when none can be. */
+  constructor(element, { close, remove, moved, fail }) {
+    Object.assign(this, { element, close, remove, moved, fail });
     this.reset();
   }
 
@@ -112,6 +115,7 @@ export class Reader {
         "div",
         { class: "reader-head" },
         make("button", { class: "quiet icon", type: "button", "aria-label": "Close the document", on: { click: () => this.close() } }, "×"),
+        this.canDelete ? make("button", { class: "quiet delete", type: "button", on: { click: () => this.remove(found.doc_id, found.title || found.doc_id) } }, "Delete") : null,
         make("h2", { tabindex: "-1", dir: "auto", title: this.title }, ...markedWords(this.title, 0, Infinity, found.title ? titleHighlights(hit) : [])),
         make("p", { class: "id", title: found.doc_id }, found.doc_id),
         make("p", { class: "facts", title: facts(found, this.#types) }, facts(found, this.#types)),
@@ -147,7 +151,7 @@ export class Reader {
   #goToPassage() {
     const passage = this.#hit.passages[this.#active];
     if (!passage) return false;
-    this.where.textContent = `passage ${this.#active + 1} of ${this.#hit.passages.length} · score ${score(passage.score)}`;
+    this.where.textContent = `passage ${this.#active + 1} of ${this.#hit.passages.length} · ${passage.page ? `${passage.page} · ` : ""}score ${score(passage.score)}`;
     const marks = [...this.element.querySelectorAll("mark")];
     for (const mark of marks) mark.classList.toggle("active", mark.dataset.passages.split(" ").includes(String(this.#active)));
     const first = marks.find((mark) => mark.classList.contains("active"));

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.encoder import require_encoder_fit
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.evaluate import systems
+from cairn.pipeline.lab.evaluate.systems import LATE_RANKINGS, OUR_RANKINGS
 
 TEXTS = {
     "mat": "the cat sat on the mat. the old cat walks on the path. the mat marks the way.",
@@ -21,37 +26,24 @@ TEXTS = {
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], tiny_model_folder: Path) -> Any:
     def invoke(*arguments: str) -> tuple[int, str, str]:
-        options = [
-            "--model",
-            str(tiny_model_folder),
-            "--landmark-interval",
-            "8",
-            "--context-documents",
-            "2",
-            "--quiet",
-        ]
-        code = run(cairn, ["evaluate", *arguments, *options], "cairn")
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
+        options = ["--model", str(tiny_model_folder), "--landmark-interval", "8", "--context-documents", "2"]
+        code = run(cairn, ["evaluate", *arguments, *options, "--quiet"], "cairn")
+        return code, *capsys.readouterr()
 
     return invoke
+
+
+QRELS = {"p": {"mat": 1}, "q": {"stone": 1}}
 
 
 def write_set(folder: Path) -> str:
     folder.mkdir()
     pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), folder / "corpus.parquet")
-    pq.write_table(
-        pa.table({"id": ["p", "q"], "text": ["where sat the cat", "what marks the way"]}),
-        folder / "queries.parquet",
-    )
-    qrels = {
-        "query_id": ["p", "q", "x"],
-        "doc_id": ["mat", "stone", "mat"],
-        "score": [1, 1, 1],
-        "start": [0, 0, 0],
-        "end": [23, 22, 3],
-    }
-    pq.write_table(pa.table(qrels), folder / "qrels.parquet")
+    queries = {"id": ["p", "q"], "text": ["where sat the cat", "what marks the way"]}
+    pq.write_table(pa.table(queries), folder / "queries.parquet")
+    judged = {"query_id": ["p", "q", "x"], "doc_id": ["mat", "stone", "mat"], "score": [1, 1, 1]}
+    spans = {"start": [0, 0, 0], "end": [23, 22, 3]}
+    pq.write_table(pa.table({**judged, **spans}), folder / "qrels.parquet")
     return str(folder)
 
 
@@ -64,24 +56,11 @@ def test_evaluate_prints_the_table_the_differences_and_the_advice(call: Any, fol
     code, out, _ = call(folder)
 
     assert code == 0
-    assert "walks: 3 documents, 2 queries" in out
-    assert "left out: 1 judgements of unknown queries" in out
-    assert "nDCG@10" in out
-    assert "evidence@2000" in out
-    assert "(best possible)" in out
-    assert "difference from " in out
-    assert "use: " in out
-    assert "ingest SOURCE --collection NAME --model" in out
-
-
-def test_evaluate_says_first_how_long_it_takes(
-    capsys: pytest.CaptureFixture[str], folder: str, tiny_model_folder: Path
-) -> None:
-    options = ("--model", str(tiny_model_folder), "--landmark-interval", "8", "--context-documents", "2")
-    assert run(cairn, ["evaluate", folder, "--systems", "cairn/*", *options], "cairn") == 0
-
-    first = capsys.readouterr().err.partition("\n")[0]
-    assert re.fullmatch(r"about \d+\.\d s of encoding: 4 rows, 1 encoding of \d+ tokens; .*", first)
+    for words in (
+        *("walks: 3 documents, 2 queries", "left out: 1 judgements of unknown queries", "nDCG@10", "use: "),
+        *("evidence@2000", "difference from ", "ingest SOURCE --collection NAME --model"),
+    ):
+        assert words in out
 
 
 def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: str) -> None:
@@ -89,19 +68,12 @@ def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: s
     read = json.loads(out)
 
     assert code == 0
-    assert set(read["systems"]) == {
-        "bm25",
-        "document-94",
-        "cairn/document",
-        "cairn/chunk",
-        "cairn/fused",
-        "cairn/fused+bm25",
-    }
+    ours = {f"cairn/{way}" for way in (*OUR_RANKINGS, *LATE_RANKINGS)}
+    assert set(read["systems"]) == {"bm25", "document-94"} | ours
     assert read["sets"]["walks"] == {
         "documents": 3,
         "queries": 2,
         "skipped": {"judgements of unknown queries": 1},
-        "ceiling": {"evidence@1000": 1.0, "evidence@2000": 1.0, "evidence@4000": 1.0},
     }
     assert read["reference"] in ("bm25", "document-94")
     assert read["advice"][0]["ingest_flags"].endswith("--landmark-interval 8")
@@ -112,14 +84,13 @@ def test_ablate_scores_every_encoder_and_context(call: Any, folder: str) -> None
     systems = json.loads(out)["systems"]
 
     assert code == 0
-    assert len(systems) == 3 * 4 + 4
+    assert len(systems) == 3 * 4 + 3
     assert "landmarks/corpus/chunk" in systems
 
 
 def test_average_stands_under_several_sets(call: Any, folder: str, tmp_path: Path) -> None:
-    code, out, _ = call(
-        folder, write_set(tmp_path / "hills"), "--systems", "bm25", "--systems", "cairn/chunk"
-    )
+    systems = ("--systems", "bm25", "--systems", "cairn/chunk")
+    code, out, _ = call(folder, write_set(tmp_path / "hills"), *systems)
 
     assert code == 0
     assert "average of 2 sets" in out
@@ -129,18 +100,26 @@ def test_runs_written_compare_as_they_were_measured(call: Any, folder: str, tmp_
     _, out, _ = call(folder, "--json", "--runs", str(tmp_path / "runs"), "--against", "bm25")
     measured = json.loads(out)["comparisons"]["cairn/chunk"]["nDCG@10"]["walks"]
     runs = [str(tmp_path / "runs" / "walks" / name) for name in ("cairn-chunk.trec", "bm25.trec")]
-    code, out, _ = call(folder, "--compare", *runs, "--json")
+    lines = Path(runs[1]).read_text().splitlines()
+    read = [
+        ir_measures.calc_aggregate([ir_measures.nDCG @ 10], QRELS, ir_measures.read_trec_run(run))
+        for run in runs
+    ]
 
-    assert code == 0
-    assert json.loads(out)["nDCG@10"] == measured
+    assert next(iter(read[0].values())) - next(iter(read[1].values())) == pytest.approx(
+        measured["difference"]
+    )
+    assert [line.split()[:2] for line in lines[:1]] == [["p", "Q0"]]
+    assert all(len(line.split()) == 6 and line.endswith(" bm25") for line in lines)
 
 
 def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path) -> None:
-    arguments = (folder, "--systems", "cairn/chunk", "--cache", str(tmp_path / "cache"))
-    first, second = call(*arguments), call(*arguments)
+    arguments = (folder, "--systems", "cairn/chunk", "--cache", str(tmp_path / "cache"), "--json")
+    tables = [json.loads(call(*arguments)[1])["systems"]["cairn/chunk"]["walks"] for _ in range(2)]
 
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    assert first == second
+    assert tables[0]["measures"] == tables[1]["measures"]
+    assert tables[0]["cost"]["encode_seconds"] == tables[1]["cost"]["encode_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +129,6 @@ def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path
         (["walks", "--against", "chunks-1"], "--against must name one of bm25"),
         (["walks", "--systems", "none*"], "no row of the table matches 'none*'"),
         (["walks", "../walks/../walks"], "must have names of their own"),
-        (["walks", "--compare", "a", "b"], "must be a readable text file"),
         (["walks", "--pooling", "multi_cls"], "pooling multi_cls must go with attention full"),
     ],
 )
@@ -195,28 +173,27 @@ def test_configuration_that_does_not_fit_the_model_is_an_error(folder: str, tiny
     assert run(cairn, ["evaluate", folder, "--ablate", *options], "cairn") == 2
 
 
-def test_systems_that_do_not_fit_are_left_out_with_the_reason(call: Any, folder: str) -> None:
-    options = (
-        "--attention",
-        "landmark",
-        "--temperature-by-length",
-        "90:0.9",
-        "--systems",
-        "landmark*/none/chunk",
-    )
-    code, out, error = call(folder, "--ablate", *options)
+def test_systems_that_do_not_fit_are_left_out_with_the_reason(
+    call: Any, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_cls(config: EncoderConfig, backbone: Any) -> None:
+        if config.pooling == "cls":
+            raise ConfigError("this model has no [CLS]")
+        require_encoder_fit(config, backbone)
+
+    monkeypatch.setattr(systems, "require_encoder_fit", refuse_cls)
+    code, out, error = call(folder, "--ablate", "--systems", "landmark*/none/chunk")
 
     assert code == 0
     assert "left out: cls/none/document, " in error
-    assert "temperature_by_length must name lengths that rows reach" in error
-    assert "landmark-attention/none/chunk" in out
+    assert "this model has no [CLS]" in error
+    assert "landmarks/none/chunk" in out
 
 
 def test_window_with_chunk_attention_warns_unless_the_whole_table_has_windows(call: Any, folder: str) -> None:
     for options, warns in (((), True), (("--ablate",), False)):
-        _, _, err = call(
-            folder, "--window-tokens", "256", "--systems", "cairn/*none/*chunk*/chunk", *options, "--json"
-        )
+        systems = ("--systems", "cairn/*none/*chunk*/chunk")
+        _, _, err = call(folder, "--window-tokens", "256", *systems, *options, "--json")
         assert ("warning: window_tokens has no effect with attention chunk" in err) == warns
 
 
@@ -227,26 +204,14 @@ def test_missing_package_is_said_before_anything_is_encoded(
     text = "a cairn of old stones marks the way. " + "the path follows the river. " * 10
     pq.write_table(pa.table({"id": ["a"], "text": [text]}), tmp_path / "texts" / "texts.parquet")
     monkeypatch.setitem(sys.modules, "ir_measures", None)
-    code, _, err = call(
-        str(tmp_path / "texts"),
-        "--known-items",
-        "1",
-        "--cache",
-        str(tmp_path / "kept"),
-        "--systems",
-        "cairn/*",
-    )
+    options = ("--known-items", "1", "--cache", str(tmp_path / "kept"), "--systems", "cairn/*")
+    code, _, err = call(str(tmp_path / "texts"), *options)
     assert (code, err.startswith("error: evaluating must have the package ir_measures")) == (2, True)
     assert not (tmp_path / "kept").exists()
 
 
-def test_ablate_context_shows_each_context_with_its_interval(call: Any, folder: str) -> None:
-    code, out, _ = call(folder, "--ablate-context", "--use-context")
-    assert code == 0
-    head, served, none, random, *_ = out.strip().splitlines()[1:]
-    assert "difference" in head
-    assert served.split()[:2] == ["as", "served"]
-    assert "to" in none
-    assert random.split()[0] == "random"
-    code, _, error = call(folder, "--ablate-context")
-    assert (code, "must go with a model that reads a context" in error) == (2, True)
+def test_model_with_prefixes_is_scored_in_every_row(call: Any, folder: str) -> None:
+    code, out, error = call(folder, "--document-prefix", "the way: ", "--query-prefix", "the old path: ")
+
+    assert (code, error) == (0, "")
+    assert {"document-90", "cairn/fused+bm25", "bm25"} <= set(out.split())

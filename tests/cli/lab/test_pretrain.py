@@ -21,7 +21,7 @@ def words(tmp_path: Path, tiny_model_folder: Path) -> list[str]:
 def test_pretrain_command_leaves_a_model_and_reports(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    landmarks = ["--landmark-intervals", "4,8", "--objective", "retromae"]
+    landmarks = ["--landmark-intervals", "4,8"]
     assert run(cairn, [*words, *landmarks, "--json"], "cairn") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["steps"], report["texts"]) == (2, 30)

@@ -11,16 +11,8 @@ from cairn.cli.main import cairn, run
 
 def arguments(pairs_file: Path, base: Path, *more: str) -> list[str]:
     sizes = ["--steps", "2", "--batch-pairs", "6", "--context-documents", "3", "--matryoshka-dims", "8,32"]
-    return [
-        "train",
-        str(pairs_file),
-        "--output",
-        str(pairs_file.parent / "run"),
-        "--base",
-        str(base),
-        *sizes,
-        *more,
-    ]
+    folders = ["--output", str(pairs_file.parent / "run"), "--base", str(base)]
+    return ["train", str(pairs_file), *folders, *sizes, *more]
 
 
 def test_train_command_trains_and_prints_what_it_did(
@@ -29,24 +21,30 @@ def test_train_command_trains_and_prints_what_it_did(
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet", "--json"), "cairn") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["pairs"], report["steps"], report["resumed_at"]) == (60, 2, 0)
-    assert json.loads((pairs_file.parent / "run" / "run.json").read_text())["settings"][
-        "matryoshka_dims"
-    ] == [8, 32]
+    settings = json.loads((pairs_file.parent / "run" / "run.json").read_text())["settings"]
+    assert settings["matryoshka_dims"] == [8, 32]
     assert run(cairn, arguments(pairs_file, tiny_model_folder, "--quiet"), "cairn") == 0
     printed = capsys.readouterr()
     assert "resumed at" in printed.out
     assert ("no step scored above the base" in printed.err) == (report["best_step"] == 0)
 
 
-def test_train_command_mistakes_end_in_a_sentence(
-    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--batch-pairs 900", "at least the 900 pairs of one batch"),
+        ("--matryoshka-dims 8,x", "whole numbers with commas"),
+        ("--negatives own", "pairs must have negatives"),
+        ("--dev-every 5", "dev_every must go with dev sets, got none; name them with --dev"),
+        ("absent", "does not exist"),
+    ],
+)
+def test_train_command_mistakes_end_in_a_sentence_and_leave_no_folder(
+    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str], options: str, sentence: str
 ):
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--batch-pairs", "900"), "cairn") == 2
-    assert "at least the 900 pairs of one batch" in capsys.readouterr().err
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--matryoshka-dims", "8,x"), "cairn") == 2
-    assert "whole numbers with commas" in capsys.readouterr().err
-    assert run(cairn, arguments(pairs_file.parent / "absent", tiny_model_folder), "cairn") == 2
-    assert "does not exist" in capsys.readouterr().err
+    assert run(cairn, arguments(pairs_file, tiny_model_folder, *options.split()), "cairn") == 2
+    assert sentence in capsys.readouterr().err
+    assert not (pairs_file.parent / "run").exists()
 
 
 def dev_set(folder: Path, name: str, unknown: int = 0) -> Path:
@@ -72,14 +70,8 @@ def test_train_command_scores_dev_sets_keeps_them_out_of_the_data_and_counts_wha
         for name in ("one", "two")
         for flag in ("--dev", str(dev_set(pairs_file.parent, name, unknown=name == "two")))
     ]
-    assert (
-        run(
-            cairn,
-            arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--dev-every", "1", *dev),
-            "cairn",
-        )
-        == 0
-    )
+    words = arguments(pairs_file, tiny_model_folder, "--quiet", "--json", "--dev-every", "1", *dev)
+    assert run(cairn, words, "cairn") == 0
     written = capsys.readouterr()
     report = json.loads(written.out)
     assert written.err.startswith("warning: left out of two: 1 judgements of unknown queries\n")
@@ -106,29 +98,12 @@ def test_train_command_makes_pairs_of_documents(
         pa.table({"id": [1, 2], "title": ["one", "two"], "text": [text, text.replace("old", "a")]}),
         tmp_path / "manuals.parquet",
     )
-    flags = [
-        "--output",
-        str(tmp_path / "run"),
-        "--base",
-        str(tiny_model_folder),
-        "--steps",
-        "1",
-        "--batch-pairs",
-        "3",
-        "--quiet",
-        "--json",
-    ]
+    folders = ["--output", str(tmp_path / "run"), "--base", str(tiny_model_folder)]
+    flags = [*folders, "--steps", "1", "--batch-pairs", "3", "--quiet", "--json"]
     assert run(cairn, ["train", "--documents", str(tmp_path / "manuals.parquet"), *flags], "cairn") == 0
     assert json.loads(capsys.readouterr().out)["pairs"] == 6
     assert run(cairn, ["train", *flags], "cairn") == 2
     assert "must have pairs or documents, got neither" in capsys.readouterr().err
-
-
-def test_train_command_settings_of_dev_sets_without_any_are_refused(
-    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--dev-every", "5"), "cairn") == 2
-    assert "dev_every must go with dev sets, got none; name them with --dev" in capsys.readouterr().err
 
 
 def test_train_command_with_nothing_held_out_says_so_and_shows_no_score(
@@ -140,11 +115,3 @@ def test_train_command_with_nothing_held_out_says_so_and_shows_no_score(
     assert "no pairs were held out" in printed.err
     assert "best" not in printed.out
     assert not (pairs_file.parent / "run" / "best").exists()
-
-
-def test_train_command_without_negatives_of_a_query_leaves_no_folder(
-    pairs_file: Path, tiny_model_folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert run(cairn, arguments(pairs_file, tiny_model_folder, "--negatives", "own"), "cairn") == 2
-    assert "pairs must have negatives" in capsys.readouterr().err
-    assert not (pairs_file.parent / "run").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,7 +29,7 @@ def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -
         {
             "title": "A",
             "year": 2020,
-            "score": 1.5,
+            "score": "1.50",
             "draft": False,
             "zip": "007",
             "date": "2024-05-01",
@@ -76,6 +75,8 @@ def test_aliases_and_merge_keys_build_nothing() -> None:
     found = read_front_matter(f"---\na0: &a0 {{x: 1}}\n{levels}b: &b [*b]\n---\nx".encode())
     assert found.fault is None
     assert found.values["a59"] == found.values["b"] == {}
+    found = read_front_matter(b"---\na: &a [&x 1, 2]\nb: *a\nc: [*x]\nd: &d y\ne: *d\nf: [&z w, *z]\n---\n")
+    assert found.values == {"a": [1, 2], "b": {}, "c": {}, "d": "y", "e": {}, "f": {}}
 
 
 def test_keys_become_columns_and_files_without_them_have_nulls(tmp_path: Path) -> None:
@@ -97,15 +98,43 @@ def test_keys_become_columns_and_files_without_them_have_nulls(tmp_path: Path) -
     assert rejected == []
 
 
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (["3.9", "3.10"], ["3.9", "3.10"]),
+        (["1.5", "2.50"], [1.5, 2.5]),
+        (["3.10", "next"], ["3.10", "next"]),
+        (["[3.9, 3.10]", "[3.9]"], [["3.9", "3.10"], ["3.9"]]),
+        (["[1.5, 2.50]", "3"], [[1.5, 2.5], [3.0]]),
+    ],
+)
+@pytest.mark.parametrize(("fence", "sign"), [("---", ": "), ("+++", " = ")])
+def test_versions_stay_as_they_are_written_and_prices_are_numbers(
+    tmp_path: Path, written: list[str], kept: list[object], fence: str, sign: str
+) -> None:
+    for name, value in zip("ab", written, strict=True):
+        shown = f"'{value}'" if value.isalpha() else value
+        write(tmp_path, **{name: f"{fence}\nv{sign}{shown}\n{fence}\ntext"})
+    rows, _ = read(tmp_path)
+    assert [row["v"] for row in rows] == kept
+
+
+def test_a_whole_number_written_as_a_decimal_fits_a_stored_column_of_whole_numbers(tmp_path: Path) -> None:
+    write(tmp_path, a="---\norder: 3.0\n---\ntext")
+    scan = scan_sources([str(tmp_path)], CorpusConfig(), stored=[pa.field("order", pa.int64())])
+    (batch,) = read_checked(scan, CorpusConfig())
+    assert batch.rows["order"].to_pylist() == [3]
+
+
 def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path) -> None:
     write(tmp_path, a="---\nslug: one\nheadline: One\n---\nbody", b="body")
     config = CorpusConfig(id_column="slug", title_column="headline")
     rows, rejected = read(tmp_path, config=config)
     assert [(row["doc_id"], row["title"], row["id"]) for row in rows] == [("one", "One", "a.md")]
     assert reasons(rejected) == [(0, "null_id")]
-    with pytest.raises(SchemaError, match=r"id column 'slgu' must be in every file.*did you mean 'slug'"):
+    with pytest.raises(SchemaError, match=r"id column 'slgu' must be there.*did you mean 'slug'"):
         read(tmp_path, config=CorpusConfig(id_column="slgu"))
-    with pytest.raises(SchemaError, match="metadata column 'yaer' must be in every file"):
+    with pytest.raises(SchemaError, match="metadata column 'yaer' must be there"):
         read(tmp_path, config=CorpusConfig(metadata_columns=("yaer",)))
 
 
@@ -115,11 +144,11 @@ def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
     scan = scan_sources([str(tmp_path)], CorpusConfig())
     first, second = scan.warnings
     assert first == (
-        f"the front matter of {tmp_path}/a.md and of 1 more files is not YAML and was left in the text: "
+        f"the front matter of {tmp_path}/a.md and of 1 more files cannot be read and was left in the text: "
         "line 2: mapping values are not allowed here; put a value with a colon into quotes"
     )
     assert second == (
-        f"column 'meta' of {tmp_path}/a.md cannot be stored: it holds objects or nested lists; it is left out"
+        f"column 'meta' of {tmp_path}/c.md cannot be stored: it holds objects or nested lists; it is left out"
     )
     rows, rejected = read(tmp_path)
     assert [(row["doc_id"], row["text"]) for row in rows] == [
@@ -138,22 +167,20 @@ STORED = [
 ]
 
 
-def stored_rows(folder: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    scan = scan_sources([str(folder)], CorpusConfig(), stored=STORED)
-    assert list(scan.metadata_fields) == STORED
-    rows = [row for batch in read_checked(scan, CorpusConfig()) for row in batch.rows.to_pylist()]
-    return [{field.name: row[field.name] for field in STORED} for row in rows], scan.warnings
-
-
-def test_the_columns_of_a_collection_decide_and_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
+def test_the_columns_of_a_collection_decide_and_what_does_not_fit_costs_its_document(tmp_path: Path) -> None:
     write(tmp_path, a="---\nyear: 2020\ntags: one\nmood: good\n---\nx", b="---\nyear: late\n---\nx", c="x")
-    rows, warnings = stored_rows(tmp_path)
-    assert rows == [
-        {"year": 2020, "tags": ["one"], "lang": None},
-        {"year": None, "tags": None, "lang": None},
-        {"year": None, "tags": None, "lang": None},
+    write(tmp_path, d="---\ntags:\n- {name: red}\n---\nx")
+    scan = scan_sources([str(tmp_path)], CorpusConfig(), stored=STORED)
+    assert [*scan.metadata_fields] == [*STORED, pa.field("mood", pa.string())]
+    batches = [*read_checked(scan, CorpusConfig())]
+    rows = [row for batch in batches for row in batch.rows.to_pylist()]
+    assert [(row["doc_id"], row["year"], row["tags"], row["lang"], row["mood"]) for row in rows] == [
+        ("a.md", 2020, ["one"], None, "good"),
+        ("c.md", None, None, None, None),
+        ("d.md", None, None, None, None),
     ]
-    assert warnings == (
-        "the collection has no column 'mood': left out; ingest into a new collection to keep it",
-        f"column 'year' of the collection is of type int64: the value in {tmp_path}/b.md is left out",
+    rejected = [row for batch in batches for row in batch.rejected.to_pylist()]
+    assert [(row["doc_id"], row["reason"]) for row in rejected] == [("b.md", "unfit_value")]
+    assert scan.warnings == (
+        f"values of column 'tags' in {tmp_path}/d.md are left out: it holds objects or nested lists",
     )

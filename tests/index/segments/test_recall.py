@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,18 @@ from cairn.pipeline.index.exact_index import ExactIndex, VectorIndex
 from cairn.pipeline.index.faiss_build import build_faiss_index
 from cairn.pipeline.index.faiss_index import open_faiss_index
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.lance_index import LanceTables, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.segments import codes
-from cairn.pipeline.index.tables import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
+from cairn.pipeline.index.rows import LanceTables, vectors_of
+from cairn.pipeline.index.segments import writer
+
+from tests.index import stones
 
 QUERIES = 2_000
 TOP_K = 10
 LOST_RECALL = 0.005
-PUBLICATIONS = 5
-COLLECTIONS = 3
+PUBLICATIONS = 4
+COLLECTIONS = 2
 
 
 def recall(index: VectorIndex, vectors_NV: np.ndarray) -> float:
@@ -35,9 +36,7 @@ def recall(index: VectorIndex, vectors_NV: np.ndarray) -> float:
     return float(np.mean([np.isin(answer, best).mean() for answer, best in pairs]))
 
 
-def publish_at_random(
-    layout: CollectionLayout, stones: ModuleType, config: IndexConfig, rng: np.random.Generator
-) -> None:
+def publish_at_random(layout: CollectionLayout, config: IndexConfig, rng: np.random.Generator) -> None:
     """Publish some 1,600 documents in segments: splits, updates and deletions are drawn."""
     left = stones.document_ids(950)
     stones.publish_documents(layout, left, config=config)
@@ -51,23 +50,46 @@ def publish_at_random(
         left = [doc_id for doc_id in left if doc_id not in replaced] + written
 
 
+def about(rng: np.random.Generator, subjects: np.ndarray, count: int) -> np.ndarray:
+    vectors = subjects[rng.integers(0, len(subjects), count)] + rng.standard_normal((count, 32)) / 2
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize(("is_new", "kind"), [(False, "ivf_sq8"), (True, "flat")])
+def test_small_segment_is_coded_where_its_subjects_are_those_of_the_codebook(
+    tmp_path: Path, is_new: bool, kind: str
+) -> None:
+    rng, config = np.random.default_rng(3), IndexConfig(index_kind="ivf_sq8")
+    subjects, new = rng.standard_normal((2, 16, 32))
+    written: list[dict[str, Any]] = []
+    for number, (count, own) in enumerate([(2_000, subjects), (600, new if is_new else subjects)]):
+        path = tmp_path / str(number)
+        codebook = writer.read_codebook(tmp_path / "0", written[0]) if written else None
+        vectors = about(rng, own, count)
+        written.append(
+            writer.write_index(lambda block=vectors: iter([block]), count, 32, codebook, config, path)
+        )
+    assert written[1]["kind"] == kind
+
+
 @pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
 def test_recall_of_any_segments_is_that_of_one(
-    stones: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any
 ) -> None:
     """The one segment has a codebook of its own; a mean, as one codebook differs from another by as much."""
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
     monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
-    monkeypatch.setattr(codes, "EXACT_VECTORS", 40)
+    monkeypatch.setattr(writer, "EXACT_VECTORS", 40)
     config = IndexConfig(index_kind=kind)
     lost: dict[str, list[float]] = {DOCUMENTS: [], CHUNKS: []}
     for seed in range(COLLECTIONS):
         layout = CollectionLayout(tmp_path / str(seed), "stones")
-        publish_at_random(layout, stones, config, np.random.default_rng([seed, len(kind)]))
+        publish_at_random(layout, config, np.random.default_rng([seed, len(kind)]))
         split = open_generation(layout)
         assert len(split.segments) > 2
         for table, index in ((DOCUMENTS, split.documents), (CHUNKS, split.chunks)):
-            rows = LanceTables.open(layout).scan(table, ["vector"], split.manifest.lance_versions)
+            versions = split.manifest.lance_versions
+            rows = LanceTables.open(layout, versions).scan(table, ["vector"], versions)
             vectors = np.concatenate([vectors_of(batch.column("vector")) for batch in rows])
             description = build_faiss_index(
                 lambda block=vectors: iter([block]), len(vectors), vectors.shape[1], config, tmp_path / table

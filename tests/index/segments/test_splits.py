@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import astuple
-from types import ModuleType
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index import tiers
+from cairn.pipeline.index.columns import open_token_file
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection, repair_collection, verify_collection
-from cairn.pipeline.index.names import DELETED_BITS, TOKENS_ARROW
-from cairn.pipeline.index.segments import codes
-from cairn.pipeline.index.segments.segment import NEEDED_FILES
+from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.names import DELETED_BITS, NEEDED_FILES, TOKENS_ARROW
+from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.segments import writer
 from cairn.pipeline.index.status import collection_status
-from cairn.pipeline.index.token_file import open_token_file
+from cairn.pipeline.index.verify import verify_collection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from tests.index import stones
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,9 +47,7 @@ steps = st.lists(
 """Publications: of documents that are written again or new, or that are deleted."""
 
 
-def publish(
-    layout: CollectionLayout, stones: ModuleType, work: Sequence[tuple[list[str], bool]]
-) -> list[str]:
+def publish(layout: CollectionLayout, work: Sequence[tuple[list[str], bool]]) -> list[str]:
     """Publish each step, return the ids that are left in the order in which they were written."""
     left: list[str] = []
     for version, (ids, is_deletion) in enumerate(work):
@@ -76,6 +77,7 @@ def read(generation: Generation) -> dict[str, Any]:
     shuffled = rng.permutation(generation.num_chunks)
     return {
         "doc_ids": generation.doc_ids.to_pylist(),
+        "places": [generation.position_of(doc_id) for doc_id in generation.doc_ids.to_pylist()],
         "chunk_offsets": generation.chunk_offsets,
         "cluster_ids": generation.cluster_ids,
         "num_tokens": generation.num_tokens,
@@ -129,13 +131,15 @@ def assert_same(found: Any, expected: Any) -> None:
 )
 @given(work=steps)
 def test_any_publications_answer_as_one_segment_does(
-    small_segments: None, stones: ModuleType, tmp_path_factory: pytest.TempPathFactory, work: Any
+    small_segments: None, tmp_path_factory: pytest.TempPathFactory, work: Any
 ) -> None:
     layout = CollectionLayout(tmp_path_factory.mktemp("root"), "stones")
-    left = publish(layout, stones, [(IDS[:6], False), *work])
+    left = publish(layout, [(IDS[:6], False), *work])
     generation = open_generation(layout)
     split = read(generation)
     assert split["doc_ids"] == left
+    assert split["places"] == list(range(len(left)))
+    assert {generation.position_of(doc_id) for doc_id in {*IDS, "", "~"} - {*left}} <= {None}
     assert verify_collection(layout) == []
     compact_collection(layout)
     whole = open_generation(layout)
@@ -143,10 +147,8 @@ def test_any_publications_answer_as_one_segment_does(
     assert_same(split, read(whole))
 
 
-def test_scores_of_bm25_are_equal_to_the_last_bit(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout
-) -> None:
-    publish(layout, stones, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True), (IDS[14:20], False)])
+def test_scores_of_bm25_are_equal_to_the_last_bit(small_segments: None, layout: CollectionLayout) -> None:
+    publish(layout, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True), (IDS[14:20], False)])
     split = open_generation(layout)
     assert len(split.segments) == 3
     compact_collection(layout)
@@ -155,29 +157,26 @@ def test_scores_of_bm25_are_equal_to_the_last_bit(
 
 
 def test_files_of_merged_segments_are_those_of_rows_written_together(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+    small_segments: None, layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "FACTOR", 3)
-    publish(layout, stones, [(IDS[:4], False), (IDS[4:8], False), (IDS[1:3], True), (IDS[8:12], False)])
+    publish(layout, [(IDS[:4], False), (IDS[4:8], False), (IDS[1:3], True), (IDS[8:12], False)])
     manifest = open_generation(layout).manifest
-    assert [record.name for record in manifest.segments] == ["00000004-merged-"]
+    assert [record.name for record in manifest.segments] == ["00000004-"]
     compact_collection(layout)
     whole = open_generation(layout).manifest
     names = ("documents.faiss", "chunks.faiss", "documents.arrow", "chunks.arrow", "passages.arrow")
-    assert [manifest.files["00000004-merged-" + name] for name in names] == [
-        whole.files[name] for name in names
-    ]
+    assert [manifest.files["00000004-" + name] for name in names] == [whole.files[name] for name in names]
 
 
 @pytest.mark.parametrize("kind", ["ivf_sq8", "ivf_rabitq"])
 def test_merged_inverted_files_hold_the_codes_of_their_segments(
     small_segments: None,
-    stones: ModuleType,
     layout: CollectionLayout,
     monkeypatch: pytest.MonkeyPatch,
     kind: Any,
 ) -> None:
-    monkeypatch.setattr(codes, "EXACT_VECTORS", 20)
+    monkeypatch.setattr(writer, "EXACT_VECTORS", 20)
     config = IndexConfig(index_kind=kind)
     first, second, third = stones.document_ids(400), stones.document_ids(60, "n"), stones.document_ids(5, "m")
     stones.publish_documents(layout, first, config=config)
@@ -206,7 +205,7 @@ def test_merged_inverted_files_hold_the_codes_of_their_segments(
 
 
 def test_publication_writes_what_changed_and_links_the_rest(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout
+    small_segments: None, layout: CollectionLayout
 ) -> None:
     stones.publish_documents(layout, IDS[:10])
     stones.publish_documents(layout, [IDS[3]], replaced=[IDS[3]], version=1)
@@ -220,7 +219,7 @@ def test_publication_writes_what_changed_and_links_the_rest(
 
 
 def test_file_that_is_not_there_to_be_shared_lets_all_be_made_again(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout
+    small_segments: None, layout: CollectionLayout
 ) -> None:
     stones.publish_documents(layout, IDS[:10])
     (layout.generation_folder(1) / "passages.arrow").unlink()
@@ -229,17 +228,18 @@ def test_file_that_is_not_there_to_be_shared_lets_all_be_made_again(
     assert verify_collection(layout)[0].generation == 1
 
 
-@pytest.mark.parametrize("factor", [2, 8])
-@pytest.mark.parametrize("name", [*NEEDED_FILES, TOKENS_ARROW, DELETED_BITS])
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [*zip([*NEEDED_FILES, TOKENS_ARROW, DELETED_BITS], cycle([2, 8]), strict=False)],
+)
 def test_damaged_file_is_neither_shared_nor_merged(
     small_segments: None,
-    stones: ModuleType,
     layout: CollectionLayout,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     factor: int,
 ) -> None:
-    left = publish(layout, stones, [(IDS[:6], False), (IDS[6:10], False), (IDS[2:4], True)])
+    left = publish(layout, [(IDS[:6], False), (IDS[6:10], False), (IDS[2:4], True)])
     monkeypatch.setattr(stones, "served_ids", lambda _: left)  # as the ledger of an ingest, without the files
     path = layout.generation_folder(3) / name
     content = bytearray(path.read_bytes())
@@ -247,7 +247,7 @@ def test_damaged_file_is_neither_shared_nor_merged(
     path.write_bytes(content)
     monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
     monkeypatch.setattr(tiers, "FACTOR", factor)
-    left = publish(layout, stones, [(IDS[8:12], False)]) and [*left[:-2], *IDS[8:12]]
+    left = publish(layout, [(IDS[8:12], False)]) and [*left[:-2], *IDS[8:12]]
     healed = open_generation(layout)
     found = read(healed)
     assert found["doc_ids"] == left
@@ -255,16 +255,16 @@ def test_damaged_file_is_neither_shared_nor_merged(
     assert_same(found, read(open_generation(layout)))
 
 
-def test_small_collection_stays_one_segment(stones: ModuleType, layout: CollectionLayout) -> None:
+def test_small_collection_stays_one_segment(layout: CollectionLayout) -> None:
     for count in (5, 10):
         stones.publish_documents(layout, IDS[count - 5 : count])
     assert [record.name for record in open_generation(layout).manifest.segments] == [""]
 
 
 def test_publication_writes_the_token_codes_of_what_changed(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout
+    small_segments: None, layout: CollectionLayout
 ) -> None:
-    publish(layout, stones, [(IDS[:9], False), (IDS[3:4], False)])
+    publish(layout, [(IDS[:9], False), (IDS[3:4], False)])
     generation = open_generation(layout)
     assert (generation.folder / TOKENS_ARROW).stat().st_nlink == 2
     added = open_token_file(generation.folder / f"00000002-{TOKENS_ARROW}", stones.num_chunks_of(IDS[3]))
@@ -282,10 +282,8 @@ def test_publication_writes_the_token_codes_of_what_changed(
 
 
 @pytest.mark.parametrize("name", ["documents.faiss", "00000002-chunks.arrow"])
-def test_repair_makes_damaged_files_again(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout, name: str
-) -> None:
-    publish(layout, stones, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True), (IDS[20:22], False)])
+def test_repair_makes_damaged_files_again(small_segments: None, layout: CollectionLayout, name: str) -> None:
+    publish(layout, [(IDS[:9], False), (IDS[5:14], False), (IDS[2:4], True), (IDS[20:22], False)])
     before = open_generation(layout)
     expected = read(before)
     (before.folder / name).write_bytes(b"x")  # in every generation that shares it
@@ -297,7 +295,7 @@ def test_repair_makes_damaged_files_again(
 
 
 def test_status_tells_segments_and_counts_shared_files_once(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout
+    small_segments: None, layout: CollectionLayout
 ) -> None:
     stones.publish_documents(layout, IDS[:10])
     stones.delete(layout, [IDS[2]])
@@ -313,7 +311,7 @@ def test_status_tells_segments_and_counts_shared_files_once(
 
 
 def test_status_tells_what_the_next_publication_merges(
-    small_segments: None, stones: ModuleType, layout: CollectionLayout
+    small_segments: None, layout: CollectionLayout
 ) -> None:
     stones.publish_documents(layout, [f"first{number}" for number in range(60)])
     for doc_id in IDS[:7]:

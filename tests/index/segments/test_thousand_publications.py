@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import lance
@@ -15,8 +14,11 @@ from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection, verify_collection
-from cairn.pipeline.index.tables import TABLES
+from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.names import TABLES
+from cairn.pipeline.index.verify import verify_collection
+
+from tests.index import stones
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +34,7 @@ MOST_DESCRIPTORS = 10
 """Libraries open some of their own when they are first used."""
 
 
-def publish_at_random(layout: CollectionLayout, stones: ModuleType) -> Iterator[list[str]]:
+def publish_at_random(layout: CollectionLayout) -> Iterator[list[str]]:
     """Publish or delete up to three documents at a time; yield the ids that are left, in their order."""
     rng = np.random.default_rng(0)
     left: list[str] = []
@@ -62,12 +64,12 @@ def answers(generation: Generation) -> list[np.ndarray]:
 
 
 def test_thousand_publications_leave_little_behind(
-    stones: ModuleType, layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)  # the smallest collections have segments, too
     left: list[str] = []
     descriptors: list[int] = []
-    for number, standing in enumerate(publish_at_random(layout, stones), start=1):
+    for number, standing in enumerate(publish_at_random(layout), start=1):
         left = standing
         if number % LOOK_EVERY:
             continue

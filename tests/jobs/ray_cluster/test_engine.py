@@ -11,23 +11,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.engine import open_engine
-from cairn.jobs.engine_settings import EngineConfig
+from cairn.cli.cluster import open_engine
+from cairn.jobs.engine import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster import tasks
 from cairn.pipeline import durable
+from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.encode.shards import write_encoded_shard
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import verify_collection
-from cairn.pipeline.index.segments import parts
+from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
+ENCODER: Any = {
+    "landmark_interval": 16, "window_tokens": 64, "window_overlap_tokens": 16, "use_context": True
+}  # fmt: skip
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 
 
@@ -35,13 +38,8 @@ def corpus(path: Path, numbers: range) -> str:
     rows = []
     for number in numbers:
         rng = np.random.default_rng(number)
-        rows.append(
-            {
-                "id": f"d{number:03d}",
-                "text": " ".join(rng.choice(WORDS, size=12 + number % 40)),
-                "year": 2000 + number % 7,
-            }
-        )
+        text = " ".join(rng.choice(WORDS, size=12 + number % 40))
+        rows.append({"id": f"d{number:03d}", "text": text, "year": 2000 + number % 7})
     pq.write_table(pa.Table.from_pylist(rows), path)
     return str(path)
 
@@ -49,13 +47,7 @@ def corpus(path: Path, numbers: range) -> str:
 @pytest.fixture
 def config(tiny_model_folder: Path) -> IngestConfig:
     return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder),
-            landmark_interval=16,
-            window_tokens=64,
-            window_overlap_tokens=16,
-            use_context=True,
-        ),
+        encoder=EncoderConfig(model=str(tiny_model_folder), **ENCODER),
         cluster=ClusterConfig(num_clusters=3, max_sample_documents=20),
         context=ContextConfig(context_documents=8, max_document_tokens=32),
         shard_characters=600,
@@ -81,19 +73,20 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
     """
     reports, handed_over = {}, {0: set[bool](), 40: set[bool]()}
 
-    def write(folder: Path, number: int, staged: Path, documents: Any, chunks: Any) -> None:
+    def write(folder: Path, number: int, staged: Path, documents: Any, chunks: Any, **how: Any) -> None:
         handed_over[start] |= {isinstance(documents, Path), isinstance(chunks, Path)}
-        write_encoded_shard(folder, number, staged, documents, chunks)
+        write_encoded_shard(folder, number, staged, documents, chunks, **how)
 
-    for start, end in ((0, 60), (40, 80)):
+    for start, end, workers in ((0, 60, 2), (40, 80, 1)):
         source = corpus(tmp_path / "a.parquet", range(start, end))
         reports["local", start] = build_index([source], tmp_path, "local", config)
         with monkeypatch.context() as patch:
             patch.setattr(encode_corpus, "write_encoded_shard", write)
             if start:
                 patch.setattr(ray_engine, "_shared_folder", lambda _: (tmp_path / "elsewhere", "mark"))
+            some = replace(engine, max_workers=workers)
             reports["ray", start] = build_index(
-                [source], tmp_path, "ray", config, engine=open_engine(engine, config)
+                [source], tmp_path, "ray", config, engine=open_engine(some, config)
             )
     assert handed_over == {0: {True}, 40: {False}}
     for start in (0, 40):
@@ -107,31 +100,32 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
     assert fingerprints[0] == fingerprints[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_seen", [True, False])
-def test_segment_and_rows_that_workers_write_are_those_of_the_local_engine(
+def test_partitions_that_workers_publish_are_those_of_the_local_engine(
     tmp_path: Path,
     config: IngestConfig,
     engine: EngineConfig,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_seen: bool,
 ) -> None:
-    """Workers that do not see the root leave its tasks to the driver."""
-    monkeypatch.setattr(parts, "PART_CHUNKS", 60)
+    """Workers that do not see the root leave its partitions to the driver."""
     if not is_seen:
         monkeypatch.setattr(tasks, "_leave_mark", lambda _: tmp_path / "elsewhere")
     caplog.set_level("INFO")
-    config = replace(config, index=IndexConfig(index_kind="ivf_sq8"))
-    source = corpus(tmp_path / "a.parquet", range(300))
+    config = replace(config, index=IndexConfig(partitions=3))
+    source = corpus(tmp_path / "a.parquet", range(60))
     for name, chosen in (("ray", engine), ("local", None)):
         build_index([source], tmp_path, name, config, engine=chosen and open_engine(chosen, config))
-    require_same(stored(tmp_path, "ray"), stored(tmp_path, "local"))
+    ray, local = (
+        open_collection(name, root=tmp_path)
+        .documents.to_arrow(["doc_id", "text", "vector"])
+        .sort_by("doc_id")
+        for name in ("ray", "local")
+    )
+    assert ray.equals(local)
     assert ("no disk in common" in caplog.text) == (not is_seen)
-    ray, local = (open_generation(CollectionLayout(tmp_path, name)).manifest for name in ("ray", "local"))
-    assert ray.segments == local.segments
-    assert {name for name in ray.files if ray.files[name] != local.files[name]} <= {"lance_files.json"}
     assert verify_collection(CollectionLayout(tmp_path, "ray")) == []
 
 
@@ -158,37 +152,26 @@ def test_interrupted_ray_ingest_goes_on_without_encoding_finished_shards_again(
     require_same(stored(tmp_path, "c"), stored(tmp_path, "fresh"))
 
 
+@pytest.mark.slow
 def test_setting_the_model_has_no_room_for_is_refused_by_a_worker_before_anything_is_written(
     tmp_path: Path, config: IngestConfig, engine: EngineConfig
 ) -> None:
     source = corpus(tmp_path / "a.parquet", range(5))
     other = replace(config, encoder=replace(config.encoder, dims=33))
+    one = replace(engine, max_workers=1)
     with pytest.raises(ConfigError, match="between 1 and the model's 32, got 33"):
-        build_index([source], tmp_path / "root", "c", other, engine=open_engine(engine, other))
+        build_index([source], tmp_path / "root", "c", other, engine=open_engine(one, other))
     assert not (tmp_path / "root").exists()
 
 
 def test_unchanged_ray_ingest_connects_to_nothing(tmp_path: Path, config: IngestConfig) -> None:
     source = corpus(tmp_path / "a.parquet", range(5))
     build_index([source], tmp_path, "c", config)
-    report = build_index(
-        [source],
-        tmp_path,
-        "c",
-        config,
-        engine=open_engine(EngineConfig(name="ray", address="nowhere.invalid:1"), config),
-    )
+    nowhere = open_engine(EngineConfig(name="ray", address="nowhere.invalid:1"), config)
+    report = build_index([source], tmp_path, "c", config, engine=nowhere)
     assert (report.unchanged, report.encoded) == (5, 0)
 
 
-def _counts(report: Any) -> tuple[int, ...]:
-    return (
-        report.rows,
-        report.indexed,
-        report.unchanged,
-        report.quarantined,
-        report.deleted,
-        report.encoded,
-        report.chunks,
-        report.tokens,
-    )
+def _counts(report: Any) -> dict[str, int]:
+    names = ("rows", "indexed", "unchanged", "quarantined", "deleted", "encoded", "chunks", "tokens")
+    return {name: getattr(report, name) for name in names}

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
@@ -53,9 +53,10 @@ def ingest(root: Path, model: Path, numbers: range) -> None:
     path = root.parent / "corpus.parquet"
     pq.write_table(pa.Table.from_pylist(rows), path)
     config = IngestConfig(
-        encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=False),
+        encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=False, token_bytes=8),
         cluster=ClusterConfig(num_clusters=2),
         context=ContextConfig(context_documents=2, max_document_tokens=16),
+        index=IndexConfig(partitions=SHARDS),
     )
     build_index([str(path)], root, "stones", config)
 

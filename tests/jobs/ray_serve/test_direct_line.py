@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import socket
@@ -13,15 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from cairn.jobs.ray_serve.direct_line import (
-    LOOPBACK,
-    SECRET_BYTES,
-    SECRET_SECONDS,
-    DirectLine,
-    Listener,
-    Listening,
-)
-from cairn.jobs.ray_serve.wire import pack
+from cairn.jobs.ray_serve.direct_line import DirectLine, Listener, Listening
 from cairn.pipeline.errors import StorageError
 
 ANSWER_SECONDS = 0.5
@@ -105,9 +96,7 @@ def test_line_to_another_machine_is_not_opened(actor: Actor) -> None:
 
 
 def test_process_that_is_gone_is_asked_for_again(actor: Actor) -> None:
-    with socket.create_server((LOOPBACK, 0)) as closed:
-        port = closed.getsockname()[1]
-    here, actor.here = actor.here, actor.here._replace(port=port)
+    here, actor.here = actor.here, actor.here._replace(address=b"\0nobody")
     line = DirectLine("here", ANSWER_SECONDS)
     assert [line.send(actor, ("any", 0)) for _ in range(2)] == [None] * 2
     actor.here = here
@@ -116,38 +105,19 @@ def test_process_that_is_gone_is_asked_for_again(actor: Actor) -> None:
     line.forget()
 
 
-def test_stranger_is_not_answered(actor: Actor) -> None:
-    payload = pack(("any", 1))
-    message = len(payload).to_bytes(8, "big") + payload
-    with socket.create_connection((LOOPBACK, actor.here.port)) as stranger:
-        stranger.sendall(bytes(SECRET_BYTES) + message)
-        with contextlib.suppress(ConnectionResetError):  # what was sent after the secret is unread
-            assert stranger.recv(1) == b""
-    with socket.create_connection((LOOPBACK, actor.here.port)) as known:
-        known.sendall(actor.here.caller_secret + message)
-        assert known.recv(SECRET_BYTES) == actor.here.listener_secret
-        assert known.recv(8 + len(payload)) == message
-
-
-def test_nothing_is_asked_of_a_listener_without_the_secret(actor: Actor) -> None:
-    heard: list[bytes] = []
-    with socket.create_server((LOOPBACK, 0)) as listener:
-        actor.here = actor.here._replace(port=listener.getsockname()[1])
-        line = DirectLine("here", ANSWER_SECONDS)
-        line.send(actor, ("any", 0))
-
-        def pretend() -> None:
-            connected, _ = listener.accept()
-            with connected:
-                connected.sendall(bytes(SECRET_BYTES))
-                heard.append(connected.recv(1 << 16))
-                heard.append(connected.recv(1 << 16))
-
-        thread = threading.Thread(target=pretend)
-        thread.start()
+def test_another_users_process_is_neither_answered_nor_asked(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = DirectLine("here", ANSWER_SECONDS)
+    line.send(actor, ("any", 0))
+    with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX) as stranger:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        stranger.connect(actor.here.address)
+        assert stranger.recv(1) == b""
         assert line.send(actor, ("any", 0)) is None
-        thread.join()
-    assert heard == [actor.here.caller_secret, b""]
+    assert line.send(actor, ("any", 0)) is None  # asks again where the process listens
+    assert ask(line, actor, "any", 1) == ("any", 1)
+    line.forget()
 
 
 def test_listener_without_a_descriptor_goes_on_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,13 +136,3 @@ def test_listener_without_a_descriptor_goes_on_when_there_is_one(monkeypatch: py
     assert line.send(actor, ("any", 0)) is None
     assert ask(line, actor, "any", 1) == ("any", 1)
     line.forget()
-
-
-def test_secret_that_comes_byte_by_byte_is_too_late(actor: Actor) -> None:
-    with socket.create_connection((LOOPBACK, actor.here.port)) as slow:
-        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-            for byte in actor.here.caller_secret:
-                slow.sendall(bytes([byte]))
-                time.sleep(2 * SECRET_SECONDS / SECRET_BYTES)
-        with contextlib.suppress(ConnectionResetError):
-            assert slow.recv(1) == b""

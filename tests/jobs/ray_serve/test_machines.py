@@ -24,7 +24,6 @@ from tests.jobs.ray_serve.served_shards import (
     serve_shards,
     shard_processes,
 )
-from tests.late_models import copy_with_projection
 from tests.ray_machines import RayCluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
@@ -33,7 +32,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 def test_lost_machine_costs_no_answer(
     ray_cluster: RayCluster, tmp_path: Path, tiny_model_folder: Path
 ) -> None:
-    model, root = copy_with_projection(tiny_model_folder, tmp_path / "model"), tmp_path / "root"
+    model, root = tiny_model_folder, tmp_path / "root"
     ingest(root, model, range(60))
     wanted = expected(root)
     with serve_shards(tmp_path, root, model, "--address", ray_cluster.address) as served:

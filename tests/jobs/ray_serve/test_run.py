@@ -21,7 +21,6 @@ from tests.jobs.ray_serve.served_shards import (
     ingest,
     serve_shards,
 )
-from tests.late_models import copy_with_projection
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 
@@ -29,7 +28,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.xdist_group("ray")]
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    model, root = copy_with_projection(tiny_model_folder, folder / "model"), folder / "root"
+    model, root = tiny_model_folder, folder / "root"
     ingest(root, model, range(60))
     with serve_shards(folder, root, model) as served:
         yield served

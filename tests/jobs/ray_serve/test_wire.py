@@ -7,20 +7,22 @@ from dataclasses import fields
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from cairn.jobs.ray_serve.wire import pack, unpack
 from cairn.pipeline.errors import CairnError, DamageError, StorageError
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.reader import TokenMatches, WindowScores
-from cairn.pipeline.search.shards.messages import (
+from cairn.pipeline.search.shards.parts import (
     BestWords,
+    MetDocuments,
     Nearest,
+    PartFacts,
     PartFound,
     PartKey,
     PartMatches,
     PartScores,
-    PartScoresAsked,
     SearchAsked,
     Words,
     WordTotals,
@@ -38,7 +40,10 @@ WORDS = Words(
 LATE = LateQuery(vectors_qV=VECTOR[None].repeat(2, 0), weights_q=VECTOR[:2], places_q=PLACES[:2])
 WINDOWS = WindowScores(cosine_W=VECTOR, words_W=None)
 SCORES = PartScores(document_N=VECTOR, chunk_N=None, passage_N=VECTOR[:0], windows=WINDOWS)
+ROWS = pa.table({"doc_id": ["a", None, "ü"], "when": pa.array([1, 2, 3], pa.timestamp("us"))})
 FOUND = PartFound(
+    num_chunks=9,
+    met=MetDocuments(documents=PLACES, firsts=PLACES, ends=PLACES),
     documents=Nearest(scores_K=VECTOR[::-1], positions_K=PLACES),
     chunks=None,
     words=BestWords(
@@ -48,8 +53,6 @@ FOUND = PartFound(
         passage_scores=VECTOR[:0],
         highs={1: 0.1, 20: np.inf},
     ),
-    positions=PLACES,
-    scores=SCORES,
 )
 ASKED = SearchAsked(
     vector_V=VECTOR,
@@ -58,7 +61,6 @@ ASKED = SearchAsked(
     allowed=NONE,
     words=WORDS,
     num_best=5,
-    scores=PartScoresAsked(known=NONE, parts=("document",), window_size=None, min_documents=1),
 )
 
 
@@ -86,12 +88,18 @@ def assert_same(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        (PartKey("docs", 3, "ab", "order", 2, 1), "search", (ASKED,)),
+        (PartKey("docs", 3, "ab", 1, 2), "search", (ASKED,)),
         FOUND,
+        SCORES,
         (LATE, PLACES, NONE, 3, True, None, 1e-320, [1, [2]]),
         TokenMatches(
-            size_C=PLACES, cosine_Tq=np.ones((2, 3), np.float32).T, step_T=np.arange(3, dtype=np.uint8)
+            size_C=PLACES,
+            cosine_Tq=np.ones((2, 3), np.float32).T,
+            step_T=np.arange(3, dtype=np.uint8),
+            start_C=PLACES,
         ),
+        PartFacts(num_documents=3, num_chunks=9, rows=ROWS.slice(0, 0), has_tokens=True, has_sparse=False),
+        (ROWS, PLACES, PLACES),
         PartMatches(max_sim_W=VECTOR, best_n=PLACES, sums_nV=np.empty((0, 4), np.float32)),
     ],
 )

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -46,18 +47,24 @@ def yearly(**changes: object) -> Schedule:
     return nightly(cron="0 0 1 1 *", **changes)
 
 
+def add(file: ScheduleFile, schedule: Schedule) -> None:
+    lines = [f"[{schedule.name}]", f"since = {LONG_AGO.isoformat()}"]
+    lines += [f"cron = {json.dumps(schedule.cron)}", f"run = {json.dumps(schedule.run)}"]
+    if schedule.folder is not None:
+        lines.append(f"folder = {json.dumps(str(schedule.folder))}")
+    file.path.write_text("\n".join(lines))
+
+
 def ran(hours_ago: float = 0, **changes: object) -> ScheduledRun:
     started_at = NOW - timedelta(hours=hours_ago)
-    return ScheduledRun(
-        **{
-            "schedule": "nightly",
-            "cron": "30 2 * * *",
-            "started_at": started_at,
-            "seconds": 1.0,
-            "exit_code": 0,
-            **changes,
-        }
-    )
+    told = {
+        "schedule": "nightly",
+        "cron": "30 2 * * *",
+        "started_at": started_at,
+        "seconds": 1.0,
+        "exit_code": 0,
+    }
+    return ScheduledRun(**{**told, **changes})
 
 
 @pytest.fixture
@@ -111,7 +118,7 @@ def runs(file: ScheduleFile, number: int = 1) -> tuple[ScheduledRun, ...]:
 def test_missed_runs_are_made_up_for_once_with_the_counts_of_the_report(
     make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
-    file.add(yearly())
+    add(file, yearly())
     with running(make()):
         (run,) = runs(file)
     assert (run.schedule, run.exit_code, run.attempts, run.error) == ("nightly", 0, 1, None)
@@ -121,33 +128,46 @@ def test_missed_runs_are_made_up_for_once_with_the_counts_of_the_report(
     assert len(read_history(file.history_path)) == 1
 
 
-@pytest.mark.parametrize(("newly", "exit_code"), [(0, 0), (1, 3)])
-def test_rows_that_were_quarantined_before_are_no_failure(
-    make: Callable[..., Scheduler], file: ScheduleFile, newly: int, exit_code: int
+@pytest.mark.parametrize(
+    ("program", "exit_code", "error"),
+    [
+        ("print(json.dumps({'quarantined': 2, 'newly_quarantined': 0})); sys.exit(3)", 0, None),
+        ("print(json.dumps({'quarantined': 2, 'newly_quarantined': 1})); sys.exit(3)", 3, None),
+        (
+            "sys.stderr.write('begun\\nerror: source a/ does not exist\\n'); sys.exit(2)",
+            2,
+            "source a/ does not exist",
+        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, None),
+    ],
+    ids=["quarantined before", "newly quarantined", "failed", "killed"],
+)
+def test_end_of_a_command_is_recorded_and_not_tried_again(
+    make: Callable[..., Scheduler], file: ScheduleFile, program: str, exit_code: int, error: str | None
 ) -> None:
-    file.add(yearly())
-    report = {"quarantined": 2, "newly_quarantined": newly}
-    with running(make(f"import json, sys; print(json.dumps({report})); sys.exit(3)")):
+    add(file, yearly())
+    with running(make(f"import json, os, signal, sys; {program}")):
         (run,) = runs(file)
-    assert (run.exit_code, run.error, run.counts["quarantined"]) == (exit_code, None, 2)
+    assert (run.exit_code, run.attempts, run.error) == (exit_code, 1, error)
+    assert run.counts.get("quarantined") == (2 if exit_code in (0, 3) else None)
 
 
+@pytest.mark.parametrize("is_relative", [False, True])
 def test_command_gets_its_words_its_folder_and_the_flags_of_a_report(
-    make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
+    is_relative: bool, make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
-    (tmp_path / "corpus").mkdir()
-    file.add(yearly(folder=tmp_path / "corpus"))
+    corpus = file.path.parent / "corpus"
+    corpus.mkdir()
+    add(file, yearly(folder=Path("corpus") if is_relative else corpus))
     with running(make("import sys; open('seen', 'w').write(' '.join(sys.argv[1:]))")):
         runs(file)
-    assert (
-        tmp_path / "corpus" / "seen"
-    ).read_text() == "ingest articles/ --collection handbook --json --quiet"
+    assert (corpus / "seen").read_text() == "ingest articles/ --collection handbook --json --quiet"
 
 
 def test_submitted_job_leaves_its_report_and_the_last_line_of_its_log(
     make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
-    file.add(yearly(run=("submit", "nightly.toml")))
+    add(file, yearly(run=("submit", "nightly.toml")))
     log = "submitted cairn-build_index-c-1\\nstage=encode done=2\\nerror: source s3://gone does not exist\\n"
     program = (
         f"import sys; sys.stderr.write('{log}'); assert sys.argv[1:] == ['submit', "
@@ -184,7 +204,7 @@ def test_scheduler_that_hangs_is_noticed_by_its_last_sign_of_life(file: Schedule
 def test_exit_code_75_is_tried_again(
     make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
 ) -> None:
-    file.add(yearly())
+    add(file, yearly())
     program = (
         "import pathlib, sys; seen = pathlib.Path('attempts'); "
         "seen.open('a').write('x')\nsys.exit(75 if len(seen.read_text()) < 3 else 0)"
@@ -195,30 +215,10 @@ def test_exit_code_75_is_tried_again(
     assert sum("event=again" in line for line in make.lines) == 2
 
 
-def test_failure_is_recorded_with_its_sentence_and_not_tried_again(
-    make: Callable[..., Scheduler], file: ScheduleFile
-) -> None:
-    file.add(yearly())
-    with running(
-        make("import sys; print('error: source articles/ does not exist', file=sys.stderr); sys.exit(2)")
-    ):
-        (run,) = runs(file)
-    assert (run.exit_code, run.attempts, run.error) == (2, 1, "source articles/ does not exist")
-
-
-def test_killed_child_is_recorded_and_waits_for_its_next_time(
-    make: Callable[..., Scheduler], file: ScheduleFile
-) -> None:
-    file.add(yearly())
-    with running(make("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")):
-        (run,) = runs(file)
-    assert run.exit_code == 137
-
-
 def test_folder_that_vanished_is_one_sentence(
     make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
 ) -> None:
-    file.add(yearly(folder=tmp_path / "gone"))
+    add(file, yearly(folder=tmp_path / "gone"))
     with running(make()):
         (run,) = runs(file)
     assert run.exit_code == 1
@@ -229,7 +229,7 @@ def test_folder_that_vanished_is_one_sentence(
 def test_stop_interrupts_what_runs_and_the_next_start_runs_it_at_once(
     make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path
 ) -> None:
-    file.add(yearly())
+    add(file, yearly())
     with running(make("import pathlib, time; pathlib.Path('started').touch(); time.sleep(600)")):
         wait_for((tmp_path / "started").exists)
     (run,) = read_history(file.history_path)
@@ -242,7 +242,7 @@ def test_child_that_does_not_end_when_interrupted_is_killed(
     make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_module, "GRACE_SECONDS", 0.1)
-    file.add(yearly())
+    add(file, yearly())
     program = (
         "import pathlib, signal, time; signal.signal(2, signal.SIG_IGN); "
         "pathlib.Path('started').touch(); time.sleep(600)"
@@ -256,7 +256,7 @@ def test_runs_of_a_schedule_never_overlap_and_those_due_meanwhile_are_left_out(
     make: Callable[..., Scheduler], file: ScheduleFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Schedule, "next_fire", lambda self, after: after + timedelta(seconds=0.05))
-    file.add(yearly())
+    add(file, yearly())
     program = "import os, time; os.mkdir('busy'); time.sleep(0.3); os.rmdir('busy')"
     with running(make(program)):
         found = runs(file, 3)
@@ -267,7 +267,7 @@ def test_runs_of_a_schedule_never_overlap_and_those_due_meanwhile_are_left_out(
 def test_second_scheduler_of_a_file_is_refused_in_one_sentence(
     make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
-    file.add(yearly())
+    add(file, yearly())
     with running(make()):
         runs(file)
         with pytest.raises(
@@ -283,7 +283,7 @@ def test_edit_of_the_file_is_taken_up_and_a_bad_one_leaves_what_was(
     make: Callable[..., Scheduler], file: ScheduleFile
 ) -> None:
     with running(make()):
-        file.add(yearly())
+        add(file, yearly())
         runs(file)
         content = file.path.read_text()
         file.path.write_text(content.replace("0 0 1 1 *", "soon"))
@@ -301,40 +301,26 @@ def test_file_with_a_fault_is_refused_at_the_start(
         make().run()
 
 
-def test_first_fire_without_history_is_the_next_one_unless_since_says_that_one_was_missed() -> None:
-    assert first_fire(nightly(since=None), None, NOW) == datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
-    assert first_fire(nightly(since=NOW - timedelta(hours=1)), None, NOW) == datetime(
-        2026, 11, 22, 2, 30, tzinfo=UTC
-    )
-    assert first_fire(nightly(), None, NOW) == datetime(2026, 11, 21, 2, 30, tzinfo=UTC)
+def at(day: int, hour: int = 2, minute: int = 30) -> datetime:
+    return datetime(2026, 11, day, hour, minute, tzinfo=UTC)
 
 
-def test_first_fire_after_a_week_without_scheduler_is_one_missed_run() -> None:
-    assert first_fire(nightly(), ran(hours_ago=24 * 7), NOW) == datetime(2026, 11, 21, 2, 30, tzinfo=UTC)
-
-
-def test_first_fire_of_another_expression_misses_nothing() -> None:
-    assert first_fire(nightly(), ran(hours_ago=24 * 7, cron="0 5 * * *"), NOW) == datetime(
-        2026, 11, 22, 2, 30, tzinfo=UTC
-    )
-
-
-def test_first_fire_after_an_interrupted_run_is_at_once() -> None:
-    assert first_fire(nightly(), ran(hours_ago=1, exit_code=INTERRUPTED), NOW) == NOW
-
-
-def test_clock_set_back_a_day_runs_nothing_twice() -> None:
-    last = ran(hours_ago=-14.5)  # 2:30 tomorrow, by the clock before
-    assert first_fire(nightly(), last, NOW) == datetime(2026, 11, 23, 2, 30, tzinfo=UTC)
-
-
-def test_clock_that_was_a_year_ahead_is_not_believed() -> None:
-    assert first_fire(nightly(), ran(hours_ago=-24 * 365), NOW) == datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
-
-
-def test_clock_set_forward_a_day_makes_up_for_one_run() -> None:
-    last = ran(hours_ago=9.5)  # 2:30 today
-    assert first_fire(nightly(), last, NOW + timedelta(days=1)) == datetime(2026, 11, 22, 2, 30, tzinfo=UTC)
-    assert first_fire(nightly(), ran(hours_ago=-24), NOW + timedelta(days=1)) == datetime(
-        2026, 11, 23, 2, 30, tzinfo=UTC
-    )
+@pytest.mark.parametrize(
+    ("changes", "last", "now", "expected"),
+    [
+        pytest.param({"since": None}, None, NOW, at(22), id="no history and no since"),
+        pytest.param({"since": NOW - timedelta(hours=1)}, None, NOW, at(22), id="nothing due after since"),
+        pytest.param({}, None, NOW, at(21), id="one missed after since"),
+        pytest.param({}, ran(24 * 7), NOW, at(21), id="a week without a scheduler is one run"),
+        pytest.param({}, ran(24 * 7, cron="0 5 * * *"), NOW, at(22), id="another expression misses nothing"),
+        pytest.param({}, ran(1, exit_code=INTERRUPTED), NOW, NOW, id="an interrupted one at once"),
+        pytest.param({}, ran(-14.5), NOW, at(23), id="a clock set back a day runs nothing twice"),
+        pytest.param({}, ran(-24 * 365), NOW, at(22), id="a clock that was a year ahead is not believed"),
+        pytest.param({}, ran(9.5), NOW + timedelta(days=1), at(22), id="a clock set forward a day"),
+        pytest.param({}, ran(-24), NOW + timedelta(days=1), at(23), id="set forward and run already"),
+    ],
+)
+def test_first_fire_after_missed_interrupted_and_moved_clocks(
+    changes: dict[str, object], last: ScheduledRun | None, now: datetime, expected: datetime
+) -> None:
+    assert first_fire(nightly(**changes), last, now) == expected

@@ -1,4 +1,7 @@
-"""Compressed folders: what they hold, that they load, and what is refused."""
+"""Compressed folders: what they hold, that they load, and what is refused.
+
+Importance of parts that are known to matter, or not to.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,19 @@ from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError, StorageError
 from cairn.pipeline.lab.compress import compression
 from cairn.pipeline.lab.compress.compression import compress
+from cairn.pipeline.lab.compress.pruning import embed_rows, most_important_layers
+from cairn.pipeline.lab.compress.quantization import read_engine
 from cairn.pipeline.lab.compress.settings import CompressConfig
-from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME, read_checkpoint
+from cairn.pipeline.model.folders.checkpoint import (
+    DESCRIPTION_NAME,
+    EXTRA_NAME,
+    QUANTIZED_NAME,
+    read_checkpoint,
+)
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import trained_context
-from cairn.pipeline.model.folders.quantized_weights import DESCRIPTION_NAME, QUANTIZED_NAME
 from cairn.pipeline.quantized_matrix import QuantizedTensors
+from cairn.pipeline.types import silent_progress
 from safetensors.torch import load_file, save_file
 
 TEXTS = ["the old cat sat on the mat.", "a river by the mountain"]
@@ -32,11 +42,9 @@ def vectors(folder: Path) -> np.ndarray:
 
 
 def test_pruned_model_is_an_ordinary_smaller_one(tiny_model_folder, texts_path, tmp_path):
-    report = compress(
-        str(tiny_model_folder), [texts_path], tmp_path / "small", CompressConfig(layers=1, feed_forward=16)
-    )
+    report = compress(str(tiny_model_folder), [texts_path], tmp_path / "small", CompressConfig(layers=1))
     config = json.loads((tmp_path / "small" / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["intermediate_size"]) == (1, 16)
+    assert config["num_hidden_layers"] == 1
     before, after = report.steps
     assert after.parameters < before.parameters
     assert after.matrix_bytes < before.matrix_bytes
@@ -52,9 +60,7 @@ def test_pruned_model_is_an_ordinary_smaller_one(tiny_model_folder, texts_path, 
     ("settings", "least_cosine"),
     [
         ({"weights": "int8"}, 0.999),
-        ({"weights": "int8", "rounding": "nearest"}, 0.999),
         ({"weights": "int4", "group_size": 16}, 0.9),
-        ({"weights": "fp8", "rounding": "nearest"}, 0.99),
     ],
 )
 def test_quantised_model_loads_with_nearly_the_same_vectors(
@@ -69,7 +75,7 @@ def test_quantised_model_loads_with_nearly_the_same_vectors(
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_quantised_model_has_the_same_vectors_on_openvino(tiny_model_folder, texts_path, tmp_path, weights):
     pytest.importorskip("openvino")
-    config = CompressConfig(weights=weights, group_size=16, rounding="nearest")
+    config = CompressConfig(weights=weights, group_size=16)
     compress(str(tiny_model_folder), [texts_path], tmp_path / "small", config)
     encoder = load_encoder(str(tmp_path / "small"), backend="openvino", precision="fp32")
     np.testing.assert_allclose(
@@ -146,8 +152,6 @@ def test_quantised_file_that_is_not_as_written_is_refused(tiny_model_folder, tex
     ("settings", "sentence"),
     [
         ({"layers": 3}, "layers must be at most the model's 2, got 3"),
-        ({"feed_forward": 65}, "feed_forward must be at most the model's 64, got 65"),
-        ({"heads": 2}, "heads must go with a family"),
         ({"weights": "int4", "group_size": 24}, "group_size must divide the width of every matrix"),
     ],
 )
@@ -164,7 +168,6 @@ def test_sizes_the_model_does_not_have_are_refused(
     [
         ({"layers": 0}, "layers must be a whole number of at least 1, got 0"),
         ({}, "compression must take something away"),
-        ({"weights": "fp8"}, "weights fp8 must go with rounding nearest"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, sentence):
@@ -184,7 +187,7 @@ def test_a_model_with_nan_is_refused(tiny_model_folder, texts_path, tmp_path):
     tensors = load_file(folder / "model.safetensors")
     tensors["encoder.layer.1.output.dense.bias"][0] = float("nan")
     save_file(tensors, folder / "model.safetensors")
-    for settings in ({"layers": 1}, {"feed_forward": 8}, {"weights": "int8"}):
+    for settings in ({"layers": 1}, {"weights": "int8"}):
         with pytest.raises(ModelError, match="must be finite"):
             compress(str(folder), [texts_path], tmp_path / "small", CompressConfig(**settings))
     assert not (tmp_path / "small").exists()
@@ -199,8 +202,8 @@ def test_model_whose_states_overflow_is_refused(tiny_model_folder, texts_path, t
         for name, tensor in tensors.items()
     }
     save_file(large, folder / "model.safetensors")
-    config = CompressConfig(weights="int8", rounding="nearest")
-    with pytest.raises(ModelError, match="got NaN or infinity from the model before; fetch the model again"):
+    config = CompressConfig(weights="int8")
+    with pytest.raises(ModelError, match="must be finite on the calibration texts, got NaN or infinity"):
         compress(str(folder), [texts_path], tmp_path / "small", config)
     assert not (tmp_path / "small").exists()
 
@@ -212,3 +215,23 @@ def test_place_that_cannot_be_written_is_refused_before_anything_is_measured(
     monkeypatch.delattr(compression, "measure_model")
     with pytest.raises(StorageError, match=r"making a folder beside .*file/small failed: File exists"):
         compress(str(tiny_model_folder), [texts_path], tmp_path / "file" / "small", CompressConfig(layers=1))
+
+
+ROWS = [np.random.default_rng(seed).integers(5, 40, 10) for seed in range(4)]
+
+
+@pytest.fixture
+def engine(make_bert, model_size):
+    return read_engine(read_checkpoint(make_bert(model_size(layers=3))), is_causal=False)
+
+
+def test_layer_that_moves_embeddings_least_goes_first(engine):
+    whole = embed_rows(engine, ROWS, (0, 1, 2))
+    changes = {
+        left_out: -float((embed_rows(engine, ROWS, tuple({0, 1, 2} - {left_out})) * whole).sum())
+        for left_out in range(3)
+    }
+    least = min(changes, key=changes.__getitem__)
+    kept = most_important_layers(engine, ROWS, 2, keeps_first=False, progress=silent_progress)
+    assert kept == tuple(sorted({0, 1, 2} - {least}))
+    assert most_important_layers(engine, ROWS, 1, keeps_first=True, progress=silent_progress) == (0,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
-from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
+from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
 
 DOCUMENTS: tuple[dict[str, Any], ...] = (
     {
@@ -57,19 +57,19 @@ def write_set(
 
 
 @pytest.fixture
-def write() -> Callable[..., Path]:
+def write():
     """Return :func:`write_set`."""
     return write_set
 
 
 @pytest.fixture
-def judged(tmp_path: Path) -> RetrievalSet:
+def judged(tmp_path):
     """Return the tiny set: four documents, three queries, evidence for two of them."""
     return read_retrieval_set(write_set(tmp_path / "tiny"))
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_model_folder: Path) -> EncoderConfig:
+def tiny_config(tiny_model_folder):
     """Return settings of the tiny model with landmarks of eight tokens."""
     return EncoderConfig(
         model=str(tiny_model_folder),
@@ -81,7 +81,7 @@ def tiny_config(tiny_model_folder: Path) -> EncoderConfig:
 
 
 @pytest.fixture
-def encoded() -> EncodedSet:
+def encoded():
     """Return random unit vectors of 12 documents, each of one to five short chunks, and 6 queries."""
     generator = np.random.default_rng(3)
     num_chunks = generator.integers(1, 6, 12)

@@ -1,24 +1,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.lab.evaluate import bench, encodings
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.evaluate import encodings, measures
 from cairn.pipeline.lab.evaluate.bench import (
-    CUT_MEASURES,
     EVIDENCE_MEASURES,
-    estimate_seconds,
-    evidence_ceiling,
     run_bench,
 )
+from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
 from cairn.pipeline.lab.evaluate.encodings import Encoding
-from cairn.pipeline.lab.evaluate.known_items import known_items_of
 from cairn.pipeline.lab.evaluate.measures import DOCUMENT_MEASURES
-from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
+from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set
 from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, configured_systems, our_systems
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.types import ModelScorer
 
 CONTEXT = ContextConfig(context_documents=3)
 
@@ -33,13 +34,13 @@ def systems(tiny_config):
 def count_encodings(monkeypatch) -> list[Encoding]:
     """Return a list that every pass of the encoder adds to."""
     encoded: list[Encoding] = []
-    original = encodings.encode_documents
+    original = encodings.encoded_arrays
 
     def counting(encoder, judged, encoding, *rest):
         encoded.append(encoding)
         return original(encoder, judged, encoding, *rest)
 
-    monkeypatch.setattr(encodings, "encode_documents", counting)
+    monkeypatch.setattr(encodings, "encoded_arrays", counting)
     return encoded
 
 
@@ -57,7 +58,7 @@ def test_every_system_is_scored_with_every_measure_and_each_encoding_encoded_onc
 
     assert sorted(first) == sorted(system.name for system in systems(tiny_config))
     for name, result in first.items():
-        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
+        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES}
         assert all(0.0 <= value <= 1.0 for value in result.means().values())
         assert second[name].means() == result.means()
         assert second[name].cost.encode_seconds == result.cost.encode_seconds
@@ -78,7 +79,6 @@ def test_bm25_encodes_nothing_and_no_result_depends_on_the_others(judged, tiny_c
 
     assert alone.means() == together["bm25"]
     assert alone.means()["evidence@1000"] > 0
-    assert estimate_seconds([judged], [bm25]) is None
 
 
 def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
@@ -101,7 +101,6 @@ def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_c
     results = list(run_bench(plain, baseline_systems(tiny_config, 96)))
 
     assert {name for result in results for name in result.values} == set(DOCUMENT_MEASURES)
-    assert evidence_ceiling(plain) == {}
 
 
 def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
@@ -123,7 +122,7 @@ def test_cost_counts_the_vectors_a_ranking_reads(judged, tiny_config):
 
 def test_overlapping_pieces_are_scored_in_every_way_and_encoded_once(judged, tiny_config, monkeypatch):
     encoding = Encoding(encoder=replace(tiny_config, landmark_interval=16), has_titles=True, stride_tokens=8)
-    rankings = ("dense", "piece-bm25", "piece-rrf", "convex", "whitened", "convex+maxsim")
+    rankings = ("dense", "convex", "convex+maxsim")
     pieces = [System(name=ranking, encoding=encoding, ranking=ranking) for ranking in rankings]
     encoded = count_encodings(monkeypatch)
     results = {result.system.name: result for result in run_bench(judged, pieces)}
@@ -131,41 +130,52 @@ def test_overlapping_pieces_are_scored_in_every_way_and_encoded_once(judged, tin
     assert len(encoded) == 1
     assert list(results) == list(rankings)
     for result in results.values():
-        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES, *CUT_MEASURES}
+        assert set(result.values) == {*DOCUMENT_MEASURES, *EVIDENCE_MEASURES}
     costs = {name: result.cost for name, result in results.items()}
-    assert costs["piece-bm25"].vectors == costs["piece-bm25"].tokens == 0
     assert costs["dense"].index_bytes == 4 * 32 * costs["dense"].vectors
     assert costs["convex"].index_bytes > costs["dense"].index_bytes
     assert costs["convex+maxsim"].index_bytes == costs["convex"].index_bytes + 2 * 32 * costs["dense"].tokens
 
 
-def test_ceiling_is_what_the_best_reader_gets(tmp_path, write):
-    documents = [{"id": "a", "text": "x" * 5_000}]
-    qrels = [{"query_id": "q", "doc_id": "a", "score": 1, "start": 0, "end": 4_000}]
+def without_evidence(judged: RetrievalSet, name: str) -> RetrievalSet:
+    spans = judged.judgements
+    bare = replace(spans, start_J=spans.start_J * 0 - 1, end_J=spans.end_J * 0 - 1)
+    return replace(judged, name=name, judgements=bare)
 
-    assert evidence_ceiling(
-        read_retrieval_set(write(tmp_path / "s", documents, [{"id": "q", "text": "x"}], qrels))
-    ) == {
-        "evidence@1000": 0.25,
-        "evidence@2000": 0.5,
-        "evidence@4000": 1.0,
+
+def test_dev_score_is_the_mean_over_sets_of_what_the_table_says(judged, tiny_model_folder):
+    bare = without_evidence(judged, "bare")
+    scorer = DevScorer([judged, bare], precision="fp32")
+    scores = scorer.score(tiny_model_folder)
+    system = next(
+        each
+        for each in configured_systems(encoder_config({"model": str(tiny_model_folder), "precision": "fp32"}))
+        if each.name == "cairn/fused"
+    )
+    [expected] = run_bench(judged, [system], ContextConfig())
+    means = expected.means()
+    named = {
+        f"{judged.name}/nDCG@10": means["nDCG@10"],
+        f"{judged.name}/evidence@2000": means["evidence@2000"],
     }
+    assert scores.by_measure == pytest.approx({**named, "bare/nDCG@10": means["nDCG@10"]})
+    assert scores.mean == pytest.approx(fmean([fmean(named.values()), means["nDCG@10"]]))
+    assert isinstance(scorer, ModelScorer)
 
 
-def test_estimate_counts_every_encoding_over_all_texts(monkeypatch, tiny_config):
-    texts = [f"the cat sat on the mat number {each}. {'the old river walks. ' * 20}" for each in range(8)]
-    judged = known_items_of("walks", [*"abcdefgh"], [""] * 8, texts, 2, 0, {})
-    ticks = iter(range(100))
-    monkeypatch.setattr(bench.time, "monotonic", lambda: float(next(ticks)))  # the sample takes a second
-    monkeypatch.setattr(bench, "SAMPLE_CHARACTERS", len(judged.texts[0]))
-    other = replace(tiny_config, landmark_interval=16)
+def test_dev_scorer_fingerprint_is_that_of_texts_and_judgements(judged):
+    assert DevScorer([judged]).fingerprint == DevScorer([replace(judged, titles=judged.titles)]).fingerprint
+    others = [
+        without_evidence(judged, judged.name),
+        replace(judged, queries=("another", *judged.queries[1:])),
+    ]
+    assert len({DevScorer([each]).fingerprint for each in (judged, *others)}) == 3
 
-    one = estimate_seconds([judged], configured_systems(tiny_config))
-    both = estimate_seconds([judged, judged], [*configured_systems(tiny_config), *configured_systems(other)])
 
-    share = sum(map(len, judged.texts)) / len(judged.texts[0])
-    assert one
-    assert both
-    assert (one.seconds, one.encodings) == (pytest.approx(share), 1)
-    assert (both.seconds, both.encodings) == (pytest.approx(4 * share), 2)
-    assert both.tokens == pytest.approx(2 * one.tokens, abs=1)
+def test_dev_scorer_without_ir_measures_says_so_before_anything_is_trained(judged, monkeypatch):
+    def absent() -> None:
+        raise ConfigError("evaluating must have the package ir_measures, got none")
+
+    monkeypatch.setattr(measures, "_ir_measures", absent)
+    with pytest.raises(ConfigError, match="ir_measures"):
+        DevScorer([judged])

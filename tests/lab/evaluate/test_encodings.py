@@ -5,12 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.config import ContextConfig
-from cairn.pipeline.corpus.tokenization import tokenize
+from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.lab.evaluate import encodings
-from cairn.pipeline.lab.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_set, only_cut
-from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet, read_retrieval_set, sample_set
+from cairn.pipeline.lab.evaluate.encodings import (
+    EncodedSet,
+    Encoding,
+    build_encoder,
+    corpus_context,
+    encode_set,
+    only_cut,
+    random_context,
+)
+from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet, read_retrieval_set
+from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 
 
@@ -83,9 +92,8 @@ def test_cut_document_has_one_chunk_of_its_first_tokens(judged, tiny_config):
     assert encoded.tokens == 33
 
 
-@pytest.mark.parametrize("setting", [{"use_context": True}, {"whitening": 0.3}], ids=str)
-def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config, setting):
-    reading = replace(tiny_config, **setting)
+def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
+    reading = replace(tiny_config, use_context=True)
     none = encode(judged, Encoding(encoder=tiny_config))
     random, corpus = (
         encode(judged, Encoding(encoder=reading, context=kind)) for kind in ("random", "corpus")
@@ -99,7 +107,7 @@ def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config, setting)
 
 @pytest.mark.parametrize("kind", ["random", "corpus"])
 def test_context_with_one_seed_gives_one_encoding(judged, tiny_config, kind):
-    reading = replace(tiny_config, use_context=True, whitening=0.3)
+    reading = replace(tiny_config, use_context=True)
     first, second = (encode(judged, Encoding(encoder=reading, context=kind)) for _ in range(2))
 
     assert np.array_equal(first.document_vectors_NV, second.document_vectors_NV)
@@ -122,13 +130,13 @@ def test_kept_set_is_read_back_and_a_damaged_one_encoded_again(
     before = encode(judged, encoding, tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
     if kept_bytes is None:
-        monkeypatch.delattr(encodings, "encode_documents")  # read and not encoded
+        monkeypatch.setattr(encodings, "encoded_arrays", lambda *_: pytest.fail("encoded again"))
     else:
         file.write_bytes(file.read_bytes()[:kept_bytes])
     after = encode(judged, encoding, tmp_path / "cache")
 
     for field in fields(EncodedSet):
-        if kept_bytes is None or not field.name.endswith("_seconds"):
+        if field.name != "query_seconds" and (kept_bytes is None or field.name != "encode_seconds"):
             one, other = getattr(before, field.name), getattr(after, field.name)
             assert np.array_equal(one, other)
             assert type(one) is type(other)
@@ -149,12 +157,45 @@ def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, wri
         (judged, replace(plain, stride_tokens=8)),
         (judged, Encoding(encoder=reading, context="corpus")),
         (judged, Encoding(encoder=reading, context="random")),
-        (judged, Encoding(encoder=replace(reading, whitening=0.3), context="corpus")),
         (judged, replace(plain, encoder=replace(tiny_config, temperature=0.9))),
         (judged, replace(plain, encoder=replace(tiny_config, precision="bf16"))),
-        (sample_set(judged, max_queries=2, max_documents=None, seed=0), plain),
     ]:
         encode(a_set, encoding, tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 11
+    assert len(list((tmp_path / "cache").iterdir())) == 9
     encode(retitled, plain, tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 11
+    assert len(list((tmp_path / "cache").iterdir())) == 9
+
+
+def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config):
+    backbone = load_backbone(tiny_config)
+    others = replace(judged, query_ids=("z",), queries=("something else",), judgements=Judgements.none())
+    first, second = (
+        corpus_context(a_set, ContextConfig(context_documents=2), backbone, tiny_config)
+        for a_set in (judged, others)
+    )
+
+    assert first.fingerprint == second.fingerprint
+    assert len(first.doc_ids) == 2
+    assert set(first.doc_ids) <= set(judged.doc_ids)
+
+
+def test_random_context_is_as_large_as_the_corpus_allows(judged, tiny_config):
+    context = random_context(
+        judged, ContextConfig(context_documents=512), load_backbone(tiny_config), tiny_config
+    )
+
+    assert len(context.doc_ids) == len(judged.doc_ids)
+    assert not set(context.doc_ids) & set(judged.doc_ids)
+
+
+def test_corpus_context_of_a_first_stage_of_its_own_stands_behind_the_documents_prefix(judged, make_cde):
+    plain, behind = (
+        EncoderConfig(model=str(make_cde(1)), document_prefix=prefix) for prefix in ("", "search_document: ")
+    )
+    first, second = (
+        corpus_context(judged, ContextConfig(context_documents=3), load_backbone(config), config)
+        for config in (plain, behind)
+    )
+
+    assert first.doc_ids == second.doc_ids
+    assert not np.allclose(first.embeddings_CD, second.embeddings_CD)

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.cli.lab.evaluation_tables import advice_lines
-from cairn.pipeline.config import EncoderConfig
+from cairn.cli.lab.evaluate import advice_lines
+from cairn.pipeline.config import TITLE_TOKENS, TOKEN_BYTES, EncoderConfig
 from cairn.pipeline.lab.evaluate.bench import MAIN_EVIDENCE, Cost, SystemResult
 from cairn.pipeline.lab.evaluate.encodings import Encoding
 from cairn.pipeline.lab.evaluate.measures import NDCG
@@ -16,6 +15,7 @@ from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, config
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
 
 BASE = EncoderConfig()
+INGESTED = replace(BASE, token_bytes=TOKEN_BYTES, title_tokens=TITLE_TOKENS, whole_text_tokens=128)
 BASE_FLAGS = "--model all-MiniLM-L6-v2"
 COST = Cost(encode_seconds=10.0, tokens=1_000, vectors=10, index_bytes=1_000, query_milliseconds=1.0)
 NOISE = np.random.default_rng(0).normal(0.0, 0.05, 100)
@@ -152,15 +152,18 @@ def test_search_flags_leave_token_vectors_out_where_the_measured_system_did():
 
 
 def test_ingest_flags_name_what_differs_from_the_defaults():
-    by_name = {system.name: system for system in (*our_systems(BASE), *baseline_systems(BASE, 512))}
+    by_name = {system.name: system for system in (*our_systems(INGESTED), *baseline_systems(INGESTED, 512))}
 
     assert ingest_flags(by_name["mean/none/fused"]) == BASE_FLAGS
-    assert ingest_flags(by_name["late-128"]) == f"{BASE_FLAGS} --attention full --landmark-interval 128"
+    assert ingest_flags(by_name["late-128"]) == (
+        f"{BASE_FLAGS} --attention full --landmark-interval 128 --title-tokens 0 --whole-text-tokens 0 "
+        "--token-bytes 0"
+    )
     assert (
         ingest_flags(by_name["landmarks/corpus/chunk"])
         == f"{BASE_FLAGS} --pooling lmk --attention full --use-context"
     )
-    prefixed = our_systems(EncoderConfig(query_prefix="query: "), ["none"], ["mean"])[0]
+    prefixed = our_systems(replace(INGESTED, query_prefix="query: "), ["none"], ["mean"])[0]
     assert ingest_flags(prefixed) == f"{BASE_FLAGS} --query-prefix 'query: '"
 
 
@@ -172,7 +175,7 @@ def test_ingest_flags_name_what_differs_from_what_the_default_model_brings():
     assert ingest_flags(without) == "--whole-text-tokens 0 --no-context"
 
 
-def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path: Path):
+def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path):
     settings = settings_of_a_folder(EncoderConfig(query_prefix="query: ", pool_prefix=True, causal=True))
     (tmp_path / "cairn_config.json").write_text(json.dumps(settings))
     config = replace(encoder_config({"model": str(tmp_path)}), pool_prefix=False, causal=False)
@@ -186,17 +189,17 @@ def test_ingest_flags_turn_off_what_the_folder_brings(tmp_path: Path):
     ("settings", "encoder", "max_positions", "flags"),
     [
         (
-            {"temperature_by_length": ((128, 0.95), (512, 0.9)), "causal": True},
+            {"temperature": 0.9, "causal": True},
             "mean",
             None,
-            "--temperature-by-length 128:0.95,512:0.9 --causal",
+            "--temperature 0.9 --causal",
         ),
         ({}, "late", 256, "--attention full --window-tokens 256"),
-        ({}, "landmark-attention", 256, "--pooling lmk --attention landmark"),
+        ({}, "landmarks", None, "--pooling lmk --attention full"),
     ],
 )
 def test_ingest_flags_are_written_as_ingest_reads_them(settings, encoder, max_positions, flags):
-    system = our_systems(EncoderConfig(**settings), ["none"], [encoder], max_positions=max_positions)[0]
+    system = our_systems(replace(INGESTED, **settings), ["none"], [encoder], max_positions=max_positions)[0]
 
     assert ingest_flags(system) == f"{BASE_FLAGS} {flags}"
 

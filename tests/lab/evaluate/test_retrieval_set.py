@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.errors import SchemaError, SourceError
-from cairn.pipeline.lab.evaluate.retrieval_set import NO_SPAN, Judgements, read_retrieval_set, sample_set
-from pyarrow import csv
+from cairn.pipeline.lab.evaluate.retrieval_set import (
+    NO_SPAN,
+    Judgements,
+    known_item_set,
+    read_retrieval_set,
+    sample_set,
+    split_first_sentence,
+)
 
 DOCUMENTS = [{"id": "a", "text": "stone path"}, {"id": "b", "text": "river"}]
 QUERIES = [{"id": "q", "text": "stone"}, {"id": "r", "text": "river"}]
@@ -26,26 +32,6 @@ def test_set_read_back_has_positions_gains_and_spans(judged):
         ("q2", "way", 0, NO_SPAN, NO_SPAN),
         ("q3", "stone", 1, NO_SPAN, NO_SPAN),
     ]
-
-
-def test_beir_layout_reads_as_parquet_does(tmp_path, write, judged):
-    beir = tmp_path / "tiny"
-    folder = write(tmp_path / "other" / "tiny")
-    for name in ("corpus", "queries"):
-        rows = pq.read_table(folder / f"{name}.parquet").rename_columns({"id": "_id"}).to_pylist()
-        (beir / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (beir / "qrels").mkdir()
-    header = {"query_id": "query-id", "doc_id": "corpus-id"}
-    qrels = pq.read_table(folder / "qrels.parquet").rename_columns(header)
-    csv.write_csv(qrels, beir / "qrels/test.tsv", csv.WriteOptions(delimiter="\t"))
-    for path in beir.glob("*.parquet"):
-        path.unlink()
-
-    read = read_retrieval_set(beir)
-    for name in ("doc_ids", "titles", "texts", "query_ids", "queries"):
-        assert getattr(read, name) == getattr(judged, name)
-    for name in Judgements.__slots__:
-        assert np.array_equal(getattr(read.judgements, name), getattr(judged.judgements, name))
 
 
 def test_whole_number_ids_become_text(tmp_path, write):
@@ -114,17 +100,6 @@ def test_queries_that_cannot_be_scored_are_counted_and_left_out(tmp_path, write,
     assert judged.judgements.query_J.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["corpus", "queries", "qrels"])
-def test_missing_or_damaged_file_is_refused_by_name(tmp_path, write, name):
-    folder = write(tmp_path / "s", DOCUMENTS, QUERIES, QRELS)
-    (folder / f"{name}.parquet").write_bytes(b"PAR1 nothing PAR1")
-    with pytest.raises(SourceError, match=rf"{name}\.parquet must be a file that can be read whole"):
-        read_retrieval_set(folder)
-    (folder / f"{name}.parquet").unlink()
-    with pytest.raises(SourceError, match=rf"must hold {name}\.parquet, \.arrow"):
-        read_retrieval_set(folder)
-
-
 @pytest.mark.parametrize(
     ("documents", "queries", "qrels", "sentence"),
     [
@@ -177,3 +152,80 @@ def test_sample_of_documents_holds_the_number_asked_for(judged):
 
     assert len(only_q3.doc_ids) == 2
     assert "stone" in only_q3.doc_ids
+
+
+REST = "Stones mark it every hundred paces. " * 8
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    rows = [
+        {
+            "id": f"d{index}",
+            "title": f"Path {index}",
+            "text": f"This is the path  number {index} over the hill.\n{REST}",
+        }
+        for index in range(6)
+    ]
+    rows += [
+        {"id": "short", "title": None, "text": "A path over the hill and away. No more."},
+        {"id": "name", "title": None, "text": f"Path.\n\n{REST}"},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([{"id": "d0", "text": "again"}, {"id": "e", "text": "other"}]),
+        tmp_path / "b.parquet",
+    )
+    return tmp_path
+
+
+def test_query_is_the_first_sentence_cut_out_of_its_document(corpus):
+    made = known_item_set(corpus, 3, seed=0)
+
+    assert len(made.queries) == 3
+    for query, document in zip(made.queries, made.judgements.document_J.tolist(), strict=True):
+        number = made.doc_ids[document].removeprefix("d")
+        assert query == f"This is the path number {number} over the hill."
+        assert made.texts[document] == REST
+    for position in set(range(6)) - set(made.judgements.document_J.tolist()):
+        assert made.texts[position].startswith("This is the path")
+    every = known_item_set(corpus, 100, seed=0)
+    drawn = {every.doc_ids[document] for document in every.judgements.document_J.tolist()}
+    assert drawn - {"name"} == {f"d{index}" for index in range(6)}
+
+
+def test_repeated_ids_are_counted_and_the_first_is_kept(corpus):
+    made = known_item_set(corpus, 3, seed=0)
+
+    assert made.skipped == {"documents that repeat an id": 1}
+    assert len(set(made.doc_ids)) == len(made.doc_ids) == 9
+
+
+def test_corpus_of_json_lines_gives_the_same_items(corpus):
+    parquet = known_item_set(corpus, 3, seed=0)
+    rows = [row for path in sorted(corpus.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    for path in corpus.glob("*.parquet"):
+        path.unlink()
+    (corpus / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    assert known_item_set(corpus, 3, seed=0).queries == parquet.queries
+
+
+def test_split_keeps_every_word():
+    sentence, rest = split_first_sentence("  The first\n sentence stands here.  And the rest.")
+
+    assert (sentence, rest) == ("The first sentence stands here.", "And the rest.")
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "sentence"),
+    [
+        ([{"id": "a", "body": "x"}], SchemaError, "columns id, text, missing: text"),
+        ([{"id": "a", "text": "short"}], SourceError, "longer texts"),
+    ],
+)
+def test_corpora_that_give_no_query_are_refused(tmp_path, rows, error, sentence):
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+
+    with pytest.raises(error, match=sentence):
+        known_item_set(tmp_path, 3, seed=0)

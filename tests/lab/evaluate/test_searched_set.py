@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,13 @@ import pytest
 from cairn.pipeline.collection import Collection, open_collection
 from cairn.pipeline.config import ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.lab.evaluate import searched_set
-from cairn.pipeline.lab.evaluate.encodings import EncodedSet, Encoding, build_encoder, encode_set
-from cairn.pipeline.lab.evaluate.evidence import BUDGETS, Spans
-from cairn.pipeline.lab.evaluate.measures import Answer
+from cairn.pipeline.lab.evaluate.encodings import Encoding, build_encoder, encode_set
+from cairn.pipeline.lab.evaluate.measures import BUDGETS, Answer, Spans
 from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
 from cairn.pipeline.lab.evaluate.searched_set import SearchedSet
 from cairn.pipeline.lab.evaluate.systems import OurRanking, System
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.types import SearchResult, silent_progress
-
-from tests.late_models import copy_with_projection
 
 WORDS = ["stone", "path", "way", "mark", "river", "mountain", "walk", "old", "cat", "mat", "sat", "the"]
 AS_SEARCHED = pytest.mark.parametrize(("ranking", "options"), [
@@ -64,11 +60,11 @@ class Twins:
 
 
 @pytest.fixture(scope="module")
-def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) -> Twins:
+def twins(tmp_path_factory, tiny_config):
     folder = tmp_path_factory.mktemp("twins")
     config = replace(
         tiny_config,
-        model=str(copy_with_projection(Path(tiny_config.model), folder / "model")),
+        token_bytes=8,
         landmark_interval=64,
         window_tokens=94,
     )
@@ -87,15 +83,13 @@ def twins(tmp_path_factory: pytest.TempPathFactory, tiny_config: EncoderConfig) 
     return Twins(
         collection=open_collection("c", root=folder / "root"),
         judged=judged,
-        ranker=SearchedSet(judged, encoded, encoder.token_projection),
+        ranker=SearchedSet(judged, encoded, encoder.token_codebook),
         encoding=encoding,
     )
 
 
 @AS_SEARCHED
-def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(
-    twins: Twins, ranking: OurRanking, options: dict[str, Any]
-):
+def test_documents_are_ranked_as_a_search_of_the_collection_ranks_them(twins, ranking, options):
     for answer, result in zip(twins.answers(ranking), twins.search(passages=0, **options), strict=True):
         assert [twins.judged.doc_ids[position] for position in answer.documents.positions.tolist()] == [
             hit.doc_id for hit in result.hits
@@ -124,9 +118,7 @@ def read_within(spans: Spans, budget: int) -> list[tuple[int, int, int]]:
 
 @AS_SEARCHED
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_passages_within_a_budget_are_those_a_search_answers_with(
-    twins: Twins, ranking: OurRanking, options: dict[str, Any], budget: int
-):
+def test_passages_within_a_budget_are_those_a_search_answers_with(twins, ranking, options, budget):
     searched = twins.search(max_characters=budget, **options)
     for answer, result in zip(twins.answers(ranking), searched, strict=True):
         assert answer.passages is not None
@@ -139,19 +131,7 @@ def test_passages_within_a_budget_are_those_a_search_answers_with(
         assert found
 
 
-def test_documents_of_a_list_are_ranked_as_a_search_with_a_filter_ranks_them(twins: Twins):
-    allowed = np.arange(3, 60, 4)
-    ids = [twins.judged.doc_ids[position] for position in allowed.tolist()]
-    system = System(name="x", encoding=twins.encoding, ranking="late+bm25")
-    found = twins.collection.search(twins.judged.queries[0], top_k=len(ids), filters={"doc_id": ids})
-
-    ranked = twins.ranker.rank_among(system, 0, allowed)
-    assert [twins.judged.doc_ids[position] for position in ranked.positions.tolist()] == [
-        hit.doc_id for hit in found.hits
-    ]
-
-
-def test_passages_come_only_where_they_are_wanted(twins: Twins):
+def test_passages_come_only_where_they_are_wanted(twins):
     wanted = np.array([True, False, True, False, False])
     system = System(name="x", encoding=twins.encoding, ranking="chunk")
 
@@ -159,9 +139,7 @@ def test_passages_come_only_where_they_are_wanted(twins: Twins):
 
 
 @pytest.mark.parametrize("ranking", ["fused+bm25", "late+bm25"])
-def test_ranking_does_not_depend_on_how_many_queries_are_ranked_at_once(
-    twins: Twins, ranking: OurRanking, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranking_does_not_depend_on_how_many_queries_are_ranked_at_once(twins, ranking, monkeypatch):
     whole = twins.answers(ranking)
     monkeypatch.setattr(searched_set, "BLOCK_QUERIES", 2)
 
@@ -169,7 +147,7 @@ def test_ranking_does_not_depend_on_how_many_queries_are_ranked_at_once(
         assert np.array_equal(one.documents.positions, other.documents.positions)
 
 
-def test_equal_scores_are_ranked_by_id(encoded: EncodedSet):
+def test_equal_scores_are_ranked_by_id(encoded):
     same = np.tile(np.eye(16, dtype=np.float32)[:1], (12, 1))  # products with it are exact
     ids = [f"doc{index:02d}" for index in range(12)][::-1]
     judged = retrieval_set(ids, [""] * 12, ["..."] * 12, ["stone"] * 6)

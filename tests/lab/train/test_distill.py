@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,24 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.compress.compression import compress
 from cairn.pipeline.lab.compress.settings import CompressConfig
-from cairn.pipeline.lab.train.distill import distill, num_left_out, packed_rows, text_row
+from cairn.pipeline.lab.train.distill import (
+    FITTED_TEXTS,
+    _compare,
+    distill,
+    fitted_positions,
+    laid_onto,
+    num_left_out,
+    text_row,
+    whole_text_encoder,
+)
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import DistillConfig
-from cairn.pipeline.lab.train.training_files import read_texts
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
+from cairn.pipeline.token_vectors.codes import unit
 from safetensors.numpy import load_file as load_numpy
 
 from tests.encode.sentence_transformers_folders import write_dense
@@ -63,7 +73,7 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def texts(tmp_path_factory):
     generator = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("texts") / "texts.parquet"
     rows = [" ".join(generator.choice(WORDS, int(generator.integers(4, 16)))) for _ in range(40)]
@@ -72,9 +82,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def student(tiny_model_folder: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+def student(tiny_model_folder, texts, tmp_path_factory):
     folder = tmp_path_factory.mktemp("student") / "small"
-    compress(str(tiny_model_folder), [texts], folder, CompressConfig(layers=1, feed_forward=16))
+    compress(str(tiny_model_folder), [texts], folder, CompressConfig(layers=1))
     return str(folder)
 
 
@@ -83,31 +93,28 @@ def logged(folder: Path, name: str) -> list[float]:
     return [line[name] for line in lines if name in line]
 
 
-@pytest.mark.parametrize("kind", ["mse", "cosine"])
-def test_pruned_student_comes_nearer_to_its_teacher(tiny_model_folder, student, texts, tmp_path, kind):
-    config = DistillConfig(**(SMALL | {"steps": 30, "evaluate_every": 30, "state_loss": kind}))
+def test_pruned_student_comes_nearer_to_its_teacher(tiny_model_folder, student, texts, tmp_path):
+    config = DistillConfig(**(SMALL | {"steps": 30, "evaluate_every": 30}))
     report = distill(str(tiny_model_folder), student, [texts], tmp_path / "run", config)
     before, after = logged(tmp_path / "run", "heldout_cosine")
-    assert report.follows == "both"
+    assert report.details["follows"] == "hidden states and vectors"
     assert 1 - after < 0.6 * (1 - before)
     assert report.last_loss < 0.6 * report.first_loss
 
 
 def test_micro_batches_move_only_rounding(tiny_model_folder, student, texts, tmp_path):
     for name, tokens in (("whole", 10_000), ("cut", 40)):
-        config = DistillConfig(**(SMALL | {"steps": 2, "micro_batch_tokens": tokens, "state_loss": "cosine"}))
+        config = DistillConfig(**(SMALL | {"steps": 2, "micro_batch_tokens": tokens, "state_weight": 0.0}))
         distill(str(tiny_model_folder), student, [texts], tmp_path / name, config)
     whole, cut = (logged(tmp_path / name, "loss") for name in ("whole", "cut"))
     np.testing.assert_allclose(whole[0], cut[0], rtol=1e-5)
 
 
-def test_teacher_of_another_width_is_followed_by_its_vectors(
-    make_bert: Callable[..., Path], model_size: Any, student, texts, tmp_path
-):
+def test_teacher_of_another_width_is_followed_by_its_vectors(make_bert, model_size, student, texts, tmp_path):
     teacher = str(make_bert(model_size(width=48)))
     config = DistillConfig(**(SMALL | {"steps": 20, "evaluate_every": 20}))
     report = distill(teacher, student, [texts], tmp_path / "run", config)
-    assert report.follows == "vectors"
+    assert report.details["follows"] == "vectors"
     assert report.last_loss < 0.9 * report.first_loss
     with pytest.raises(ConfigError, match="state_weight must be 0 with a teacher of another tokenizer"):
         distill(
@@ -132,37 +139,38 @@ def test_teacher_read_or_pooled_otherwise_is_followed_by_the_vectors_it_serves(
 ):
     teacher = served_as(tiny_model_folder, tmp_path / "teacher", **settings)
     report = distill(teacher, student, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.follows == "vectors"
-    found = load_numpy(tmp_path / "run" / "teacher.safetensors")["document"]
+    assert report.details["follows"] == "vectors"
+    found = load_numpy(tmp_path / "run" / "teacher.safetensors")["vectors"]
     served = DocumentEncoder(encoder_config({"model": teacher})).encode(read_texts([texts]).texts)
     # A rotation into the student's space keeps what vectors say of one another.
     served_NV = served.document_vectors_NV
     np.testing.assert_allclose(found @ found.T, served_NV @ served_NV.T, atol=1e-4)
 
 
-def test_causal_teacher_is_followed_by_its_vectors(tiny_model_folder, texts, tmp_path):
+def test_states_are_followed_of_a_teacher_that_reads_and_pools_as_the_student(
+    make_folder, tiny_model_folder, student, tmp_path
+):
+    def compares(*folders: Path | str) -> bool:
+        sides = [(read_checkpoint(Path(each)), encoder_config({"model": str(each)})) for each in folders]
+        return _compare(*sides[0], *sides[1])
+
     decoder = tmp_path / "decoder"
     save_encoder_folder(decoder, tiny_new("qwen3", tiny_model_folder), EncoderConfig())
-    teacher = served_as(decoder, tmp_path / "teacher", causal=True)
-    config = DistillConfig(**(SMALL | {"steps": 1}))
-    assert distill(teacher, str(decoder), [texts], tmp_path / "run", config).follows == "vectors"
-    assert distill(str(decoder), str(decoder), [texts], tmp_path / "both", config).follows == "both"
+    assert compares(make_folder(modules=[]), student)
+    assert compares(decoder, decoder)
+    assert not compares(served_as(decoder, tmp_path / "teacher", causal=True), decoder)
 
 
-@pytest.mark.parametrize(("has_dense", "follows"), [(True, "vectors"), (False, "both")])
-def test_teacher_with_dense_layers_is_followed_by_its_vectors(
-    make_folder: Callable[..., Path], student, texts, tmp_path, has_dense, follows
-):
-    teacher = make_folder(modules=[("2_Dense", "Dense")] if has_dense else [])
-    if has_dense:
-        write_dense(teacher / "2_Dense", 24, 32)
+def test_teacher_with_dense_layers_is_followed_by_its_vectors(make_folder, student, texts, tmp_path):
+    teacher = make_folder(modules=[("2_Dense", "Dense")])
+    write_dense(teacher / "2_Dense", 24, 32)
     report = distill(str(teacher), student, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.follows == follows
+    assert report.details["follows"] == "vectors"
 
 
-def test_cde_teacher_is_followed_by_its_vectors(make_cde: Callable[..., Path], student, texts, tmp_path):
+def test_cde_teacher_is_followed_by_its_vectors(make_cde, student, texts, tmp_path):
     report = distill(str(make_cde(1)), student, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.follows == "vectors"
+    assert report.details["follows"] == "vectors"
 
 
 def test_student_with_fewer_dims_follows_vectors_in_them(tiny_model_folder, student, texts, tmp_path):
@@ -181,9 +189,11 @@ def test_student_is_trained_on_the_vector_it_serves(tiny_model_folder, texts, tm
     checkpoint, settings = read_checkpoint(Path(folder)), encoder_config({"model": folder})
     some = read_texts([texts]).texts[:5]
     rows = [text_row(text, checkpoint, max_tokens=64, prefix=settings.document_prefix) for text in some]
-    packed = packed_rows(rows, num_left_out(checkpoint, settings))
+    lengths = np.array(list(map(len, rows)))
+    ids = np.concatenate(rows).astype(np.int32)
+    packed = PackedRows.apart(ids, lengths, num_left_out(checkpoint, settings))
     with torch.no_grad():
-        trained = torch.nn.functional.normalize(LandmarkEncoder(checkpoint)(packed, landmarks=False)).numpy()
+        trained = torch.nn.functional.normalize(LandmarkEncoder(checkpoint)(packed)).numpy()
     served = DocumentEncoder(replace(settings, precision="fp32")).encode(some).document_vectors_NV
     np.testing.assert_allclose(trained, served, atol=1e-5)
 
@@ -193,7 +203,7 @@ def test_prefix_shared_with_the_teacher_is_read_and_kept(tiny_model_folder, stud
     teacher = served_as(tiny_model_folder, tmp_path / "teacher", **same)
     small = served_as(student, tmp_path / "student", **same)
     report = distill(teacher, small, [texts], tmp_path / "run", DistillConfig(**SMALL))
-    assert report.follows == "both"
+    assert report.details["follows"] == "hidden states and vectors"
     assert encoder_config({"model": str(tmp_path / "run" / "model")}).document_prefix == "river: "
     plain = distill(str(tiny_model_folder), student, [texts], tmp_path / "plain", DistillConfig(**SMALL))
     assert report.first_loss != pytest.approx(plain.first_loss, rel=1e-3)
@@ -215,26 +225,46 @@ def test_student_that_is_served_otherwise_is_refused(
         distill(str(tiny_model_folder), other, [texts], tmp_path / "run", DistillConfig(**SMALL))
 
 
-def test_cde_student_is_refused(make_cde: Callable[..., Path], tiny_model_folder, texts, tmp_path):
+def test_cde_student_is_refused(make_cde, tiny_model_folder, texts, tmp_path):
     with pytest.raises(ModelError, match="a student must be a transformer of one stage"):
         distill(str(tiny_model_folder), str(make_cde(1)), [texts], tmp_path / "run", DistillConfig(**SMALL))
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "sentence"),
-    [
-        ({"teacher_layers": (1, 2)}, ConfigError, "teacher_layers must be one of the teacher's 2 layers"),
-        ({"teacher_layers": (1,), "state_weight": 0.0}, ConfigError, "teacher_layers must go with hidden"),
-        ({"max_tokens": 500}, ConfigError, "max_tokens must be at most the models' 96 positions, got 500"),
-    ],
-)
-def test_what_cannot_be_distilled_is_refused(
-    tiny_model_folder, student, texts, tmp_path, changes, error, sentence
-):
-    with pytest.raises(error, match=sentence):
-        distill(
-            str(tiny_model_folder), student, [texts], tmp_path / "run", DistillConfig(**(SMALL | changes))
-        )
+def vectors_of(num_texts: int, width: int, rank: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return unit((rng.normal(size=(num_texts, rank)) @ rng.normal(size=(rank, width))).astype(np.float32))
+
+
+@pytest.mark.parametrize(("width", "rank"), [(8, 8), (5, 5), (24, 8)], ids=["equal", "narrower", "wider"])
+def test_scores_of_a_teacher_stay_in_the_width_of_the_student(width, rank):
+    taught = vectors_of(60, width, rank)
+    laid = laid_onto(taught, vectors_of(60, 8, 8, seed=1))
+    assert laid.shape == (60, 8)
+    np.testing.assert_allclose(laid @ laid.T, taught @ taught.T, atol=1e-4)
+
+
+def test_teacher_that_is_the_student_turned_is_turned_back():
+    own = vectors_of(60, 8, 8)
+    turn, _ = np.linalg.qr(np.random.default_rng(2).normal(size=(8, 8)))
+    np.testing.assert_allclose(laid_onto((own @ turn).astype(np.float32), own), own, atol=1e-4)
+
+
+def test_axes_are_found_from_texts_spread_over_all():
+    positions = fitted_positions(3 * FITTED_TEXTS + 1)
+    assert (positions[0], len(positions) <= FITTED_TEXTS) == (0, True)
+    assert positions[-1] > 2.9 * FITTED_TEXTS
+    assert fitted_positions(5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_teacher_that_is_not_there_is_refused_by_its_name():
+    with pytest.raises(ConfigError, match=r"the teacher cannot be loaded: .*got 'org/none'"):
+        whole_text_encoder("org/none")
+
+
+def test_texts_longer_than_the_models_read_are_refused(tiny_model_folder, student, texts, tmp_path):
+    config = DistillConfig(**(SMALL | {"max_tokens": 500}))
+    with pytest.raises(ConfigError, match="max_tokens must be at most the models' 96 positions, got 500"):
+        distill(str(tiny_model_folder), student, [texts], tmp_path / "run", config)
 
 
 def test_too_few_texts_are_refused(tiny_model_folder, student, tmp_path):

@@ -13,20 +13,18 @@ import pytest
 from cairn.pipeline.errors import SchemaError, SourceError
 from cairn.pipeline.lab.train.documents import (
     MIN_SECTION_CHARACTERS,
-    like_headed,
     read_document_pairs,
     split_sections,
 )
 from cairn.pipeline.lab.train.leakage import JudgedTexts, drop_judged, read_judged_texts
-from cairn.pipeline.lab.train.pair_vectors import NONE_FOUND
 from cairn.pipeline.lab.train.pairs import (
     Candidates,
     PairRow,
     TrainingPairs,
     join_pairs,
     read_pairs,
+    read_texts,
 )
-from cairn.pipeline.lab.train.training_files import read_texts
 
 
 def write_parquet(path: Path, **columns: list[object]) -> Path:
@@ -39,7 +37,7 @@ def write_lines(path: Path, *records: object) -> Path:
     return path
 
 
-def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
+def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path):
     columns = {"query": ["a", "b"], "document": ["x", "y"], "title": ["t", None], "source": ["s", "s"]}
     (tmp_path / "one").mkdir()
     parquet = read_pairs([write_parquet(tmp_path / "one" / "pairs.parquet", **columns)])
@@ -54,7 +52,7 @@ def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path: Path):
         )
 
 
-def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
+def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path):
     (tmp_path / "deep").mkdir()
     write_parquet(tmp_path / "b.parquet", query=["b"], document=["y"])
     write_lines(tmp_path / "a.jsonl", {"query": "a", "document": "x"})
@@ -62,7 +60,7 @@ def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path: Path):
     assert read_pairs([tmp_path]).queries == ("a", "b", "c")
 
 
-def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path: Path):
+def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path):
     path = write_parquet(
         tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"]
     )
@@ -71,7 +69,7 @@ def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path: Path):
     assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
 
 
-def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path: Path):
+def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path):
     path = write_lines(
         tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"}, {"query": "a", "document": "x"}
     )
@@ -85,46 +83,32 @@ def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path: Path)
         read_pairs([tmp_path / "p.parquet"])
 
 
-def test_take_counts_what_it_leaves_out(tmp_path: Path):
-    pairs = read_pairs(
-        [write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], document=["x", "y", "z"])]
-    )
-    kept = pairs.take([0, 2], "not wanted")
-    assert (kept.queries, kept.documents, kept.skipped) == (("a", "c"), ("x", "z"), {"not wanted": 1})
-
-
 def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
     one = TrainingPairs.of([PairRow("a", "x", "t", "s")], {"empty query": 2})
     other = TrainingPairs.of(
-        [PairRow("b", "y", "u", "s", "0:3", "Use")], {"empty query": 1, "repeated pair": 4}
+        [PairRow("b", "y", "u", "s", "0:3", "why")], {"empty query": 1, "repeated pair": 4}
     )
     both = join_pairs([one, other])
-    assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "Use")]
+    assert list(both.rows()) == [PairRow("a", "x", "t", "s"), PairRow("b", "y", "u", "s", "0:3", "why")]
     assert both.skipped == {"empty query": 3, "repeated pair": 4}
-    assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "Use")]
+    assert list(both.take([1], "other").rows()) == [PairRow("b", "y", "u", "s", "0:3", "why")]
 
 
-def test_read_pairs_missing_column_is_named(tmp_path: Path):
-    with pytest.raises(
-        SchemaError,
-        match=r"row 1 of p\.parquet must have query and document, or query and label, got document$",
-    ):
+def test_read_pairs_missing_column_is_named(tmp_path):
+    with pytest.raises(SchemaError, match=r"row 1 of p\.parquet must have query and document, got document$"):
         read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
-    with pytest.raises(
-        SchemaError,
-        match=r"row 2 of p\.jsonl must have query and document, or query and label, got query$",
-    ):
+    with pytest.raises(SchemaError, match=r"row 2 of p\.jsonl must have query and document, got query$"):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
 
 
-def test_read_pairs_mistyped_column_is_named(tmp_path: Path):
+def test_read_pairs_mistyped_column_is_named(tmp_path):
     with pytest.raises(SchemaError, match=r"query in row 1 of p\.parquet must be text, got 1"):
         read_pairs([write_parquet(tmp_path / "p.parquet", query=[1], document=["x"])])
     with pytest.raises(SchemaError, match=r"document in row 1 of p\.jsonl must be text, got 7"):
         read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": 7})])
 
 
-def test_read_pairs_damaged_files_are_named(tmp_path: Path):
+def test_read_pairs_damaged_files_are_named(tmp_path):
     (tmp_path / "p.parquet").write_bytes(b"not parquet")
     with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file"):
         read_pairs([tmp_path / "p.parquet"])
@@ -138,7 +122,7 @@ def test_read_pairs_damaged_files_are_named(tmp_path: Path):
         read_pairs([tmp_path / "p.jsonl"])
 
 
-def test_read_pairs_nothing_to_train_on_says_why(tmp_path: Path):
+def test_read_pairs_nothing_to_train_on_says_why(tmp_path):
     with pytest.raises(SourceError, match="1 with empty query"):
         read_pairs([write_parquet(tmp_path / "p.parquet", query=[""], document=["x"])])
     with pytest.raises(SourceError, match="does not exist"):
@@ -151,83 +135,7 @@ def test_read_pairs_nothing_to_train_on_says_why(tmp_path: Path):
         read_pairs([tmp_path / "pairs.csv"])
 
 
-LABELLED = [
-    {"query": f"{name} {number}", "label": name} for name in ("cat", "mat", "sat") for number in range(3)
-]
-
-
-def test_read_pairs_texts_of_several_classes_get_examples_of_their_own_and_of_others(tmp_path: Path):
-    path = write_lines(tmp_path / "p.jsonl", *LABELLED, {"query": "way 0", "label": "way"})
-    pairs = read_pairs([path], class_negatives=4)
-    assert len(pairs) == 9
-    assert pairs.skipped == {"only text of its class": 1}
-    for row in pairs.rows():
-        label = row.query.split()[0]
-        assert row.task == "class"
-        assert row.document.split()[0] == label
-        assert row.document != row.query
-        assert len(set(row.negatives)) == 4
-        assert label not in {negative.split()[0] for negative in row.negatives}
-    again, other = read_pairs([path], class_negatives=4), read_pairs([path], class_negatives=4, seed=1)
-    assert pairs.negatives == again.negatives != other.negatives
-
-
-def test_read_pairs_of_two_classes_the_labels_are_the_documents(tmp_path: Path):
-    path = write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], label=["yes", "no", "yes"])
-    pairs = read_pairs([path])
-    assert pairs.documents == ("yes", "no", "yes")
-    assert pairs.negatives == (("no",), ("yes",), ("no",))
-
-
-def test_read_pairs_repeated_rows_with_labels_are_counted(tmp_path: Path):
-    rows = [{"query": query, "label": label, "source": "s"} for query, label in (("a", "yes"), ("b", "no"))]
-    files = [write_lines(tmp_path / f"{name}.jsonl", *rows, rows[0]) for name in ("p", "q")]
-    pairs = read_pairs(files)
-    assert pairs.queries == ("a", "b")
-    assert pairs.skipped == {"repeated pair": 4}
-
-
-@pytest.mark.parametrize("labels", [[1, 0, 1], ["1", "0", "1"], ["1", "spam", "1"]])
-def test_read_pairs_of_two_classes_refuses_numbers_as_labels(tmp_path: Path, labels: list[int | str]):
-    path = write_parquet(tmp_path / "p.parquet", query=["a", "b", "c"], label=labels)
-    with pytest.raises(SourceError, match="labels of two classes must be words"):
-        read_pairs([path])
-
-
-def test_read_pairs_of_several_classes_takes_whole_numbers_as_labels(tmp_path: Path):
-    path = write_parquet(tmp_path / "p.parquet", query=[*"abcdef"], label=[0, 0, 1, 1, 2, 2])
-    assert len(read_pairs([path])) == 6
-
-
-def test_read_pairs_that_all_score_too_low_names_the_limit(tmp_path: Path):
-    path = write_parquet(tmp_path / "p.parquet", query=["a"], document=["b"], score=[2.0])
-    with pytest.raises(SourceError, match="1 with score below 4; name others, or lower min_score"):
-        read_pairs([path])
-
-
-def test_read_pairs_labels_of_one_class_are_refused(tmp_path: Path):
-    with pytest.raises(
-        SourceError, match="at least two classes, got 'x' alone in 'p'; give texts of another"
-    ):
-        read_pairs([write_parquet(tmp_path / "p.parquet", query=["a", "b"], label=["x", "x"])])
-
-
-def test_read_pairs_scored_texts_are_pairs_in_both_directions_from_a_score_on(tmp_path: Path):
-    path = write_parquet(
-        tmp_path / "p.parquet",
-        query=["a", "b", "c"],
-        document=["x", "y", "z"],
-        score=[4.0, 3.9, float("nan")],
-        instruction=["i", "i", "i"],
-    )
-    pairs = read_pairs([path])
-    assert list(zip(pairs.queries, pairs.documents, strict=True)) == [("a", "x"), ("x", "a")]
-    assert pairs.skipped == {"score below 4": 1, "score that is no number": 1}
-    assert pairs.tasks == ("similarity", "similarity")
-    assert read_pairs([path], min_score=3.0).queries == ("a", "x", "b", "y")
-
-
-def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path: Path):
+def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path):
     (tmp_path / "one").mkdir()
     table = {"query": ["a", "b"], "document": ["x", "y"], "negatives": [["n", "x", None, "n"], None]}
     parquet = read_pairs([write_parquet(tmp_path / "one" / "p.parquet", **table)])
@@ -240,26 +148,16 @@ def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path: Path):
     ("record", "sentence"),
     [
         ({"query": "a", "document": "x", "negatives": "n"}, "negatives .* must be a list of texts, got 'n'"),
-        ({"query": "a", "document": "x", "score": "high"}, "score .* must be a number, got 'high'"),
-        ({"query": "a", "label": 1.5}, r"label .* must be text or a whole number, got 1\.5"),
-        ({"query": "a", "document": "x", "label": "y"}, "must have a document or a label, got both"),
-        ({"query": "a", "document": "x", "task": "poetry"}, "task .* must be one of retrieval, class"),
+        ({"query": "a", "document": "x", "instruction": 5}, "instruction .* must be text, got 5"),
     ],
     ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path: Path, record: object, sentence: str):
+def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path, record, sentence):
     with pytest.raises(SchemaError, match=sentence):
         read_pairs([write_lines(tmp_path / "p.jsonl", record)])
 
 
-@pytest.mark.parametrize("score", ["1" + "0" * 400, "-1" + "0" * 400, "1e999"])
-def test_read_pairs_score_beyond_all_floats_is_named(tmp_path: Path, score: str):
-    (tmp_path / "a.jsonl").write_text(f'{{"query": "a", "document": "b", "score": {score}}}\n')
-    with pytest.raises(SchemaError, match=r"score in row 1 of a\.jsonl must be a number"):
-        read_pairs([tmp_path / "a.jsonl"])
-
-
-def test_read_pairs_line_that_is_nested_too_deep_is_named(tmp_path: Path):
+def test_read_pairs_line_that_is_nested_too_deep_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text("[" * 200_000)
     with pytest.raises(SourceError, match=r"row 1 of a\.jsonl must be a JSON object, got an unreadable one"):
         read_pairs([tmp_path / "a.jsonl"])
@@ -269,12 +167,11 @@ def test_candidates_are_documents_then_given_negatives_each_once():
     rows = [
         PairRow("a", "x", "", "s", negatives=("n", "m")),
         PairRow("b", "y", "", "s", negatives=("m",)),
-        PairRow("c", "z", "", "s", instruction="like", negatives=("m",), task="similarity"),
+        PairRow("c", "z", "", "s", instruction="like", negatives=("m",)),
     ]
     candidates = Candidates.of(TrainingPairs.of(rows, {}))
-    assert candidates.texts == ("x", "y", "z", "n", "m", "m")
-    assert candidates.given_Nk.tolist() == [[3, 4], [4, -1], [5, -1]]
-    assert [bool(prefix) for prefix in candidates.prefixes] == [False, False, True, False, False, True]
+    assert candidates.texts == ("x", "y", "z", "n", "m")
+    assert candidates.given_Nk.tolist() == [[3, 4], [4, -1], [4, -1]]
 
 
 def prose(name: str, num_sentences: int = 6) -> str:
@@ -299,7 +196,7 @@ def write(path: Path, **columns: list[object]) -> Path:
     ],
     ids=["markdown", "underlined", "wiki", "overlined"],
 )
-def test_split_sections_finds_headings(text: str):
+def test_split_sections_finds_headings(text):
     assert [(section.heading, section.body) for section in split_sections(text, 1_000)] == [
         ("", "Opening."),
         ("First", "one"),
@@ -317,7 +214,7 @@ def test_split_sections_finds_headings(text: str):
         "-----\n\n=====",
     ],
 )
-def test_split_sections_takes_no_code_rule_or_paragraph_for_a_heading(text: str):
+def test_split_sections_takes_no_code_rule_or_paragraph_for_a_heading(text):
     assert [section.heading for section in split_sections(text, 1_000)] == [""]
 
 
@@ -335,7 +232,7 @@ def test_split_sections_long_ones_are_cut_at_paragraphs_then_sentences_and_lose_
     assert [section.body for section in split_sections(text, 400)][1:] == paragraphs
 
 
-def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cut_out(tmp_path: Path):
+def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cut_out(tmp_path):
     names = [f"stone{number}" for number in range(20)]
     text = "\n\n".join(f"## Part {name}\n\n{prose(name)}" for name in names)
     pairs = read_document_pairs([write(tmp_path / "manual.parquet", title=["Manual"], text=[text])], 256)
@@ -353,17 +250,16 @@ def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cu
             assert sorted((asked + " " + document).split()) == sorted(prose(name).split())
     assert min(kinds.values()) > 2
     assert (set(pairs.titles), set(pairs.sources), set(pairs.pages)) == ({"Manual"}, {"manual"}, {"0:0"})
-    assert pairs.headings == tuple(f"Part {name}" for name in names)
 
 
-def test_read_document_pairs_heading_of_a_section_in_parts_asks_for_none_of_them(tmp_path: Path):
+def test_read_document_pairs_heading_of_a_section_in_parts_asks_for_none_of_them(tmp_path):
     text = "# Use\n\n" + "\n\n".join(prose(f"stone{number}", 10) for number in range(12))
     pairs = read_document_pairs([write(tmp_path / "m.parquet", title=["Manual"], text=[text])], 256)
     assert len(pairs) > 6
     assert not any(query == "Manual: Use" for query in pairs.queries)
 
 
-def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path: Path):
+def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path):
     pairs = read_document_pairs(
         [write(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256
     )
@@ -371,7 +267,7 @@ def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path:
     assert pairs.sources == ("cats",)
 
 
-def test_read_document_pairs_counts_what_makes_no_pair(tmp_path: Path):
+def test_read_document_pairs_counts_what_makes_no_pair(tmp_path):
     listing = "\n".join(f"* item{number}" for number in range(60))
     texts = [None, "# A\n\nshort", f"# B\n\n{prose('cat')}", f"# B\n\n{prose('cat')}", listing]
     pairs = read_document_pairs([write(tmp_path / "m.parquet", title=["T"] * 5, text=texts)], 256)
@@ -381,7 +277,7 @@ def test_read_document_pairs_counts_what_makes_no_pair(tmp_path: Path):
     assert pairs.skipped["section without a sentence to ask with"] == 1
 
 
-def test_read_document_pairs_files_that_cannot_be_used_are_named(tmp_path: Path):
+def test_read_document_pairs_files_that_cannot_be_used_are_named(tmp_path):
     with pytest.raises(SchemaError, match=r"m\.parquet must have text, got body"):
         read_document_pairs([write(tmp_path / "m.parquet", body=["x"])], 256)
     with pytest.raises(
@@ -393,37 +289,7 @@ def test_read_document_pairs_files_that_cannot_be_used_are_named(tmp_path: Path)
         read_document_pairs([tmp_path / "m.jsonl"], 256)
 
 
-def test_like_headed_is_a_section_of_the_next_page_with_that_heading():
-    headings = ("Use", "Use", "Other", "use", "Use", "Alone", "")
-    pages = ("0:0", "0:0", "0:0", "0:1", "0:2", "0:2", "")
-    pairs = TrainingPairs.of(
-        [
-            PairRow("q", f"d{n}", "", "s", page, head)
-            for n, (page, head) in enumerate(zip(pages, headings, strict=True))
-        ],
-        {},
-    )
-    assert like_headed(pairs, np.zeros(0, np.int64))[:, 0].tolist() == [
-        3,
-        3,
-        NONE_FOUND,
-        4,
-        0,
-        NONE_FOUND,
-        NONE_FOUND,
-    ]
-    assert like_headed(pairs, np.array([3]))[:, 0].tolist() == [
-        4,
-        4,
-        NONE_FOUND,
-        NONE_FOUND,
-        0,
-        NONE_FOUND,
-        NONE_FOUND,
-    ]
-
-
-def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path: Path):
+def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path):
     pq.write_table(
         pa.table({"text": ["b", "c", " "], "language": ["de", None, "de"]}), tmp_path / "b.parquet"
     )
@@ -435,13 +301,13 @@ def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp
 
 
 @pytest.mark.parametrize("line", ['{"txt": "a"}', '{"text": 3}', '["a"]', '{"text": "a", "language": 1}'])
-def test_read_texts_line_of_another_kind_is_refused(tmp_path: Path, line: str):
+def test_read_texts_line_of_another_kind_is_refused(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(f"{line}\n")
     with pytest.raises(SchemaError, match=r"row 1 of a\.jsonl must"):
         read_texts([tmp_path / "a.jsonl"])
 
 
-def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path: Path):
+def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"text": "a \\ud800"}\n{"text": "b"}\n{"text": "c", "language": "\\ud800"}\n'
     )
@@ -450,13 +316,13 @@ def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path: Path):
     assert found.skipped == {"text that is not valid Unicode": 2}
 
 
-def test_read_texts_parquet_without_text_is_refused(tmp_path: Path):
+def test_read_texts_parquet_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match="must have text, got body"):
         read_texts([tmp_path])
 
 
-def test_read_texts_that_are_not_there_or_empty_are_refused(tmp_path: Path):
+def test_read_texts_that_are_not_there_or_empty_are_refused(tmp_path):
     with pytest.raises(SourceError, match="does not exist"):
         read_texts([tmp_path / "none.jsonl"])
     (tmp_path / "a.jsonl").write_text('{"text": "  "}\n')
@@ -516,7 +382,7 @@ def test_drop_judged_nothing_left_is_an_error():
         drop_judged(pairs_of(("asked", "x")), JudgedTexts(["asked"], []))
 
 
-def test_read_judged_texts_reads_both_files_of_every_set(tmp_path: Path):
+def test_read_judged_texts_reads_both_files_of_every_set(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         pq.write_table(
@@ -531,6 +397,6 @@ def test_read_judged_texts_reads_both_files_of_every_set(tmp_path: Path):
     assert not judged.has_query("document two")
 
 
-def test_read_judged_texts_folder_without_a_corpus_is_refused(tmp_path: Path):
-    with pytest.raises(SourceError, match=r"must hold corpus\.parquet, \.arrow"):
+def test_read_judged_texts_folder_without_files_is_refused(tmp_path):
+    with pytest.raises(SourceError, match=r"must hold queries\.parquet, \.arrow"):
         read_judged_texts([tmp_path])

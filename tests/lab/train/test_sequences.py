@@ -1,18 +1,23 @@
+"""
+
+Claims of batches.
+"""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cairn.pipeline.config import ClusterConfig
 from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
+from cairn.pipeline.errors import SourceError
+from cairn.pipeline.lab.train.batches import BatchPlan, Domain, cluster_domains, draw_batches, mean_cosine
+from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
-from cairn.pipeline.lab.train.sequences import (
-    NO_TEXT,
-    SequenceMaker,
-    make_units,
-    split_rows,
-)
+from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
+from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
 
@@ -45,10 +50,15 @@ def rows_as_text(folder: Path, batch_rows: object) -> list[str]:
 
 def test_make_units_are_neighbours_of_one_source():
     pairs = TrainingPairs(
-        queries=tuple("abcde"), documents=tuple("vwxyz"), titles=("",) * 5, sources=("a", "a", "a", "b", "a")
+        queries=tuple("abcde"),
+        documents=tuple("vwxyz"),
+        titles=("",) * 5,
+        sources=("a", "a", "a", "b", "a"),
+        pages=("p",) * 5,
     )
     assert make_units(pairs, range(5), 2) == ((0, 1), (2,), (3,), (4,))
     assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
+    assert make_units(replace(pairs, pages=()), range(3), 2) == ((0,), (1,), (2,))
 
 
 def test_make_units_never_stretch_over_two_pages():
@@ -64,69 +74,67 @@ def test_make_units_never_stretch_over_two_pages():
 
 def test_make_units_count_documents_and_keep_their_queries_together():
     pairs = TrainingPairs(
-        queries=tuple("abcdef"), documents=tuple("xxyyxz"), titles=("",) * 6, sources=("s",) * 6
+        queries=tuple("abcdef"),
+        documents=tuple("xxyyxz"),
+        titles=("",) * 6,
+        sources=("s",) * 6,
+        pages=("p",) * 6,
     )
     assert make_units(pairs, range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
-def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder: Path):
-    batch = maker(tiny_model_folder).make([(0, 1, 2)], np.array([5]), np.array([True]))
+def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder):
+    batch = maker(tiny_model_folder, title_tokens=4).make([(0, 1, 2)], np.array([5]), np.array([True]))
     assert rows_as_text(tiny_model_folder, batch.rows) == [
         "[CLS] the cat [SEP]",
         "[CLS] the mat [SEP]",
         "[CLS] river [SEP]",
-        "[CLS] way [SEP]",
-        "[CLS] cat sat on the mat [SEP]",
-        "[CLS] the old cat [SEP]",
-        "[CLS] a river [SEP]",
+        "[CLS] way [SEP] cat sat on the mat [SEP] the old cat [SEP]",
+        "[CLS] way [SEP] a river [SEP]",
     ]
-    assert batch.text_B.tolist() == [0, 1, 2, NO_TEXT, 3, 3, 4]
-    assert batch.rows.windows_B.tolist() == [0, 1, 2, 3, 3, 3, 3]
+    assert batch.text_B.tolist() == [0, 1, 2, 3, 3, 4]
+    assert batch.rows.pooled_row_M.tolist() == [0, 1, 2, 3, 3, 4]
+    assert rows_as_text(tiny_model_folder, batch.rows.alone)[3:5] == [
+        "[CLS] way [SEP] cat sat on the mat [SEP]",
+        "[CLS] way [SEP] the old cat [SEP]",
+    ]
     assert batch.positive_Q.tolist() == [0, 0, 1]
     assert batch.pair_D.tolist() == [0, 2]
     assert batch.pair_Q.tolist() == [0, 1, 2]
 
 
-def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_model_folder: Path):
+def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_model_folder):
     units, intervals, titles = [(0, 2)], np.array([64]), np.array([False])
-    marks = maker(tiny_model_folder).make(units, intervals, titles).rows
+    marks = maker(tiny_model_folder, attention="chunk").make(units, intervals, titles).rows
     assert (marks.pooled_start_B == marks.lengths_B - 1).all()
     assert (marks.pooled_end_B == marks.lengths_B).all()
-    means = maker(tiny_model_folder, pooling="mean").make(units, intervals, titles).rows
+    means = maker(tiny_model_folder, pooling="mean", attention="chunk").make(units, intervals, titles).rows
     assert (means.pooled_start_B == 0).all()
     assert (means.pooled_end_B == means.lengths_B).all()
 
 
-def test_make_texts_are_cut_after_their_limits(tiny_model_folder: Path):
+def test_make_texts_are_cut_after_their_limits(tiny_model_folder):
     short = maker(tiny_model_folder, max_query_tokens=1, max_document_tokens=3).make(
         [(0,)], np.array([64]), np.array([False])
     )
     assert rows_as_text(tiny_model_folder, short.rows) == ["[CLS] the [SEP]", "[CLS] cat sat on [SEP]"]
 
 
-def test_make_title_that_the_unit_does_not_share_is_left_out(tiny_model_folder: Path):
-    pairs = pairs_of(("cat", "the cat", "one"), ("mat", "the mat", "two"))
-    batch = maker(tiny_model_folder, pairs).make([(0, 1)], np.array([64]), np.array([True]))
-    assert NO_TEXT not in batch.text_B
-
-
-def test_make_hard_negatives_are_documents_in_windows_of_their_own(tiny_model_folder: Path):
+def test_make_hard_negatives_are_documents_in_rows_of_their_own(tiny_model_folder):
     batch = maker(tiny_model_folder).make([(0,)], np.array([64]), np.array([False]), negatives=[2])
     assert batch.pair_D.tolist() == [0, 2]
     assert batch.positive_Q.tolist() == [0]
     assert rows_as_text(tiny_model_folder, batch.rows)[-1] == "[CLS] a river [SEP]"
-    assert batch.rows.windows_B.tolist() == [0, 1, 2]
+    assert len(batch.rows) == 3
 
 
-def test_context_holds_one_row_a_document_its_opening(tiny_model_folder: Path):
+def test_context_holds_one_row_a_document_its_opening(tiny_model_folder):
     rows = maker(tiny_model_folder).context([0, 2], 5)
     assert rows_as_text(tiny_model_folder, rows) == ["[CLS] cat sat on [SEP]", "[CLS] a river [SEP]"]
 
 
 @pytest.mark.parametrize("max_tokens", [1, 20, 60, 10_000])
-def test_split_rows_parts_are_whole_windows_within_the_budget(
-    tiny_model_folder: Path, make_pairs: Callable[..., TrainingPairs], max_tokens: int
-):
+def test_split_rows_parts_are_whole_rows_within_the_budget(tiny_model_folder, make_pairs, max_tokens):
     pairs = make_pairs(24)
     units = make_units(pairs, range(len(pairs)), 3)
     rows = (
@@ -134,20 +142,16 @@ def test_split_rows_parts_are_whole_windows_within_the_budget(
         .make(units, np.full(len(units), 8), np.ones(len(units), np.bool_))
         .rows
     )
-    parts = split_rows(rows, max_tokens)
-    for name in ("ids_N", "lengths_B", "windows_B", "pooled_start_B", "pooled_end_B"):
+    parts = rows.split(max_tokens)
+    for name in ("ids_N", "lengths_B", "pooled_start_B", "pooled_end_B"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(rows, name))
-    windows = [set(part.windows_B.tolist()) for part in parts]
-    assert sum(map(len, windows)) == len(set(rows.windows_B.tolist()))
-    assert all(
-        len(part.ids_N) <= max_tokens or len(seen) == 1 for part, seen in zip(parts, windows, strict=True)
-    )
+    assert all(len(part.ids_N) <= max_tokens or len(part) == 1 for part in parts)
     assert len(parts) == 1 or max_tokens < len(rows.ids_N)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "lmk", "cls"])
 @pytest.mark.parametrize("pool_prefix", [False, True])
-def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder: Path, pooling: str, pool_prefix: bool):
+def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder, pooling, pool_prefix):
     checkpoint = read_checkpoint(tiny_model_folder)
     prefix = Prefix.of("the old: ", checkpoint.tokenizer)
     tokens = tokenize_after(prefix, checkpoint.tokenizer, THREE.documents)
@@ -161,31 +165,123 @@ def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder: Path, pooling: 
         pool_prefix=pool_prefix,
         attention="chunk",
     )
-    made = maker(tiny_model_folder, pooling=pooling, document_prefix="the old: ", pool_prefix=pool_prefix)
+    made = maker(
+        tiny_model_folder,
+        pooling=pooling,
+        document_prefix="the old: ",
+        pool_prefix=pool_prefix,
+        attention="chunk",
+    )
     rows, _ = made.documents(range(3), 3)
     assert np.array_equal(rows.ids_N, expected.ids)
     assert np.array_equal(rows.pooled_start_B, expected.pooled_start)
     assert np.array_equal(rows.pooled_end_B, expected.pooled_end)
-    assert rows.own_lengths.sum() == len(tokens.ids)
+    assert (rows.lengths_B - 1 - rows.head_lengths).sum() == len(tokens.ids)
     is_whole = pool_prefix and pooling == "mean"
     assert (rows.alone.pooled_start_B == (0 if is_whole else 1 + len(prefix.ids))).all()
 
 
-def test_instructions_stand_before_their_query_and_before_both_of_two_alike_texts(tiny_model_folder: Path):
+def test_instructions_stand_before_their_query_alone(tiny_model_folder):
     rows = [
         PairRow("cat", "mat", "", "s", instruction="the way", negatives=("path",)),
-        PairRow("river", "stone", "", "s", instruction="the way", negatives=("old",), task="similarity"),
+        PairRow("river", "stone", "", "s", instruction="the way", negatives=("old",)),
     ]
     made = maker(tiny_model_folder, TrainingPairs.of(rows, {}), query_prefix="walk")
     batch = made.make([(0,), (1,)], np.array([9, 9]), np.zeros(2, np.bool_), [2, 3])
     has_prefix = [int(count) > 1 for count in batch.rows.num_prefix_B]
     # Two queries, two documents, two negatives.
-    assert has_prefix == [True, True, False, True, False, True]
+    assert has_prefix == [True, True, False, False, False, False]
 
 
-def test_make_units_texts_that_are_no_documents_stand_alone():
-    rows = [
-        PairRow(name, name, "", "s", task=task)
-        for name, task in zip("abcd", ("class",) * 2 + ("retrieval",) * 2, strict=True)
+TOPICS, V = 4, 8
+
+
+def corpus(sizes: dict[str, int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Return sources, vectors of both sides and the topic of each pair.
+
+    Every source has the same four topics.
+    """
+    generator = np.random.default_rng(0)
+    sources = [source for source, size in sizes.items() for _ in range(size)]
+    topics = generator.integers(TOPICS, size=len(sources))
+    centres = np.eye(V, dtype=np.float32)[:TOPICS]
+    phi, psi = (
+        centres[topics] + 0.1 * generator.standard_normal((len(sources), V)).astype(np.float32)
+        for _ in range(2)
+    )
+    return sources, phi.astype(np.float32), psi.astype(np.float32), topics
+
+
+def clustered(
+    sizes: dict[str, int], cluster_size: int = 25
+) -> tuple[tuple[Domain, ...], np.ndarray, np.ndarray, np.ndarray]:
+    sources, phi, psi, topics = corpus(sizes)
+    domains = cluster_domains(sources, phi, psi, cluster_size, ClusterConfig())
+    return domains, phi, psi, topics
+
+
+def test_cluster_domains_hold_the_pairs_of_their_source():
+    domains, *_ = clustered({"b": 50, "a": 30})
+    assert domains[0].positions_n.tolist() == list(range(50, 80))
+    assert len(domains[1].centroids_KP) == 2
+
+
+def test_draw_batches_every_pair_comes_once_an_epoch_or_is_left_over():
+    domains, phi, psi, _ = clustered({"a": 103, "b": 70, "c": 5})
+    packed = draw_batches(domains, phi, psi, 16, seed=1, epoch=0)
+    assert packed.batches_BN.shape == (11, 16)
+    assert sorted([*packed.batches_BN.ravel().tolist(), *packed.left_over.tolist()]) == list(range(178))
+
+
+def test_draw_batches_hold_one_topic_of_one_source_far_more_often_than_chance():
+    domains, phi, psi, topics = clustered({"a": 400, "b": 400}, cluster_size=100)
+    batches = draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN
+    assert np.mean([len(np.unique(topics[batch])) == 1 for batch in batches]) > 0.6
+    assert np.mean([len({position // 400 for position in batch.tolist()}) == 1 for batch in batches]) > 0.9
+
+
+def test_draw_batches_sources_smaller_than_a_batch_share_batches():
+    domains, phi, psi, _ = clustered(dict.fromkeys("abcdefgh", 5))
+    assert draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN.shape == (2, 16)
+
+
+def test_draw_batches_fewer_pairs_than_a_batch_are_refused():
+    domains, phi, psi, _ = clustered({"a": 9, "b": 5})
+    with pytest.raises(SourceError, match="at least the 16 pairs of one batch, got 14"):
+        draw_batches(domains, phi, psi, 16, seed=0, epoch=0)
+
+
+NUM_TOPICS, SIZE = 8, 24
+
+
+@pytest.fixture
+def world():
+    """Return pairs of eight topics, in no order."""
+    generator = np.random.default_rng(0)
+    topic_N = generator.permutation(np.repeat(np.arange(NUM_TOPICS), SIZE))
+    names = tuple(f"{topic} {place}" for place, topic in enumerate(topic_N.tolist()))
+    vectors = np.eye(NUM_TOPICS)[topic_N] + 0.05 * generator.standard_normal((2, len(topic_N), NUM_TOPICS))
+    vectors = (vectors / np.linalg.norm(vectors, axis=2, keepdims=True)).astype(np.float32)
+    pairs = TrainingPairs(
+        queries=names, documents=names, titles=("",) * len(names), sources=("s",) * len(names)
+    )
+    return pairs, PairVectors(document_NV=vectors[0], query_NV=vectors[1])
+
+
+def test_batch_plan_batches_are_of_one_topic(world):
+    pairs, vectors = world
+    config = TrainConfig(steps=8, batch_pairs=SIZE, sequence_documents=1)
+    plan = BatchPlan(pairs, np.zeros(0, np.int64), vectors, config)
+    batches = [
+        [pairs.queries[pair].split()[0] for unit in plan.at(step) for pair in unit] for step in range(8)
     ]
-    assert make_units(TrainingPairs.of(rows, {}), range(4), 4) == ((0,), (1,), (2, 3))
+    assert all(len(batch) == SIZE for batch in batches)
+    assert np.mean([len(set(batch)) for batch in batches]) < 4  # of eight; in random batches 7.7
+
+
+def test_mean_cosine_equals_the_mean_over_all_pairs_of_rows():
+    vectors = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    expected = np.mean([unit[one] @ unit[other] for one in range(7) for other in range(7) if one != other])
+    assert mean_cosine(vectors) == pytest.approx(expected, abs=1e-6)
+    assert mean_cosine(vectors[:1]) == 0

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
 import pytest
 import torch
 from cairn.pipeline.model.engine import attention
-from cairn.pipeline.model.engine.attention import attend, bias_where
-from cairn.pipeline.model.engine.workspace import Workspace
+from cairn.pipeline.model.engine.attention import Workspace, attend, bias_where
 
 CPU = torch.device("cpu")
 
@@ -50,3 +52,17 @@ def test_attend_long_bf16_rows_equal_the_naive_softmax(num_keys):
     key, value = torch.randn(2, 1, 2, num_keys, 8, generator=generator).bfloat16()
     mixed = attend(query, key, value, None, Workspace(CPU))
     assert float((mixed.double() - _naive(query, key, value, None)).abs().max()) <= 0.005
+
+
+def test_take_two_threads_never_share_memory():
+    workspace, both = Workspace(CPU), Barrier(2)
+
+    def take():
+        both.wait()
+        pointer = workspace.take("x", (4,), torch.float32).data_ptr()
+        both.wait()
+        return pointer
+
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.submit(take), pool.submit(take)
+        assert one.result() != two.result()

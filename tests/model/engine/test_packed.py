@@ -5,9 +5,9 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
+from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Shape
-from cairn.pipeline.model.engine.workspace import Workspace
 
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
 LENGTHS = np.array([30, 4, 61, 1, 17])
@@ -53,9 +53,10 @@ def test_packed_rows_equal_the_rectangle(request, family, context, with_context,
 def test_packed_lead_with_positions_equals_the_rectangle(request, family, num_unplaced):
     backbone = _load(request, family)
     x = torch.randn(len(LENGTHS), 9 + 61, 32, generator=torch.Generator().manual_seed(0))
-    padded = backbone.encode_embedded(x.clone(), LENGTHS, num_lead=9, num_unplaced=num_unplaced)
+    batch = Batch(lengths_B=LENGTHS, num_tokens=61, num_lead=9, num_unplaced=num_unplaced)
+    padded = backbone.encode_embedded(x.clone(), backbone.pattern_of(batch))
     backbone.pattern_type = Packed
-    packed = backbone.encode_embedded(x.clone(), LENGTHS, num_lead=9, num_unplaced=num_unplaced)
+    packed = backbone.encode_embedded(x.clone(), backbone.pattern_of(batch))
     assert _worst(packed, padded, LENGTHS) <= 1e-5
 
 

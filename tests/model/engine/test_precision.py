@@ -18,19 +18,20 @@ def cpu_info(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16"])
-def test_resolve_auto_on_a_cpu_with_native_bf16_is_bf16(cpu_info, flag):
-    cpu_info.write_text(f"processor : 0\nflags\t\t: fpu avx2 {flag} sse\n")
-    assert resolve_precision("auto", CPU) == torch.bfloat16
-
-
-def test_resolve_auto_on_a_cpu_without_native_bf16_is_fp32(cpu_info):
-    cpu_info.write_text("processor : 0\nflags\t\t: fpu avx2 avx512f\n")
-    assert resolve_precision("auto", CPU) == torch.float32
-
-
-def test_resolve_auto_where_the_system_does_not_tell_is_fp32(cpu_info):
-    assert resolve_precision("auto", CPU) == torch.float32
+@pytest.mark.parametrize(
+    ("precision", "flags", "expected"),
+    [
+        ("auto", "fpu avx2 avx512_bf16 sse", torch.bfloat16),
+        ("auto", "fpu avx2 amx_bf16 sse", torch.bfloat16),
+        ("auto", "fpu avx2 avx512f", torch.float32),
+        ("auto", None, torch.float32),
+        ("fp32", "avx512_bf16", torch.float32),
+    ],
+)
+def test_resolve_follows_the_setting_and_what_the_system_tells(cpu_info, precision, flags, expected):
+    if flags is not None:
+        cpu_info.write_text(f"processor : 0\nflags\t\t: {flags}\n")
+    assert resolve_precision(precision, CPU) == expected
 
 
 def test_resolve_bf16_on_a_cpu_without_it_warns_and_obeys(cpu_info, caplog):
@@ -38,8 +39,3 @@ def test_resolve_bf16_on_a_cpu_without_it_warns_and_obeys(cpu_info, caplog):
     with caplog.at_level(logging.WARNING):
         resolved = resolve_precision("bf16", CPU)
     assert (resolved, len(caplog.records)) == (torch.bfloat16, 1)
-
-
-def test_resolve_fp32_on_a_cpu_with_native_bf16_is_fp32(cpu_info):
-    cpu_info.write_text("flags\t\t: avx512_bf16\n")
-    assert resolve_precision("fp32", CPU) == torch.float32

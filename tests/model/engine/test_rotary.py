@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.pattern import Batch
 from cairn.pipeline.model.engine.rotary import RotaryTable
-from cairn.pipeline.model.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
 

@@ -6,11 +6,10 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.engine.in_place import add_projection, project
+from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.layer import ACTIVATIONS
-from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.transformer import Transformer, add_projection, project
 from cairn.pipeline.model.engine.weights import Linear
-from cairn.pipeline.model.engine.workspace import Workspace
 
 CPU = torch.device("cpu")
 

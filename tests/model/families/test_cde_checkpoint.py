@@ -11,7 +11,7 @@ import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.model.families.cde import read_cde
+from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
@@ -189,7 +189,7 @@ def test_backbone_of_another_family_is_refused(make_cde, tmp_path):
 def test_damaged_configuration_of_the_backbone_is_refused(content, make_cde, tmp_path):
     folder = copied(make_cde(1), tmp_path)
     (folder / "nomic-bert-2048.json").write_text(content)
-    with pytest.raises(ModelError, match=r"nomic-bert-2048\.json of a CDE model's backbone must "):
+    with pytest.raises(ModelError, match=r"nomic-bert-2048\.json of the model must "):
         load(folder)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.families.rope_settings import read_rope
+from cairn.pipeline.model.engine.rotary import read_rotary
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -29,9 +29,13 @@ def _checkpoint(**config):
 
 
 def _frequencies(**config):
-    rope = read_rope(_checkpoint(**config))
-    plain = torch.tensor([rope.theta ** (-2 * pair / DIM) for pair in range(PAIRS)])
-    return (plain if rope.stretch is None else rope.stretch(plain)).tolist()
+    """Return the angles of position 1."""
+    cos_1E, sin_1E = _table(**config).at(torch.tensor([1]))
+    return torch.atan2(sin_1E, cos_1E)[0].tolist()
+
+
+def _table(**config):
+    return read_rotary(_checkpoint(**config), DIM, 2, torch.device("cpu"))
 
 
 def _llama3(frequency, factor, low, high, trained):
@@ -92,12 +96,8 @@ def test_mixed_ntk_stretches_the_longest_wave_by_the_factor():
 
 
 def test_todays_names_win_over_the_older_ones():
-    assert (
-        read_rope(
-            _checkpoint(rope_theta=1.5, rope_parameters={"rope_type": "default", "rope_theta": 700.0})
-        ).theta
-        == 700.0
-    )
+    newer = {"rope_type": "default", "rope_theta": 700.0}
+    assert _frequencies(rope_theta=1.5, rope_parameters=newer) == _frequencies(rope_theta=700.0)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +119,4 @@ def test_todays_names_win_over_the_older_ones():
 )
 def test_settings_that_are_not_built_or_damaged_are_refused(config, sentence):
     with pytest.raises(ModelError, match=sentence):
-        read_rope(_checkpoint(**config))
+        _table(**config)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
@@ -36,6 +37,31 @@ def test_read_tokenizer_that_pads_and_truncates_does_neither_after(folder):
     tokenizer = read_checkpoint(folder).tokenizer
     assert len(tokenizer.encode("cat", add_special_tokens=False).ids) == 1
     assert len(tokenizer.encode("cat " * 40, add_special_tokens=False).ids) == 40
+
+
+def test_read_tokenizer_that_knows_no_long_words_cuts_them(folder):
+    offsets = read_checkpoint(folder).tokenizer.encode("x" * 20_000 + " y").offsets
+    assert max(stop - start for start, stop in offsets) <= 101
+    assert sum(stop - start for start, stop in offsets) == 20_001
+
+
+def test_read_norms_published_as_gamma_and_beta_gives_the_same_states(folder, tiny_model_folder):
+    stored = load_file(folder / "model.safetensors")
+    parts = {".weight": ".gamma", ".bias": ".beta"}
+    renamed = {
+        "bert."
+        + next(
+            (name.replace(new, old) for new, old in parts.items() if f"LayerNorm{new}" in name), name
+        ): tensor
+        for name, tensor in stored.items()
+    }
+    save_file(renamed, folder / "model.safetensors")
+    ids_BT, lengths_B = np.arange(5, 17).reshape(2, 6), np.array([6, 4])
+    published, today = (
+        load_backbone(EncoderConfig(model=str(each), precision="fp32")).hidden_states(ids_BT, lengths_B)
+        for each in (folder, tiny_model_folder)
+    )
+    assert torch.equal(published[0], today[0])
 
 
 def test_read_special_tokens_named_by_the_folder_win(folder):
@@ -207,7 +233,7 @@ def test_fingerprint_any_changed_file_changes_it(folder, name):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": "t5"}, "model_type must be one of"),
+        ({"model_type": "of_its_own_code"}, "model_type must be one of"),
         ({"position_embedding_type": "relative_key"}, "absolute positions"),
         ({"hidden_act": "swish"}, "hidden_act must be one of"),
         ({"num_hidden_layers": 3}, r"must hold encoder\.layer\.2"),

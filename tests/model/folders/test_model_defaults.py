@@ -4,7 +4,14 @@ import json
 import shutil
 
 import pytest
-from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, IngestConfig
+from cairn.pipeline.config import (
+    DEFAULT_MODEL,
+    TITLE_TOKENS,
+    TOKEN_BYTES,
+    WHOLE_TEXT_TOKENS,
+    EncoderConfig,
+    IngestConfig,
+)
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 from cairn.pipeline.model.folders.model_defaults import encoder_config, model_defaults, settings_of_a_folder
@@ -55,7 +62,13 @@ def test_without_a_choice_the_default_model_is_taken_with_its_settings():
 
 def test_embedded_model_given_as_a_folder_has_the_settings_of_its_name():
     folder = str(embedded_folder())
-    assert encoder_config({"model": folder}) == EncoderConfig(model=folder)
+    assert encoder_config({"model": folder}) == EncoderConfig(model=folder, token_bytes=TOKEN_BYTES)
+    assert encoder_config({"model": folder}, for_ingest=True) == EncoderConfig(
+        model=folder,
+        token_bytes=TOKEN_BYTES,
+        title_tokens=TITLE_TOKENS,
+        whole_text_tokens=WHOLE_TEXT_TOKENS,
+    )
 
 
 def test_plain_transformer_brings_nothing(tiny_model_folder):
@@ -148,8 +161,7 @@ def test_stored_collection_needs_no_model_to_resolve_its_settings(tmp_path):
 def test_pool_prefix_with_a_pooling_that_takes_one_token_is_refused():
     with pytest.raises(
         ConfigError,
-        match="pool_prefix must go with attention chunk or landmark and pooling mean or latent, got "
-        "attention",
+        match="pool_prefix must go with attention chunk and pooling mean or latent, got attention",
     ):
         EncoderConfig(pooling="cls", pool_prefix=True)
 

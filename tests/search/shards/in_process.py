@@ -7,23 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.search.served import MakeReader
-from cairn.pipeline.search.shards.fan_out import FanOut
-from cairn.pipeline.search.shards.held_parts import HeldParts
-from cairn.pipeline.search.shards.messages import Question
-from cairn.pipeline.search.shards.placement import Sharding
-from cairn.pipeline.search.shards.sharded_reader import ShardedReader
-from cairn.pipeline.types import PlaceBy
+from cairn.pipeline.index.generation import Generation, OpenOne
+from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.search.shards.parts import HeldParts, Question
+from cairn.pipeline.search.shards.sharded_generation import open_on_shards
 
 
 class Shards:
     """So many shards; ``asked`` are the methods they were asked for, ``rounds`` how often."""
 
-    def __init__(
-        self, root: Path, num_shards: int, place_by: PlaceBy = "order", route_clusters: int | None = None
-    ) -> None:
-        self.sharding = Sharding(num_shards=num_shards, place_by=place_by, route_clusters=route_clusters)
+    def __init__(self, root: Path, num_shards: int) -> None:
         self.held = [HeldParts(root) for _ in range(num_shards)]
         self.asked: list[str] = []
         self.rounds = 0
@@ -42,9 +35,9 @@ class Shards:
             for each in questions
         ]
 
-    def reader(self, generation: Generation) -> ShardedReader:
-        return ShardedReader(generation, FanOut(generation, self.sharding, self.ask))
+    def open(self, layout: CollectionLayout, number: int, checks: Checks) -> Generation:
+        return open_on_shards(layout, number, checks, len(self.held), self.ask)
 
 
-def shards_of(root: Path, num_shards: int, place_by: PlaceBy = "order") -> MakeReader:
-    return Shards(root, num_shards, place_by).reader
+def shards_of(root: Path, num_shards: int) -> OpenOne:
+    return Shards(root, num_shards).open

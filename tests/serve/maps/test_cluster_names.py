@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.index.layout import SIZES, CollectionLayout
 from cairn.pipeline.serve.maps.cluster_names import (
     MAX_TEXT_CHARACTERS,
     TEXTS_A_CLUSTER,

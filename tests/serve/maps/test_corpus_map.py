@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.generation import open_generation
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.stored_files import SIZES
+from cairn.pipeline.index.layout import SIZES, CollectionLayout
 from cairn.pipeline.serve.maps import corpus_map
 from cairn.pipeline.serve.maps.corpus_map import densest_place, draw_map, lay_out, place
-from cairn.pipeline.serve.maps.map_files import MapFiles
 
 
 def groups(count: int, each: int, dim: int = 16, seed: int = 0) -> np.ndarray:
@@ -104,26 +102,24 @@ def test_others_are_placed_beside_their_neighbours() -> None:
 
 
 def test_map_of_a_large_collection_is_of_an_even_part(
-    served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 7)
     monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_SAMPLE", 4)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
-    drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
+    drawn = draw_map(generation, np.arange(20))
     assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
     assert drawn.places_N2.shape == (7, 2)
     assert sum(cluster.documents for cluster in drawn.clusters) == 7
 
 
-def test_map_of_an_even_part_has_every_cluster(
-    served_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_map_of_an_even_part_has_every_cluster(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 1)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
-    drawn = draw_map(generation, np.arange(20), MapFiles(tmp_path))
+    drawn = draw_map(generation, np.arange(20))
     filled = np.unique(generation.cluster_ids)
     assert len(filled) > 1
-    assert [cluster.cluster_id for cluster in drawn.clusters] == filled.tolist()
+    assert [cluster.cluster for cluster in drawn.clusters] == filled.tolist()
 
 
 def test_label_stands_among_the_documents_of_a_ring_and_of_two_islands() -> None:

@@ -69,11 +69,36 @@ def test_what_is_being_computed_is_told_to_end_when_the_server_stops() -> None:
             await asyncio.to_thread(is_computing.wait)
             assert kept.progress(key()) == 0.5
             kept.stop()
-            with pytest.raises(TryAgainError, match="server that stops"):
+            with pytest.raises(TryAgainError, match="ask again"):
                 await kept.get(key(), compute)
             assert kept.progress(key()) == 0.0
 
     asyncio.run(run())
+
+
+def test_only_the_newest_of_generations_that_follow_one_another_is_computed() -> None:
+    """A page asks after each write: what older generations left would never end."""
+    made: list[int] = []
+    is_computing = threading.Event()
+
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            kept = GenerationCache[int](pool)
+
+            def first() -> int:
+                while True:
+                    kept.report(key(), 0.5)
+                    is_computing.set()
+
+            asked = asyncio.create_task(kept.get(key(), first))
+            await asyncio.to_thread(is_computing.wait)
+            for number in range(2, 10):
+                await kept.get(key(generation=number), lambda number=number: made.append(number) or 1, 0.0)
+            assert await asked is None
+            assert await kept.get(key(generation=10), lambda: 10) == 10
+
+    asyncio.run(run())
+    assert len(made) < 8
 
 
 def test_other_generations_and_too_many_go(monkeypatch: pytest.MonkeyPatch) -> None:

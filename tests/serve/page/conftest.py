@@ -28,8 +28,8 @@ CHROMIUM = (
 )
 PATIENCE_MILLISECONDS = 120_000.0
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--no-sandbox", "--disable-gpu", "--in-process-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 EVIL = '<img src=x onerror="document.title=\'taken\'"><script>document.title="taken"</script>'
 ROWS = [
@@ -130,9 +130,9 @@ def address(page_root: Path, start: Callable[..., str]) -> str:
     return start(ServeSettings(root=page_root, deadline_seconds=300.0))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Chromium; a module's, because its driver keeps an event loop running on this thread."""
+    """Chromium; this folder's alone, because its driver keeps an event loop running on this thread."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")
@@ -144,7 +144,7 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def new_context(browser: Any, address: str) -> Callable[..., Any]:
     """Return a maker of browser contexts, with options of their own."""
 
@@ -158,25 +158,58 @@ def new_context(browser: Any, address: str) -> Callable[..., Any]:
     return run
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def shared_context(new_context: Callable[..., Any]) -> Any:
-    """The context of all tabs without options of their own: its cache holds scripts and fonts."""
+    """The context of all tabs that need none of their own: its cache holds scripts and fonts."""
     return new_context()
 
 
 @pytest.fixture
-def visit(new_context: Callable[..., Any], shared_context: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """Return ``visit(hash, **context)``: a tab on the page with a collection chosen.
+def new_tab(shared_context: Any) -> Iterator[Callable[[], Any]]:
+    """Return a maker of tabs that leave nothing behind; what their consoles say is not heard."""
+    opened: list[Any] = []
 
-    At the end its console must have been silent.
+    def run() -> Any:
+        opened.append(shared_context.new_page())
+        return opened[-1]
+
+    yield run
+    for tab in opened:
+        if tab.url.startswith("http"):
+            tab.evaluate("localStorage.clear()")
+        tab.close()
+    shared_context.clear_cookies()
+
+
+@pytest.fixture
+def visit(
+    new_context: Callable[..., Any], new_tab: Callable[[], Any], address: str
+) -> Iterator[Callable[..., Any]]:
+    """Return ``visit(hash)``: a tab on the page with a collection chosen.
+
+    At the end its console must have been silent. ``media`` is what the system prefers; further options need a
+    context of their own, which loads everything again.
     """
     complaints: list[str] = []
     opened: list[Any] = []
 
-    def run(fragment: str = "#collection=stones", *, at: str | None = None, **options: Any) -> Any:
-        context = new_context(**options) if options else shared_context
-        tab = context.new_page()
-        opened.append(context if options else tab)
+    def run(
+        fragment: str = "#collection=stones",
+        *,
+        at: str | None = None,
+        viewport: dict[str, int] | None = None,
+        media: dict[str, str] | None = None,
+        **options: Any,
+    ) -> Any:
+        if options:
+            opened.append(new_context(**options))
+            tab = opened[-1].new_page()
+        else:
+            tab = new_tab()
+        if viewport:
+            tab.set_viewport_size(viewport)
+        if media:
+            tab.emulate_media(**media)
         tab.on(
             "console",
             lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None,

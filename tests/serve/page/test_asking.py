@@ -17,19 +17,27 @@ from cairn.pipeline.serve.settings import ServeSettings
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_results_appear_while_one_types(
+def test_results_appear_while_one_types_with_the_parts_of_their_scores(
     visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
 ) -> None:
     tab = visit()
     tab.locator("#query").press_sequentially("pumi")
     tab.locator(".hit").first.wait_for()
-    ask(tab, "basalt", "Basalt")
+    with tab.expect_response(lambda response: "basalt" in (response.request.post_data or "")) as response:
+        ask(tab, "basalt", "Basalt")
     assert titles(tab)[0] == "Basalt"
+    scores = response.value.json()["hits"][0]["scores"]
+    shown = tab.eval_on_selector_all(
+        ".hit:first-child .part", "all => all.map((p) => [p.dataset.part, p.querySelector('dd').textContent])"
+    )
+    assert {part for part, _ in shown} == set(scores) >= {"document", "chunk", "bm25"}
+    assert all(float(value) == pytest.approx(scores[part], abs=0.06) for part, value in shown)
     assert tab.inner_text("#status").startswith("20 documents in ")
     tab.fill("#query", "")
     tab.locator(".hit").first.wait_for(state="detached")
 
 
+@pytest.mark.slow
 def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_address(
     visit: Callable[..., Any], hold: Callable[[Any, str], Any]
 ) -> None:
@@ -51,6 +59,7 @@ def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_ad
     assert (body["hybrid"], body["filters"]) == (False, only_acme)
 
 
+@pytest.mark.slow
 def test_answer_that_is_not_wanted_any_more_is_never_shown(
     visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
 ) -> None:
@@ -70,19 +79,10 @@ def test_answer_that_is_not_wanted_any_more_is_never_shown(
     assert titles(tab)[0].startswith("Letters")
 
 
-def test_parts_of_a_score_are_those_of_the_api(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
-    tab = visit()
-    with tab.expect_response("**/search") as response:
-        ask(tab, "basalt", "Basalt")
-    scores = response.value.json()["hits"][0]["scores"]
-    shown = tab.eval_on_selector_all(
-        ".hit:first-child .part", "all => all.map((p) => [p.dataset.part, p.querySelector('dd').textContent])"
-    )
-    assert {part for part, _ in shown} == set(scores) >= {"document", "chunk", "bm25"}
-    assert all(float(value) == pytest.approx(scores[part], abs=0.06) for part, value in shown)
-
-
-def test_granularity_and_bm25_are_what_is_asked(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+@pytest.mark.slow
+def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_followed(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     for label, expected in (("Documents", "document"), ("Passages", "chunk"), ("Both", "both")):
@@ -92,13 +92,24 @@ def test_granularity_and_bm25_are_what_is_asked(visit: Callable[..., Any], ask: 
     with tab.expect_request("**/search") as request:
         tab.locator(".toggle", has_text="BM25").click()
     assert request.value.post_data_json["hybrid"] is False
+    tab.evaluate("location.hash = '#collection=stones&q=pumice&granularity=chunk'")
+    tab.locator("#hits[data-query=pumice]").wait_for(state="attached")
+    assert tab.locator("[name=granularity][value=chunk]").is_checked()
 
 
-def test_filters_are_rows_that_make_the_apis_tree(
+def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches_can_be_left_out(
     visit: Callable[..., Any], ask: Callable[..., None]
 ) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
+    tab.click("#add-filter")
+    assert tab.locator(".filter [name=column]").input_value() == "tenant"
+    assert tab.locator(".filter option[value=acme]").count() == 1  # what the hits have is offered
+    tab.locator(".filter [name=value]").fill("nobody")
+    tab.get_by_text("No document matches the filters.").wait_for()
+    tab.get_by_text("Search without filters").click()
+    tab.locator(".hit h2", has_text="Basalt").first.wait_for()
+    assert tab.locator(".filter").count() == 0
     tab.click("#add-filter")
     row = tab.locator(".filter").first
     row.locator("[name=column]").select_option("year")
@@ -142,26 +153,12 @@ def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_filters_that_nothing_matches_can_be_left_out(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
-    tab.click("#add-filter")
-    assert tab.locator(".filter [name=column]").input_value() == "tenant"
-    assert tab.locator(".filter option[value=acme]").count() == 1  # what the hits have is offered
-    tab.locator(".filter [name=value]").fill("nobody")
-    tab.get_by_text("No document matches the filters.").wait_for()
-    tab.get_by_text("Search without filters").click()
-    tab.locator(".hit h2", has_text="Basalt").first.wait_for()
-    assert tab.locator(".filter").count() == 0
-
-
 def renewed(reply: dict[str, Any]) -> Callable[[Any], None]:
     """Give a reply as if a newer generation were served."""
     return lambda route: route.fulfill(json={**reply, "generation": 2})
 
 
+@pytest.mark.slow
 def test_answer_of_another_generation_renews_what_is_shown(
     visit: Callable[..., Any], address: str, ask: Callable[..., None]
 ) -> None:
@@ -183,35 +180,33 @@ def test_answer_of_another_generation_renews_what_is_shown(
 
 
 def test_server_with_keys_is_asked_with_the_key_that_is_entered(
-    browser: Any,
+    new_tab: Callable[[], Any],
     page_root: Path,
     start: Callable[..., str],
     tmp_path: Path,
     ask: Callable[..., None],
     titles: Callable[[Any], list[str]],
-    patience_milliseconds: float,
 ) -> None:
     keys = tmp_path / "keys.json"
     _, token = KeyFile(keys).create("reader", restriction={"type": "eq", "key": "tenant", "value": "zenith"})
     guarded = start(ServeSettings(root=page_root, keys_file=keys, deadline_seconds=300.0))
     assert httpx2.get(f"{guarded}/v1/collections", timeout=None).status_code == 401
-    with browser.new_context() as context:
-        context.set_default_timeout(patience_milliseconds)
-        tab = context.new_page()
-        tab.goto(guarded)
-        tab.fill("#key-value", "cairn_wrong")
-        tab.get_by_text("Use this key").click()
-        tab.locator("#key-complaint", has_text="API key").wait_for()
-        tab.fill("#key-value", token)
-        tab.keyboard.press("Enter")
-        tab.select_option("#collection", "stones")
-        ask(tab, "stone", "Basalt")
-        assert titles(tab) == ["Basalt"]
-        assert token not in str(context.cookies()) + tab.evaluate(
-            "JSON.stringify(localStorage) + location.href"
-        )
+    tab = new_tab()
+    tab.goto(guarded)
+    tab.fill("#key-value", "cairn_wrong")
+    tab.get_by_text("Use this key").click()
+    tab.locator("#key-complaint", has_text="API key").wait_for()
+    tab.fill("#key-value", token)
+    tab.keyboard.press("Enter")
+    tab.select_option("#collection", "stones")
+    ask(tab, "stone", "Basalt")
+    assert titles(tab) == ["Basalt"]
+    assert token not in str(tab.context.cookies()) + tab.evaluate(
+        "JSON.stringify(localStorage) + location.href"
+    )
 
 
+@pytest.mark.slow
 def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., Any]) -> None:
     tab = visit()
     offer = tab.locator("#suggestions button").first
@@ -222,9 +217,8 @@ def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., An
     assert tab.locator("#welcome").is_hidden()
 
 
-def test_collection_that_is_being_opened_is_waited_for(
-    browser: Any, address: str, patience_milliseconds: float
-) -> None:
+@pytest.mark.slow
+def test_collection_that_is_being_opened_is_waited_for(new_tab: Callable[[], Any], address: str) -> None:
     left = ["first", "second"]
 
     def opening(route: Any) -> None:
@@ -245,26 +239,15 @@ def test_collection_that_is_being_opened_is_waited_for(
         else:
             route.continue_()
 
-    with browser.new_context() as context:
-        context.set_default_timeout(patience_milliseconds)
-        tab = context.new_page()
-        tab.route("**/v1/collections/stones", opening)
-        tab.goto(f"{address}/#collection=stones&q=basalt")
-        tab.locator(".hit h2", has_text="Basalt").first.wait_for()
-        assert not left
-        assert tab.locator("#notice").is_hidden()
+    tab = new_tab()
+    tab.route("**/v1/collections/stones", opening)
+    tab.goto(f"{address}/#collection=stones&q=basalt")
+    tab.locator(".hit h2", has_text="Basalt").first.wait_for()
+    assert not left
+    assert tab.locator("#notice").is_hidden()
 
 
-def test_address_that_is_changed_by_hand_is_followed(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
-    tab = visit()
-    ask(tab, "basalt", "Basalt")
-    tab.evaluate("location.hash = '#collection=stones&q=pumice&granularity=chunk'")
-    tab.locator("#hits[data-query=pumice]").wait_for(state="attached")
-    assert tab.locator("[name=granularity][value=chunk]").is_checked()
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("join", ["and", "or"])
 def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(
     visit: Callable[..., Any], address: str, join: str
@@ -298,6 +281,7 @@ class Shortest:
         return np.array([-float(len(text)) for text in texts])
 
 
+@pytest.mark.slow
 def test_rerank_is_offered_where_the_server_can_and_off_until_asked(
     visit: Callable[..., Any], page_root: Path, start: Callable[..., str], ask: Callable[..., None]
 ) -> None:

@@ -46,6 +46,7 @@ def test_back_and_forward_go_through_documents_and_the_list(
     assert tab.title() == f"{second} · stones · Cairn"
 
 
+@pytest.mark.slow
 def test_reload_keeps_the_document_and_its_passage(
     visit: Callable[..., Any], ask: Callable[..., None]
 ) -> None:
@@ -72,6 +73,7 @@ def test_address_of_a_document_opens_it_without_a_question(visit: Callable[..., 
     assert tab.locator(".hit").count() == 0
 
 
+@pytest.mark.slow
 def test_address_of_no_document_is_said(visit: Callable[..., Any], address: str) -> None:
     tab = visit("")
     tab.route(
@@ -86,6 +88,7 @@ def test_address_of_no_document_is_said(visit: Callable[..., Any], address: str)
     assert opened(tab) is None
 
 
+@pytest.mark.slow
 def test_reload_keeps_the_tab(visit: Callable[..., Any]) -> None:
     tab = visit()
     tab.locator("#holds", has_text="generation 1").wait_for()

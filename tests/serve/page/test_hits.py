@@ -57,6 +57,7 @@ def answer(visit: Callable[..., Any], ask: Callable[..., None]) -> Callable[...,
     return run
 
 
+@pytest.mark.slow
 def test_three_hits_fit_on_a_laptop(answer: Callable[..., Any]) -> None:
     tab = answer(*(hit(number) for number in range(5)), viewport={"width": 1366, "height": 768})
     third = tab.locator(".hit").nth(2).bounding_box()
@@ -112,6 +113,12 @@ def test_marked_are_the_words_that_the_answer_names_and_no_others(answer: Callab
     assert second.locator("b").count() == 0
 
 
+def test_a_passage_shows_its_page(answer: Callable[..., Any]) -> None:
+    passage = hit(0)["passages"][0]
+    tab = answer(hit(0, passages=[passage | {"page": "sheet Prices"}]), hit(1))
+    assert tab.locator(".place").all_text_contents() == ["sheet Prices"]
+
+
 ALL_MARKED_ARE_SEEN = """() => [...document.querySelectorAll("q")].every((q) => {
   const box = q.getBoundingClientRect();
   const words = [...q.querySelectorAll("b")].map((b) => b.getBoundingClientRect());
@@ -119,6 +126,7 @@ ALL_MARKED_ARE_SEEN = """() => [...document.querySelectorAll("q")].every((q) => 
 })"""
 
 
+@pytest.mark.slow
 def test_marked_words_are_seen_however_narrow_the_page_is(answer: Callable[..., Any]) -> None:
     words = [f"flint{number}" for number in range(6)]
     text = "".join(f"It was said of {word} {'that it lasts ' * 20}. " for word in words)
@@ -156,6 +164,7 @@ def test_values_are_written_for_a_person(visit: Callable[..., Any]) -> None:
     assert [text.replace("\u202f", " ") for text in shown] == [written for _, _, written in cases]
 
 
+@pytest.mark.slow
 def test_words_are_explained_where_they_stand_by_keys_too(answer: Callable[..., Any]) -> None:
     tab = answer(hit(0))
     tab.click(".total")
@@ -172,6 +181,7 @@ def test_words_are_explained_where_they_stand_by_keys_too(answer: Callable[..., 
     assert tab.locator(".hit").count() == 1
 
 
+@pytest.mark.slow
 def test_page_does_not_jump_while_it_loads(visit: Callable[..., Any]) -> None:
     """Cumulative Layout Shift: below 0.1 is good."""
     tab = visit("#collection=stones&q=basalt")

@@ -343,7 +343,7 @@ def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(
 
 
 def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
-    browser: Any, address: str, ask: Callable[..., None], patience_milliseconds: float
+    new_tab: Callable[[], Any], address: str, ask: Callable[..., None]
 ) -> None:
     left = ["once"]
 
@@ -357,38 +357,34 @@ def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
             json={"type": "urn:x", "title": "Much to do", "status": 503},
         )
 
-    with browser.new_context() as context:
-        context.set_default_timeout(patience_milliseconds)
-        tab = context.new_page()
-        tab.goto(f"{address}/#collection=stones")
-        ask(tab, "basalt", "Basalt")
-        said = tab.inner_text("#status")
-        tab.route("**/health", overloaded)
-        tab.click("#tab-health")
-        tab.locator("#health .tile").first.wait_for()
-        assert not left
-        assert tab.inner_text("#status") == said
+    tab = new_tab()
+    tab.goto(f"{address}/#collection=stones")
+    ask(tab, "basalt", "Basalt")
+    said = tab.inner_text("#status")
+    tab.route("**/health", overloaded)
+    tab.click("#tab-health")
+    tab.locator("#health .tile").first.wait_for()
+    assert not left
+    assert tab.inner_text("#status") == said
 
 
 def test_second_refusal_leaves_the_key_that_is_being_typed(
-    browser: Any, address: str, ask: Callable[..., None], patience_milliseconds: float, hold: Hold
+    new_tab: Callable[[], Any], address: str, ask: Callable[..., None], hold: Hold
 ) -> None:
 
     def refusal(title: str) -> dict[str, Any]:
         return {"status": 401, "json": {"type": "urn:x", "title": title, "status": 401}}
 
-    with browser.new_context() as context:
-        context.set_default_timeout(patience_milliseconds)
-        tab = context.new_page()
-        tab.goto(f"{address}/#collection=stones")
-        ask(tab, "basalt", "Basalt")
-        tab.evaluate("sessionStorage.setItem('cairn-key', 'cairn_old')")
-        search, health = hold(tab, "**/search"), hold(tab, "**/health")
-        tab.click("#tab-health")
-        tab.fill("#query", "granite")
-        search.first().fulfill(**refusal("The API key has expired"))
-        tab.locator("#key-complaint", has_text="has expired").wait_for()
-        tab.fill("#key-value", "cairn_half")
-        health.first().fulfill(**refusal("The API key is unknown"))
-        tab.locator("#key-complaint", has_text="is unknown").wait_for()
-        assert tab.input_value("#key-value") == "cairn_half"
+    tab = new_tab()
+    tab.goto(f"{address}/#collection=stones")
+    ask(tab, "basalt", "Basalt")
+    tab.evaluate("sessionStorage.setItem('cairn-key', 'cairn_old')")
+    search, health = hold(tab, "**/search"), hold(tab, "**/health")
+    tab.click("#tab-health")
+    tab.fill("#query", "granite")
+    search.first().fulfill(**refusal("The API key has expired"))
+    tab.locator("#key-complaint", has_text="has expired").wait_for()
+    tab.fill("#key-value", "cairn_half")
+    health.first().fulfill(**refusal("The API key is unknown"))
+    tab.locator("#key-complaint", has_text="is unknown").wait_for()
+    assert tab.input_value("#key-value") == "cairn_half"

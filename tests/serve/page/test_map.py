@@ -67,6 +67,7 @@ def test_point_under_the_pointer_has_its_title_and_opens(
     canvas.wait_for()
 
 
+@pytest.mark.slow
 def test_every_document_of_the_map_is_reached_by_arrow_keys(
     visit: Callable[..., Any], rows: list[dict[str, Any]]
 ) -> None:
@@ -90,6 +91,7 @@ def test_every_document_of_the_map_is_reached_by_arrow_keys(
     assert reached == len(rows)
 
 
+@pytest.mark.slow
 def test_map_is_gone_about_by_keys_alone(
     visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
 ) -> None:
@@ -129,6 +131,7 @@ def press(tab: Any, key: str, said: Any) -> str:
     return said.inner_text()
 
 
+@pytest.mark.slow
 def test_legend_names_clusters_and_makes_one_stand_out(visit: Callable[..., Any], address: str) -> None:
     tab = visit()
     tab.click("#legend-toggle")
@@ -181,6 +184,7 @@ TO_OKLAB = np.array(
 """Ottosson 2020: equal distances look about equally far apart."""
 
 
+@pytest.mark.slow
 def test_colours_of_63_clusters_stand_out_from_the_ground_and_from_those_beside_them(
     visit: Callable[..., Any],
 ) -> None:
@@ -189,8 +193,9 @@ def test_colours_of_63_clusters_stand_out_from_the_ground_and_from_those_beside_
     No colour twice, and between those that follow one another four times what an eye just notices (0.02),
     for those, too, who see no red, no green or no blue.
     """
+    tab = visit()
     for scheme, number in (("light", 63), ("dark", 63), ("light", 61), ("dark", 62)):
-        tab = visit(color_scheme=scheme)
+        tab.emulate_media(color_scheme=scheme)
         script = "(asked) => import('/page/map_colours.js').then((m) => m.coloursOfClusters(...asked))"
         colours = tab.evaluate(script, [number, scheme])
         assert len(set(colours)) == number
@@ -211,6 +216,7 @@ def linear_of(colour: list[int]) -> list[float]:
     return [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
 
 
+@pytest.mark.slow
 def test_regions_of_the_map_have_hues_of_their_own(visit: Callable[..., Any]) -> None:
     """Clusters in one direction from the middle have like hues, those in opposite directions unlike ones."""
     tab = visit()
@@ -237,17 +243,20 @@ def test_regions_of_the_map_have_hues_of_their_own(visit: Callable[..., Any]) ->
     assert min(apart(hues[n], hues[(n + 31) % 63]) for n in range(63)) > 100
 
 
+@pytest.mark.slow
 def test_legend_covers_nothing_of_the_map(visit: Callable[..., Any]) -> None:
+    tab = visit()
+    tab.click("#legend-toggle")
     for viewport in ({"width": 1366, "height": 768}, {"width": 390, "height": 780}):
-        tab = visit(viewport=viewport)
+        tab.set_viewport_size(viewport)
         tab.click("#tab-map")
-        tab.click("#legend-toggle")
         canvas, legend = (tab.locator(f"#map {part}").bounding_box() for part in ("canvas", ".legend"))
         is_beside = canvas["x"] + canvas["width"] <= legend["x"]
         assert is_beside or canvas["y"] + canvas["height"] <= legend["y"]
         assert tab.locator("#legend-toggle").get_attribute("aria-expanded") == "true"
 
 
+@pytest.mark.slow
 def test_progress_of_a_map_that_is_drawn_is_a_bar(
     visit: Callable[..., Any], hold: Callable[[Any, str], Any], rows: list[dict[str, Any]]
 ) -> None:

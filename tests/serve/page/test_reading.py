@@ -62,6 +62,7 @@ def test_text_that_looks_like_markup_stays_text(
     assert tab.title() == f"{evil} · stones · Cairn"
 
 
+@pytest.mark.slow
 def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit: Callable[..., Any]) -> None:
     tab = visit()
     whole = "a😀bé𐍈c🪨d" * 9
@@ -80,6 +81,7 @@ def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit: Ca
             assert all(not (start < cut < end) for span in spans for cut in span)
 
 
+@pytest.mark.slow
 def test_long_document_is_read_where_its_passage_stands(
     visit: Callable[..., Any], ask: Callable[..., None]
 ) -> None:
@@ -137,6 +139,7 @@ def test_long_document_is_read_where_its_passage_stands(
     tab.locator(".stretch", has_text="Characters 200,000 to 400,000").wait_for()
 
 
+@pytest.mark.slow
 def test_text_runs_in_the_direction_of_its_script(
     visit: Callable[..., Any], ask: Callable[..., None]
 ) -> None:

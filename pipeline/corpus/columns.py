@@ -1,0 +1,516 @@
+"""The columns of a corpus: which types are stored, and the one rule by which a value takes its column's type.
+
+    joined    the type of a column in which values of two types stand, of files or of rows
+    fitted    values as a type: each that fits it without loss, and a mark for each that does not
+    batch_of  rows of Python values, as JSON and YAML have them, as a batch
+
+A value fits a type without loss: a whole number one of wider numbers or of doubles, a time a finer unit, a
+single value a list, a text a number that is written plainly, and all of them a text. Sizes of strings are
+measured before they are made plain: a dictionary of a thousand rows may be a gigabyte once it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from functools import reduce
+from typing import Any, Final, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as arrow_compute
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.quarantine import Reason
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.options import shown
+from jaxtyping import Bool, Int64
+
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
+Mask = Bool[np.ndarray, " N"]
+
+OBJECT: Final = pa.struct([])
+"""What stands for objects and nested lists; nothing looks into them."""
+OBJECTS: Final = {b"cairn.objects": b"1"}
+"""Metadata of a field that has objects beside values of its type."""
+DECIMALS: Final = b"cairn.decimals"
+"""Metadata of a field of numbers that were texts: how they were written, as :func:`decimals_of` has it."""
+MAX_DECIMALS: Final = 1_000
+"""How many ways to write decimals are kept of a column; versions have fewer."""
+NO_NAMES: Final = frozenset({"::first"})
+"""What stands for more of them."""
+FAULT: Final = "\0fault"
+"""A column that a format may add to its rows: null, or a reason to refuse the row, a blank and details."""
+_TYPES: Final = ("string", "int64", "double", "bool", "date32[day]", "timestamp[us]")
+_INT64: Final = range(-(2**63), 2**63)
+_DECIMAL: Final = r"^-?((0|[1-9][0-9]{0,14})(\.[0-9]*)?|\.[0-9]+)([eE][-+][0-9]{1,3})?$"
+PLAIN: Final[Mapping[str, pa.DataType]] = {
+    r"^-?(0|[1-9][0-9]{0,17})$": pa.int64(),
+    _DECIMAL: pa.float64(),
+    r"^(?i:true|false)$": pa.bool_(),
+}
+"""How texts are written that are values of a type. A leading zero makes a text: it would be lost.
+
+So does an exponent without a sign, as in 12E3: programs write one.
+"""
+_SHOWABLE: Final = (-62_135_596_800 + 86_400, 253_402_300_800 - 86_400)
+"""The seconds from 0001-01-02 to 9999-12-30: Python shows no others in every time zone."""
+
+
+class WrittenNumber(str):
+    """A number as it is written, which a column of numbers reads, and one of texts keeps with its zeros."""
+
+    __slots__ = ()
+
+
+def written_number(text: str) -> WrittenNumber | float:
+    """Return a number as it is written where :data:`PLAIN` has it."""
+    return WrittenNumber(text) if re.match(_DECIMAL, text) else float(text)
+
+
+def is_text(arrow_type: pa.DataType) -> bool:
+    """Tell whether values are strings, however they are stored."""
+    if pa.types.is_dictionary(arrow_type):
+        return is_text(arrow_type.value_type)
+    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def is_list(arrow_type: pa.DataType) -> bool:
+    """Tell whether values are lists, of any length or of one."""
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def is_number(arrow_type: pa.DataType) -> bool:
+    """Tell whether values are whole numbers, floats or decimals."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    return any(is_kind(arrow_type) for is_kind in kinds)
+
+
+def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
+    """Return the type a metadata column is stored as, None when it is not kept."""
+    if not is_list(arrow_type):
+        return _stored_scalar(arrow_type)
+    if pa.types.is_null(arrow_type.value_type):
+        return pa.list_(pa.null())
+    element = _stored_scalar(arrow_type.value_type)
+    # Nothing shows a list of nanoseconds without pandas.
+    is_fine = element is not None and pa.types.is_timestamp(element) and element.unit == "ns"
+    return element and pa.list_(pa.timestamp("us", element.tz) if is_fine else element)
+
+
+def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
+    if is_text(arrow_type):
+        return pa.string()
+    if pa.types.is_dictionary(arrow_type):
+        return _stored_scalar(arrow_type.value_type)
+    if pa.types.is_decimal(arrow_type) and arrow_type.bit_width < 128:  # Lance has no smaller ones
+        return pa.decimal128(arrow_type.precision, arrow_type.scale)
+    if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
+        try:
+            pa.scalar(0, arrow_type).as_py()
+        except (pa.ArrowException, ValueError, LookupError):  # a zone that Python does not know
+            return None
+    kinds = (pa.types.is_boolean, is_number, pa.types.is_date, pa.types.is_timestamp)
+    return arrow_type if any(is_kind(arrow_type) for is_kind in kinds) else None
+
+
+def parse_type(name: str, text: str) -> pa.DataType:
+    """Return the type that a user gives a metadata column; one that is not stored is refused."""
+    element = re.fullmatch(r"list\[(.+)\]", text)
+    try:
+        found = pa.type_for_alias(text if element is None else element[1])
+    except ValueError:
+        found = pa.null()
+    is_known = not pa.types.is_null(found)
+    found = found if element is None else pa.list_(found)
+    if not is_known or found != stored_type(found):
+        raise UsageError(
+            f"the type of column {name!r} must be one such as {', '.join(_TYPES)} or list[string], got "
+            f"{shown(text)}"
+        )
+    return found
+
+
+def plain_type(column: pa.Array) -> pa.DataType:
+    """Return the type of which all texts of a column are plainly written values."""
+    if column.null_count == len(column):
+        return pa.null()
+    for pattern, arrow_type in PLAIN.items():
+        if pc.all(pc.match_substring_regex(column, pattern)).as_py():
+            return arrow_type
+    return pa.string()
+
+
+def decimals_of(column: pa.Array) -> frozenset[str]:
+    """Return how decimals are written: the whole number, how many, and where several begin or end with 0."""
+    found = pc.extract_regex(column, r"^-?(?P<whole>[0-9]*)\.(?P<decimals>[0-9]+)$").drop_null()
+    whole, decimals = found.flatten()
+    count = pc.utf8_length(decimals)
+    zero = pc.if_else(
+        pc.match_substring_regex(decimals, "^0."),
+        "first",
+        pc.if_else(pc.match_substring_regex(decimals, ".0$"), "last", ""),
+    )
+    ways = pc.binary_join_element_wise(whole, count.cast(pa.string()), zero, ":")
+    return frozenset(pc.unique(ways).to_pylist())
+
+
+def are_names(decimals: Set[str]) -> bool:
+    """Whether numbers are names, as versions: 3.10 is another one than 3.1, because 3.9 stands beside it.
+
+    A whole number has decimals of several lengths, and some end with a zero, which a number would lose. None
+    of several begins with one, as those of prices do. Prices such as 1.5 and 2.50 are numbers.
+    """
+    lengths, with_zero = dict[str, set[str]](), set[str]()
+    for whole, count, zero in (each.split(":") for each in decimals):
+        if zero == "first":
+            return False
+        lengths.setdefault(whole, set()).add(count)
+        with_zero.update([whole] if zero else [])
+    return len(decimals) <= MAX_DECIMALS and any(len(lengths[whole]) > 1 for whole in with_zero)
+
+
+def type_of(value: object) -> pa.DataType:
+    """Return the type of one value of JSON or YAML, null for None."""
+    if value is None:
+        return pa.null()
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64() if value in _INT64 else pa.string()
+    if isinstance(value, float | WrittenNumber):
+        return pa.float64()
+    if isinstance(value, str | bytes):
+        return pa.string()
+    if not _is_flat(value):
+        return OBJECT
+    elements = cast("Sequence[object]", value)
+    return pa.list_(reduce(joined, map(type_of, elements), pa.null()))
+
+
+def _is_flat(value: object) -> bool:
+    """Whether a value is a list without lists and objects in it, however deeply these are nested."""
+    if not isinstance(value, list | tuple):
+        return False
+    return not any(isinstance(each, list | tuple | dict) for each in cast("Sequence[object]", value))
+
+
+def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """Return the type of a column that holds values of both, or that of the others where some are objects."""
+    if first == second or pa.types.is_null(second) or second == OBJECT:
+        return OBJECT if pa.types.is_null(first) and second == OBJECT else first
+    if pa.types.is_null(first) or first == OBJECT:
+        return second
+    if is_list(first) or is_list(second):
+        return pa.list_(joined(*(each.value_type if is_list(each) else each for each in (first, second))))
+    if is_number(first) and is_number(second):
+        return _joined_numbers(first, second)
+    if pa.types.is_timestamp(first) and pa.types.is_timestamp(second) and bool(first.tz) == bool(second.tz):
+        return max(first, second, key=lambda each: ["s", "ms", "us", "ns"].index(each.unit))
+    if pa.types.is_date(first) and pa.types.is_date(second):
+        return pa.date32()
+    return pa.string()
+
+
+def _joined_numbers(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    if pa.types.is_floating(first) and pa.types.is_floating(second):
+        return max(first, second, key=lambda each: each.bit_width)
+    if pa.types.is_decimal(first) and pa.types.is_decimal(second):
+        scale = max(first.scale, second.scale)
+        whole = max(first.precision - first.scale, second.precision - second.scale)
+        return pa.decimal128(min(whole + scale, 38), scale)
+    if not (pa.types.is_integer(first) and pa.types.is_integer(second)):
+        return pa.float64()
+    if pa.types.is_signed_integer(first) == pa.types.is_signed_integer(second):
+        return max(first, second, key=lambda each: each.bit_width)
+    signed, unsigned = (first, second) if pa.types.is_signed_integer(first) else (second, first)
+    wider = {8: pa.int16(), 16: pa.int32()}.get(unsigned.bit_width, pa.int64())
+    return max(signed, wider, key=lambda each: each.bit_width)
+
+
+def fitted(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask | None]:
+    """Return values as a column of a stored type, null where one does not fit, and where that is.
+
+    Dictionaries are resolved and widths unified. None says that all fit. Strings are not checked.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary.take(column.indices)
+    if column.type == target:
+        return column, None
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), target), None
+    if is_list(target):
+        return _fitted_list(column, target)
+    if is_list(column.type):
+        return pa.nulls(len(column), target), np.asarray(column.is_valid())
+    if is_text(target):
+        return column.cast(target), None
+    if is_text(column.type):
+        return _parsed(column, target)
+    if not _are_of_a_kind(column.type, target):
+        return pa.nulls(len(column), target), np.asarray(column.is_valid())
+    return _fitted_each(column, target, lambda part: _cast(part, target))
+
+
+def _fitted_list(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask | None]:
+    if pa.types.is_fixed_size_list(target):  # of a collection that was begun with such a column
+        lists, bad = _fitted_list(column, pa.list_(target.value_type))
+        lists = lists if bad is None else pc.if_else(pa.array(~bad), lists, None)
+        taken, other = _fitted_each(lists, target, lambda part: part.cast(target))
+        return taken, bad if other is None else other if bad is None else bad | other
+    if is_list(column.type):
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
+        elements = column.flatten()
+    else:
+        lengths, elements = np.asarray(column.is_valid()).astype(np.int64), column.drop_null()
+    values, bad_elements = fitted(elements, target.value_type)
+    bad = None
+    if bad_elements is not None:
+        rows = np.repeat(np.arange(len(column)), lengths)
+        bad = np.isin(np.arange(len(column)), rows[bad_elements])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    mask = column.is_null() if column.null_count else None
+    # The type is given: a footer may name the element otherwise, and two names make two types.
+    return pa.ListArray.from_arrays(offsets, values, type=target, mask=mask), bad
+
+
+def _are_of_a_kind(first: pa.DataType, second: pa.DataType) -> bool:
+    if is_number(first) or pa.types.is_boolean(first):
+        return is_number(second) if is_number(first) else pa.types.is_boolean(second)
+    if not (pa.types.is_temporal(first) and pa.types.is_temporal(second)):
+        return False
+    zones = [pa.types.is_timestamp(each) and each.tz is not None for each in (first, second)]
+    return zones[0] == zones[1]
+
+
+def _cast(column: pa.Array, target: pa.DataType) -> pa.Array:
+    """Cast values, or raise :class:`ArrowInvalid` where one changes: Arrow narrows floats without a word."""
+    if pa.types.is_decimal(target) and pa.types.is_integer(column.type):
+        return column.cast(pa.decimal128(38, 0)).cast(target)
+    taken = column.cast(target)
+    are_floats = pa.types.is_floating(target) and pa.types.is_floating(column.type)
+    is_wider = are_floats and target.bit_width > column.type.bit_width
+    if not is_wider and not taken.cast(column.type).equals(column):
+        raise pa.ArrowInvalid("a value changes")
+    return taken
+
+
+def _parsed(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask | None]:
+    """Return texts as values of a type in which they are written plainly."""
+    kind = pa.int64() if pa.types.is_integer(target) else pa.float64() if is_number(target) else target
+    if kind == pa.int64():
+        column = pc.replace_substring_regex(column, r"^(-?[0-9]+)\.0*$", r"\1")
+    pattern = next((each for each, of in PLAIN.items() if of == kind), None)
+    if pattern is None:  # times
+        return _fitted_each(column, target, lambda part: part.cast(pa.string()).cast(target))
+    is_plain = pc.match_substring_regex(column, pattern)
+    bad = np.asarray(pc.fill_null(pc.invert(is_plain), False))
+    taken, beyond = _fitted_each(
+        pc.if_else(pa.array(~bad), column, None), target, lambda part: part.cast(target)
+    )
+    bad = bad if beyond is None else bad | beyond
+    return taken, bad if bad.any() else None
+
+
+def _fitted_each(
+    column: pa.Array, target: pa.DataType, take: Callable[[pa.Array], pa.Array]
+) -> tuple[pa.Array, Mask | None]:
+    """Take all values at once, one by one where that fails."""
+    try:
+        return take(column), None
+    except pa.ArrowException:
+        pass
+    bad = np.zeros(len(column), bool)
+    parts: list[pa.Array] = []
+    for row in range(len(column)):
+        try:
+            parts.append(take(column.slice(row, 1)))
+        except pa.ArrowException:
+            bad[row] = True
+            parts.append(pa.nulls(1, target))
+    return pa.concat_arrays(parts), bad
+
+
+def batch_of(
+    rows: Sequence[Mapping[str, Any] | str], types: Mapping[str, pa.DataType], roles: Collection[str]
+) -> pa.RecordBatch:
+    """Return rows of Python values as columns of ``types``, with a column :data:`FAULT`.
+
+    A row that is a text is a damaged one, and the text says how. An object is null, and a fault in a column
+    of ``roles``: :func:`type_of` lets a warning tell of others.
+    """
+    faults: list[str | None] = [
+        f"{Reason.DAMAGED_ROWS} {row}" if isinstance(row, str) else None for row in rows
+    ]
+    arrays: list[pa.Array] = []
+    for name, target in types.items():
+        values = [None if isinstance(row, str) else row.get(name) for row in rows]
+        column, bad = _objects_of(values, target) if _holds_objects(target) else _column_of(values, target)
+        for place in np.flatnonzero(bad).tolist():
+            if values[place] is not None and (name in roles or type_of(values[place]) != OBJECT):
+                faults[place] = faults[place] or unfit(name, target, type_of(values[place]))
+        arrays.append(column)
+    return pa.RecordBatch.from_arrays([*arrays, pa.array(faults, pa.string())], names=[*types, FAULT])
+
+
+def role_names(config: CorpusConfig) -> set[str]:
+    """Return the columns that hold, or may hold, an id, title, text, query or vectors."""
+    asked = {
+        config.id_column,
+        config.title_column or "title",
+        config.text_column,
+        config.query_column or "query",
+    }
+    return asked | {"id", "text"} | ({config.vector_column} if config.vector_column else set())
+
+
+def unfit(name: str, target: pa.DataType, own: pa.DataType) -> str:
+    """Say of a row that a value does not fit its column, and which type would hold both."""
+    if own == OBJECT or is_text(target):
+        advice = ""
+    else:
+        both = joined(target, own)
+        wider = str(pa.string() if both == target else both.value_type if is_list(both) else both)
+        try:
+            parse_type(name, wider)
+        except UsageError:  # of decimals and zones, which `cairn retype` does not take
+            wider = str(pa.string())
+        wider = f"list[{wider}]" if is_list(both) else wider
+        advice = f"; `cairn retype` to {wider} makes it fit"
+    got = "an object or a nested list" if own == OBJECT else str(own)
+    kind = "texts" if is_text(target) else target
+    return f"{Reason.UNFIT_VALUE} column {name!r} must hold {kind}, got {got} that does not fit{advice}"
+
+
+def _holds_objects(arrow_type: pa.DataType) -> bool:
+    return is_list(arrow_type) and pa.types.is_struct(arrow_type.value_type)
+
+
+def _objects_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Return lists of objects as a column of ``target``, null where one has other values."""
+
+    def taken(some: Sequence[Any]) -> pa.Array | None:
+        try:
+            return pa.array(some, target)
+        except (pa.ArrowException, TypeError):
+            return None
+
+    column = taken(values)
+    if column is not None:
+        return column, np.zeros(len(values), bool)
+    bad = np.array([taken([value]) is None for value in values], bool)
+    return pa.array([None if is_bad else each for is_bad, each in zip(bad, values, strict=True)], target), bad
+
+
+def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Mask]:
+    if is_list(target):
+        lists = [
+            value if value is None or isinstance(value, list | tuple) else [value]
+            for value in (None if type_of(value) == OBJECT else value for value in values)
+        ]
+        flat = [each for value in lists if value is not None for each in cast("Sequence[Any]", value)]
+        lengths = [0 if value is None else len(value) for value in lists]
+        elements, bad_elements = _column_of(flat, target.value_type)
+        bad = np.array([value is None for value in lists], bool)
+        bad[np.repeat(np.arange(len(values)), lengths)[bad_elements]] = True
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        mask = pa.array([value is None for value in lists], pa.bool_())
+        own = pa.ListArray.from_arrays(offsets, elements, type=pa.list_(target.value_type), mask=mask)
+    else:
+        bad = np.array([isinstance(value, list | tuple | dict) for value in values], bool)
+        own = _natural(
+            [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
+        )
+    column, more = fitted(own, target)
+    return column, bad if more is None else bad | more
+
+
+def _natural(values: Sequence[Any]) -> pa.Array:
+    """Return values of one kind as they are, others as texts, which fit where their values do."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {float, int} and kinds:
+        try:
+            return pa.array(values, pa.int64() if kinds == {int} else pa.float64())
+        except (pa.ArrowException, OverflowError):
+            pass
+    if kinds == {bool}:
+        return pa.array(values, pa.bool_())
+    return pa.array([None if value is None else _as_bytes(value) for value in values], pa.binary()).view(
+        pa.string()
+    )
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "surrogatepass")
+
+
+def not_showable(column: pa.Array) -> Mask | None:
+    """Return which dates and times Python cannot show, None where a column holds no times."""
+    arrow_type = column.type
+    if is_list(arrow_type):
+        bad = not_showable(column.flatten())
+        if bad is None:
+            return None
+        rows = np.asarray(pc.list_parent_indices(column))[bad]
+        return np.isin(np.arange(len(column)), rows)
+    if not pa.types.is_temporal(arrow_type):
+        return None
+    if pa.types.is_date32(arrow_type):
+        ticks, per_second = column.cast(pa.int32()), 1 / 86_400
+    else:
+        ticks = column.cast(pa.int64())
+        unit = "ms" if pa.types.is_date64(arrow_type) else arrow_type.unit
+        per_second = 1000 ** ["s", "ms", "us", "ns"].index(unit)
+    low, high = (bound * per_second for bound in _SHOWABLE)
+    values = np.asarray(pc.fill_null(ticks, 0))
+    return (values < low) | (values >= high)
+
+
+def without_views(column: pa.Array) -> pa.Array:
+    """Return a column whose strings are no views: Arrow cannot filter those yet."""
+    arrow_type = column.type
+    if pa.types.is_string_view(arrow_type):
+        return column.cast(pa.large_string())
+    if not is_list(arrow_type):
+        return column
+    element = pa.large_string() if pa.types.is_string_view(arrow_type.value_type) else arrow_type.value_type
+    is_plain = pa.types.is_list(arrow_type) and element == arrow_type.value_type
+    return column if is_plain else column.cast(pa.list_(element))
+
+
+def value_bytes(column: pa.Array) -> Int64[np.ndarray, " N"]:
+    """Count the string bytes a row would hold once plain, without making it plain.
+
+    0 for null and for other types.
+    """
+    arrow_type = column.type
+    if pa.types.is_dictionary(arrow_type):
+        per_entry = value_bytes(column.dictionary)
+        indices = column.indices
+        if not len(per_entry):
+            return np.zeros(len(column), np.int64)
+        return np.where(np.asarray(column.is_valid()), per_entry[np.asarray(indices.fill_null(0))], 0)
+    if is_list(arrow_type):
+        ends = np.concatenate([[0], np.cumsum(value_bytes(column.flatten()))])
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0))
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return (ends[offsets[1:]] - ends[offsets[:-1]]).astype(np.int64)
+    if pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+        return np.asarray(pc.binary_length(column).fill_null(0)).astype(np.int64)
+    return np.zeros(len(column), np.int64)
+
+
+def pieces(row_bytes: Int64[np.ndarray, " N"], budget_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into consecutive (start, stop) of at most ``budget_bytes``, one row at least."""
+    ends = np.cumsum(row_bytes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(int(np.searchsorted(ends, before + budget_bytes, side="right")), start + 1)
+        yield start, stop
+        start = stop

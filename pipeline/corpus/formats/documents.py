@@ -1,0 +1,597 @@
+"""Readers of PDF, Office, e-books, mail, notebooks and source code: a class a kind, with all its facts.
+
+PDFium reads PDF, calamine the sheets of Excel and OpenDocument, striprtf RTF. The other kinds are XML in an
+archive, or what Python itself reads. One walk over the elements reads Word, PowerPoint and OpenDocument. It
+takes every text that is shown, those of content controls, text boxes, notes and formulas, too, which
+libraries that model a document pass over. Headings and list items are written as in Markdown, tables a row a
+line.
+
+Left out are headers and footers of pages, comments, deleted text of tracked changes, texts in pictures, the
+numbers of numbered headings, and attachments of mail, which are named.
+"""
+
+from __future__ import annotations
+
+import email
+import email.policy
+import io
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime
+from email.message import EmailMessage
+from functools import partial
+from itertools import chain, product, zip_longest
+from pathlib import Path, PurePosixPath
+from string import ascii_uppercase
+from typing import Any, Final, NamedTuple, cast
+from urllib.parse import unquote
+from xml.etree import ElementTree as ET
+from xml.etree.ElementTree import Element
+from zipfile import BadZipFile, ZipFile, is_zipfile
+
+from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of
+from cairn.pipeline.corpus.formats.html import converted
+from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
+from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
+from typing_extensions import override
+
+MAX_UNPACKED_BYTES: Final = 512 << 20
+"""How large the texts in an archive may be; pictures and films do not count, as they are not read."""
+_OLD_OFFICE: Final = b"\xd0\xcf\x11\xe0"
+_TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".opf", ".bin", ".vml")
+_MADE_UP_TITLE: Final = re.compile(
+    r"microsoft (word|powerpoint)\b.*|powerpoint presentation|\(?(untitled|anonymous)\)?|\S+\.[a-z]{2,5}",
+    re.IGNORECASE,
+)
+"""What programs write where no title was given: their own name, or that of a file."""
+_PICTURE_FILE: Final = re.compile(r"\S+\.(png|jpe?g|gif|bmp|tiff?|webp|svg|emf|wmf)", re.IGNORECASE)
+_WITHOUT_TEXT: Final = "it shows pictures or drawings and holds no text; recognise it, as with `ocrmypdf`"
+
+
+class PdfFormat(PagedFormat):
+    """Reads PDF in the order of its content; a hyphen at the end of a line joins the parts of a word."""
+
+    suffixes = (".pdf",)
+    unit = "page"
+    package = "pypdfium2"
+    has_headings = False
+
+    @override
+    def open(self, path: str) -> Opened:
+        import pypdfium2 as pdfium
+
+        try:
+            document = pdfium.PdfDocument(path)
+        except pdfium.PdfiumError as error:
+            if error.err_code == pdfium.raw.FPDF_ERR_PASSWORD:
+                raise UnreadableError(
+                    "it is encrypted; remove its password, as with `qpdf --decrypt`"
+                ) from error
+            raise
+        if document.get_formtype():
+            document.init_forms()
+        title = _given_title(document.get_metadata_value("Title"))
+        pages = (partial(_pdf_page, document, index) for index in range(len(document)))
+        return Opened(title, pages)
+
+
+def _given_title(text: str) -> str:
+    """Return a title without blanks around it, empty where a program made it up."""
+    text = text.strip()
+    return "" if _MADE_UP_TITLE.fullmatch(text) else text
+
+
+def _pdf_page(document: Any, index: int) -> str:
+    from pypdfium2 import raw
+
+    page = document[index]
+    if document.formenv is not None and raw.FPDFPage_Flatten(page, 0) == raw.FLATTEN_SUCCESS:
+        page.close()  # what was filled in is content of the page once it is loaded again
+        page = document[index]
+    shown = page.get_textpage()
+    text = cast("str", shown.get_text_range()).replace("\ufffe", "")
+    is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
+    shown.close()
+    page.close()
+    if is_scan:
+        raise PageWithoutText(_WITHOUT_TEXT)
+    return text
+
+
+class _Archive(ZipFile):
+    """A file that is an archive of XML; one that unpacks to more than memory holds is refused."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            super().__init__(path)
+        except BadZipFile as error:
+            with Path(path).open("rb") as file:
+                if file.read(4) == _OLD_OFFICE:
+                    fault = "it is encrypted, or of an Office before 2007; save it as .docx, .pptx or .xlsx"
+                    raise UnreadableError(fault) from error
+            raise
+        self.unpacked = sum(
+            each.file_size for each in self.infolist() if each.filename.lower().endswith(_TEXTS)
+        )
+        if self.unpacked > MAX_UNPACKED_BYTES:
+            raise UnreadableError(
+                f"its texts unpack to {self.unpacked >> 20:,} MiB, more than {MAX_UNPACKED_BYTES >> 20:,} MiB"
+            )
+
+    def xml(self, name: str) -> Element:
+        """Return the root of a part."""
+        return ET.fromstring(self.read(name))  # noqa: S314 (expat limits what entities expand to)
+
+    def related(self, name: str = "") -> dict[str, tuple[str, str]]:
+        """Return kind and name of the parts that one refers to, by the ids that it has for them."""
+        folder, base = posixpath.split(name)
+        relations = posixpath.join(folder, "_rels", f"{base}.rels")
+        if relations not in self.namelist():
+            return {}
+        return {
+            each.get("Id", ""): (
+                each.get("Type", "").rpartition("/")[2],
+                posixpath.normpath(posixpath.join("/", folder, each.get("Target", ""))).lstrip("/"),
+            )
+            for each in self.xml(relations)
+            if each.get("TargetMode") != "External"
+        }
+
+    def part(self, kind: str, of: str = "") -> str | None:
+        """Return the name of the part of a kind that another refers to."""
+        return next((name for found, name in self.related(of).values() if found == kind), None)
+
+    def title(self, name: str | None) -> str:
+        """Return the title in a part of properties."""
+        found = self.xml(name).find(".//{*}title") if name and name in self.namelist() else None
+        return "" if found is None else _given_title("".join(found.itertext()))
+
+
+_NOT_SHOWN: Final = frozenset(
+    "pPr rPr sectPr sdtPr del moveFrom Fallback rt tracked-changes annotation ruby-text note-citation".split()  # noqa: SIM905
+)
+"""Settings, deleted text, a second form of a drawing, and how a word is read aloud."""
+_MARKS: Final = {
+    "tab": "\t", "br": "\n", "cr": "\n", "line-break": "\n", "noBreakHyphen": "-",
+    "lastRenderedPageBreak": "\f", "soft-page-break": "\f",
+}  # fmt: skip
+_HEADING: Final = re.compile(r"(?:title|heading (\d))", re.IGNORECASE)
+"""The names of Word's own styles, in every language."""
+_SIGNS: Final = {"den": "/", "sup": "^", "sub": "_"}
+"""What stands before a part of a formula."""
+_NOT_OF_A_SLIDE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
+
+
+class _Walk(NamedTuple):
+    """Tells what an element shows; names of elements are those without their namespace.
+
+    ``prefixes`` are those of Word's styles of headings and lists, ``notes`` its notes. Pages end at breaks
+    that the author made where they are not ``is_laid_out``. Texts stand between elements where they are
+    ``is_mixed``, as in OpenDocument, else in elements of their own.
+    """
+
+    prefixes: Mapping[str, str] = {}
+    notes: Mapping[tuple[str, str], Element] = {}
+    is_laid_out: bool = True
+    is_mixed: bool = False
+
+    def text(self, element: Element, inside: bool = False) -> str:
+        kind = _name(element)
+        if kind in _NOT_SHOWN:
+            return ""
+        if kind == "docPr" and (described := _described(element)):
+            return f" {described} "
+        # Of Word, it says what docPr has said.
+        if kind == "cNvPr" and "presentationml" in element.tag and (described := _described(element)):
+            return f"{described}\n"
+        if kind == "br" and not self.is_laid_out and _attribute(element, "type") == "page":
+            return "\f"
+        if kind in _MARKS:
+            return _MARKS[kind]
+        if kind == "t":
+            return element.text or ""
+        if kind == "s":
+            return " " * min(int(_attribute(element, "c") or 1), 1_000)
+        if kind in ("footnoteReference", "endnoteReference"):
+            note = self.notes.get((kind.removesuffix("Reference"), _attribute(element, "id")))
+            return "" if note is None else f" ({_line(self.text(note))})"
+        inside = inside or (self.is_mixed and kind in ("p", "h"))
+        parts = [element.text or ""] if inside else []
+        for child in element:
+            parts += [self.text(child, inside), (child.tail or "") if inside else ""]
+        return self._closed(kind, element, "".join(parts))
+
+    def _closed(self, kind: str, element: Element, inner: str) -> str:
+        breaks = "\f" * inner.count("\f")
+        if kind in ("p", "h"):
+            start = "\f" if inner.lstrip(" \t\n").startswith("\f") else ""
+            inner = inner.strip(" \t\n").removeprefix("\f")
+            return start + (self._prefix(element) if inner else "") + inner + "\n"
+        if kind == "list-item":
+            return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
+        if kind in ("tc", "table-cell", "covered-table-cell"):
+            return f" {_line(inner)} |" + breaks
+        if kind in ("tr", "table-row"):
+            row = inner.replace("\f", "").rstrip(" |")
+            breaks = max(re.findall("\f+", inner), key=len, default="")  # each cell notes where a page ends
+            return breaks + (f"|{row} |\n" if row else "")
+        if kind in ("txbxContent", "text-box"):  # stands in the paragraph that it is anchored to
+            return f"\n{inner}"
+        if kind in ("title", "desc") and "svg" in element.tag:
+            return f" {_line(inner)} "
+        if kind == "note-body":
+            return f" ({_line(inner)})"
+        if kind == "sp":
+            place = element.find("{*}nvSpPr/{*}nvPr/{*}ph")
+            role = "" if place is None else place.get("type", "")
+            body = element.find("{*}txBody") if role in ("title", "ctrTitle") else None
+            if body is not None and (title := _line(self.text(body))):
+                return f"# {title}\n"
+            return "" if role in _NOT_OF_A_SLIDE else inner
+        return _SIGNS.get(kind, "") + inner if inner else ""
+
+    def _prefix(self, element: Element) -> str:
+        if _name(element) == "h":
+            return "#" * min(int(_attribute(element, "outline-level") or 1), 6) + " "
+        style = element.find("{*}pPr/{*}pStyle")
+        prefix = "" if style is None else self.prefixes.get(_attribute(style, "val"), "")
+        return prefix or ("- " if element.find("{*}pPr/{*}numPr") is not None else "")
+
+
+def _name(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def _attribute(element: Element, name: str) -> str:
+    """Return an attribute in whatever namespace it stands, empty where there is none."""
+    return next((value for key, value in element.items() if key.rpartition("}")[2] == name), "")
+
+
+def _described(picture: Element) -> str:
+    """Return a picture's alternative text; the name of its file is none."""
+    text = _line(picture.get("descr", ""))
+    return "" if _PICTURE_FILE.fullmatch(text) else text
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _laid_out(text: str) -> Iterator[Any]:
+    """Return what returns each page of a text with marks where one ends."""
+    for page in text.split("\f"):
+        yield partial(str, page)
+
+
+class WordFormat(PagedFormat):
+    """Reads Word; pages are those that Word last laid out, or end at the author's breaks where it did not."""
+
+    suffixes = (".docx", ".docm", ".dotx")
+
+    @override
+    def open(self, path: str) -> Opened:
+        archive = _Archive(path)
+        main = archive.part("officeDocument") or "word/document.xml"
+        notes = {
+            (kind, _attribute(note, "id")): note
+            for kind in ("footnote", "endnote")
+            if (name := archive.part(f"{kind}s", main))
+            for note in archive.xml(name)
+        }
+        styles, document = archive.part("styles", main), archive.xml(main)
+        is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
+        walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out)
+        title = archive.title(archive.part("core-properties"))
+        return Opened(title, _laid_out(walk.text(document)))
+
+
+def _prefixes(styles: Element) -> dict[str, str]:
+    """Return what stands before a paragraph of each style, also by the style that it is based on."""
+    prefixes = dict[str, str]()
+    for style in styles.iterfind("{*}style"):
+        names = {_name(child): _attribute(child, "val") for child in style}
+        prefix = prefixes.get(names.get("basedOn", ""), "")
+        if found := _HEADING.fullmatch(names.get("name", "")):
+            prefix = "#" * min(int(found[1] or 1), 6) + " "
+        elif not prefix and style.find("{*}pPr/{*}numPr") is not None:
+            prefix = "- "
+        prefixes[_attribute(style, "styleId")] = prefix
+    return prefixes
+
+
+class PowerPointFormat(PagedFormat):
+    """Reads PowerPoint: texts of shapes in their order, then those of diagrams, charts and notes."""
+
+    suffixes = (".pptx", ".pptm", ".ppsx")
+    unit = "slide"
+
+    @override
+    def open(self, path: str) -> Opened:
+        archive = _Archive(path)
+        main = archive.part("officeDocument") or "ppt/presentation.xml"
+        parts = archive.related(main)
+        slides = archive.xml(main).findall("{*}sldIdLst/{*}sldId")
+        ids = [next(value for key, value in each.items() if key.endswith("}id")) for each in slides]
+        title = archive.title(archive.part("core-properties"))
+        return Opened(title, (partial(_slide, archive, parts.get(each, ("", ""))[1]) for each in ids))
+
+
+def _slide(archive: _Archive, name: str) -> str:
+    slide, others = archive.xml(name), ("diagramData", "chart", "notesSlide")
+    parts = [archive.xml(part) for kind, part in archive.related(name).values() if kind in others]
+    texts = [f"{_Walk().text(part)}{_series(part)}".strip() for part in (slide, *parts)]
+    if not any(texts) and slide.find(".//{*}pic") is not None:
+        raise PageWithoutText(_WITHOUT_TEXT)
+    return "\n\n".join(filter(None, texts))
+
+
+MAX_COPIED_BYTES: Final = 64 << 20
+"""How large the texts of a workbook may be that is copied for its errors such as #N/A."""
+MAX_CELLS: Final = 1 << 23
+"""How many cells a sheet may span before its empty rows and columns are left out."""
+_SHEET: Final = re.compile(r"xl/worksheets/[^/]*\.xml")
+_DIMENSION: Final = re.compile(rb'<(?:\w+:)?dimension ref="[A-Z]+\d+:([A-Z]+)(\d+)"')
+_CELL: Final = re.compile(rb'(<(?:\w+:)?c\s(?:[^<>]*\s)?r=")([A-Z]{1,3})(\d+)')
+_ERROR: Final = re.compile(rb'(<(?:\w+:)?c\s[^<>]*\bt=)"e"')
+_COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii_uppercase, repeat=size)]
+
+
+def _series(chart: Element) -> str:
+    """Return what a chart shows, a line a series: its name, and its values with their names."""
+    lines: list[str] = []
+    for series in chart.iterfind(".//{*}ser"):
+        name, names, values = (
+            [each.text or "" for each in series.iterfind(f"{{*}}{kind}//{{*}}v")]
+            for kind in ("tx", "cat", "val")
+        )
+        shown = (" ".join(filter(None, pair)) for pair in zip_longest(names, values))
+        lines.append(f"{' '.join(name)}: {', '.join(shown)}\n")
+    return "".join(lines)
+
+
+class ExcelFormat(PagedFormat):
+    """Reads sheets of Excel and OpenDocument, with what formulas gave when the file was saved."""
+
+    suffixes = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
+    unit = "sheet"
+    package = "python_calamine"
+
+    @override
+    def open(self, path: str) -> Opened:
+        import python_calamine
+
+        file: Any = path
+        if is_zipfile(path):
+            archive = _Archive(path)
+            names = filter(_SHEET.fullmatch, archive.namelist())
+            with_errors = archive.unpacked <= MAX_COPIED_BYTES
+            sheets = {
+                name: sheet for name in names if (sheet := _for_calamine(archive.read(name), with_errors))
+            }
+            if sheets:
+                file = io.BytesIO()
+                with ZipFile(file, "w") as copy:
+                    for name in archive.namelist():
+                        if name.endswith(_TEXTS):
+                            copy.writestr(name, sheets.get(name) or archive.read(name))
+                file.seek(0)
+        book = python_calamine.load_workbook(file)
+        return Opened("", (partial(_sheet, book, each.name) for each in book.sheets_metadata))
+
+
+def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
+    """Return a sheet with errors such as #N/A as texts, which calamine would leave out, and few empty cells.
+
+    Nothing where that is the sheet as it is. calamine makes a cell of all between the first and the last, so
+    empty rows and columns go where there are many.
+    """
+    num_errors = 0
+    if with_errors and b't="e"' in sheet:
+        sheet, num_errors = _ERROR.subn(rb'\1"str"', sheet)
+    as_is = sheet if num_errors else b""
+    places = {letters: place for place, letters in enumerate(_COLUMNS)}
+    told = _DIMENSION.search(sheet, 0, 1 << 12)
+    if told and (places.get(told[1].decode(), MAX_CELLS) + 1) * int(told[2]) <= MAX_CELLS:
+        return as_is
+    used = {(found[2].decode(), int(found[3])) for found in _CELL.finditer(sheet)}
+    rows, columns = (
+        sorted({row for _, row in used}),
+        sorted({column for column, _ in used}, key=places.__getitem__),
+    )
+    if not used or rows[-1] * (places[columns[-1]] + 1) <= MAX_CELLS:
+        return as_is
+    row_of = {row: place for place, row in enumerate(rows, 1)}
+    column_of = dict(zip(columns, _COLUMNS, strict=False))
+    return _CELL.sub(
+        lambda found: found[1] + f"{column_of[found[2].decode()]}{row_of[int(found[3])]}".encode(), sheet
+    )
+
+
+def _sheet(book: Any, name: str) -> str:
+    rows = ([_cell(value) for value in row] for row in book.get_sheet_by_name(name).iter_rows())
+    lines = "\n".join(f"| {line} |" for row in rows if (line := " | ".join(row).rstrip(" |")))
+    return f"# {name}\n\n{lines}" if lines else ""
+
+
+MAX_WHOLE: Final = 1e21
+"""Larger numbers are written with an exponent."""
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() and abs(value) < MAX_WHOLE else f"{value:.15g}"
+    if isinstance(value, datetime | date):
+        return value.isoformat().removesuffix("T00:00:00")
+    return _line(str(value))
+
+
+class OpenDocumentFormat(PagedFormat):
+    """Reads texts of OpenDocument; pages are those of the last layout, and one where none is noted."""
+
+    suffixes = (".odt", ".ott")
+
+    @override
+    def open(self, path: str) -> Opened:
+        archive = _Archive(path)
+        manifest = "META-INF/manifest.xml"
+        if manifest in archive.namelist() and b"encryption-data" in archive.read(manifest):
+            raise UnreadableError("it is encrypted; save it without a password")
+        pages = _laid_out(_Walk(is_mixed=True).text(archive.xml("content.xml")))
+        return Opened(archive.title("meta.xml"), pages)
+
+
+_ENCRYPTION: Final = "META-INF/encryption.xml"
+_OF_FONTS: Final = ("http://www.idpf.org/2008/embedding", "http://ns.adobe.com/pdf/enc#RC")
+"""How fonts are made useless outside of a book whose text anyone may read."""
+
+
+class EpubFormat(PagedFormat):
+    """Reads e-books, each chapter as a page of HTML."""
+
+    suffixes = (".epub",)
+    unit = "chapter"
+
+    @override
+    def open(self, path: str) -> Opened:
+        archive = _Archive(path)
+        if _ENCRYPTION in archive.namelist():
+            methods = archive.xml(_ENCRYPTION).iterfind(".//{*}EncryptionMethod")
+            if any(each.get("Algorithm") not in _OF_FONTS for each in methods):
+                raise UnreadableError("it is protected against copying")
+        root = archive.xml("META-INF/container.xml").find(".//{*}rootfile")
+        name = "content.opf" if root is None else root.get("full-path", "")
+        book = archive.xml(name)
+        files = {each.get("id"): each.get("href", "") for each in book.iterfind("{*}manifest/{*}item")}
+        chapters = [files.get(each.get("idref"), "") for each in book.iterfind("{*}spine/{*}itemref")]
+        folder = posixpath.dirname(name)
+        paths = (posixpath.normpath(posixpath.join(folder, unquote(each))) for each in chapters)
+        return Opened(archive.title(name), (partial(_chapter, archive, each) for each in paths))
+
+
+def _chapter(archive: _Archive, name: str) -> str:
+    return str(converted(archive.read(name), is_page=False).text)
+
+
+_RTF_TITLE: Final = re.compile(r"\{\\title( [^{}]*)\}")
+_RTF_ENCODING: Final = re.compile(r"\\ansicpg\d+")
+
+
+class RtfFormat(PagedFormat):
+    """Reads RTF, which tells no pages."""
+
+    suffixes = (".rtf",)
+    package = "striprtf"
+    has_headings = False
+
+    @override
+    def open(self, path: str) -> Opened:
+        from striprtf.striprtf import rtf_to_text
+
+        raw = Path(path).read_bytes()
+        if not raw.startswith(b"{\\rtf"):
+            raise UnreadableError("it does not begin as RTF does")
+        text = raw.decode("cp1252", "replace")
+        title, encoding = _RTF_TITLE.search(text), _RTF_ENCODING.search(text)
+        head = f"{{\\rtf1{encoding[0] if encoding else ''}"
+        shown = rtf_to_text(f"{head}{title[1]}}}", errors="replace") if title else ""
+        return Opened(_given_title(shown), [partial(rtf_to_text, text, errors="replace")])
+
+
+class MailFormat(PagedFormat):
+    """Reads e-mail: who wrote when to whom, the text, and the names of attachments."""
+
+    suffixes = (".eml",)
+    has_headings = False
+
+    @override
+    def open(self, path: str) -> Opened:
+        with Path(path).open("rb") as file:
+            message = email.message_from_binary_file(file, policy=email.policy.default)
+        if not message.keys():
+            raise UnreadableError("it has no header of a mail")
+        return Opened(str(message["subject"] or ""), [partial(_mail, message)])
+
+
+def _mail(message: EmailMessage) -> str:
+    parts = [part for part in message.walk() if not part.is_multipart()]
+    names = [part.get_filename() or part.get_content_type() for part in parts if part.is_attachment()]
+    names += [str(part["subject"]) for part in message.walk() if part is not message and part["subject"]]
+    head = [f"{name}: {message[name]}" for name in ("From", "To", "Cc", "Date", "Subject") if message[name]]
+    head += [f"Attachments: {', '.join(names)}"] if names else []
+    return "\n\n".join(["\n".join(head), *(_mail_part(part).strip() for part in _bodies(message))])
+
+
+def _bodies(part: EmailMessage) -> list[EmailMessage]:
+    """Return the texts of a part that are shown, of alternatives the plain one, or else the first."""
+    if not part.is_multipart():
+        is_shown = part.get_content_maintype() == "text" and not part.is_attachment()
+        return [part] if is_shown else []
+    found = [bodies for each in part.iter_parts() if (bodies := _bodies(cast(EmailMessage, each)))]
+    if part.get_content_type() == "multipart/alternative":
+        found.sort(key=lambda bodies: bodies[0].get_content_subtype() != "plain")
+        del found[1:]
+    return [*chain.from_iterable(found)]
+
+
+def _mail_part(part: EmailMessage) -> str:
+    raw, charset = cast(bytes, part.get_payload(decode=True)), part.get_content_charset()
+    try:
+        text = raw.decode(charset or "ascii")
+    except (LookupError, UnicodeDecodeError):  # of none, of one that does not exist, or of another
+        text = raw.decode(encoding_of(raw)[0], "replace")
+    return str(converted(text, is_page=False).text) if part.get_content_subtype() == "html" else text
+
+
+class NotebookFormat(PagedFormat):
+    """Reads notebooks of Jupyter: text, code, and what code printed."""
+
+    suffixes = (".ipynb",)
+    unit = "cell"
+
+    @override
+    def open(self, path: str) -> Opened:
+        book = json.loads(Path(path).read_bytes())
+        cells = (
+            book["cells"]
+            if "cells" in book
+            else [each for sheet in book["worksheets"] for each in sheet["cells"]]
+        )
+        language = book.get("metadata", {}).get("kernelspec", {}).get("language", "")
+        return Opened("", (partial(_notebook_cell, cell, language) for cell in cells))
+
+
+def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
+    source = "".join(cell.get("source", cell.get("input", "")))
+    if cell["cell_type"] != "code":
+        return without_pictures(source.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+    outputs = ["".join(_shown(each)) for each in cell.get("outputs", [])]
+    printed = "".join(each.rstrip() + "\n" for each in outputs if each)
+    fences = [f"```{language}\n{source.rstrip()}\n```", f"```\n{printed}```" if printed else ""]
+    return "\n\n".join(filter(None, fences))
+
+
+def _shown(output: Mapping[str, Any]) -> str | Sequence[str]:
+    if "ename" in output:
+        return f"{output['ename']}: {output.get('evalue', '')}"
+    data = output.get("data", {})
+    return output.get("text") or data.get("text/plain") or data.get("text/markdown", "")
+
+
+class CodeFormat(TextFormat):
+    """Reads source code as it is; its title is the name of the file.
+
+    JavaScript is not among it: folders of HTML pages hold much that programs made.
+    """
+
+    suffixes = (
+        *(".py", ".pyi", ".ts", ".tsx", ".jsx", ".mjs", ".java", ".kt", ".kts", ".scala", ".groovy", ".cs"),
+        *(".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".go", ".rs", ".zig", ".swift", ".m", ".rb"),
+        *(".php", ".pl", ".pm", ".lua", ".r", ".jl", ".dart", ".ex", ".exs", ".erl", ".hs", ".ml", ".clj"),
+        *(".fs", ".vb", ".sh", ".bash", ".ps1", ".sql", ".proto", ".tf"),
+    )
+
+    @override
+    def document(self, file: SourceFile, raw: bytes) -> Document:
+        return super().document(file, raw)._replace(title=PurePosixPath(file.path).name)

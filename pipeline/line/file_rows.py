@@ -1,0 +1,89 @@
+"""The documents of a file that was sent, as an ingest would read them from its folder.
+
+A file of a kind that is a document gives one, a table gives one a row. What cannot be read is named: pages
+and rows beside the others, or the whole file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats import READABLE
+from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.corpus.sources import format_of
+from cairn.pipeline.corpus.staging import guess_told
+from cairn.pipeline.errors import SourceError, UsageError
+from cairn.pipeline.line.written_rows import Row, WrittenDocument
+
+MAX_ROW_BYTES: Final = 512 << 20
+"""Of all documents of a file in memory."""
+
+
+class UnreadKindError(SourceError):
+    """Files of this kind are not read, or not on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRows:
+    """Documents, and what of their file was refused; a file that ``is_document`` gives no id of its own."""
+
+    rows: Sequence[Row]
+    is_document: bool
+    refused: Sequence[str]
+    warnings: Sequence[str]
+
+
+def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any]]) -> FileRows:
+    """Read a file beside the metadata columns that there are; its name tells its kind.
+
+    Raises :class:`SourceError` where nothing of it can be read; no sentence has its folder.
+    """
+    found = format_of(path.name)
+    if found is None:  # and not looked at: the metadata of a table would name files of this machine
+        suffix = path.suffix or "no suffix"
+        raise UnreadKindError(f"a file must be of a kind that is read ({READABLE}), got {suffix}; convert it")
+    if missing := found.missing():
+        raise UnreadKindError(f"{path.suffix} needs another package on the server; {missing}")
+    try:
+        scan = scan_sources([str(path)], corpus, None, fields)
+    except UsageError as error:
+        raise SourceError(_without_folder(str(error), path)) from error
+    rows: list[Row] = []
+    refused: list[str] = []
+    encodings = set[str]()
+    num_bytes = 0
+    for batch in read_checked(scan, corpus):
+        num_bytes += batch.rows.nbytes
+        if num_bytes > MAX_ROW_BYTES:
+            raise SourceError(f"a file must have at most {MAX_ROW_BYTES >> 20} MiB of rows, got more; cut it")
+        documents = (WrittenDocument.at(batch.rows, place) for place in range(batch.rows.num_rows))
+        rows += [_without_nulls(document.row({})) for document in documents]
+        encodings |= {batch.encoding} if batch.encoding else set()
+        refused += batch.rejected.column("detail").to_pylist()
+    if not rows:
+        told = refused[0] if refused else "it has no rows"
+        raise SourceError(f"{path.name} must hold a document, got none: {_without_folder(told, path)}")
+    return FileRows(
+        rows=rows,
+        is_document=found.is_document,
+        refused=[_without_folder(each, path) for each in refused],
+        warnings=[
+            *(_without_folder(each, path) for each in scan.warnings),
+            *(guess_told(each, [path.name]) for each in encodings),
+        ],
+    )
+
+
+def _without_nulls(row: Row) -> Row:
+    """Leave out values that are null: they would be columns."""
+    metadata: Mapping[str, Any] = row["metadata"]
+    return {**row, "metadata": {name: value for name, value in metadata.items() if value is not None}}
+
+
+def _without_folder(sentence: str, path: Path) -> str:
+    return sentence.replace(f"{path.parent}/", "")

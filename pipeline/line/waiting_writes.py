@@ -1,0 +1,101 @@
+"""Writes that were acknowledged and wait to be published: in one order, and a bounded number of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import pyarrow as pa
+from cairn.pipeline.errors import WritesWaitingError
+
+MAX_WAITING_DOCUMENTS: Final = 10_000
+MAX_WAITING_BYTES: Final = 64 << 20
+PUBLICATION_BYTES: Final = 512 << 10
+"""About 130,000 tokens, some 15 s on two cores: what may delay the writes behind them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of a write; ``generation`` is the one that has it, ``fault`` says why none ever will."""
+
+    state: Literal["waiting", "searchable", "failed"]
+    generation: int | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Write:
+    """Rows, ids to delete, or a source; ``position`` is its place in the log."""
+
+    number: int
+    position: int
+    num_bytes: int
+    rows: pa.RecordBatch | None = None
+    deleted: Sequence[str] = ()
+    source: str | None = None
+    published: Future[Outcome] = field(default_factory=Future[Outcome])
+
+    @property
+    def num_documents(self) -> int:
+        """One at least, so that no number of writes is without bound."""
+        return max(1, (0 if self.rows is None else self.rows.num_rows) + len(self.deleted))
+
+
+class WaitingWrites:
+    """The writes, oldest first; ``newest`` has the last write of an id and its row, None if it deletes it."""
+
+    def __init__(self) -> None:
+        self._writes: deque[Write] = deque()
+        self._num_documents = self._num_bytes = 0
+        self.newest: dict[str, tuple[Write, int | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._writes)
+
+    def add(self, write: Write) -> None:
+        """Let a write wait behind the others."""
+        doc_ids = [] if write.rows is None else write.rows.column("doc_id").to_pylist()
+        self.newest.update({doc_id: (write, row) for row, doc_id in enumerate(doc_ids)})
+        self.newest.update(dict.fromkeys(write.deleted, (write, None)))
+        self._writes.append(write)
+        self._num_documents += write.num_documents
+        self._num_bytes += write.num_bytes
+
+    def require_room(self) -> None:
+        """Raise :class:`WritesWaitingError` where no more may wait."""
+        if self._num_documents >= MAX_WAITING_DOCUMENTS or self._num_bytes > MAX_WAITING_BYTES:
+            raise WritesWaitingError(
+                f"at most {MAX_WAITING_DOCUMENTS:,} documents may wait to be published, got more; try again"
+            )
+
+    def first(self) -> list[Write]:
+        """Return what one publication takes: a source, or small writes together."""
+        taken: list[Write] = []
+        num_bytes = 0
+        for write in self._writes:
+            num_bytes += write.num_bytes
+            if taken and (write.source or taken[0].source or num_bytes > PUBLICATION_BYTES):
+                break
+            taken.append(write)
+        return taken
+
+    def drop(self, writes: Sequence[Write]) -> None:
+        """Let go of the oldest writes."""
+        for write in writes:
+            self._writes.popleft()
+            self._num_documents -= write.num_documents
+            self._num_bytes -= write.num_bytes
+        last = writes[-1].number
+        self.newest = {doc_id: newest for doc_id, newest in self.newest.items() if newest[0].number > last}
+
+    def published(self, number: int) -> Future[Outcome] | None:
+        """Return what resolves to the outcome of a write, None where it does not wait."""
+        return next((write.published for write in self._writes if write.number == number), None)
+
+    @property
+    def position(self) -> int | None:
+        """Where in the log the oldest is, None where nothing waits."""
+        return self._writes[0].position if self._writes else None

@@ -1,0 +1,423 @@
+"""CDE's two stages from one published checkpoint: M1 embeds context documents, M2 reads them before a text.
+
+    M1   text ─▶ backbone ─▶ mean ─▶ Linear · GELU · Linear ─▶ a context vector, not normalised
+    M2   [J context vectors][8 soft prompts][text] ─▶ backbone ─▶ mean over the text
+                                                            ─▶ Linear · ReLU · Linear ─▶ an embedding
+
+The checkpoints are cde-small-v1 and cde-small-v2. The soft prompts are one constant, the prompt projection of
+a vector of ones. As in the public code, text passes M2's own embedding layer twice and the lead once:
+ModernBERT norms its text twice, NomicBERT adds token type 0 twice.
+
+Positions differ by version. v1 (NomicBERT, ``disable_transductive_rotary_embedding``): context vectors have
+none, so their order does not matter; soft prompts and text stand where a whole context of J leaves them, from
+position J on. v2 (ModernBERT): positions count from the first context vector on, so order and number matter,
+and local layers show a text only the end of its lead. Fewer than J context vectors are read as they are, or
+filled up to J with null tokens where the checkpoint has one (trained with sequence dropout).
+
+The mean is over the text alone (``pool_ignore_contextual_tokens``), and the output projection has no
+residual. Public copies of v1's backbone differ further, in how often token type 0 is added and in what its
+rotation counts; here both are as the published inference code has them. Neither version has been compared
+with vectors of its published weights.
+
+The checkpoint holds, beside heads and soft prompts, a backbone a stage:
+
+    first_stage_model.embedder.*      of the sizes of the model that ``embedder`` names
+    second_stage_model.backbone.*     sized as ``dataset_backbone``, else ``embedder``
+
+The configuration of a named model is looked for in the checkpoint's folder and beside it, as
+``NAME/config.json`` or ``NAME.json``; then among the published sizes known here, so that a folder means the
+same on every machine; then in the Hugging Face cache. A tensor that no part reads is refused as one that is
+missing is.
+
+Source: Morris & Rush 2024 (CDE), §4.2 and §10.4, and the public checkpoints. Differs: one token per context
+document; no decoders as M2.
+"""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import torch
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver
+from cairn.pipeline.model.engine.pattern import Batch
+from cairn.pipeline.model.engine.projection import Projection, ProjectionLayer
+from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.weights import WeightReader
+from cairn.pipeline.model.families import read_modernbert, read_nomic_bert
+from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import first_layers
+from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
+from jaxtyping import Float, Float32, Int64
+
+NUM_SOFT_PROMPTS: Final = 8
+"""Fixed in the published code; no setting names it."""
+
+_NULL: Final = "second_stage_model.sequence_dropout_null_embedding"
+
+_READERS: Final[Mapping[str, Callable[..., Transformer]]] = {
+    "modernbert": read_modernbert,
+    "nomic_bert": read_nomic_bert,
+}
+
+
+class FirstStage(BackboneOver[Transformer]):
+    """M1: a transformer with an MLP behind its pooling; it reads no context itself."""
+
+    takes_document_prefix = True
+
+    def __init__(self, backbone: Transformer, projection: Projection, max_positions: int) -> None:
+        super().__init__(backbone, {"max_context", "projection", "own_first_stage", "takes_document_prefix"})
+        self.max_positions = min(max_positions, backbone.max_positions)
+        self.projection = projection
+
+    @property
+    def first_stage(self) -> Backbone:
+        """Return the stage that embeds the context: itself, with its MLP, where it is the first."""
+        return self.own_first_stage or self
+
+    def hidden_states(
+        self,
+        ids_BT: Int64[np.ndarray, "B T"],
+        lengths_B: Int64[np.ndarray, " B"],
+        context_CD: Float32[np.ndarray, "C D"] | None = None,
+        temperature: float = 1.0,
+    ) -> Float[torch.Tensor, "B T D"]:
+        """Return the last hidden states of the text; see the base."""
+        assert context_CD is None, "the first stage reads no context"
+        return self._backbone.hidden_states(ids_BT, lengths_B, None, temperature)
+
+
+class CdeBackbone(FirstStage):
+    """M2 with its M1."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backbone: Transformer,
+        first_stage: FirstStage,
+        *,
+        is_nomic: bool,
+        soft_prompts_LD: torch.Tensor,
+        output_projection: Projection,
+        null_D: torch.Tensor | None,
+    ) -> None:
+        context_size = checkpoint.integer("transductive_corpus_size")
+        num_lead = context_size + len(soft_prompts_LD)
+        room = backbone.max_positions - num_lead
+        if room < 1:
+            raise ModelError(
+                f"the backbone of a CDE model must have more positions than the {num_lead} vectors before a "
+                f"text, got {backbone.max_positions}; config.json does not fit the model"
+            )
+        super().__init__(backbone, output_projection, min(_max_seq_length(checkpoint), room))
+        self.own_first_stage = first_stage
+        self.max_context = self._context_size = context_size
+        self.context_dim = first_stage.embedding_dim
+        self._is_nomic = is_nomic
+        self._is_placed = not (
+            is_nomic and checkpoint.config.get("disable_transductive_rotary_embedding", True)
+        )
+        self._soft_prompts_LD = soft_prompts_LD
+        self._type_D = backbone.embed_context(np.zeros((1, backbone.model_dim), np.float32))
+        self._null_D = null_D
+        if self.context_dim != self.model_dim:
+            raise ModelError(
+                f"the stages of a CDE model must have one width, got {self.context_dim} and "
+                f"{self.model_dim}; config.json does not fit"
+            )
+
+    @torch.inference_mode()
+    def hidden_states(
+        self,
+        ids_BT: Int64[np.ndarray, "B T"],
+        lengths_B: Int64[np.ndarray, " B"],
+        context_CD: Float32[np.ndarray, "C D"] | None = None,
+        temperature: float = 1.0,
+    ) -> Float[torch.Tensor, "B T D"]:
+        """Return the last hidden states of the text; see the base."""
+        if ids_BT.shape[1] > self.max_positions:
+            raise ModelError(
+                f"a row must have at most {self.max_positions} tokens, got {ids_BT.shape[1]}; choose a "
+                "smaller window"
+            )
+        context = self._context(context_CD)
+        lead_LD = torch.cat([context, self._soft_prompts_LD]) + self._type_D
+        text_BTD = self._backbone.embed_tokens(ids_BT)
+        text_BTD = text_BTD + self._type_D if self._is_nomic else self._backbone.norm_embeddings(text_BTD)
+        x_BSD = torch.cat([lead_LD.expand(len(text_BTD), -1, -1), text_BTD], dim=1)
+        batch = Batch(
+            lengths_B=lengths_B,
+            num_tokens=ids_BT.shape[1],
+            num_lead=len(lead_LD),
+            num_unplaced=0 if self._is_placed else len(context),
+            first_position=0 if self._is_placed else self._context_size,
+        )
+        return self._backbone.encode_embedded(x_BSD, self._backbone.pattern_of(batch, temperature))
+
+    def _context(self, context_CD: Float32[np.ndarray, "C D"] | None) -> Float32[torch.Tensor, "_ _"]:
+        """Return the vectors before the soft prompts, filled up with null tokens where there is one."""
+        given = torch.zeros((0, self.model_dim), device=self.device)
+        if context_CD is not None:
+            if context_CD.shape[1] != self.context_dim or len(context_CD) > self._context_size:
+                raise ConfigError(
+                    f"the context must be at most {self._context_size} rows of {self.context_dim} numbers, "
+                    f"got shape {context_CD.shape}; draw it with this model, and with fewer documents"
+                )
+            given = torch.from_numpy(context_CD).to(self.device)
+        if self._null_D is None:
+            return given
+        return torch.cat([given, self._null_D.expand(self._context_size - len(given), -1)])
+
+
+def read_cde(
+    checkpoint: Checkpoint,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_layers: int | None = None,
+    run_on: Callable[[Transformer], Transformer] = lambda engine: engine,
+) -> CdeBackbone:
+    """Read both stages; a tensor that is missing, left over or misshapen raises :class:`ModelError`.
+
+    ``num_layers`` runs the first layers of the second stage; the first stage keeps all of its own. ``run_on``
+    gives each stage's engine to the backend.
+    """
+    staged = StagedCheckpoint(checkpoint, num_layers)
+    first, second = (
+        run_on(_READERS[stage.config["model_type"]](staged.watched(stage), dtype=dtype, device=device))
+        for stage in (staged.first_stage, staged.second_stage)
+    )
+
+    def read_head(name: str, width: int, output_dim: int, activation: str) -> Projection:
+        """Read two projections, numbered 0 and 2 as the modules around their activation are."""
+        reader = WeightReader(staged.tensors(f"{name}."), f"{name}.0.weight", device)
+        layers = (
+            (activation, reader.linear(f"{name}.0", (width, width), bias=True)),
+            ("Identity", reader.linear(f"{name}.2", (output_dim, width), bias=True)),
+        )
+        return Projection(
+            layers=tuple(ProjectionLayer(kind=kind, weight=x.weight, bias=x.bias) for kind, x in layers),
+            output_dim=output_dim,
+        )
+
+    mlp = read_head("first_stage_model.mlp", first.model_dim, first.model_dim, "GELU")
+    width = second.model_dim
+    prompts = read_head("second_stage_model.prompt_projection", width, width * NUM_SOFT_PROMPTS, "ReLU")
+    output_dim = checkpoint.integer("embedding_output_dim", default=width)
+    null_D = None
+    # The null token exists exactly where the model was trained with sequence dropout.
+    if checkpoint.config.get("transductive_sequence_dropout_prob"):
+        null_D = WeightReader(staged.tensors(_NULL), _NULL, device).read(_NULL, (width,))
+    backbone = CdeBackbone(
+        checkpoint,
+        second,
+        FirstStage(first, mlp, _max_seq_length(checkpoint)),
+        is_nomic=staged.second_stage.config["model_type"] == "nomic_bert",
+        # The constant that the prompt projection makes of a vector of ones.
+        soft_prompts_LD=prompts(torch.ones(1, width, device=device)).view(NUM_SOFT_PROMPTS, width),
+        output_projection=read_head("second_stage_model.output_projection", width, output_dim, "ReLU"),
+        null_D=null_D,
+    )
+    staged.require_whole()
+    return backbone
+
+
+def _max_seq_length(checkpoint: Checkpoint) -> int:
+    return checkpoint.integer("max_seq_length", default=512)
+
+
+FIRST_STAGE: Final = "first_stage_model.embedder."
+SECOND_STAGE: Final = "second_stage_model.backbone."
+
+_LAYER_COUNTS: Final = {"nomic_bert": "n_layer", "modernbert": "num_hidden_layers"}
+_TOKEN_TABLES: Final = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+_MOST_NAMED: Final = 3
+"""Tensors named in a refusal before the rest is only counted."""
+
+_REQUIRED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "autoregressive_backbone": (False, None),
+    "transductive_tokens_per_document": (1, None),
+    "pooling_strategy": ("mean", None),
+    "biencoder_pooling_strategy": ("mean", None),
+    "pool_ignore_contextual_tokens": (True, None),
+    "output_projection_residual": (False, None),
+}
+"""Settings of which one value, or none, is read here."""
+
+_PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {
+        "nomic-bert-2048": {
+            "model_type": "nomic_bert",
+            "activation_function": "swiglu",
+            "layer_norm_epsilon": 1e-12,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_inner": 3072,
+            "n_layer": 12,
+            "n_positions": 2048,
+            "rotary_emb_base": 1000,
+            "rotary_emb_fraction": 1.0,
+            "type_vocab_size": 2,
+            "vocab_size": 30528,
+        },
+        "ModernBERT-base": {
+            "model_type": "modernbert",
+            "global_attn_every_n_layers": 3,
+            "global_rope_theta": 160000.0,
+            "hidden_activation": "gelu",
+            "hidden_size": 768,
+            "intermediate_size": 1152,
+            "local_attention": 128,
+            "local_rope_theta": 10000.0,
+            "max_position_embeddings": 8192,
+            "norm_eps": 1e-5,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 22,
+            "vocab_size": 50368,
+        },
+    }
+)
+"""Sizes of the backbones of cde-small-v1 and cde-small-v2, as their authors publish them."""
+
+
+class StagedCheckpoint:
+    """The parts of a CDE checkpoint; once all are read, ``require_whole`` refuses tensors left over.
+
+    ``num_layers`` are the layers of the second stage that run (Matryoshka), of those the checkpoint has.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, num_layers: int | None = None) -> None:
+        for name, allowed in _REQUIRED.items():
+            if checkpoint.config.get(name) not in allowed:
+                raise ModelError(
+                    f"{name} of a CDE model must be {allowed[0]!r}, got {checkpoint.config[name]!r}; "
+                    "choose another model"
+                )
+        self._checkpoint = checkpoint
+        self._tensors = _with_tied_tokens(checkpoint)
+        self._read: set[str] = set()
+        embedder = self._config_named("embedder")
+        self.first_stage = self._backbone(FIRST_STAGE, embedder, "limit_layers_first_stage")
+        backbone = (
+            self._config_named("dataset_backbone") if checkpoint.config.get("dataset_backbone") else embedder
+        )
+        whole = self._backbone(SECOND_STAGE, backbone, "limit_layers")
+        cut = first_layers(whole, num_layers)
+        self._read |= set(whole.tensors) - set(cut.tensors)
+        # The first stage's weights lie in the same file, whose hash is in the checkpoint's fingerprint.
+        self.second_stage = replace(
+            cut,
+            fingerprint=fingerprint(kind="cde", first=self.first_stage.fingerprint, second=cut.fingerprint),
+        )
+
+    def tensors(self, prefix: str) -> Mapping[str, torch.Tensor]:
+        """Return the tensors below a prefix, under their full names."""
+        return _Watched(
+            {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}, self._read
+        )
+
+    def watched(self, stage: Checkpoint) -> Checkpoint:
+        """Return a stage's checkpoint so that what is read of it counts as read."""
+        return replace(stage, tensors=_Watched(stage.tensors, self._read))
+
+    def require_whole(self) -> None:
+        """Raise :class:`ModelError` for tensors that no part has read."""
+        surplus = sorted(set(self._checkpoint.tensors) - self._read)
+        if surplus:
+            more = f" and {len(surplus) - _MOST_NAMED} more" if len(surplus) > _MOST_NAMED else ""
+            raise ModelError(
+                "a CDE checkpoint must hold the tensors of its config.json and no others, got "
+                f"{', '.join(surplus[:_MOST_NAMED])}{more}; the file does not fit its config.json"
+            )
+
+    def _config_named(self, setting: str) -> Mapping[str, Any]:
+        name = self._checkpoint.config.get(setting)
+        if not isinstance(name, str) or not name:
+            raise ModelError(
+                f"{setting} of a CDE model must name the model its backbone is made like, got {name!r}; "
+                "fetch it again"
+            )
+        config = _find_config(self._checkpoint.folder, name)
+        if config.get("model_type") not in _LAYER_COUNTS:
+            raise ModelError(
+                f"the backbone of a CDE model must be one of {', '.join(_LAYER_COUNTS)}, got "
+                f"{config.get('model_type')!r} for {name}; choose another model"
+            )
+        return config
+
+    def _backbone(self, prefix: str, config: Mapping[str, Any], limit_setting: str) -> Checkpoint:
+        """Return a stage's backbone as a checkpoint, its configuration cut to the layers the file holds."""
+        tensors = {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
+        nested = replace(
+            self._checkpoint,
+            config=config,
+            tensors=tensors,
+            fingerprint=fingerprint(
+                kind="cde-stage",
+                checkpoint=self._checkpoint.fingerprint,
+                stage=prefix,
+                config=dict(sorted(config.items())),
+            ),
+        )
+        if self._checkpoint.config.get(limit_setting) is None:
+            return nested
+        # Tensors of layers beyond the limit stay: the file was saved without them, so they would be surplus.
+        limited = first_layers(nested, self._checkpoint.integer(limit_setting))
+        return replace(limited, tensors=tensors)
+
+
+class _Watched(UserDict[str, torch.Tensor]):
+    """Tensors that note the names of those taken out."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
+        super().__init__()
+        self.data = dict(tensors)
+        self._read = read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self._read.add(name)
+        return super().__getitem__(name)
+
+
+def _with_tied_tokens(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
+    """Return the tensors with one token table for both stages where the configuration ties them."""
+    if not checkpoint.config.get("transductive_tie_token_embeddings"):
+        return checkpoint.tensors
+    tensors = dict(checkpoint.tensors)
+    for table in _TOKEN_TABLES:
+        found = [tensors[stage + table] for stage in (FIRST_STAGE, SECOND_STAGE) if stage + table in tensors]
+        if len(found) == 2 and not torch.equal(*found):
+            raise ModelError(
+                f"{table} must be the same in both stages (transductive_tie_token_embeddings), got two; "
+                "fetch the model again"
+            )
+        if found:
+            tensors |= {FIRST_STAGE + table: found[0], SECOND_STAGE + table: found[0]}
+    return tensors
+
+
+def _find_config(folder: Path, name: str) -> Mapping[str, Any]:
+    last = name.rstrip("/").rpartition("/")[2]
+    for place in (folder, folder.parent):
+        for path in (place / last / "config.json", place / f"{last}.json"):
+            if path.is_file():
+                return read_json(path)
+    if last in _PUBLISHED:
+        return _PUBLISHED[last]
+    try:
+        return read_json(model_folder(name) / "config.json")
+    except ConfigError as error:
+        raise ModelError(
+            f"the model that a CDE checkpoint is made like must be one of {', '.join(_PUBLISHED)}, or have "
+            f"its configuration beside the checkpoint, got {name!r} and none; save its config.json as "
+            f"{last}.json in the checkpoint's folder"
+        ) from error

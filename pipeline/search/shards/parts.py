@@ -1,0 +1,528 @@
+"""What shards are asked, the parts of generations that one process holds, and what each answers.
+
+Positions in questions and answers are the shard's own, counted from 0.
+
+A part is opened when it is first asked for, and closed when it is no longer asked for. Every question names
+its generation, so a search that began with one is answered from it to the end, whatever is published
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from cairn.pipeline.errors import IntegrityError, StorageError
+from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex
+from cairn.pipeline.index.generation import Generation, open_parts
+from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.search.candidates import (
+    bm25_documents,
+    bounded_words,
+    chunk_positions,
+    is_in_documents,
+    window_sums,
+)
+from cairn.pipeline.search.filters import matching_documents, table_errors
+from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
+from cairn.pipeline.search.reader import (
+    LocalReader,
+    LocalScores,
+    SparseAsked,
+    SparseFound,
+    TokenMatches,
+    WindowScores,
+)
+from jaxtyping import Float32, Int64
+
+
+class PartKey(NamedTuple):
+    """What one shard has of a generation: partitions from ``first`` up to ``end``.
+
+    ``manifest`` is the hash of the generation's manifest.
+    """
+
+    collection: str
+    generation: int
+    manifest: str
+    first: int
+    end: int
+
+
+class Question(NamedTuple):
+    """A call of :class:`~cairn.pipeline.search.shards.parts.ShardPart` for the part that a shard has."""
+
+    shard: int
+    key: PartKey
+    method: str
+    arguments: tuple[Any, ...]
+
+
+Ask = Callable[[Sequence[Question]], list[Any]]
+"""Asks all questions at once, and returns the answers in their order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WordTotals:
+    """Sums over the collection that BM25 needs: of texts and titles, and of windows of each size."""
+
+    documents: tuple[Totals, Totals]
+    passages: Mapping[int, tuple[Totals, Totals]]
+
+    def __add__(self, other: WordTotals) -> WordTotals:
+        """Return the sums of two parts, asked for the same terms and sizes."""
+        return WordTotals(
+            documents=_added(self.documents, other.documents),
+            passages={size: _added(each, other.passages[size]) for size, each in self.passages.items()},
+        )
+
+
+def _added(one: tuple[Totals, Totals], other: tuple[Totals, Totals]) -> tuple[Totals, Totals]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartFacts:
+    """What is to be known of a part when it is opened; ``rows`` are no documents, with their columns."""
+
+    num_documents: int
+    num_chunks: int
+    rows: pa.Table
+    has_tokens: bool
+    has_sparse: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MetDocuments:
+    """Documents and the chunks they have, from ``firsts`` up to ``ends``."""
+
+    documents: Int64[np.ndarray, " A"]
+    firsts: Int64[np.ndarray, " A"]
+    ends: Int64[np.ndarray, " A"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """A query whose words are scored, with the totals of the collection; passages of ``size`` chunks rank."""
+
+    query: str
+    totals: WordTotals
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class SearchAsked:
+    """One search of a shard: the documents and chunks nearest to a vector, None of an index not asked.
+
+    Only ``allowed`` documents count, None for all. ``num_best`` documents and passages are wanted by
+    ``words``, where these are given. ``doc_id`` may be the id of a document of this shard.
+    """
+
+    vector_V: Float32[np.ndarray, " V"]
+    num_documents: int | None
+    num_chunks: int | None
+    allowed: Int64[np.ndarray, " A"] | None
+    words: Words | None
+    num_best: int
+    doc_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BestWords:
+    """A shard's best documents and passages by BM25, and the highest BM25 of passages of each size."""
+
+    documents: Int64[np.ndarray, " A"]
+    scores: Float32[np.ndarray, " A"]
+    passages: Int64[np.ndarray, " P"]
+    passage_scores: Float32[np.ndarray, " P"]
+    highs: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Nearest:
+    """Scores and positions of the nearest vectors of an index, as it gives them."""
+
+    scores_K: Float32[np.ndarray, " K"]
+    positions_K: Int64[np.ndarray, " K"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartScores:
+    """Scores of candidates, None of what was not asked for."""
+
+    document_N: Float32[np.ndarray, " N"] | None
+    chunk_N: Float32[np.ndarray, " N"] | None
+    passage_N: Float32[np.ndarray, " N"] | None
+    windows: WindowScores | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartFound:
+    """The answer to :class:`SearchAsked`: of ``num_chunks`` that count, and the documents that it names.
+
+    ``named`` is the document whose id was given.
+    """
+
+    num_chunks: int
+    met: MetDocuments
+    documents: Nearest | None
+    chunks: Nearest | None
+    words: BestWords | None
+    named: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartMatches:
+    """MaxSim of windows, and of the ``best_n`` of them the sums of their chunk vectors."""
+
+    max_sim_W: Float32[np.ndarray, " W"]
+    best_n: Int64[np.ndarray, " n"]
+    sums_nV: Float32[np.ndarray, "n V"]
+
+
+METHODS: Final = frozenset(
+    {
+        "facts",
+        "count",
+        "search",
+        "sparse",
+        "score",
+        "windows",
+        "max_sim",
+        "token_matches",
+        "chunk_vectors",
+        "document_vectors",
+        "chunks_of",
+        "owners_of",
+        "spans_of",
+        "position_of",
+        "read_column",
+        "read_passages",
+        "matching",
+    }
+)
+"""What may be asked."""
+_NONE: Final = np.empty(0, np.int64)
+UNUSED_SECONDS: Final = 60.0
+"""A part of another generation is closed so long after the last question: longer than any request takes."""
+LOOK_SECONDS: Final = 30.0
+"""Between two looks for damage in rows that could not be read."""
+KEPT_SCORES: Final = 8
+"""BM25 of all passages for the last queries, 4 bytes a chunk each: candidates are looked up in it."""
+
+
+class ShardPart:
+    """Answers for one part; safe to share between threads."""
+
+    def __init__(self, part: Generation) -> None:
+        self.part = part
+        self._reader = LocalReader(part)
+        self._kept: OrderedDict[tuple[str, int], Float32[np.ndarray, " M"]] = OrderedDict()
+        self._look_at, self._damage = 0.0, None
+        self._lock, self._look_lock = threading.Lock(), threading.Lock()
+
+    def answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer a question; damage that it meets raises :class:`IntegrityError`."""
+        self.part.require_whole()
+        try:
+            return getattr(self, method)(*arguments)
+        except StorageError:
+            self._require_undamaged()
+            raise
+
+    def facts(self) -> PartFacts:
+        """Describe the part."""
+        part = self.part
+        return PartFacts(
+            num_documents=part.num_documents,
+            num_chunks=part.num_chunks,
+            rows=part.document_schema.empty_table(),
+            has_tokens=part.token_vectors is not None,
+            has_sparse=part.has_sparse,
+        )
+
+    def count(self, terms: Sequence[str], sizes: Sequence[int]) -> WordTotals:
+        """Count the texts, titles and chunks that hold each term, and what lengths there are."""
+        return WordTotals(
+            documents=self.part.document_bm25.totals(terms),
+            passages={size: self.part.passage_bm25.totals(terms, size) for size in sizes},
+        )
+
+    def search(self, asked: SearchAsked) -> PartFound:
+        """Search by a vector, and by words where these are given."""
+        allowed_chunks, num_chunks = None, self.part.num_chunks
+        if asked.allowed is not None and asked.num_chunks is not None:
+            allowed_chunks = chunk_positions(self.part, asked.allowed)
+            num_chunks = len(allowed_chunks)
+        documents = _nearest(self.part.documents, asked.vector_V, asked.num_documents, asked.allowed)
+        chunks = _nearest(self.part.chunks, asked.vector_V, asked.num_chunks, allowed_chunks)
+        words = None
+        if asked.words is not None:
+            words = self._best_words(asked.words, asked.allowed, asked.num_best)
+        own = [words.documents if words else _NONE, documents.positions_K if documents else _NONE]
+        found = [words.passages if words else _NONE, chunks.positions_K if chunks else _NONE]
+        of_chunks = np.concatenate(found)
+        own.append(self.part.owners_of(of_chunks[of_chunks != NO_POSITION]))
+        named = None if asked.doc_id is None else self.part.position_of(asked.doc_id)
+        own.append(_NONE if named is None else np.array([named]))
+        met = np.unique(np.concatenate(own))
+        return PartFound(
+            num_chunks=num_chunks,
+            met=self.chunks_of(met[met != NO_POSITION]),
+            documents=documents,
+            chunks=chunks,
+            words=words,
+            named=named,
+        )
+
+    def chunks_of(self, documents: Int64[np.ndarray, " A"]) -> MetDocuments:
+        """Return which chunks some documents have."""
+        firsts, ends = self.part.chunks_of(documents)
+        return MetDocuments(documents=documents, firsts=firsts, ends=ends)
+
+    def owners_of(self, chunks: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
+        """Return the documents of some chunks."""
+        return self.part.owners_of(chunks)
+
+    def spans_of(
+        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
+    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Return where runs of chunks begin and end in their texts."""
+        return self.part.spans_of(first_n, end_n)
+
+    def position_of(self, doc_id: str) -> int | None:
+        """Return the number of a document, None where there is none."""
+        return self.part.position_of(doc_id)
+
+    def read_column(self, name: str) -> pa.Table:
+        """Return a column of all documents."""
+        with table_errors("reading a column", self.part.layout):
+            return pa.table({name: self.part.read_column(name)})
+
+    def read_passages(
+        self,
+        documents: Int64[np.ndarray, " A"],
+        columns: Sequence[str],
+        first_n: Int64[np.ndarray, " n"],
+        end_n: Int64[np.ndarray, " n"],
+    ) -> tuple[pa.Table, Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+        """Return columns of documents, and where runs of chunks begin and end in their texts."""
+        with table_errors("reading the answer's documents", self.part.layout):
+            return self.part.read_passages(documents, columns, first_n, end_n)
+
+    def matching(
+        self, filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, seconds: float | None
+    ) -> Int64[np.ndarray, " A"]:
+        """Return the documents that match both filters, ascending."""
+        timeout = None if seconds is None else dt.timedelta(seconds=seconds)
+        found = matching_documents(self.part, filters, restriction, timeout)
+        assert found is not None, "a filter is asked for"
+        return found
+
+    def sparse(self, asked: SparseAsked) -> SparseFound:
+        """Return the best documents by the weights of a sparse encoder."""
+        return self._reader.read_sparse(asked)
+
+    def score(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        parts: Sequence[str],
+        words: Words | None,
+        window_size: int | None,
+    ) -> PartScores:
+        """Score candidates, and their windows where ``window_size`` is given."""
+        scores = self._scores(positions, vector_V, words)
+        every = np.arange(len(positions))
+        return PartScores(
+            document_N=scores.documents() if "document" in parts else None,
+            chunk_N=scores.chunks() if "chunk" in parts else None,
+            passage_N=None if words is None else scores.passages(),
+            windows=None if window_size is None else scores.windows(every, window_size),
+        )
+
+    def windows(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        size: int,
+        words: Words | None,
+    ) -> WindowScores:
+        """Score all windows of ``size`` chunks of some documents."""
+        return self._scores(positions, vector_V, words).windows(np.arange(len(positions)), size)
+
+    def _scores(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        words: Words | None,
+    ) -> LocalScores:
+        def bm25_of(size: int) -> Float32[np.ndarray, " M"] | None:
+            return None if words is None else self._passage_scores(words, size)
+
+        return LocalScores(self.part, positions, vector_V, words.size if words else 0, bm25_of)
+
+    def max_sim(
+        self,
+        query: LateQuery,
+        first_W: Int64[np.ndarray, " W"],
+        end_W: Int64[np.ndarray, " W"],
+        title_W: Int64[np.ndarray, " W"],
+        num_best: int,
+    ) -> PartMatches:
+        """Return MaxSim of windows, and the sums of the vectors of the best."""
+        stored = self.part.token_vectors
+        assert stored is not None, "a projected query needs token vectors"
+        max_sim_W = window_max_sim(stored, query, first_W, end_W, title_W)
+        best_n = np.argsort(-max_sim_W, kind="stable")[:num_best]
+        return PartMatches(
+            max_sim_W=max_sim_W,
+            best_n=best_n,
+            sums_nV=window_sums(self.part, first_W[best_n], end_W[best_n]),
+        )
+
+    def token_matches(
+        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
+    ) -> TokenMatches:
+        """Return how the tokens of some chunks and titles match a query's."""
+        return self._reader.token_matches(chunk_M, title_N, query)
+
+    def chunk_vectors(self, chunks: Int64[np.ndarray, " S"]) -> Float32[np.ndarray, "S V"]:
+        """Return the vectors of some chunks."""
+        return self.part.chunks.reconstruct(chunks)
+
+    def document_vectors(self, documents: Int64[np.ndarray, " S"]) -> Float32[np.ndarray, "S V"]:
+        """Return the vectors of some documents."""
+        return self.part.documents.reconstruct(documents)
+
+    def _require_undamaged(self) -> None:
+        """Hash the rows at most every :data:`LOOK_SECONDS`; raise :class:`IntegrityError` for damage."""
+        with self._look_lock:
+            if time.monotonic() >= self._look_at:
+                watched = self.part.lance_files
+                self._damage = next(
+                    (file for each in watched if (file := each.damaged_file()) is not None), None
+                )
+                self._look_at = time.monotonic() + LOOK_SECONDS
+        if self._damage is not None:
+            name, problem = self._damage
+            raise self.part.layout.damaged(f"{name} of generation {self.part.number} {problem}")
+
+    def _best_words(self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_best: int) -> BestWords:
+        """Return the best allowed documents and passages by BM25."""
+        documents, scores = bm25_documents(
+            self.part, words.query, allowed, num_best, totals=words.totals.documents
+        )
+        found_M = {each: self._passage_scores(words, each) for each in words.totals.passages}
+        if allowed is not None:
+            is_allowed_M = is_in_documents(self.part, allowed)
+            found_M = {each: scores_M * is_allowed_M for each, scores_M in found_M.items()}
+        ranked_M = found_M[words.size]
+        held = np.flatnonzero(ranked_M > 0.0)
+        best = held[best_places(ranked_M[held], num_best)]
+        return BestWords(
+            documents=documents,
+            scores=scores,
+            passages=best,
+            passage_scores=ranked_M[best],
+            highs={each: float(scores_M.max(initial=0.0)) for each, scores_M in found_M.items()},
+        )
+
+    def _passage_scores(self, words: Words, size: int) -> Float32[np.ndarray, " M"]:
+        """Return BM25 of all windows by first chunk, whatever a filter allows; the last ones are kept."""
+        key = words.query, size
+        with self._lock:
+            known = self._kept.get(key)
+            if known is not None:
+                self._kept.move_to_end(key)
+                return known
+        passages = words.totals.passages[size]
+        scores_M = self.part.passage_bm25.scores(bounded_words(words.query), size, passages)
+        with self._lock:
+            self._kept[key] = scores_M
+            while len(self._kept) > KEPT_SCORES:
+                self._kept.popitem(last=False)
+        return scores_M
+
+
+def _nearest(
+    index: VectorIndex,
+    vector_V: Float32[np.ndarray, " V"],
+    num_wanted: int | None,
+    allowed: Int64[np.ndarray, " A"] | None,
+) -> Nearest | None:
+    if num_wanted is None:
+        return None
+    num_found = min(num_wanted, index.num_vectors if allowed is None else len(allowed))
+    scores_QK, positions_QK = index.search(vector_V[None], num_found, allowed)
+    return Nearest(scores_K=scores_QK[0], positions_K=positions_QK[0])
+
+
+class HeldParts:
+    """Answers questions about the collections under ``root``; safe to share between threads.
+
+    With ``verify``, every file of a collection is hashed when the first part of it is opened.
+    """
+
+    def __init__(self, root: Path, *, verify: bool = False) -> None:
+        self._root, self._verify = root, verify
+        self._parts: dict[PartKey, ShardPart] = {}
+        self._asked_at: dict[PartKey, float] = {}
+        self._opening: dict[str, threading.Lock] = {}
+        """One a collection: a part of another may be copied for minutes."""
+        self._damaged_files: set[str] = set()
+        """Files of Lance that were found damaged: hashed before a part with one is opened again."""
+
+    def answer(self, key: PartKey, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer a question, opening its part first where it is not held.
+
+        One that is found damaged is no longer held: it opens again when it is whole.
+        """
+        if method not in METHODS:
+            raise AssertionError(f"a shard has no method {method!r}")
+        self._asked_at[key] = time.monotonic()
+        part = self._parts.get(key) or self._open(key)
+        try:
+            return part.answer(method, arguments)
+        except IntegrityError:
+            self._damaged_files |= {name for each in part.part.lance_files for name in each.damaged}
+            self._parts.pop(key, None)
+            raise
+
+    def held(self) -> list[PartKey]:
+        """List the parts that are open."""
+        return sorted(self._parts)
+
+    def _open(self, key: PartKey) -> ShardPart:
+        with self._opening.setdefault(key.collection, threading.Lock()):
+            known = self._parts.get(key)
+            if known is not None:
+                return known
+            layout = CollectionLayout.at(self._root, key.collection, range(key.first, key.end))
+            is_first = all(held.collection != key.collection for held in list(self._parts))
+            checks = Checks(verify=self._verify and is_first, suspects=self._damaged_files)
+            generation = open_parts(layout, key.generation, range(key.first, key.end), checks)
+            if layout.hash_of_manifest(key.generation) != key.manifest:
+                raise StorageError(
+                    f"generation {key.generation} of {key.collection!r} must be the same for every process "
+                    "of a search, got two; let all see one root folder"
+                )
+            part = self._parts[key] = ShardPart(generation)
+            self._close_unused(key)
+            return part
+
+    def _close_unused(self, opened: PartKey) -> None:
+        before = time.monotonic() - UNUSED_SECONDS
+        for key in list(self._parts):
+            if key.collection == opened.collection and self._asked_at[key] < before:
+                self._parts.pop(key, None)
+                del self._asked_at[key]

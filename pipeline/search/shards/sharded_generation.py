@@ -1,0 +1,369 @@
+"""A generation whose partitions other processes hold: what a search reads by position is asked of them.
+
+    opening   manifest and side files of the collection       read here
+              documents and chunks of each shard, columns     asked of all shards, which open their partitions
+    later     chunks, owners, spans, ids, rows, vectors       asked of the shards that have them
+
+Nothing is kept here for each document or chunk, but for the places of the :data:`MAX_KNOWN` documents that
+were met last: what answers a search needs as much memory for a billion chunks as for a thousand.
+"""
+
+# pyright: reportIncompatibleVariableOverride=false
+# Columns that a generation in this process keeps are asked for each time.
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.index.columns import CodeColumn, TokenVectors
+from cairn.pipeline.index.files import WatchedFiles
+from cairn.pipeline.index.generation import Elsewhere
+from cairn.pipeline.index.layout import Checks, CollectionLayout, check_generation_files, read_manifest
+from cairn.pipeline.index.names import SIDE_FILES, partition_of
+from cairn.pipeline.index.segments.segment import SegmentRows
+from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.shards.parts import Ask, MetDocuments, PartFacts, PartKey, Question
+from cairn.pipeline.search.shards.placement import Placement, Places, cut_partitions
+from cairn.pipeline.token_vectors.codebook import load_token_coder
+from cairn.pipeline.token_vectors.projection import LATE_NAME
+from jaxtyping import Float32, Int32, Int64, Shaped
+from typing_extensions import override
+
+MAX_KNOWN: Final = 16_384
+"""Documents whose chunks are known here, 24 bytes each; with more, those met before are forgotten."""
+Arguments = Callable[[Places, Places], tuple[Any, ...]]
+"""A question's arguments, given where a shard's items stand among those asked for, and its own numbers."""
+
+
+class FanOut:
+    """Asks the shards of one generation, each for the positions it has."""
+
+    def __init__(self, keys: Sequence[PartKey], ask: Ask) -> None:
+        self.keys, self._ask = keys, ask
+        self.facts: Sequence[PartFacts] = ask([Question(*each, "facts", ()) for each in enumerate(keys)])
+        self.placement = Placement(
+            [each.num_documents for each in self.facts], [each.num_chunks for each in self.facts]
+        )
+        self.damage: IntegrityError | None = None
+        """What a shard found damaged."""
+
+    def ask_all(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
+        """Ask all shards with documents the same; return their answers in the order of the shards."""
+        return [*self.each(method, dict.fromkeys(self.placement.filled, arguments)).values()]
+
+    def each(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Ask some shards at once, each with its own arguments; return their answers."""
+        questions = [
+            Question(shard, self.keys[shard], method, own) for shard, own in sorted(arguments.items())
+        ]
+        try:
+            return dict(zip(sorted(arguments), self._ask(questions), strict=True))
+        except IntegrityError as error:
+            self.damage = error
+            raise
+
+    def of_documents(self, method: str, documents: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
+        """Ask the shards that have some documents; return where each one's stand, and its answer."""
+        return self._of_owners(method, self.placement.split_documents(documents), arguments)
+
+    def of_chunks(self, method: str, chunks: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
+        """Ask the shards that have some chunks, as :meth:`of_documents` does."""
+        return self._of_owners(method, self.placement.split_chunks(chunks), arguments)
+
+    def allowed(self, documents: Int64[np.ndarray, " A"] | None) -> dict[int, Places | None]:
+        """Return which of some ascending documents each shard has, by its own numbers; None allows all."""
+        if documents is None:
+            return dict.fromkeys(self.placement.filled)
+        return {shard: numbers for shard, _, numbers in self.placement.split_documents(documents)}
+
+    def _of_owners(
+        self, method: str, owners: Iterable[tuple[int, Places, Places]], arguments: Arguments
+    ) -> list[tuple[Places, Any]]:
+        split = list(owners)
+        answers = self.each(method, {shard: arguments(places, numbers) for shard, places, numbers in split})
+        return [(places, answers[shard]) for shard, places, _ in split]
+
+
+def gathered(
+    sizes_N: Places, pieces: Sequence[tuple[Places, Shaped[np.ndarray, ...]]]
+) -> Shaped[np.ndarray, ...]:
+    """Return the rows of N items in their order; each piece has those of the items at some places."""
+    start_N = np.empty(len(sizes_N), np.int64)
+    num_rows = 0
+    for places, rows in pieces:
+        ends = np.cumsum(sizes_N[places])
+        start_N[places] = num_rows + ends - sizes_N[places]
+        num_rows += len(rows)
+    return np.concatenate([rows for _, rows in pieces])[ranges(start_N, sizes_N)]
+
+
+class _Known(NamedTuple):
+    """Documents, ascending, and the chunks they have."""
+
+    documents: Places
+    firsts: Places
+    ends: Places
+
+
+_NOTHING: Final = _Known(*(np.empty(0, np.int64) for _ in range(3)))
+
+
+class ShardedGeneration(Elsewhere):
+    """A generation over shards; opening it opens their partitions, and raises what ``ask`` does."""
+
+    def __init__(self, layout: CollectionLayout, manifest: Manifest, shards: FanOut) -> None:
+        folder = layout.generation_folder(manifest.generation)
+        names = _side_files(manifest)
+        files = WatchedFiles(folder, {name: manifest.files[name] for name in names}, are_mapped=True)
+        has_tokens = LATE_NAME in names and all(each.has_tokens for each in shards.facts)
+        vars(self).update(
+            layout=layout,
+            manifest=manifest,
+            segments=(),
+            documents=_Vectors(shards.of_documents, "document_vectors", manifest.vector_dim),
+            chunks=_Vectors(shards.of_chunks, "chunk_vectors", manifest.vector_dim),
+            token_vectors=_codebook_alone(folder) if has_tokens else None,
+            files=files,
+            lance_files=(),
+            parts=(),
+            warning=None,
+            has_sparse=all(each.has_sparse for each in shards.facts),
+            document_schema=shards.facts[0].rows.schema,
+            shards=shards,
+            _met=_NOTHING,
+            _named=("", None),
+            _lock=threading.Lock(),
+        )
+
+    shards: FanOut
+    _met: _Known
+    _named: tuple[str, int | None]
+    _lock: threading.Lock
+
+    @override
+    def warned(self, warning: str) -> ShardedGeneration:
+        found = copy.copy(self)
+        vars(found)["warning"] = warning
+        return found
+
+    @override
+    def segment_rows(self) -> Sequence[SegmentRows]:
+        raise AssertionError("shards have the segments")
+
+    @override
+    def require_whole(self) -> None:
+        super().require_whole()
+        if self.shards.damage is not None:
+            raise self.shards.damage.with_traceback(None)
+
+    def meet(self, found: Mapping[int, MetDocuments]) -> None:
+        """Note the chunks of documents that shards named."""
+        placement = self.shards.placement
+        own = [
+            (
+                placement.documents_of(shard, each.documents),
+                placement.chunks_of(shard, each.firsts),
+                placement.chunks_of(shard, each.ends),
+            )
+            for shard, each in found.items()
+        ]
+        met = [np.concatenate(columns) for columns in zip(*own, strict=True)]
+        with self._lock:
+            known = self._met if len(self._met.documents) + len(met[0]) <= MAX_KNOWN else _NOTHING
+            joined = [np.concatenate(each) for each in zip(known, met, strict=True)]
+            _, places = np.unique(joined[0], return_index=True)
+            vars(self)["_met"] = _Known(*(each[places] for each in joined))
+
+    @override
+    def chunks_of(self, documents: Places) -> tuple[Places, Places]:
+        known = self._met
+        places = np.searchsorted(known.documents, documents)
+        is_known = np.append(known.documents, -1)[places] == documents
+        if np.all(is_known):
+            return known.firsts[places], known.ends[places]
+        placement = self.shards.placement
+        split = list(placement.split_documents(documents))
+        asked = {shard: (numbers,) for shard, _, numbers in split}
+        found: dict[int, MetDocuments] = self.shards.each("chunks_of", asked)
+        if len(documents) < MAX_KNOWN:
+            self.meet(found)
+        firsts, ends = (np.empty(len(documents), np.int64) for _ in range(2))
+        for shard, own, _ in split:
+            firsts[own] = placement.chunks_of(shard, found[shard].firsts)
+            ends[own] = placement.chunks_of(shard, found[shard].ends)
+        return firsts, ends
+
+    @override
+    def owners_of(self, chunks: Places) -> Places:
+        known = self._met
+        places = np.searchsorted(known.firsts, chunks, side="right") - 1
+        if len(known.ends) and np.all((places >= 0) & (chunks < known.ends[places])):
+            return known.documents[places]
+        placement = self.shards.placement
+        split = list(placement.split_chunks(chunks))
+        found = self.shards.each("owners_of", {shard: (numbers,) for shard, _, numbers in split})
+        positions = np.empty(len(chunks), np.int64)
+        for shard, own, _ in split:
+            positions[own] = placement.documents_of(shard, found[shard])
+        return positions
+
+    @override
+    def spans_of(self, first_n: Places, end_n: Places) -> tuple[Places, Places]:
+        size_n = end_n - first_n
+        found = self.shards.of_chunks("spans_of", first_n, lambda own, first: (first, first + size_n[own]))
+        once = np.ones_like(first_n)
+        start, end = (gathered(once, [(own, spans[side]) for own, spans in found]) for side in (0, 1))
+        return start, end
+
+    @override
+    def ids_of(self, documents: Places) -> list[str]:
+        return self.fetch_documents(documents, ["doc_id"]).column("doc_id").to_pylist()
+
+    def shard_of(self, doc_id: str) -> int | None:
+        """Return the shard that has a document if there is one of this id; None where there is none."""
+        records = self.manifest.partitions
+        own = partition_of(doc_id, len(records)) if records else 0
+        if records and not records[own].generation:
+            return None
+        place = sum(1 for each in records[:own] if each.generation)
+        return next(shard for shard, key in enumerate(self.shards.keys) if place < key.end)
+
+    def note_named(self, doc_id: str, shard: int, number: int | None) -> None:
+        """Note which document of a shard has an id, which is about to be asked for."""
+        vars(self)["_named"] = doc_id, self._position(shard, number)
+
+    def _position(self, shard: int, number: int | None) -> int | None:
+        return None if number is None else int(self.shards.placement.documents_of(shard, np.array(number)))
+
+    @override
+    def position_of(self, doc_id: str) -> int | None:
+        known, position = self._named
+        if known == doc_id:
+            return position
+        shard = self.shard_of(doc_id)
+        if shard is None:
+            return None
+        (found,) = self.shards.each("position_of", {shard: (doc_id,)}).values()
+        return self._position(shard, found)
+
+    @property
+    @override
+    def doc_ids(self) -> pa.LargeStringArray:
+        return self.read_column("doc_id").cast(pa.large_string()).combine_chunks()
+
+    @property
+    @override
+    def cluster_ids(self) -> Int32[np.ndarray, " N"]:
+        return self.read_column("cluster_id").to_numpy()
+
+    @property
+    @override
+    def num_tokens(self) -> Int32[np.ndarray, " N"]:
+        return self.read_column("num_tokens").to_numpy()
+
+    @override
+    def read_column(self, name: str) -> pa.ChunkedArray:
+        tables: list[pa.Table] = self.shards.ask_all("read_column", (name,))
+        chunks = [chunk for table in tables for chunk in table.column(name).chunks]
+        return pa.chunked_array(chunks, self.document_schema.field(name).type)
+
+    @override
+    def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
+        nothing = np.empty(0, np.int64)
+        return self.read_passages(np.asarray(positions, np.int64), columns, nothing, nothing)[0]
+
+    @override
+    def read_passages(
+        self, positions: Places, columns: Sequence[str], first_n: Places, end_n: Places
+    ) -> tuple[pa.Table, Places, Places]:
+        unique, inverse = np.unique(positions, return_inverse=True)
+        placement, size_n, nothing = self.shards.placement, end_n - first_n, np.empty(0, np.int64)
+        documents = {shard: numbers for shard, _, numbers in placement.split_documents(unique)}
+        passages = {shard: (own, first) for shard, own, first in placement.split_chunks(first_n)}
+        asked: dict[int, tuple[Any, ...]] = {}
+        for shard in sorted({*documents, *passages} or {0}):
+            own, first = passages.get(shard, (nothing, nothing))
+            asked[shard] = documents.get(shard, nothing), list(columns), first, first + size_n[own]
+        found = self.shards.each("read_passages", asked)
+        rows = pa.concat_tables([table for table, *_ in found.values()]).take(pa.array(inverse))
+        start_n, end_char_n = (np.empty(len(first_n), np.int64) for _ in range(2))
+        for shard, (_, start, end) in found.items():
+            own, _ = passages.get(shard, (nothing, nothing))
+            start_n[own], end_char_n[own] = start, end
+        return rows, start_n, end_char_n
+
+    @override
+    def matching(
+        self,
+        filters: Mapping[str, Any] | None,
+        restriction: Mapping[str, Any] | None,
+        timeout: dt.timedelta | None,
+    ) -> Places:
+        seconds = None if timeout is None else timeout.total_seconds()
+        asked = dict.fromkeys(self.shards.placement.filled, (filters, restriction, seconds))
+        found = self.shards.each("matching", asked)
+        documents_of = self.shards.placement.documents_of
+        own = (documents_of(shard, numbers) for shard, numbers in found.items())
+        return np.concatenate([np.empty(0, np.int64), *own])
+
+
+class _Vectors:
+    """A vector index that shards have: its vectors are read, and searches ask for other things with them."""
+
+    def __init__(
+        self,
+        ask: Callable[[str, Places, Arguments], list[tuple[Places, Any]]],
+        method: str,
+        vector_dim: int,
+    ) -> None:
+        self._ask, self._method, self.vector_dim = ask, method, vector_dim
+
+    def reconstruct(self, positions: Places) -> Float32[np.ndarray, "A V"]:
+        if not len(positions):
+            return np.empty((0, self.vector_dim), np.float32)
+        found = self._ask(self._method, positions, lambda _, numbers: (numbers,))
+        return gathered(np.ones_like(positions), found)
+
+
+def _side_files(manifest: Manifest) -> list[str]:
+    """Return the files of a generation that are not of a segment."""
+    return [name for name in manifest.files if name in SIDE_FILES]
+
+
+def _codebook_alone(folder: Any) -> TokenVectors:
+    codebook = load_token_coder(folder)
+    nothing = CodeColumn(
+        rows=np.empty((0, codebook.vector_bytes + 1), np.uint8), offsets_M1=np.zeros(1, np.int64)
+    )
+    return TokenVectors(codebook=codebook, chunks=nothing, titles=nothing)
+
+
+def open_on_shards(
+    layout: CollectionLayout,
+    number: int,
+    checks: Checks,
+    num_shards: int,
+    ask: Ask,
+    prepare: Callable[[Sequence[PartKey]], None] = lambda _: None,
+) -> ShardedGeneration:
+    """Open a generation on so many shards, after ``prepare``; damage raises :class:`IntegrityError`."""
+    with layout.naming_damage():
+        manifest = read_manifest(layout, number)
+        problems = check_generation_files(
+            layout, manifest, checks.hashes, names=_side_files(manifest), believes_notes=not checks.verify
+        )
+        for name, problem in problems:
+            raise DamageError(f"{name} of generation {number} {problem}")
+        sha256 = layout.hash_of_manifest(number)
+        cuts = cut_partitions(sum(1 for each in manifest.partitions if each.generation), num_shards)
+        keys = [PartKey(layout.name, number, sha256, each.start, each.stop) for each in cuts]
+        prepare(keys)
+        return ShardedGeneration(layout, manifest, FanOut(keys, ask))

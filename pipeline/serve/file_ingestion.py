@@ -1,0 +1,224 @@
+"""Read the files that are attached to collections, and write their documents: in the background, in turn.
+
+    in_progress ─▶ read ─▶ written, as by POST …/documents ─▶ published ─▶ completed
+                    └─ nothing of it can be stored ─────────────────────▶ failed, with the reason
+
+A file is read outside of its collection's writer, so that a slow one holds up no writes. What a killed server
+had not finished is read again when it starts: to write a document twice changes nothing. So is one that met
+trouble which may pass, for some minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from cairn.pipeline.errors import (
+    CairnError,
+    DocumentsRefusedError,
+    SchemaError,
+    SourceError,
+    StorageError,
+    TryAgainError,
+    WritesWaitingError,
+)
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.file_rows import FileRows, UnreadKindError
+from cairn.pipeline.line.live import Receipt
+from cairn.pipeline.line.written_rows import Row
+from cairn.pipeline.serve.problems import ProblemError
+from cairn.pipeline.serve.uploads import Attachment, ErrorCode, Uploads
+from cairn.pipeline.serve.writers import Writers
+
+log = logging.getLogger(__name__)
+
+READERS: Final = 2
+"""Files that are read at a time."""
+PATIENCE_SECONDS: Final = 1.0
+"""Between two tries to write where as many writes wait as are kept."""
+TROUBLE_SECONDS: Final = 600.0
+"""For which a file is tried again: a full disk, or another server that writes the collection."""
+PAUSE_SECONDS: Final = 15.0
+CLEAR_SECONDS: Final = 600.0
+"""Between two removals of what has expired."""
+WRITE_DOCUMENTS: Final = 1_000
+WRITE_CHARACTERS: Final = 4 << 20
+MAX_TOLD: Final = 5
+_MAY_PASS: Final = (TryAgainError, StorageError, ProblemError, TimeoutError)
+_LASTING: Final = "the server could not store it for ten minutes; put it into the collection again later"
+_FAILED: Final = "the server could not store it; its log says more"
+
+_Result = TypeVar("_Result")
+
+
+class FileIngestion:
+    """Brings attached files into their collections; used from one event loop."""
+
+    def __init__(self, root: Path, uploads: Uploads, writers: Writers) -> None:
+        self._root, self._uploads, self._writers = root, uploads, writers
+        self._waiting: asyncio.Queue[tuple[Attachment, float | None]] = asyncio.Queue()
+        """Files to read, and when to give up those that have met trouble."""
+        self.order = asyncio.Lock()
+        """Held while a part of a file is written, and while it is noted that one is taken out."""
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="cairn-file")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        """Begin, with what a server before has left."""
+        self._spawn(self._tend())
+        for _ in range(READERS):
+            self._spawn(self._work())
+
+    def begin(self, attachments: Sequence[Attachment]) -> None:
+        """Let files be read."""
+        for each in attachments:
+            self._waiting.put_nowait((each, None))
+
+    async def close(self) -> None:
+        """Stop; what is not finished is read when the server is started again."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._uploads.close()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, call: Callable[[], _Result]) -> _Result:
+        return await asyncio.to_thread(call)
+
+    async def _tend(self) -> None:
+        """Go on with what a server before has left, and remove what expires."""
+        is_resumed = False
+        while True:
+            try:
+                await self._run(self._uploads.clear)
+                if not is_resumed:
+                    self.begin(await self._run(self._uploads.unfinished))
+                    is_resumed = True
+            except CairnError as error:
+                log.error("files.not_tended sentence=%s", error)  # noqa: TRY400 - it says it
+            await asyncio.sleep(CLEAR_SECONDS)
+
+    async def _work(self) -> None:
+        while True:
+            attachment, until = await self._waiting.get()
+            await self._settled(attachment, until, self._ingest(attachment, until))
+
+    async def _again(self, attachment: Attachment, until: float) -> None:
+        await asyncio.sleep(PAUSE_SECONDS)
+        self._waiting.put_nowait((attachment, until))
+
+    async def _settled(self, attachment: Attachment, until: float | None, work: Any) -> None:
+        """Await work on a file; try it again later, or note why it failed."""
+        fault: tuple[ErrorCode, str]
+        try:
+            await work
+        except UnreadKindError as error:
+            fault = "unsupported_file", str(error)
+        except DocumentsRefusedError as error:
+            fault = "invalid_file", "; ".join(detail for _, detail in error.faults[:MAX_TOLD]) or str(error)
+        except (SourceError, SchemaError) as error:
+            fault = "invalid_file", str(error)
+        except Exception as error:  # noqa: BLE001 - the other files are read
+            may_pass, name = isinstance(error, _MAY_PASS), type(error).__name__
+            told = error if isinstance(error, CairnError | ProblemError) else ""
+            log.error("files.failed collection=%s error=%s sentence=%s", attachment.collection, name, told)  # noqa: TRY400
+            until = until or time.monotonic() + TROUBLE_SECONDS
+            if may_pass and time.monotonic() < until:
+                self._spawn(self._again(attachment, until))
+                return
+            fault = "server_error", _LASTING if may_pass else _FAILED
+        else:
+            return
+        try:
+            await self._run(lambda: self._uploads.settle(attachment, "failed", error=fault))
+        except CairnError as error:
+            log.error("files.not_noted sentence=%s", error)  # noqa: TRY400 - it says it
+
+    async def _ingest(self, attachment: Attachment, until: float | None) -> None:
+        """Read a file and write its documents; another task waits until they are published."""
+        file = await self._run(lambda: self._uploads.file(attachment.file_id))
+        layout = CollectionLayout.at(self._root, attachment.collection)
+        if not layout.is_begun():  # removed: a writer would make it again
+            await self._run(lambda: self._uploads.forget(attachment.collection))
+            return
+        if file is None:
+            raise SourceError("the file must stay until it is read, got a removed one; send it again")
+        writer = await self._writers.of(attachment.collection)
+        stored = self._writers.stored(attachment.collection, None)
+        read = await asyncio.get_running_loop().run_in_executor(
+            self._pool, lambda: writer.read_file(self._uploads.path(file), stored)
+        )
+        rows = _own_rows(read, attachment)
+        doc_ids = [row["doc_id"] for row in rows]
+        num_bytes = sum(len(row["text"].encode()) for row in rows)
+        noted = list(dict.fromkeys([*attachment.doc_ids, *doc_ids]))
+        if not await self._run(lambda: self._uploads.note_documents(attachment, noted, num_bytes)):
+            return  # cancelled, or taken out of the collection
+        write = partial(writer.write, stored=stored, source_file=file.filename)
+        calls: list[Callable[[], Receipt]] = [partial(write, part) for part in _batches(rows)]
+        if len(noted) > len(doc_ids):  # what it replaces has had others
+
+            def delete_replaced() -> Receipt:
+                replaced = self._uploads.unshared(attachment, noted)
+                return writer.delete(sorted(set(replaced) - set(doc_ids)), stored)
+
+            calls.append(delete_replaced)
+        receipts = [await self._written(attachment, call) for call in calls]
+        done = self._published(attachment, read, doc_ids, filter(None, receipts))
+        self._spawn(self._settled(attachment, until, done))
+
+    async def _written(self, attachment: Attachment, write: Callable[[], Receipt]) -> Receipt | None:
+        """Write a part of a file; None where the file was taken out or replaced meanwhile."""
+        while True:
+            async with self.order:
+                if not await self._run(lambda: self._uploads.is_in_progress(attachment)):
+                    return None
+                with contextlib.suppress(WritesWaitingError):
+                    return await self._run(write)
+            await asyncio.sleep(PATIENCE_SECONDS)
+
+    async def _published(
+        self, attachment: Attachment, read: FileRows, doc_ids: Sequence[str], receipts: Iterable[Receipt]
+    ) -> None:
+        for receipt in receipts:
+            outcome = await asyncio.wrap_future(receipt.published)
+            if outcome.state == "failed":
+                raise CairnError(outcome.fault)
+        settle = partial(self._uploads.settle, attachment, "completed")
+        await self._run(lambda: settle(doc_ids=doc_ids, warnings=_warnings(read)))
+
+
+def _own_rows(read: FileRows, attachment: Attachment) -> list[Row]:
+    """Return the documents of a file with what its attachment says of them."""
+    own = {"doc_id": attachment.doc_id} if read.is_document else {}
+    return [{**row, **own, "metadata": {**row["metadata"], **attachment.attributes}} for row in read.rows]
+
+
+def _warnings(read: FileRows) -> list[str]:
+    more = len(read.refused) - MAX_TOLD
+    others = [f"and {more:,} more"] if more > 0 else []
+    return [*read.warnings, *read.refused[:MAX_TOLD], *others]
+
+
+def _batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Cut rows into what one write may hold."""
+    start = characters = 0
+    for end, row in enumerate(rows):
+        size = len(row["text"])
+        if end > start and (end - start == WRITE_DOCUMENTS or characters + size > WRITE_CHARACTERS):
+            yield rows[start:end]
+            start, characters = end, 0
+        characters += size
+    yield rows[start:]

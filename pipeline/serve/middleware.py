@@ -1,0 +1,424 @@
+"""What surrounds every route: an envelope around all, and a guard that lets only sound requests in.
+
+    request ─▶ Envelope ─▶ Guard ─▶ route
+               time, number, headers, log, problems
+
+The envelope bounds concurrency and time, adds headers, counts, logs, and turns errors into problems. Health
+checks and metrics pass the bound: they must answer when the server is full. HEAD runs as GET, and the body is
+dropped here. The log holds the route but no content of the request. Of an unexpected error it holds type and
+place, not the message, which may quote a text.
+
+The guard refuses what is not for this server, not authorised, or not strict JSON of bounded size. A page on
+another site must not reach a server on its reader's machine: the Host must be one this server answers for
+(DNS rebinding), and an Origin must be the server's own, or a name that it was given. There is no CORS. The
+whole body is read and checked: RFC 8259 has neither NaN nor lone surrogates, and the depth is bounded to
+protect parsers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final
+from urllib.parse import unquote
+
+from cairn.pipeline.errors import CairnError, is_panic
+from cairn.pipeline.index.allocator import return_freed_memory
+from cairn.pipeline.serve.keys import EVERYTHING, Grant, Keyring
+from cairn.pipeline.serve.metrics import Metrics
+from cairn.pipeline.serve.page_routes import PAGE_PATHS
+from cairn.pipeline.serve.problems import (
+    BODY_AMBIGUOUS,
+    BODY_SLOW,
+    BODY_TOO_LARGE,
+    BODY_UNEXPECTED,
+    DEADLINE,
+    HOST_REFUSED,
+    INTERNAL_ERROR,
+    INVALID_JSON,
+    KEY_MISSING,
+    KEY_UNKNOWN,
+    KEYS_UNREADABLE,
+    MEDIA_TYPE_REFUSED,
+    ORIGIN_REFUSED,
+    OVERLOADED,
+    PRINCIPAL_MISSING,
+    ProblemError,
+    problem_response,
+)
+from cairn.pipeline.serve.settings import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_WRITE_BYTES, ServeSettings
+from pydantic_core import from_json
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+
+UPLOAD_PATH: Final = "/v1/files"
+_CANCEL: Final = re.compile(r"/v1/vector_stores/[^/]+/file_batches/[^/]+/cancel")
+"""Where OpenAI's clients send no body."""
+UPLOAD_SECONDS: Final = 600.0
+"""Within which a file must have arrived."""
+UNBOUNDED_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+
+_HEADERS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+)
+"""Of every response that does not bring its own: no answer may be stored, framed or sniffed."""
+
+
+HEAVY_ANSWER_BYTES: Final = 1 << 20
+"""An answer from here on is made of a multiple in objects, whose memory is given back afterwards."""
+GIVE_BACK_SECONDS: Final = 1.0
+"""After the last but one heavy answer: giving back takes some milliseconds, once for many answers."""
+
+
+class Envelope:
+    """The outermost ASGI layer."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, max_requests: int, deadline_seconds: float) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._max_requests = max_requests
+        self._deadline_seconds = deadline_seconds
+        self._num_requests = 0
+        self._giving_back: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, whatever happens inside."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_seconds = time.perf_counter()
+        status = num_bytes = 0
+        method = scope["method"]
+        is_head = method == "HEAD"
+        if is_head:
+            scope = {**scope, "method": "GET"}
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status, num_bytes
+            num_bytes += len(message.get("body", b""))
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                present = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *(pair for pair in _HEADERS if pair[0] not in present),
+                ]
+            elif is_head:
+                message = {**message, "body": b""}
+            await send(message)
+
+        self._num_requests += 1
+        self._metrics.requests_in_flight.set(self._num_requests)
+        try:
+            problem = await self._run(scope, receive, send_with_headers)
+            if problem is not None:
+                self._metrics.problems.labels(problem.kind.name).inc()
+                if not status:
+                    await problem_response(problem, scope["path"])(scope, receive, send_with_headers)
+        finally:
+            self._num_requests -= 1
+            self._metrics.requests_in_flight.set(self._num_requests)
+            if num_bytes >= HEAVY_ANSWER_BYTES and self._giving_back is None:
+                self._giving_back = asyncio.get_running_loop().call_later(GIVE_BACK_SECONDS, self._give_back)
+            self._record(method, scope, status, time.perf_counter() - started_seconds)
+
+    def _give_back(self) -> None:
+        self._giving_back = None
+        asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> ProblemError | None:
+        """Run the request; return the problem it ended with where none was answered inside."""
+        if self._num_requests > self._max_requests and scope["path"] not in UNBOUNDED_PATHS:
+            return ProblemError(OVERLOADED, "too many requests are in flight")
+        is_upload = scope["path"] == UPLOAD_PATH and scope["method"] == "POST"
+        deadline = asyncio.timeout(UPLOAD_SECONDS if is_upload else self._deadline_seconds)
+        try:
+            async with deadline:
+                await self._app(scope, receive, send)
+        except ProblemError as problem:
+            return problem
+        except Exception as error:  # noqa: BLE001 - no error may leave as it is
+            if isinstance(error, TimeoutError) and deadline.expired():
+                return ProblemError(DEADLINE, "try again, or ask for less")
+            log_failure("serve.request_failed", error)
+            return ProblemError(INTERNAL_ERROR, "the server's log says more")
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            log_failure("serve.request_failed", error)
+            return ProblemError(INTERNAL_ERROR, "the server's log says more")
+        return None
+
+    def _record(self, method: str, scope: Scope, status: int, seconds: float) -> None:
+        method = method if method in ("GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS") else "other"
+        route = route_of(scope)
+        self._metrics.requests.labels(method, route, str(status)).inc()
+        self._metrics.request_seconds.labels(route).observe(seconds)
+        log.info(
+            "serve.request method=%s route=%s status=%d milliseconds=%.1f",
+            method,
+            route,
+            status,
+            1e3 * seconds,
+        )
+
+
+def route_of(scope: Scope) -> str:
+    """Return the pattern a request was routed by."""
+    route: Any = scope.get("route")
+    return getattr(route, "path", None) or "none"
+
+
+def log_failure(event: str, error: BaseException) -> None:
+    """Log an unforeseen error by its type and its places in the code, without its message."""
+    places = " < ".join(
+        f"{frame.name}:{frame.lineno}" for frame in reversed(traceback.extract_tb(error.__traceback__)[-8:])
+    )
+    log.error("%s error=%s at=%s", event, type(error).__name__, places)
+
+
+GRANT: Final = "cairn.grant"
+"""Where a request's grant stands in its scope."""
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/openapi.json"}) | PAGE_PATHS
+"""What anybody may ask: nothing there depends on a collection."""
+
+PROBED_PATHS: Final = frozenset({"/healthz", "/readyz"})
+"""Asked by orchestrators under any name."""
+_LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
+MAX_PRINCIPALS: Final = 256
+"""Names of one request: a user and the groups it is in."""
+BODY_SECONDS: Final = 5.0
+"""Within which a body must have arrived; of a file, the next part of it."""
+
+
+class Guard:
+    """An ASGI layer that refuses what must not reach a route."""
+
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, keyring: Keyring) -> None:
+        self._app = app
+        self._keyring = keyring
+        self._named = frozenset(_without_port(host.lower()) for host in settings.allowed_hosts)
+        self._own = frozenset({*_LOCAL_NAMES, settings.host.lower(), f"[{settings.host.lower()}]"})
+        self._is_loopback = settings.is_loopback
+        self._is_writable = settings.writable
+        self._readers_column = settings.readers_column
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the request, note its grant, and pass it on with its body read."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        self._check_addressee(headers, scope["path"])
+        if (
+            "transfer-encoding" in headers and "content-length" in headers
+        ):  # a proxy may have gone by the other one (RFC 9112 §6.1)
+            raise ProblemError(
+                BODY_AMBIGUOUS, "send Content-Length or Transfer-Encoding", headers={"Connection": "close"}
+            )
+        if scope["path"] not in OPEN_PATHS:
+            scope[GRANT] = self._within_rights(self._grant(headers), headers)
+        has_body = scope["method"] in ("POST", "PATCH")
+        if not has_body and "transfer-encoding" in headers:  # of any length
+            raise ProblemError(BODY_UNEXPECTED, "send none", headers={"Connection": "close"})
+        if has_body and scope["path"] == UPLOAD_PATH:
+            receive = _bounded(headers, receive)
+        elif has_body and not _CANCEL.fullmatch(scope["path"]):
+            is_write = self._is_writable and scope["path"].endswith("/documents")
+            limit = MAX_WRITE_BYTES if is_write else MAX_BODY_BYTES
+            receive = _replay(await _read_json(headers, receive, limit))
+        await self._app(scope, receive, send)
+
+    def _check_addressee(self, headers: Headers, path: str) -> None:
+        host = headers.get("host", "").lower()
+        if len(headers.getlist("host")) > 1:  # what stands in front may have gone by the other one
+            raise ProblemError(HOST_REFUSED, "send one Host")
+        if path not in PROBED_PATHS and not self._answers_for(_without_port(host)):
+            raise ProblemError(HOST_REFUSED, "name it with --allowed-host where it is this server's")
+        origin = headers.get("origin", "").lower().partition("://")[2]
+        # A page of another site cannot add a header of its own: that needs a preflight, and gets none.
+        addressed = (host, headers.get("x-forwarded-host", "").lower())
+        is_own = bool(origin) and (origin in addressed or _without_port(origin) in self._named)
+        if "origin" in headers and not is_own:
+            raise ProblemError(
+                ORIGIN_REFUSED,
+                "call it from a page it serves itself, or from a program; behind a proxy under another name "
+                "or port, give that name with --allowed-host",
+            )
+
+    def _answers_for(self, name: str) -> bool:
+        """Tell whether the server may be called so: by its own names and those it was given.
+
+        Only browsers are led here by a name of another site, and they always send it. Beyond loopback an
+        address is the server's own, too, and without given names any name is: keys protect it, which a
+        page of another site does not have.
+        """
+        if not name or name in self._own or name in self._named:
+            return True
+        return not self._is_loopback and (not self._named or _is_address(name))
+
+    def _within_rights(self, grant: Grant, headers: Headers) -> Grant:
+        """Narrow a grant to the documents that the request's principals may read: the one place that does.
+
+        A key that may speak for principals must name one; no other key may.
+        """
+        must_name = grant is not EVERYTHING and "principal" in grant.scopes
+        lines = headers.getlist("x-cairn-principal")
+        if len(lines) > 1:  # a caller's own beside that of what stands in front
+            raise ProblemError(PRINCIPAL_MISSING, "send one X-Cairn-Principal, with commas between names")
+        sent = lines[0] if lines else None
+        if sent is None and not must_name:
+            return grant
+        named = [unquote(name.strip(), errors="replace") for name in (sent or "").split(",") if name.strip()]
+        if self._readers_column is None:
+            raise ProblemError(PRINCIPAL_MISSING, "the server has to be started with --readers-column")
+        if "principal" not in grant.scopes:
+            raise ProblemError(PRINCIPAL_MISSING, "X-Cairn-Principal needs a key with the scope principal")
+        if not 1 <= len(named) <= MAX_PRINCIPALS:
+            raise ProblemError(
+                PRINCIPAL_MISSING,
+                f"send 1 to {MAX_PRINCIPALS} names in X-Cairn-Principal, with commas between them",
+            )
+        readable: dict[str, Any] = {"type": "in", "key": self._readers_column, "value": named}
+        own = grant.restriction
+        return replace(
+            grant, restriction=readable if own is None else {"type": "and", "filters": [own, readable]}
+        )
+
+    def _grant(self, headers: Headers) -> Grant:
+        if not self._keyring.is_required:
+            return EVERYTHING
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not token.strip():
+            raise ProblemError(
+                KEY_MISSING, "send it as `Authorization: Bearer KEY`; `cairn keys create` makes one"
+            )
+        try:
+            grant = self._keyring.grant_of(token.strip())
+        except CairnError:
+            raise ProblemError(
+                KEYS_UNREADABLE, "the server's keeper has to restore the file of keys"
+            ) from None
+        if grant is None:
+            raise ProblemError(KEY_UNKNOWN, "it is mistyped, or was revoked")
+        return grant
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+async def _read_json(headers: Headers, receive: Receive, limit: int) -> bytes:
+    """Return the whole body, which is JSON.
+
+    Anything else raises :class:`ProblemError` as early as it shows.
+    """
+    _check_headers(headers, limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await _read(receive, limit)
+    except TimeoutError:
+        raise ProblemError(
+            BODY_SLOW, f"it may take {BODY_SECONDS:.0f} seconds", headers={"Connection": "close"}
+        ) from None
+    try:
+        from_json(body, allow_inf_nan=False, cache_strings="none")
+    except ValueError:
+        raise ProblemError(
+            INVALID_JSON,
+            "send UTF-8 JSON without a byte order mark, halves of surrogates, NaN, Infinity and numbers of "
+            "thousands of digits, at most 200 deep",
+        ) from None
+    return body
+
+
+async def _read(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":  # the caller has gone: what is left is no JSON
+            break
+        part: bytes = message.get("body", b"")
+        num_bytes += len(part)
+        if num_bytes > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body", False):
+            break
+    return b"".join(parts)
+
+
+def _bounded(headers: Headers, receive: Receive) -> Receive:
+    """Return a receive of a form with a file, which a route reads as it comes: of bounded size and pauses."""
+    _check_headers(headers, MAX_FILE_BYTES + MAX_BODY_BYTES, "multipart/form-data")
+    num_bytes = 0
+
+    async def bounded() -> Message:
+        nonlocal num_bytes
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                message = await receive()
+        except TimeoutError:
+            raise ProblemError(
+                BODY_SLOW,
+                f"no more of it came for {BODY_SECONDS:.0f} seconds",
+                headers={"Connection": "close"},
+            ) from None
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > MAX_FILE_BYTES + MAX_BODY_BYTES:
+            raise _too_large(MAX_FILE_BYTES)
+        return message
+
+    return bounded
+
+
+def _check_headers(headers: Headers, limit: int, expected: str = "application/json") -> None:
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != expected or headers.get("content-encoding", "identity").lower() != "identity":
+        raise ProblemError(MEDIA_TYPE_REFUSED, f"send `Content-Type: {expected}`, not compressed")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> ProblemError:
+    return ProblemError(BODY_TOO_LARGE, f"it may have {limit:,} bytes", headers={"Connection": "close"})
+
+
+def _replay(body: bytes) -> Callable[[], Awaitable[Message]]:
+    """Return a receive that gives the body once more, and then the end of the connection."""
+    messages: list[Mapping[str, object]] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return dict(messages.pop()) if messages else {"type": "http.disconnect"}
+
+    return receive

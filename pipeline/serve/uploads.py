@@ -1,0 +1,387 @@
+"""Files that clients sent, and the collections they are attached to: a folder and a SQLite database.
+
+    ROOT/.files/FILE_ID/NAME    the bytes of a file, whole or absent
+    ROOT/.files/files.sqlite    files, stores (names that clients gave), attachments and their batches
+
+A file is sent once and attached to any number of collections. An attachment is `in_progress` until its
+documents are found by searches; a server that is started again goes on with those. What reads the files is
+:mod:`cairn.pipeline.serve.file_ingestion`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Literal
+
+from cairn.pipeline import durable
+from cairn.pipeline.corpus.source_record import sqlite_errors
+from cairn.pipeline.errors import DocumentsRefusedError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.serve.openai_schemas import NewVectorStoreFile
+
+FOLDER_NAME: Final = ".files"
+FILE_PREFIX: Final = "file-"
+NAME_BYTES: Final = 200
+LEFTOVER_SECONDS: Final = 3_600
+"""After which a folder without its entry is what a killed server has left: a file is kept sooner."""
+_NOT_IN_NAMES: Final = re.compile(r"[\x00-\x1f\x7f]")
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE, filename TEXT, purpose TEXT, num_bytes INTEGER,
+    created_at INTEGER, expires_at INTEGER, owner TEXT);
+CREATE TABLE IF NOT EXISTS attachments (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, collection TEXT, file_id TEXT, filename TEXT, doc_id TEXT,
+    attributes TEXT, batch_id TEXT, created_at INTEGER, status TEXT, error_code TEXT, error_message TEXT,
+    doc_ids TEXT, num_bytes INTEGER, warnings TEXT, UNIQUE (collection, file_id));
+CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, collection TEXT, created_at INTEGER);
+CREATE TABLE IF NOT EXISTS stores (
+    collection TEXT PRIMARY KEY, name TEXT, metadata TEXT, created_at INTEGER);
+"""
+
+Status = Literal["in_progress", "completed", "failed", "cancelled"]
+ErrorCode = Literal["server_error", "unsupported_file", "invalid_file"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UploadedFile:
+    """A file; ``owner`` is the id of the key that sent it."""
+
+    id: str
+    filename: str
+    purpose: str
+    num_bytes: int
+    created_at: int
+    expires_at: int | None
+    owner: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attachment:
+    """A file in a collection.
+
+    ``doc_ids`` are its documents, ``doc_id`` the id that one without an id of its own is to have.
+    """
+
+    number: int
+    collection: str
+    file_id: str
+    filename: str
+    doc_id: str
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    batch_id: str | None
+    created_at: int
+    status: Status
+    error_code: ErrorCode | None
+    error_message: str | None
+    doc_ids: Sequence[str]
+    num_bytes: int
+    warnings: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Store:
+    """What a client said of a collection."""
+
+    name: str
+    metadata: Mapping[str, str] | None
+    created_at: int
+
+
+class Uploads:
+    """The files of a server; its calls come from any thread. The database is made by the first of them."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._folder = root, root / FOLDER_NAME
+        self._lock = threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+
+    def path(self, file: UploadedFile) -> Path:
+        """Return where the bytes of a file are."""
+        return self._folder / file.id / file.filename
+
+    def add(
+        self, content: IO[bytes], filename: str, *, purpose: str, owner: str, seconds: int | None
+    ) -> UploadedFile:
+        """Keep the bytes of a file, for some seconds or until it is removed."""
+        now = int(time.time())
+        file_id = f"{FILE_PREFIX}{secrets.token_hex(12)}"
+        name = file_name(filename)
+        with (
+            durable.storage_errors("keeping a file"),
+            durable.replacing_folder(self._folder / file_id) as folder,
+            (folder / name).open("wb") as kept,
+        ):
+            shutil.copyfileobj(content, kept, 1 << 20)
+            num_bytes = kept.tell()
+        file = UploadedFile(
+            id=file_id,
+            filename=name,
+            purpose=purpose,
+            num_bytes=num_bytes,
+            created_at=now,
+            expires_at=None if seconds is None else now + seconds,
+            owner=owner,
+        )
+        columns = (file.id, file.filename, purpose, num_bytes, now, file.expires_at, owner)
+        self._run(
+            "INSERT INTO files (id, filename, purpose, num_bytes, created_at, expires_at, owner)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?)",
+            columns,
+        )
+        return file
+
+    def file(self, file_id: str) -> UploadedFile | None:
+        """Return a file that has not expired; one that is to be read yet does not."""
+        return next(iter(self._files("id = ?", file_id)), None)
+
+    def files(self) -> list[UploadedFile]:
+        """Return all files that have not expired, oldest first."""
+        return self._files("1")
+
+    def _files(self, condition: str, *values: Any) -> list[UploadedFile]:
+        found = self._run(
+            f"SELECT id, filename, purpose, num_bytes, created_at, expires_at, owner FROM files"  # noqa: S608 - our own
+            f" WHERE {condition} AND (expires_at IS NULL OR expires_at > ?"
+            " OR id IN (SELECT file_id FROM attachments WHERE status = 'in_progress')) ORDER BY number",
+            (*values, int(time.time())),
+        )
+        return [UploadedFile(**dict(row)) for row in found]
+
+    def remove(self, file_id: str) -> None:
+        """Remove a file; what it is attached to stays."""
+        self._run("DELETE FROM files WHERE id = ?", (file_id,))
+        with durable.storage_errors("removing a file"):
+            durable.remove_entry(self._folder / file_id)
+
+    def clear(self) -> None:
+        """Remove expired files, what a killed server has left of one, and entries of gone collections."""
+        for row in self._run("SELECT collection FROM attachments UNION SELECT collection FROM stores"):
+            if not CollectionLayout.at(self._root, row["collection"]).is_begun():
+                self.forget(row["collection"])
+        kept = {file.id for file in self.files()}
+        for row in self._run("SELECT id FROM files"):
+            if row["id"] not in kept:
+                self.remove(row["id"])
+        if not self._folder.is_dir():
+            return
+        with durable.storage_errors("removing files"):
+            for entry in self._folder.iterdir():
+                is_old = entry.is_dir() and entry.stat().st_mtime < time.time() - LEFTOVER_SECONDS
+                if is_old and entry.name not in kept:
+                    durable.remove_entry(entry)
+
+    def attach(
+        self, collection: str, asked: Sequence[NewVectorStoreFile], batch_id: str | None
+    ) -> list[Attachment]:
+        """Note that files go into a collection; one that is in it is read again.
+
+        The new attachment has the documents of those it replaces: of the same file, or of the same id.
+        Raises :class:`DocumentsRefusedError` that names the places of those that there are not.
+        """
+        found = [self.file(each.file_id) for each in asked]
+        faults = [(place, "there is no such file") for place, file in enumerate(found) if file is None]
+        if faults:
+            raise DocumentsRefusedError("files must be there, got some that are not", faults)
+        now = int(time.time())
+        rows = [
+            (
+                collection,
+                file.id,
+                file.filename,
+                each.doc_id or file.id,
+                json.dumps(each.attributes or {}),
+                batch_id,
+                now,
+            )
+            for each, file in zip(asked, found, strict=True)
+            if file is not None
+        ]
+        placed = (
+            "INSERT INTO attachments (collection, file_id, filename, doc_id, attributes, batch_id,"
+            " created_at, doc_ids, status, num_bytes, warnings)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'in_progress', 0, '[]')"
+        )
+        same = "FROM attachments WHERE collection = ? AND (file_id = ? OR doc_id = ?)"
+
+        def note(connection: sqlite3.Connection) -> None:
+            if batch_id is not None:
+                connection.execute("INSERT INTO batches VALUES (?, ?, ?)", (batch_id, collection, now))
+            for row in rows:
+                replaced = (collection, row[1], row[3])
+                before = connection.execute(f"SELECT doc_ids {same}", replaced).fetchall()
+                doc_ids = [doc_id for each in before for doc_id in json.loads(each["doc_ids"])]
+                connection.execute(f"DELETE {same}", replaced)
+                connection.execute(placed, (*row, json.dumps(doc_ids)))
+
+        self._write(note)
+        ids = dict.fromkeys(each.file_id for each in asked)
+        return [each for file_id in ids if (each := self.attachment(collection, file_id)) is not None]
+
+    def attachment(self, collection: str, file_id: str) -> Attachment | None:
+        """Return a file of a collection."""
+        return next(iter(self._attachments("collection = ? AND file_id = ?", collection, file_id)), None)
+
+    def attachments(self, collection: str) -> list[Attachment]:
+        """Return the files of a collection, oldest first."""
+        return self._attachments("collection = ?", collection)
+
+    def batch(self, collection: str, batch_id: str) -> tuple[int, list[Attachment]] | None:
+        """Return when a batch was made, and its files."""
+        found = self._run(
+            "SELECT created_at FROM batches WHERE id = ? AND collection = ?", (batch_id, collection)
+        )
+        return (found[0]["created_at"], self._attachments("batch_id = ?", batch_id)) if found else None
+
+    def unfinished(self) -> list[Attachment]:
+        """Return the files that are to be read yet."""
+        return self._attachments("status = 'in_progress'")
+
+    def of_file(self, file_id: str) -> list[Attachment]:
+        """Return where a file is attached."""
+        return self._attachments("file_id = ?", file_id)
+
+    def _attachments(self, condition: str, *values: Any) -> list[Attachment]:
+        found = self._run(
+            f"SELECT * FROM attachments WHERE {condition} ORDER BY number",  # noqa: S608 - our own
+            values,
+        )
+        return [
+            Attachment(
+                **{**row, **{name: json.loads(row[name]) for name in ("attributes", "doc_ids", "warnings")}}
+            )
+            for row in map(dict, found)
+        ]
+
+    def settle(
+        self,
+        attachment: Attachment,
+        status: Status,
+        *,
+        error: tuple[ErrorCode, str] | None = None,
+        doc_ids: Sequence[str] | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """Note what became of a file that was in progress; None keeps the ``doc_ids`` noted before."""
+        kept = None if doc_ids is None else json.dumps(list(doc_ids))
+        self._run(
+            "UPDATE attachments SET status = ?, error_code = ?, error_message = ?, warnings = ?,"
+            " doc_ids = COALESCE(?, doc_ids) WHERE number = ? AND status = 'in_progress'",
+            (status, *(error or (None, None)), json.dumps(list(warnings)), kept, attachment.number),
+        )
+
+    def note_documents(self, attachment: Attachment, doc_ids: Sequence[str], num_bytes: int) -> bool:
+        """Note the documents of a file before they are written; tell whether it is still in progress."""
+        self._run(
+            "UPDATE attachments SET doc_ids = ?, num_bytes = ? WHERE number = ? AND status = 'in_progress'",
+            (json.dumps(list(doc_ids)), num_bytes, attachment.number),
+        )
+        return self.is_in_progress(attachment)
+
+    def is_in_progress(self, attachment: Attachment) -> bool:
+        """Tell whether a file is still to be written: it was neither taken out nor replaced."""
+        return bool(self._attachments("number = ? AND status = 'in_progress'", attachment.number))
+
+    def change(self, attachment: Attachment, attributes: Mapping[str, Any]) -> None:
+        """Give a file of a collection other attributes."""
+        self._run(
+            "UPDATE attachments SET attributes = ? WHERE number = ?",
+            (json.dumps(dict(attributes)), attachment.number),
+        )
+
+    def cancel(self, attachment: Attachment) -> list[str]:
+        """Note that a file leaves a collection; return its documents that no other file of it has."""
+        self._run(
+            "UPDATE attachments SET status = 'cancelled', error_code = NULL, error_message = NULL"
+            " WHERE number = ?",
+            (attachment.number,),
+        )
+        noted = self._attachments("number = ?", attachment.number) or [attachment]
+        return self.unshared(attachment, noted[0].doc_ids)
+
+    def detach(self, attachment: Attachment) -> None:
+        """Forget that a file is in a collection, once its documents are deleted."""
+        self._run("DELETE FROM attachments WHERE number = ?", (attachment.number,))
+
+    def unshared(self, attachment: Attachment, doc_ids: Sequence[str]) -> list[str]:
+        """Return those of some documents that no other file of the collection has."""
+        others = self._run(
+            "SELECT value FROM attachments, json_each(doc_ids) WHERE collection = ? AND number <> ?",
+            (attachment.collection, attachment.number),
+        )
+        taken = {row["value"] for row in others}
+        return [doc_id for doc_id in doc_ids if doc_id not in taken]
+
+    def name_store(self, collection: str, store: Store) -> None:
+        """Keep what a client says of a collection."""
+        metadata = None if store.metadata is None else json.dumps(dict(store.metadata))
+        values = (collection, store.name, metadata, store.created_at)
+        self._run("INSERT OR REPLACE INTO stores VALUES (?, ?, ?, ?)", values)
+
+    def store(self, collection: str) -> Store | None:
+        """Return what a client said of a collection, None where none did."""
+        found = self._run("SELECT name, metadata, created_at FROM stores WHERE collection = ?", (collection,))
+        if not found:
+            return None
+        metadata = found[0]["metadata"]
+        return Store(
+            name=found[0]["name"],
+            metadata=None if metadata is None else json.loads(metadata),
+            created_at=found[0]["created_at"],
+        )
+
+    def forget(self, collection: str) -> None:
+        """Forget what was attached to a collection that is removed."""
+
+        def remove(connection: sqlite3.Connection) -> None:
+            for table in ("attachments", "batches", "stores"):
+                connection.execute(f"DELETE FROM {table} WHERE collection = ?", (collection,))  # noqa: S608 - our own
+
+        if self._stands():
+            self._write(remove)
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+            self._opened = None
+
+    def _stands(self) -> bool:
+        return (self._folder / "files.sqlite").exists()
+
+    def _run(self, statement: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        if statement.startswith("SELECT") and not self._stands():
+            return []
+        return self._write(lambda connection: connection.execute(statement, values).fetchall())
+
+    def _write(self, change: Callable[[sqlite3.Connection], Any]) -> Any:
+        with self._lock, sqlite_errors(), durable.storage_errors("opening the list of files"):
+            if self._opened is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                opened = sqlite3.connect(self._folder / "files.sqlite", timeout=10.0, check_same_thread=False)
+                opened.row_factory = sqlite3.Row
+                opened.executescript(_TABLES)
+                self._opened = opened
+            with self._opened:  # a transaction
+                return change(self._opened)
+
+
+def file_name(sent: str) -> str:
+    """Return the name that a file is kept by: the last part of what was sent, printable and not too long."""
+    name = _NOT_IN_NAMES.sub("", sent.replace("\\", "/").rpartition("/")[2]).strip()
+    if name in ("", ".", ".."):
+        return "file"
+    stem, dot, suffix = name.rpartition(".")
+    suffix = (dot + suffix if stem else "")[-32:]
+    stem = name[: len(name) - len(suffix)] if suffix else name
+    room = NAME_BYTES - len(suffix.encode())
+    return stem.encode()[:room].decode(errors="ignore") + suffix

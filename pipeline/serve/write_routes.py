@@ -1,0 +1,406 @@
+"""Writes over HTTP: collections, their documents and sources, where the server was started with --writable.
+
+request ─▶ LiveWriter.write ─▶ 202 durable
+                 └─ published, taken up ─▶ 200 searchable, for ?wait=searchable
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path as FolderPath
+from typing import Annotated, Any, Final, Literal
+
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.errors import CairnError, ConfigError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import drop_collection
+from cairn.pipeline.line.live import LiveWriter, Receipt
+from cairn.pipeline.line.waiting_writes import Outcome
+from cairn.pipeline.line.written_rows import Stored
+from cairn.pipeline.model.folders.names import MODEL_NAMES
+from cairn.pipeline.serve.answers import ServerState, State, WriteGrant
+from cairn.pipeline.serve.collection_routes import DocId
+from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.problems import (
+    COLLECTION_EXISTS,
+    INVALID_REQUEST,
+    SOURCE_REFUSED,
+    UNKNOWN_WRITE,
+    WRITE_FAILED,
+    WRITES_REFUSED,
+    ProblemError,
+    unknown_collection,
+    unknown_document,
+)
+from cairn.pipeline.serve.schemas import (
+    MAX_DOC_ID_CHARACTERS,
+    CollectionName,
+    CollectionSummary,
+    Filter,
+    Reply,
+    Request,
+    plain,
+)
+from cairn.pipeline.serve.writers import Writers, write_problem
+from fastapi import APIRouter, Depends, Header, Query, Response
+from pydantic import Field, JsonValue, model_validator
+
+router = APIRouter(prefix="/v1/collections", tags=["writes"], redirect_slashes=False)
+
+MAX_DOCUMENTS: Final = 1_000
+MAX_KEY_CHARACTERS: Final = 255
+WAITING_SHARE: Final = 0.8
+"""Of a request's time, what it waits to be searchable; after that it is answered as durable."""
+
+
+class NewCollection(Request):
+    """A collection to be made."""
+
+    name: CollectionName
+    model: str | None = Field(default=None, description="Name of a packaged model; null: the default.")
+    settings: dict[str, dict[str, JsonValue]] = Field(
+        default_factory=dict[str, dict[str, JsonValue]],
+        description="Settings of an ingest by stage: encoder, cluster, context, index, corpus.",
+    )
+
+
+class NewDocument(Request):
+    """A document, as GET gives it; one of the same id is replaced."""
+
+    doc_id: Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+    text: str
+    title: str | None = None
+    metadata: dict[str, JsonValue] = Field(
+        default_factory=dict[str, JsonValue],
+        description="Values to filter by and to show; a new name is a new column, null elsewhere.",
+    )
+
+
+class NewDocuments(Request):
+    """Documents to add or replace."""
+
+    documents: Annotated[list[NewDocument], Field(min_length=1, max_length=MAX_DOCUMENTS)]
+
+
+class Changes(Request):
+    """Metadata to change."""
+
+    metadata: Annotated[dict[str, JsonValue], Field(min_length=1, description="Null takes a value away.")]
+
+
+class Deletion(Request):
+    """Documents to delete: by their ids, or by a filter."""
+
+    doc_ids: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, min_length=1, max_length=MAX_DOCUMENTS
+    )
+    filters: Filter | None = None
+
+    @model_validator(mode="after")
+    def _require_one(self) -> Deletion:
+        if (self.doc_ids is None) == (self.filters is None):
+            raise ValueError("there must be doc_ids or filters, and not both")
+        return self
+
+
+class NewSource(Request):
+    """A source to ingest."""
+
+    source: Annotated[
+        str, Field(min_length=1, max_length=4_096, description="Path, glob or URI, as `ingest` takes it.")
+    ]
+
+
+class WrittenDocument(Reply):
+    """A document as it is kept; the hash goes into If-Match."""
+
+    doc_id: str
+    content_sha256: str
+
+
+class WriteReply(Reply):
+    """An acknowledged write. It outlives a kill of the server; `searchable`: the next search sees it."""
+
+    write: int = Field(description="Its number, to ask for what became of it.")
+    status: Literal["durable", "searchable"]
+    generation: int | None = Field(description="The one that has it, once it is searchable.")
+    documents: list[WrittenDocument]
+    deleted: int
+    missing: list[str] = Field(description="Ids to delete that were not there.")
+    warnings: list[str]
+
+
+class WriteState(Reply):
+    """What became of a write."""
+
+    write: int
+    status: Literal["waiting", "searchable", "failed"]
+    generation: int | None
+    detail: str | None = Field(description="Why it failed.")
+
+
+class DroppedCollection(Reply):
+    """A collection that is gone."""
+
+    name: str
+    deleted: Literal[True]
+
+
+Wait = Annotated[
+    Literal["durable", "searchable"],
+    Query(description="Answer once it outlives a kill, or once the next search sees it."),
+]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=MAX_KEY_CHARACTERS,
+        description="The same key with the same request is one write; the last 1,000 are known.",
+    ),
+]
+IfMatch = Annotated[
+    str | None,
+    Header(
+        description="`content_sha256` that the document must have, in quotes or not; several with commas "
+        "between them, `*` for any."
+    ),
+]
+IfNoneMatch = Annotated[
+    Literal["*"] | None, Header(description="The document must be new; one that is there stays as it is.")
+]
+
+
+class AskedWrite:
+    """What every route that writes takes, and how it answers."""
+
+    def __init__(
+        self,
+        name: CollectionName,
+        state: State,
+        grant: WriteGrant,
+        response: Response,
+        wait: Wait = "durable",
+        idempotency_key: IdempotencyKey = None,
+    ) -> None:
+        self._name, self._state, self._grant, self._response = name, state, grant, response
+        self._wait, self.key = wait, idempotency_key
+
+    async def answered(self, write: Callable[[LiveWriter, Stored], Receipt | None]) -> WriteReply:
+        """Answer a write once it is as durable or searchable as asked."""
+        state = self._state
+        writer, stored = await open_writer(state, reached(state, self._grant, self._name).name)
+        receipt = await state.writers.run(lambda: write(writer, stored))
+        if receipt is None:
+            raise unknown_document()
+        outcome = None
+        if self._wait == "searchable":
+            outcome = await published(state, receipt)
+        if outcome is not None and outcome.state == "failed":
+            raise ProblemError(WRITE_FAILED, _fault(outcome) or "the server's log says more")
+        self._response.status_code = 202 if outcome is None else 200
+        answer: dict[str, Any] = {
+            "documents": [],
+            "deleted": 0,
+            "missing": [],
+            "warnings": [],
+            **receipt.answer,
+        }
+        return WriteReply(
+            write=receipt.number,
+            status="durable" if outcome is None else "searchable",
+            generation=outcome and outcome.generation,
+            **answer,
+        )
+
+
+@router.post("", status_code=201)
+async def create_collection(
+    request: NewCollection, state: State, grant: WriteGrant, idempotency_key: IdempotencyKey = None
+) -> CollectionSummary:
+    """Make a collection without documents; its first documents draw its clusters and its context."""
+    name, asked = request.name, request.model_dump()
+    if not grant.reaches(name) or not state.collections.serves(name):
+        raise unknown_collection()
+    encoder = request.settings.get("encoder", {})
+    if encoder.get("sparse_model") or request.settings.get("corpus", {}).get("vector_column"):
+        raise ProblemError(
+            INVALID_REQUEST, "sparse_model and vector_column are for `ingest`; leave them out here"
+        )
+    if any(model not in (None, *MODEL_NAMES) for model in (request.model, encoder.get("model"))):
+        raise ProblemError(
+            INVALID_REQUEST, "a model must be named by a packaged name here; `ingest` takes folders"
+        )
+    layout = CollectionLayout.at(state.settings.root, name)
+    if layout.is_begun():
+        if idempotency_key is not None:
+            writer = await _writer(state.writers, name)
+            if await state.writers.run(lambda: writer.was_created_by(asked, idempotency_key)):
+                return CollectionSummary(name=name, status="empty")
+        raise ProblemError(COLLECTION_EXISTS, "write to it, or delete it first")
+    make = partial(Collection.create, name, root=state.settings.root, model=request.model)
+    created = await state.writers.run(lambda: make(settings=request.settings))
+    writer = await _writer(state.writers, name)
+    await state.writers.run(lambda: writer.create(created.settings, asked, idempotency_key))
+    return CollectionSummary(name=name, status="empty")
+
+
+@router.delete("/{name}")
+async def delete_collection(
+    name: CollectionName, state: State, grant: WriteGrant, idempotency_key: IdempotencyKey = None
+) -> DroppedCollection:
+    """Remove a collection with all it holds."""
+    if grant.reaches(name) and state.writers.was_removed_by(name, idempotency_key):
+        return DroppedCollection(name=name, deleted=True)
+    layout = reached(state, grant, name)
+    await state.writers.end(layout.name)
+    await state.writers.run(lambda: drop_collection(layout))
+    state.writers.note_removed(name, idempotency_key)
+    await state.writers.run(lambda: state.uploads.forget(layout.name))
+    return DroppedCollection(name=name, deleted=True)
+
+
+@router.post("/{name}/documents")
+async def write_documents(
+    request: NewDocuments,
+    asked: Annotated[AskedWrite, Depends()],
+    if_match: IfMatch = None,
+    if_none_match: IfNoneMatch = None,
+) -> WriteReply:
+    """Add documents, or replace those of the same ids: all of them, or none where one cannot be stored."""
+    wanted = _hashes(if_match) if if_none_match is None else []
+    if (wanted is not None and len(request.documents) > 1) or (if_match and if_none_match):
+        raise ProblemError(INVALID_REQUEST, "one of If-Match and If-None-Match goes with one document")
+    rows = [document.model_dump() for document in request.documents]
+    return await asked.answered(
+        lambda writer, stored: writer.write(rows, stored, if_match=wanted, key=asked.key)
+    )
+
+
+@router.post("/{name}/documents/delete")
+async def delete_documents(
+    request: Deletion, state: State, asked: Annotated[AskedWrite, Depends()]
+) -> WriteReply:
+    """Delete documents by their ids, or all that match a filter once the writes before are published."""
+    timeout = WAITING_SHARE * state.settings.deadline_seconds
+
+    def delete(writer: LiveWriter, stored: Stored) -> Receipt:
+        if request.filters is not None:
+            filters = plain(request.filters)
+            return writer.delete_matching(filters, stored, timeout, key=asked.key)
+        return writer.delete(request.doc_ids or (), stored, key=asked.key)
+
+    return await asked.answered(delete)
+
+
+@router.patch("/{name}/documents/{doc_id:doc_id}")
+async def change_document(
+    doc_id: DocId, request: Changes, asked: Annotated[AskedWrite, Depends()], if_match: IfMatch = None
+) -> WriteReply:
+    """Change metadata of a document. It is encoded again only where the collection has partitions."""
+    return await asked.answered(
+        lambda writer, stored: writer.patch(
+            doc_id, request.metadata, stored, if_match=_hashes(if_match), key=asked.key
+        )
+    )
+
+
+@router.delete("/{name}/documents/{doc_id:doc_id}")
+async def delete_document(
+    doc_id: DocId, asked: Annotated[AskedWrite, Depends()], if_match: IfMatch = None
+) -> WriteReply:
+    """Delete a document."""
+    return await asked.answered(
+        lambda writer, stored: delete_one(writer, stored, doc_id, if_match=_hashes(if_match), key=asked.key)
+    )
+
+
+@router.post("/{name}/sources")
+async def ingest_source(
+    request: NewSource, state: State, asked: Annotated[AskedWrite, Depends()]
+) -> WriteReply:
+    """Ingest a source that the server may read, after the writes before it."""
+    if not _is_allowed(request.source, state.settings.allowed_sources):
+        raise ProblemError(SOURCE_REFUSED, "the server names those it reads with --allowed-source")
+    return await asked.answered(lambda writer, _: writer.ingest(request.source, key=asked.key))
+
+
+@router.get("/{name}/writes/{number}")
+async def read_write(name: CollectionName, number: int, state: State, grant: WriteGrant) -> WriteState:
+    """Say what became of a write; the last 10,000 since the server started are known."""
+    layout = reached(state, grant, name)
+    outcome = (await _writer(state.writers, layout.name)).outcome(number)
+    if outcome is None:
+        raise ProblemError(UNKNOWN_WRITE, "it was never acknowledged, or long ago")
+    return WriteState(
+        write=number, status=outcome.state, generation=outcome.generation, detail=_fault(outcome)
+    )
+
+
+def delete_one(
+    writer: LiveWriter,
+    stored: Stored,
+    doc_id: str,
+    *,
+    if_match: Sequence[str] | None = None,
+    key: str | None = None,
+) -> Receipt | None:
+    """Delete a document; None where there is none."""
+    receipt = writer.delete([doc_id], stored, if_match=if_match, key=key)
+    return None if receipt.answer["missing"] else receipt
+
+
+def reached(state: State, grant: Grant, name: str) -> CollectionLayout:
+    """Return the collection that a name answers from; one that is not there looks as one out of reach."""
+    target = state.collections.target(name)
+    if not grant.reaches(name) or not state.collections.serves(name):
+        raise unknown_collection()
+    try:
+        layout = CollectionLayout.at(state.settings.root, target)
+    except ConfigError:
+        raise unknown_collection() from None
+    if layout.replica is not None:
+        raise ProblemError(WRITES_REFUSED, "collections in an object store are written by `ingest`")
+    if not layout.is_begun():
+        raise unknown_collection()
+    return layout
+
+
+async def published(state: ServerState, receipt: Receipt) -> Outcome | None:
+    """Return what became of a write, None where that takes longer than a request may wait."""
+    waiting = asyncio.wrap_future(receipt.published)
+    await asyncio.wait({waiting}, timeout=WAITING_SHARE * state.settings.deadline_seconds)
+    return waiting.result() if waiting.done() else None
+
+
+async def open_writer(state: ServerState, name: str) -> tuple[LiveWriter, Stored]:
+    """Return the writer of a collection, and what is published of it."""
+    searcher = None
+    if CollectionLayout.at(state.settings.root, name).exists():
+        searcher = (await state.collections.get(name)).searcher
+    return await _writer(state.writers, name), state.writers.stored(name, searcher)
+
+
+async def _writer(writers: Writers, name: str) -> LiveWriter:
+    try:
+        return await writers.of(name)
+    except CairnError as error:
+        raise write_problem(error) from None
+
+
+def _fault(outcome: Outcome) -> str | None:
+    return None if outcome.fault is None else outcome.fault.partition(", got ")[0]
+
+
+def _hashes(if_match: str | None) -> list[str] | None:
+    return None if if_match is None else [each.strip().strip('"') for each in if_match.split(",")]
+
+
+def _is_allowed(source: str, allowed: Sequence[str]) -> bool:
+    """Tell whether a source lies below one of those that the server was started with."""
+    if "://" in source:
+        below = (source == each or source.startswith(each.rstrip("/") + "/") for each in allowed)
+        return ".." not in source.split("/") and any(below)
+    folders = [FolderPath(each).resolve() for each in allowed if "://" not in each]
+    return any(FolderPath(source).resolve().is_relative_to(folder) for folder in folders)

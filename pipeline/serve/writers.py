@@ -1,0 +1,292 @@
+"""The writers of a server's collections: opened by the first write, fed with what is published, and stopped.
+
+At its start a server opens those whose logs hold writes that a killed one has acknowledged. Called by
+``write_routes``; what a writer does is :mod:`cairn.pipeline.line.live`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as arrow_compute
+from cairn.pipeline.errors import (
+    CairnError,
+    ChangedDocumentError,
+    CollectionBusyError,
+    CollectionExistsError,
+    DiskFullError,
+    DocumentsRefusedError,
+    KeyReusedError,
+    StorageError,
+    UsageError,
+    WritesWaitingError,
+)
+from cairn.pipeline.index.layout import CollectionLayout, list_states
+from cairn.pipeline.line.kept_keys import KEPT_KEYS
+from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.line.written_rows import SOURCE_NAME
+from cairn.pipeline.search.documents import ids_of_matches
+from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.serve.collections import Collections, ServedCollection
+from cairn.pipeline.serve.problems import (
+    COLLECTION_BUSY,
+    COLLECTION_EXISTS,
+    DISK_FULL,
+    DOCUMENT_CHANGED,
+    INVALID_REQUEST,
+    KEY_REUSED,
+    WRITES_REFUSED,
+    WRITES_WAITING,
+    ProblemError,
+    contract,
+    search_problem,
+)
+from cairn.pipeline.serve.schemas import MAX_TOLD, InvalidField
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.types import RESERVED_COLUMNS, Document
+
+if TYPE_CHECKING:
+    from cairn.pipeline.model.engine.backbone import Backbone
+
+log = logging.getLogger(__name__)
+pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
+
+TAKE_UP_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 8.0
+REPLAY_SECONDS: Final = 30.0
+"""While another server has a log: it may be the one before, which stops."""
+REPLAY_PAUSE_SECONDS: Final = 1.0
+ACCEPTING_THREADS: Final = 4
+
+_Result = TypeVar("_Result")
+_REFUSED: Final = "the server cannot write this collection now; its log says more"
+
+
+class ServedDocuments:
+    """What is published of a collection, for its writer.
+
+    Where ``searcher`` is None, ``find`` looks again at each call: a write may wait while the first documents
+    are published.
+    """
+
+    def __init__(self, searcher: Searcher | None, find: Callable[[], Searcher | None] = lambda: None) -> None:
+        self._known, self._find = searcher, find
+
+    @property
+    def _searcher(self) -> Searcher | None:
+        if self._known is None:
+            self._known = self._find()
+        return self._known
+
+    def read(self, doc_id: str) -> Document | None:
+        """See :class:`cairn.pipeline.line.written_rows.Stored`."""
+        searcher = self._searcher
+        return None if searcher is None else searcher.read_document(doc_id)
+
+    def present(self, doc_ids: Sequence[str]) -> set[str]:
+        """See :class:`cairn.pipeline.line.written_rows.Stored`."""
+        searcher = self._searcher
+        if searcher is None or not doc_ids:
+            return set()
+        generation = searcher.generation
+        return {doc_id for doc_id in doc_ids if generation.position_of(doc_id) is not None}
+
+    def source_file(self, doc_id: str) -> str:
+        """See :class:`cairn.pipeline.line.written_rows.Stored`."""
+        searcher = self._searcher
+        lineage = None if searcher is None else searcher.read_lineage(doc_id)
+        return SOURCE_NAME if lineage is None else lineage.source_file
+
+    def fields(self) -> Sequence[pa.Field[Any]]:
+        """See :class:`cairn.pipeline.line.written_rows.Stored`."""
+        searcher = self._searcher
+        schema = () if searcher is None else searcher.generation.document_schema
+        return [field.remove_metadata() for field in schema if field.name not in RESERVED_COLUMNS]
+
+    def matching(self, filters: Mapping[str, Any]) -> list[str]:
+        """See :class:`cairn.pipeline.line.written_rows.Stored`."""
+        return [] if self._searcher is None else ids_of_matches(self._searcher.generation, filters)
+
+
+class Writers:
+    """The writers of a server's collections; used from one event loop.
+
+    ``is_busy`` tells whether searches wait.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, collections: Collections, is_busy: Callable[[], bool]
+    ) -> None:
+        self._settings, self._collections, self._is_busy = settings, collections, is_busy
+        self._pool = ThreadPoolExecutor(ACCEPTING_THREADS, thread_name_prefix="cairn-accept")
+        self._opening = asyncio.Lock()
+        self._writers: dict[str, LiveWriter] = {}
+        self._starting: asyncio.Task[None] | None = None
+        self._removed: OrderedDict[str, str] = OrderedDict()
+
+    def start(self) -> None:
+        """Publish in the background what killed servers have acknowledged."""
+        self._loop = asyncio.get_running_loop()
+        if self._settings.writable:
+            self._starting = asyncio.create_task(self._replay_all())
+
+    async def _replay_all(self) -> None:
+        names = await asyncio.to_thread(list_states, self._settings.root)
+        served = [name for name in names if self._collections.serves(name)]
+        await asyncio.gather(
+            *(self._replay(name) for name in served if self._layout(name).writes_path.exists())
+        )
+
+    async def _replay(self, name: str) -> None:
+        until = time.monotonic() + REPLAY_SECONDS
+        while True:
+            try:
+                await self.of(name)
+            except Exception as error:  # noqa: BLE001 - other collections are replayed
+                if isinstance(error, CollectionBusyError) and time.monotonic() < until:
+                    await asyncio.sleep(REPLAY_PAUSE_SECONDS)
+                    continue
+                log.error("writes.not_replayed collection=%s sentence=%s", name, error)  # noqa: TRY400
+            return
+
+    async def run(self, call: Callable[[], _Result]) -> _Result:
+        """Await a blocking call; errors become problems."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except CairnError as error:
+            raise write_problem(error) from None
+
+    async def of(self, name: str) -> LiveWriter:
+        """Return the writer of a collection, opened if need be."""
+        writer = self._writers.get(name)
+        if writer is not None and writer.is_open:
+            return writer
+        async with self._opening:
+            writer = self._writers.get(name)
+            if writer is None or not writer.is_open:
+                await self._stop(name, 0)
+                open_it = partial(
+                    LiveWriter,
+                    self._layout(name),
+                    backbone=partial(self._backbone, name),
+                    take_up=partial(self._take_up, name),
+                    is_busy=self._is_busy,
+                )
+                self._writers[name] = await asyncio.get_running_loop().run_in_executor(self._pool, open_it)
+            return self._writers[name]
+
+    async def end(self, name: str) -> None:
+        """Let go of a collection's writer, once what it has is published or for as long as requests wait."""
+        async with self._opening:
+            await self._stop(name, STOP_SECONDS)
+
+    def note_removed(self, name: str, key: str | None) -> None:
+        """Keep the key of a request that has removed a collection, and so its log."""
+        if key is not None:
+            self._removed[key] = name
+        while len(self._removed) > KEPT_KEYS:
+            self._removed.popitem(last=False)
+
+    def was_removed_by(self, name: str, key: str | None) -> bool:
+        """Tell whether a request with this key has removed the collection, since the server started."""
+        if key is None or key not in self._removed:
+            return False
+        if self._removed[key] != name:
+            raise ProblemError(KEY_REUSED, "an idempotency key must come with one request; choose a new key")
+        return True
+
+    def troubles(self) -> list[str]:
+        """Say of which collections nothing is published just now; why is for the log: anyone may ask this."""
+        return [
+            f"writes to collection {name!r} wait; the server's log says why"
+            for name, writer in sorted(self._writers.items())
+            if writer.trouble is not None
+        ]
+
+    async def _stop(self, name: str, seconds: float) -> None:
+        writer = self._writers.pop(name, None)
+        if writer is not None:
+            await asyncio.to_thread(writer.stop, seconds)
+
+    async def close(self) -> None:
+        """Publish what waits within some seconds, and stop."""
+        if self._starting is not None:
+            self._starting.cancel()
+        async with self._opening:
+            await asyncio.gather(*(self._stop(name, STOP_SECONDS) for name in list(self._writers)))
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def stored(self, name: str, searcher: Searcher | None) -> ServedDocuments:
+        """Return what is published of a collection, of which ``searcher`` answers if there is one yet."""
+        return ServedDocuments(searcher, partial(self._find, name))
+
+    def _find(self, name: str) -> Searcher | None:
+        return self._served(name).searcher if self._layout(name).exists() else None
+
+    def _layout(self, name: str) -> CollectionLayout:
+        return CollectionLayout.at(self._settings.root, name)
+
+    def _backbone(self, name: str) -> Backbone | None:
+        """Return the model that searches of a collection have in memory; called on a writer's thread."""
+        from cairn.pipeline.encode.text_encoder import TextEncoder
+
+        if not self._layout(name).exists():
+            return None
+        try:
+            encoder = self._served(name).encoder.encoder
+        except ProblemError:
+            return None
+        return encoder.backbone if isinstance(encoder, TextEncoder) else None
+
+    def _take_up(self, name: str, generation: int) -> None:
+        """Let searches answer from a generation; called on a writer's thread, which pays for opening it."""
+        until = time.monotonic() + TAKE_UP_SECONDS
+        try:
+            searcher = self._served(name).searcher
+            while searcher.take().generation.number < generation and time.monotonic() < until:
+                time.sleep(0.005)  # a search is opening it
+        except Exception as error:  # noqa: BLE001 - it is published: the next search takes it up
+            log.warning("writes.not_taken_up collection=%s error=%s", name, error)
+
+    def _served(self, name: str) -> ServedCollection:
+        return asyncio.run_coroutine_threadsafe(self._collections.get(name), self._loop).result(
+            TAKE_UP_SECONDS
+        )
+
+
+def write_problem(error: CairnError) -> ProblemError:
+    """Return the problem of an error that a write raised."""
+    if isinstance(error, DocumentsRefusedError):
+        told = [
+            InvalidField(pointer=f"#/documents/{place}", detail=detail)
+            for place, detail in error.faults[:MAX_TOLD]
+        ]
+        return ProblemError(
+            INVALID_REQUEST, f"{len(error.faults)} document(s) cannot be stored; none was", errors=told
+        )
+    for kind, problem in (
+        (ChangedDocumentError, DOCUMENT_CHANGED),
+        (KeyReusedError, KEY_REUSED),
+        (CollectionExistsError, COLLECTION_EXISTS),
+        (WritesWaitingError, WRITES_WAITING),
+        (CollectionBusyError, COLLECTION_BUSY),
+        (DiskFullError, DISK_FULL),
+    ):
+        if isinstance(error, kind):
+            return ProblemError(problem, contract(error))
+    if isinstance(error, StorageError):
+        log.error("writes.refused sentence=%s", error)
+        return ProblemError(WRITES_REFUSED, _REFUSED)
+    return (
+        ProblemError(INVALID_REQUEST, contract(error))
+        if isinstance(error, UsageError)
+        else search_problem(error)
+    )

@@ -1,0 +1,110 @@
+"""What a client writes is found by its next search, and refused in the errors of a client."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cairn.pipeline.client import CairnClient, RemoteCollection, errors
+from cairn.pipeline.client import clients as client_module
+from cairn.pipeline.errors import UsageError
+from cairn.pipeline.serve.settings import ServeSettings
+
+from tests.served_stones import serving
+
+
+@pytest.fixture(scope="module")
+def client(stones_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CairnClient]:
+    root = Path(shutil.copytree(stones_root, tmp_path_factory.mktemp("written") / "root"))
+    settings = ServeSettings(root=root, port=0, deadline_seconds=120.0, writable=True)
+    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as opened:
+        yield opened
+
+
+@pytest.fixture
+def stones(client: CairnClient) -> RemoteCollection:
+    return client.collection("stones")
+
+
+def test_added_document_is_found_updated_and_deleted(stones: RemoteCollection) -> None:
+    report = stones.add([{"id": "new", "text": "obsidian", "year": np.int64(2024)}])
+    assert report.status == "searchable"
+    assert stones.search("obsidian").hits[0].doc_id == "new"
+    stones.update("new", {"year": 1})
+    document = stones.read_document("new")
+    assert document is not None
+    assert document.metadata["year"] == 1
+    assert document.content_sha256 != report.documents[0].content_sha256
+    with pytest.raises(errors.ConflictError):
+        stones.update("new", {"year": 2}, if_match=report.documents[0].content_sha256)
+    assert stones.delete(["new", "none"]).missing == ("none",)
+    assert stones.read_document("new") is None
+
+
+def test_documents_of_another_collection_are_taken(client: CairnClient, stones: RemoteCollection) -> None:
+    document = stones.read_document("stones/granite/0")
+    assert document is not None
+    client.create("copies", settings={"cluster": {"num_clusters": 1}})
+    copies = client.collection("copies")
+    with pytest.raises(errors.ConflictError):
+        copies.search("granite")
+    copies.add([document])
+    copied = copies.read_document("stones/granite/0")
+    assert copied is not None
+    assert (copied.text, copied.metadata["found"]) == (document.text, document.metadata["found"])
+    copies.drop()
+    with pytest.raises(errors.NotFoundError):
+        copies.describe()
+
+
+def test_many_documents_are_several_requests(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 2)
+    report = stones.add({"id": f"many-{number}", "text": "obsidian"} for number in range(5))
+    assert [document.doc_id for document in report.documents] == [f"many-{number}" for number in range(5)]
+    assert stones.delete({"type": "contains", "key": "doc_id", "value": "many-"}).deleted == 5
+
+
+def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection) -> None:
+    with pytest.raises(errors.InvalidRequestError, match="#/documents/0 the text is empty"):
+        stones.add([{"id": "new", "text": " "}])
+    with pytest.raises(UsageError, match="texts as its id and text"):
+        stones.add([{"id": 1, "text": "obsidian"}])
+    with pytest.raises(UsageError, match="at least one"):
+        stones.add([])
+
+
+def test_server_that_takes_no_writes_says_so(stones_address: str) -> None:
+    with CairnClient(stones_address) as reader, pytest.raises(errors.AccessError, match="no writes"):
+        reader.collection("stones").delete("new")
+
+
+@pytest.mark.parametrize("documents", [{"id": "a", "text": "one"}, 5, None, "a", ["a"], [None]])
+def test_documents_that_are_no_list_of_them_are_refused_before_anything_is_sent(documents: Any) -> None:
+    with pytest.raises(UsageError, match="document"):
+        CairnClient("http://nowhere.invalid").collection("stones").add(documents)
+
+
+@pytest.mark.parametrize("value", [b"bytes", object(), float("nan")])
+def test_value_that_is_no_json_is_refused_before_anything_is_sent(value: Any) -> None:
+    with pytest.raises(UsageError, match="JSON"):
+        CairnClient("http://nowhere.invalid").collection("stones").add([{"id": "a", "text": "a", "v": value}])
+
+
+def test_metadata_that_is_no_mapping_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(UsageError, match="metadata must be a mapping"):
+        CairnClient("http://nowhere.invalid").collection("stones").update("a", 5)  # pyright: ignore[reportArgumentType]
+
+
+def test_many_ids_are_deleted_in_several_requests(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stones.add([{"id": f"many{number}", "text": "obsidian"} for number in range(3)], wait="durable")
+    monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 2)
+    report = stones.delete(["none", "many0", "many1", "nor this", "many2"])
+    assert (report.deleted, report.missing, report.status) == (3, ("none", "nor this"), "searchable")

@@ -1,0 +1,613 @@
+"""Documents of pages: their texts, where pages begin, and what a damaged one costs."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import fsspec
+import pyarrow as pa
+import pytest
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import file_identity
+from cairn.pipeline.corpus.formats import documents, paged
+from cairn.pipeline.corpus.formats.documents import ExcelFormat, _Walk
+from cairn.pipeline.corpus.formats.format import PAGE_BREAK
+from cairn.pipeline.corpus.pages import page_of
+from cairn.pipeline.corpus.quarantine import examples, rejected_rows
+from cairn.pipeline.corpus.scan import scan_sources
+from cairn.pipeline.errors import SourceError, install_command
+from docx import Document
+from docx.enum.text import WD_BREAK
+from docx.oxml import parse_xml
+from docx.oxml.ns import nsdecls
+from openpyxl import Workbook
+from pptx import Presentation
+from pptx.chart.data import CategoryChartData
+from pptx.enum.chart import XL_CHART_TYPE
+from pptx.util import Inches
+
+from tests.corpus.checked_rows import CONFIG, read
+from tests.corpus.test_read_files import Published
+
+PIXEL = b"q 99 0 0 99 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID x EI Q"
+BOMB = b"/F0 Do"
+FORMS = 9
+XML_ENCRYPTION = "http://www.w3.org/2001/04/xmlenc#"
+
+
+@pytest.fixture
+def own_children() -> Iterator[None]:
+    """Have children started under the test's settings, and none of them outlive it."""
+    paged.end_children()
+    yield
+    paged.end_children()
+
+
+def page(*lines: str) -> bytes:
+    shown = b" ".join(b"(%s) Tj 0 -20 Td" % line.encode("cp1252") for line in lines)
+    return b"BT /H 12 Tf 72 700 Td %s ET" % shown
+
+
+def pdf(path: Path, *pages: bytes | None, title: str = "", trailer: bytes = b"") -> Path:
+    """Write a PDF of pages with these contents; None is a page that is not there."""
+    kids = b" ".join(b"%d 0 R" % (10 + number) for number in range(len(pages)))
+    objects = {
+        1: b"<</Type/Catalog/Pages 2 0 R>>",
+        2: b"<</Type/Pages/Kids[%s]/Count %d>>" % (kids, len(pages)),
+        3: b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
+        4: b"<</Title(%s)>>" % title.encode(),
+    }
+    for number, content in enumerate(pages):
+        if content is not None:
+            objects[10 + number] = (
+                b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 600 800]/Contents %d 0 R"
+                b"/Resources<</Font<</H 3 0 R>>/XObject<</F0 3000 0 R>>>>>>" % (5_000 + number)
+            )
+            objects[5_000 + number] = _stream(b"", content)
+    for depth in range(FORMS):  # each draws the next one ten times
+        resources = b"/Subtype/Form/BBox[0 0 9 9]/Resources<</XObject<</F %d 0 R>>>>" % (3_001 + depth)
+        objects[3_000 + depth] = _stream(resources, b"/F Do " * 10)
+    objects[3_000 + FORMS] = _stream(b"/Subtype/Form/BBox[0 0 9 9]", b"0 0 9 9 re f")
+    written, places = b"%PDF-1.7\n", list[bytes]()
+    for number, body in sorted(objects.items()):
+        places.append(b"%d 1\n%010d 00000 n \n" % (number, len(written)))
+        written += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    end = b"trailer<</Size 9999/Root 1 0 R/Info 4 0 R%s>>\nstartxref\n%d\n%%%%EOF" % (trailer, len(written))
+    path.write_bytes(written + b"xref\n0 1\n0000000000 65535 f \n" + b"".join(places) + end)
+    return path
+
+
+def _stream(entries: bytes, content: bytes) -> bytes:
+    return b"<<%s/Length %d>>stream\n%s\nendstream" % (entries, len(content), content)
+
+
+def word(path: Path) -> Path:
+    made = Document()
+    made.core_properties.title = "Handbook"
+    made.add_heading("Leave", 1)
+    made.add_paragraph("Ask early.")
+    made.add_paragraph("by mail", style="List Bullet")
+    inner = "<w:sdtContent><w:p><w:r><w:t>Controlled</w:t></w:r></w:p></w:sdtContent>"
+    control = f"<w:sdt {nsdecls('w')}>{inner}</w:sdt>"
+    made.element.body.insert(3, parse_xml(control))
+    anchored = (
+        "<w:r><w:pict><w:txbxContent><w:p><w:r><w:t>Boxed</w:t></w:r></w:p></w:txbxContent></w:pict></w:r>"
+    )
+    made.paragraphs[0]._p.append(parse_xml(anchored.replace("<w:r>", f"<w:r {nsdecls('w')}>", 1)))
+    deleted = f"<w:del {nsdecls('w')}><w:r><w:t>gone</w:t></w:r></w:del>"
+    made.paragraphs[1]._p.append(parse_xml(deleted))
+    table = made.add_table(2, 2)
+    for place, cell in enumerate(cell for row in table.rows for cell in row.cells):
+        cell.text = f"cell {place}"
+    second = made.add_paragraph("Second page.")
+    made.add_picture(io.BytesIO(_gif()))
+    (shown,) = made.element.body.iterfind(".//{*}docPr")
+    shown.set("descr", "A palm\n on a beach")
+    second.runs[0]._r.insert(0, parse_xml(f"<w:lastRenderedPageBreak {nsdecls('w')}/>"))
+    made.save(str(path))
+    return path
+
+
+def slides(path: Path) -> Path:
+    made = Presentation()
+    for title, body in (("Plans", "Grow"), ("Risks", "Rain")):
+        slide = made.slides.add_slide(made.slide_layouts[1])
+        slide.shapes.title.text = title
+        slide.placeholders[1].text = body
+    sales = CategoryChartData()
+    sales.categories = ["East", "West"]
+    sales.add_series("Sales", (19.2, 21))
+    made.slides[0].shapes.add_chart(XL_CHART_TYPE.PIE, Inches(1), Inches(1), Inches(1), Inches(1), sales)
+    made.slides[0].shapes.title._element.nvSpPr.cNvPr.set("descr", "Title")
+    made.slides[1].notes_slide.notes_text_frame.text = "Say it slowly."
+    picture = made.slides.add_slide(made.slide_layouts[6])
+    picture.shapes.add_picture(io.BytesIO(_gif()), Inches(1), Inches(1))
+    told = made.slides.add_slide(made.slide_layouts[6]).shapes.add_picture(io.BytesIO(_gif()), 0, 0)
+    told._element.nvPicPr.cNvPr.set("descr", "Microsoft Word with a map")
+    made.save(str(path))
+    return path
+
+
+def _gif() -> bytes:
+    start = b"GIF89a\x01\x00\x01\x00\x80\x00\x00\x00\x00\x00\xff\xff\xff,\x00\x00\x00\x00"
+    return start + b"\x01\x00\x01\x00\x00\x02\x02D\x01\x00;"
+
+
+def sheets(path: Path) -> Path:
+    made = Workbook()
+    made.active.title = "People"
+    for row in (["name", "age"], ["Ann", 41], [None, None], ["Bo", 3.5], ["Id", 4006381333931001]):
+        made.active.append(row)
+    made.active.append(["S", "#N/A"])
+    made.active.cell(6, 2).data_type = "e"
+    made.create_sheet("Towns").append(["Oslo"])
+    made.save(path)
+    return path
+
+
+def open_document(path: Path) -> Path:
+    space = 'xmlns:t="urn:t" xmlns:b="urn:b" xmlns:o="urn:o" xmlns:s="urn:svg"'
+    frame = "<b:frame><b:text-box><t:p>Boxed</t:p></b:text-box><s:desc>A leaf</s:desc></b:frame>"
+    content = (
+        f'<o:c {space}><t:h t:outline-level="2">Trees</t:h>'
+        '<t:p>An <t:span>old</t:span><t:s t:c="2"/>oak<t:note>'
+        "<t:note-citation>1</t:note-citation><t:note-body><t:p>in May</t:p></t:note-body></t:note>.</t:p>"
+        "<t:list><t:list-item><t:p>ash</t:p></t:list-item><t:list-item><t:p>-5 °C</t:p>"
+        "<t:list><t:list-item><t:p>frost</t:p></t:list-item></t:list></t:list-item></t:list><t:p><t:soft-page-break/>Last.</t:p>"
+        f"<t:p>See{frame}there</t:p></o:c>"
+    )
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("META-INF/manifest.xml", "<m/>")
+        made.writestr("content.xml", content)
+        made.writestr("meta.xml", '<m xmlns:d="urn:d"><d:title>Wood</d:title></m>')
+    return path
+
+
+def book(path: Path, algorithm: str = "http://www.idpf.org/2008/embedding") -> Path:
+    package = (
+        '<package xmlns:d="urn:d"><metadata><d:title>Tales</d:title></metadata>'
+        '<manifest><item id="a" href="a%20b.xhtml"/><item id="b" href="b.xhtml"/></manifest>'
+        '<spine><itemref idref="b"/><itemref idref="a"/></spine></package>'
+    )
+    method = f'<x:EncryptionMethod xmlns:x="{XML_ENCRYPTION}" Algorithm="{algorithm}"/>'
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("META-INF/encryption.xml", f"<encryption>{method}</encryption>")
+        made.writestr("META-INF/container.xml", '<c><rootfile full-path="in/book.opf"/></c>')
+        made.writestr("in/book.opf", package)
+        made.writestr("in/b.xhtml", "<html><body><h1>One</h1><p>Once.</p><aside>Note</aside></body></html>")
+        made.writestr("in/a b.xhtml", "<html><body><h1>Two</h1><p>Twice.</p></body></html>")
+    return path
+
+
+def mail(path: Path) -> Path:
+    made = EmailMessage()
+    made["From"], made["Subject"] = "ann@example.org", "Lunch"
+    made.set_content("At noon.\n")
+    made.add_alternative("<p>At <b>noon</b>.</p>", subtype="html")
+    made.add_attachment(b"%PDF", maintype="application", subtype="pdf", filename="menu.pdf")
+    path.write_bytes(made.as_bytes())
+    return path
+
+
+def notebook(path: Path) -> Path:
+    printed = {"output_type": "stream", "text": ["2\n"]}
+    cells = [
+        {"cell_type": "markdown", "source": ["# Sums\n", "of two"]},
+        {"cell_type": "code", "source": "print(1 + 1)", "outputs": [printed]},
+        {"cell_type": "code", "source": "1/0", "outputs": [{"ename": "ZeroDivisionError", "evalue": "by 0"}]},
+    ]
+    path.write_text(json.dumps({"cells": cells, "metadata": {"kernelspec": {"language": "python"}}}))
+    return path
+
+
+def rich(path: Path) -> Path:
+    path.write_bytes(
+        rb"{\rtf1\ansi{\fonttbl\f0 Arial;}{\info{\title Caf\'e9s}}\f0 Caf\'e9 \b open\b0\par Daily.}"
+    )
+    return path
+
+
+def code(path: Path) -> Path:
+    path.write_text("def f():\n    return 1\n")
+    return path
+
+
+def counted(path: Path) -> Path:
+    return pdf(path, page("One", "two"), b"", page("Three"), title="Count")
+
+
+CELLS = [("print(1 + 1)", "2"), ("1/0", "ZeroDivisionError: by 0")]
+TABLE = "| cell 0 | cell 1 |\n| cell 2 | cell 3 |"
+HEAD = "From: ann@example.org\nSubject: Lunch\nAttachments: menu.pdf"
+FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
+    ("a.pdf", counted, "Count", ["One\ntwo", "", "Three"]),
+    (
+        "a.docx",
+        word,
+        "Handbook",
+        [f"# Leave\nBoxed\nAsk early.\n- by mail\nControlled\n{TABLE}", "Second page.\nA palm on a beach"],
+    ),
+    (
+        "a.pptx",
+        slides,
+        "Plans",
+        [
+            "# Plans\nGrow\n\nSales: East 19.2, West 21",
+            "# Risks\nRain\n\nSay it slowly.",
+            "",
+            "Microsoft Word with a map",
+        ],
+    ),
+    (
+        "a.xlsx",
+        sheets,
+        "People",
+        [
+            "# People\n\n| name | age |\n| Ann | 41 |\n| Bo | 3.5 |\n| Id | 4006381333931001 |\n| S | #N/A |",
+            "# Towns\n\n| Oslo |",
+        ],
+    ),
+    (
+        "a.odt",
+        open_document,
+        "Wood",
+        ["## Trees\nAn old  oak (in May).\n- ash\n- -5 °C\n- frost", "Last.\nSee\nBoxed\n A leaf there"],
+    ),
+    ("a.epub", book, "Tales", ["# One\n\nOnce.\n\nNote", "# Two\n\nTwice."]),
+    ("a.eml", mail, "Lunch", [f"{HEAD}\n\nAt noon."]),
+    (
+        "a.ipynb",
+        notebook,
+        "Sums",
+        ["# Sums\nof two", *(f"```python\n{code}\n```\n\n```\n{out}\n```" for code, out in CELLS)],
+    ),
+    ("a.rtf", rich, "Cafés", ["Café open\nDaily."]),
+    ("a.py", code, "a.py", ["def f():\n    return 1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "title", "pages"), FILES, ids=[each[0] for each in FILES])
+def test_a_document_has_the_text_of_each_of_its_pages(
+    tmp_path: Path, name: str, make: Callable[[Path], Path], title: str, pages: list[str]
+) -> None:
+    [row], _ = read(make(tmp_path / name))
+    assert (row["doc_id"], row["title"]) == (name, title)
+    assert row["text"].rstrip("\n") == PAGE_BREAK.join(pages).rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "word", "place"),
+    [
+        ("a.pdf", "second", "page 2"),
+        ("A.PPTX", "first", "slide 1"),
+        ("a.xlsx", "second last", "sheets 2-4"),
+        ("a.epub", "last", "chapter 4"),
+        ("a.docx", "last", "page 4"),
+        ("memory", "first second", "pages 1-2"),
+        ("a.py", "second", "line 3"),
+    ],
+)
+def test_a_passage_is_on_the_pages_of_its_first_and_last_character(
+    source: str, word: str, place: str
+) -> None:
+    text = PAGE_BREAK.join(["first ", "second", "", "last"])
+    first, last = word.split()[0], word.split()[-1]
+    start, end = text.index(first), text.index(last) + len(last)
+    assert page_of(text, start - 1 if start else 0, end + 2, source) == place
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("a.md", "section Two"),
+        ("a.docx", "section Two"),
+        ("a.xlsx", "sheet Two"),
+        ("a.txt", "line 8"),
+        ("a.pdf", "page 1"),
+        ("a.csv", None),
+    ],
+)
+def test_a_passage_without_pages_has_the_heading_above_it_or_its_lines(
+    source: str, place: str | None
+) -> None:
+    text = "# One {#one}\n\n# Two ##\n\n```\n# no heading\n```\nfound\n# Three"
+    start = text.index("found")
+    assert page_of(text, start, start + 5, source) == place
+    assert page_of("no heading", 3, 10, "a.html") == "line 1"
+    assert page_of(text, 0, len(text), "a.md") == "sections One - Three"
+    assert page_of(f"before\n{text}", 0, 12, "a.md") == "section One"
+
+
+def test_the_heading_of_a_passage_is_found_in_linear_time() -> None:
+    text = f"# x{' ' * 200_000}y\n\nfound"
+    begin = time.process_time()
+    assert page_of(text, len(text) - 5, len(text), "a.md") == "section x y"
+    assert time.process_time() - begin < 2  # quadratic time: 60
+
+
+def test_a_document_in_a_store_is_read_from_a_copy(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    store.pipe_file("/shelf/a.pdf", counted(tmp_path / "a.pdf").read_bytes())
+    [row], _ = read("memory://shelf")
+    assert (row["doc_id"], row["title"]) == ("a.pdf", "Count")
+
+
+def test_a_sheet_with_a_far_cell_keeps_both_and_takes_no_memory_for_what_is_between(tmp_path: Path) -> None:
+    made = Workbook()
+    sheet = made.worksheets[0]
+    sheet["A1"], sheet["B1"], sheet["XFD1048576"] = "near", 1, "far"
+    made.save(tmp_path / "a.xlsx")
+    [row], rejected = read(tmp_path)
+    assert row["text"] == "# Sheet\n\n| near | 1 |\n|  |  | far |"
+    assert rejected == []
+
+
+def test_a_mail_has_the_plain_one_of_alternatives_and_each_other_text(tmp_path: Path) -> None:
+    made = EmailMessage()
+    made["Subject"] = "Lunch"
+    made.set_content("<p>At <b>noon</b>.</p>", subtype="html")
+    made.add_attachment("Sent to all.", disposition="inline")
+    (tmp_path / "a.eml").write_bytes(made.as_bytes())
+    [row], _ = read(tmp_path)
+    assert row["text"] == "Subject: Lunch\n\nAt **noon**.\n\nSent to all."
+
+
+def test_a_mail_in_a_mail_is_read_and_named(tmp_path: Path) -> None:
+    inner, made = EmailMessage(), EmailMessage()
+    inner["Subject"], made["Subject"] = "Budget", "Fwd"
+    inner.set_content("Four thousand.")
+    made.set_content("See below.")
+    made.add_attachment(inner)
+    (tmp_path / "a.eml").write_bytes(made.as_bytes())
+    text = "Subject: Fwd\nAttachments: Budget\n\nSee below.\n\nFour thousand."
+    assert read(tmp_path)[0][0]["text"] == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+def test_a_mail_that_names_no_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.eml").write_bytes("Subject: x\n\nGrüße für die Tür".encode(encoding))
+    assert read(tmp_path)[0][0]["text"] == "Subject: x\n\nGrüße für die Tür"
+
+
+@pytest.mark.usefixtures("own_children")
+def test_a_reader_that_was_ended_while_it_waited_is_started_again(tmp_path: Path) -> None:
+    read(pdf(tmp_path / "a.pdf", page("One")))
+    [waiting] = paged._idle
+    waiting._process.kill()
+    waiting._process.wait()
+    [row], rejected = read(tmp_path / "a.pdf")
+    assert (row["text"], rejected) == ("One", [])
+    assert waiting._process.stdout.closed
+
+
+def test_a_row_of_cells_that_all_go_over_a_page_is_one_page_further() -> None:
+    cell = "<tc><p><t>a</t><lastRenderedPageBreak/><t>b</t></p></tc>"
+    shown = _Walk().text(ET.fromstring(f"<d><tr>{cell * 2}</tr><p><t>c</t></p></d>"))
+    assert shown.split("\f") == ["", "| a b | a b |\nc\n"]
+
+
+def test_a_picture_that_is_described_by_the_name_of_its_file_leaves_no_trace() -> None:
+    shown = _Walk().text(
+        ET.fromstring('<p><t>a</t><docPr descr="x.png"/><t>b</t><docPr descr="Node.js"/></p>')
+    )
+    assert shown == "ab Node.js\n"
+
+
+def test_errors_stay_in_a_workbook_that_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(sheets(tmp_path / "a.xlsx"))
+
+    def has_error() -> bool:
+        return "#N/A" in next(iter(ExcelFormat().open(path).pages))()
+
+    assert has_error()
+    monkeypatch.setattr(documents, "MAX_COPIED_BYTES", 1_000)
+    assert not has_error()
+
+
+@pytest.mark.parametrize(
+    ("written", "title"), [(rb" \'cf\'eb\'e0\'ed ", "План"), (b" Microsoft Word - a.doc", "a"), (b" ", "a")]
+)
+def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, title: str) -> None:
+    (tmp_path / "a.rtf").write_bytes(rb"{\rtf1\ansi\ansicpg1251{\info{\title%s}}text}" % written)
+    [row], _ = read(tmp_path)
+    assert row["title"] == title
+
+
+def test_pages_of_word_end_at_breaks_of_the_author_where_no_layout_is_noted(tmp_path: Path) -> None:
+    made = Document()
+    made.add_paragraph("One").add_run().add_break(WD_BREAK.PAGE)
+    made.add_paragraph("Two")
+    made.add_page_break()
+    made.save(str(tmp_path / "a.docx"))
+    ((row,), _) = read(tmp_path)
+    assert row["text"].split(PAGE_BREAK) == ["One", "Two", ""]
+
+
+def test_a_damaged_page_costs_that_page(tmp_path: Path) -> None:
+    [row], rejected = read(pdf(tmp_path / "a.pdf", page("One"), None, page("Three")))
+    assert row["text"] == PAGE_BREAK.join(["One", "", "Three"])
+    assert [(each["doc_id"], each["reason"]) for each in rejected] == [("a.pdf", "damaged_page")]
+    assert rejected[0]["detail"].startswith("page 2: ")
+
+
+def test_scanned_pages_are_counted_and_named_and_blank_ones_are_not(tmp_path: Path) -> None:
+    [row], rejected = read(pdf(tmp_path / "a.pdf", PIXEL, page("Two"), b"", PIXEL))
+    assert row["text"] == PAGE_BREAK.join(["", "Two", "", ""])
+    assert [(each["reason"], each["detail"][:7]) for each in rejected] == [
+        ("page_without_text", "page 1:"), ("page_without_text", "page 4:")
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("own_children")
+@pytest.mark.parametrize(
+    ("limit", "value", "detail"),
+    [
+        ("PAGE_SECONDS", 1, "reading it takes longer than 1 s"),
+        ("MEMORY_BYTES", 64 << 20, "its reader failed; it is damaged, or needs more than 64 MiB of memory"),
+    ],
+)
+def test_a_page_that_takes_all_time_or_memory_costs_that_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, detail: str
+) -> None:
+    monkeypatch.setattr(paged, limit, value)
+    [row], [rejected] = read(pdf(tmp_path / "a.pdf", page("One"), BOMB, page("Three")))
+    assert row["text"] == PAGE_BREAK.join(["One", "", "Three"])
+    assert rejected["detail"] == f"page 2: {detail}"
+
+
+def test_pages_that_each_end_their_reader_are_given_up_after_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged, "PAGE_SECONDS", 1)
+    monkeypatch.setattr(paged, "MAX_ENDED", 2)
+    [row], rejected = read(pdf(tmp_path / "a.pdf", page("One"), *[BOMB] * 3, page("Five")))
+    assert row["text"] == PAGE_BREAK.join(["One", "", "", ""])
+    assert [each["detail"][:6] for each in rejected] == ["page 2", "page 3", "page 4"]
+
+
+def test_a_file_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paged, "PAGE_SECONDS", 1)
+    os.mkfifo(tmp_path / "a.rtf")
+    found = paged._read_in_child(".rtf", str(tmp_path / "a.rtf"), 1_000, "page")
+    assert found.refused == "damaged_document it cannot be opened: reading it takes longer than 1 s"
+
+
+def test_a_file_with_more_text_than_a_document_may_have_is_refused(tmp_path: Path) -> None:
+    path = pdf(tmp_path / "a.pdf", *[page("x" * 50)] * 20)
+    rows, [rejected] = read(path, config=CorpusConfig(max_document_bytes=200))
+    assert (rows, rejected["reason"]) == ([], "oversized_text")
+
+
+def _encrypted_pdf(path: Path) -> Path:
+    key = b"<%s>" % (b"0" * 64)
+    locked = b"/ID[%s%s]/Encrypt<</Filter/Standard/V 1/R 2/O%s/U%s/P -4>>" % (key, key, key, key)
+    return pdf(path, page("One"), trailer=locked)
+
+
+def _zip_bomb(path: Path) -> Path:
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("word/document.xml", "<d/>")
+        made.filelist[0].file_size = 513 << 20
+    return path
+
+
+def _entity_bomb(path: Path) -> Path:
+    entities = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10}">' for n in range(1, 12))
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("word/document.xml", f'<!DOCTYPE d [<!ENTITY e0 "ha">{entities}]><d><t>&e11;</t></d>')
+    return path
+
+
+def _protected_book(path: Path) -> Path:
+    return book(path, f"{XML_ENCRYPTION}aes128-cbc")
+
+
+def _written(content: bytes) -> Callable[[Path], Path]:
+    def write(path: Path) -> Path:
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "detail"),
+    [
+        ("a.pdf", _encrypted_pdf, "it is encrypted; remove its password"),
+        (
+            "a.docx",
+            _written(b"\xd0\xcf\x11\xe0" + bytes(600)),
+            "it is encrypted, or of an Office before 2007",
+        ),
+        ("a.docx", _zip_bomb, "its texts unpack to 513 MiB"),
+        ("b.docx", _entity_bomb, "limit on input amplification"),
+        ("a.pptx", _written(b"PK\x03\x04"), "File is not a zip file"),
+        ("a.pdf", _written(b"nothing"), "Failed to load document"),
+        ("a.rtf", _written(b"nothing"), "it does not begin as RTF does"),
+        ("a.xls", _written(b"nothing"), "it cannot be read as .xls: "),
+        ("a.ipynb", _written(b"{}"), "it cannot be read as .ipynb: 'worksheets'"),
+        ("a.epub", _protected_book, "it is protected against copying"),
+        ("a.eml", _written(b"text"), "it has no header of a mail"),
+        ("a.docx", _written(b""), "the file is empty"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_one_quarantined_row_that_says_why(
+    tmp_path: Path, name: str, make: Callable[[Path], Path], detail: str
+) -> None:
+    make(tmp_path / name)
+    code(tmp_path / "b.py")
+    rows, [rejected] = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["b.py"]
+    assert (rejected["doc_id"], rejected["reason"]) == (name, "damaged_document")
+    assert detail in rejected["detail"]
+
+
+def test_refused_pages_count_alike_in_a_run_that_reads_their_file_and_in_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 0.0)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "in").mkdir()
+    pdf(tmp_path / "in" / "a.pdf", page("One"), None, PIXEL)
+    published = Published(tmp_path / "work")
+    first = published.ingest(tmp_path / "in", sync=True)
+    assert (first["rows"], first["new"], first["quarantined"], first["is_complete"]) == (3, 1, 2, True)
+    second = published.ingest(tmp_path / "in", sync=True)
+    assert published.passed_over == ["a.pdf"]
+    assert (second["rows"], second["unchanged"], second["quarantined"]) == (3, 1, 2)
+    assert second["refused"] == first["refused"]
+
+
+def test_files_that_office_keeps_beside_open_ones_are_hidden(tmp_path: Path) -> None:
+    word(tmp_path / "a.docx")
+    (tmp_path / "~$a.docx").write_bytes(bytes(162))
+    rows, rejected = read(tmp_path)
+    assert ([row["doc_id"] for row in rows], rejected) == (["a.docx"], [])
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.py"])
+def test_a_text_in_utf16_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes("Hühner".encode("utf-16"))
+    assert read(tmp_path)[0][0]["text"] == "Hühner"
+
+
+def test_without_its_package_a_file_is_left_out_of_a_folder_and_refused_by_name_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paged, "find_spec", lambda _: None)
+    named = pdf(tmp_path / "a.pdf", page("One"))
+    code(tmp_path / "b.py")
+    [warning] = scan_sources([str(tmp_path)], CONFIG).warnings
+    assert ".pdf" in warning
+    assert install_command("documents") in warning
+    with pytest.raises(SourceError, match=r"a\.pdf cannot be read.*documents"):
+        scan_sources([str(named)], CONFIG)
+
+
+def test_control_characters_and_halves_of_characters_do_not_reach_the_text() -> None:
+    dirty: Any = "a\0b\x1b[1m\r\nc\fd\ud83d\ude00e\ud83d"
+    assert paged._clean(dirty) == "ab[1m\nc\nd\U0001f600e\ufffd"
+
+
+def test_the_first_quarantined_row_of_each_reason_is_told_by_file_and_row_or_page() -> None:
+    places = [("s/a.pdf", 1, "a.pdf"), ("s/b.csv", 4, "7"), ("s/b.csv", 5, None), ("s/c.csv", None, None)]
+    details = ["page 2: it is a picture", "the text is empty", "the id is null", "it is gone"]
+    files, rows, ids = zip(*places, strict=True)
+    told = examples(
+        rejected_rows(pa.array(files), rows, pa.array([*"abcd"]), pa.array(details), pa.array(ids))
+    )
+    assert told == {
+        "a": "s/a.pdf: page 2: it is a picture",
+        "b": "s/b.csv, row 4: the text is empty",
+        "c": "s/b.csv, row 5: the id is null",
+        "d": "s/c.csv: it is gone",
+    }

@@ -1,0 +1,326 @@
+"""An endpoint's vectors, however its server behaves: asked for once, checked, and never of another model."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from cairn.pipeline.encode import endpoint, endpoint_requests
+from cairn.pipeline.encode.endpoint import PROBES, EndpointEncoder
+from cairn.pipeline.encode.endpoint_requests import KEY_VARIABLE, Patience
+from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import ConfigError, EndpointDownError, FingerprintMismatchError, ModelError
+from cairn.pipeline.model.folders.model_defaults import encoder_config
+
+from tests.embedding_server import EmbeddingServer, vector_of
+
+TEXTS = [f"stone {number} on the mountain path" for number in range(70)]
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint_requests, "FIRST_PAUSE_SECONDS", 0.01)
+    for name, seconds in {"INGEST": 1.0, "QUERY": 0.5}.items():
+        monkeypatch.setattr(endpoint, name, Patience(retry_seconds=seconds, total_seconds=seconds))
+
+
+def encoder_of(server: EmbeddingServer, **settings) -> EndpointEncoder:
+    return EndpointEncoder(encoder_config({"model": server.model, **settings}))
+
+
+def unit(row: np.ndarray) -> np.ndarray:
+    return row / np.linalg.norm(row)
+
+
+@pytest.mark.parametrize("gives_base64", [True, False])
+def test_vectors_are_the_servers_in_the_order_of_texts(embedding_server, gives_base64):
+    embedding_server.gives_base64 = gives_base64
+    encoded = encoder_of(embedding_server).encode(TEXTS)
+    expected = np.stack([unit(vector_of(text, "model-a", 16)) for text in TEXTS])
+    np.testing.assert_allclose(encoded.document_vectors_NV, expected, atol=1e-6)
+    np.testing.assert_allclose(encoded.chunk_vectors_MV, expected, atol=1e-6)
+    assert max(len(asked["input"]) for asked in embedding_server.requests) <= 32
+
+
+def test_chunks_are_sent_behind_prefix_and_title_and_spans_are_the_texts_own(embedding_server):
+    text = "old stone path. " * 40
+    encoder = encoder_of(embedding_server, document_prefix="passage: ", landmark_interval=32)
+    encoded = encoder.encode([text], titles=["The Way"])
+    spans = list(zip(encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True))
+    assert (spans[0][0], spans[-1][1]) == (0, len(text))
+    assert len(spans) > 3
+    for start, end in spans:
+        assert embedding_server.embedded[f"passage: The Way\n{text[start:end].strip()}"]
+
+
+def test_text_encoder_of_an_endpoint_encodes_both_sides(embedding_server):
+    encoder = load_encoder(embedding_server.model, query_prefix="query: ", dims=8)
+    assert encoder.encode_documents(TEXTS[:2]).shape == (2, 8)
+    np.testing.assert_allclose(
+        encoder.encode_queries(["a river"])[0], unit(vector_of("query: a river", "model-a", 8)), atol=1e-6
+    )
+    assert embedding_server.requests[-1]["dimensions"] == 8
+    with pytest.raises(ConfigError, match="got an endpoint"):
+        encoder.save("nowhere")
+
+
+def test_contextual_api_gets_a_documents_chunks_as_one_list(embedding_server):
+    model = f"{embedding_server.host}/v1/contextualizedembeddings#ctx"
+    encoder = EndpointEncoder(encoder_config({"model": model, "landmark_interval": 16}))
+    alone = encoder.encode(["the river. " * 3])
+    encoded = encoder.encode(["the river. " * 12, "a path"])
+    groups = [group for asked in embedding_server.requests[1:] for group in asked["inputs"]]
+    lists = [len(group) for group in groups if group[0] not in PROBES]
+    assert lists[1] > 2
+    assert np.diff(encoded.chunk_offsets).tolist() == lists[1:]
+    assert alone.chunk_vectors_MV.shape[1] == 16
+    encoder.encode_queries(["a river"])
+    assert embedding_server.requests[-1]["input_type"] == "query"
+
+
+def test_batch_that_is_refused_for_its_size_is_halved(embedding_server):
+    embedding_server.most_texts = 5
+    assert len(encoder_of(embedding_server).encode(TEXTS).document_vectors_NV) == len(TEXTS)
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
+
+
+def test_text_that_is_refused_makes_later_batches_no_smaller(embedding_server):
+    encoder = encoder_of(embedding_server, endpoint_requests=1)
+    encoder.check()
+    embedding_server.faults = [lambda texts, _: (400, {}, b"") if "bad" in texts else None] * 40
+    with pytest.raises(ModelError, match="status 400"):
+        encoder.encode([*TEXTS[:30], "bad"])
+    encoder.encode(TEXTS[30:61])
+    assert len(embedding_server.requests[-1]["input"]) == 32
+
+
+def test_server_that_takes_one_text_a_request_is_asked_so(embedding_server):
+    embedding_server.most_texts = 1
+    assert len(encoder_of(embedding_server).encode(TEXTS[:5]).document_vectors_NV) == 5
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS[:5])
+
+
+def test_retry_after_holds_for_all_requests(embedding_server):
+    encoder = encoder_of(embedding_server, endpoint_requests=1)
+    encoder.check()
+    embedding_server.faults = [lambda *_: (429, {"retry-after": "0.3"}, b"")]
+    started = time.monotonic()
+    encoder.encode(TEXTS[:40])
+    assert time.monotonic() - started >= 0.3
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS[:40])
+
+
+PASSING = {
+    "500": lambda *_: (500, {}, b"oops"),
+    "HTML": lambda *_: (200, {"content-type": "text/html"}, b"<html>sign in</html>"),
+    "dropped item": lambda _, found: found[:-1],
+    "NaN": lambda _, found: [found[0] * np.nan, *found[1:]],
+    "zero vector": lambda _, found: [found[0] * 0, *found[1:]],
+}
+
+
+@pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
+def test_bad_answer_that_comes_once_is_asked_for_again(embedding_server, fault):
+    encoder = encoder_of(embedding_server)
+    encoder.check()
+    embedding_server.faults = [fault]
+    assert np.isfinite(encoder.encode(TEXTS[:3]).document_vectors_NV).all()
+
+
+LASTING = {
+    "500": (PASSING["500"], EndpointDownError, "must take requests, got status 500"),
+    "HTML": (PASSING["HTML"], EndpointDownError, r"vectors in JSON, got something else \(text/html\)"),
+    "deep JSON": (lambda *_: (200, {}, b"[" * 200_000), EndpointDownError, "got something else"),
+    "huge number": (
+        lambda *_: (200, {}, b'{"data": [%s]}' % b",".join([b'{"embedding": [1%s]}' % (b"0" * 400)] * 4)),
+        EndpointDownError,
+        "got something else",
+    ),
+    "dropped item": (PASSING["dropped item"], EndpointDownError, "a vector for each of 4 texts, got 3"),
+    "NaN": (PASSING["NaN"], ModelError, "finite and not zero"),
+    "zero vector": (PASSING["zero vector"], ModelError, "finite and not zero"),
+    "other width": (
+        lambda _, found: [row[:7] for row in found],
+        FingerprintMismatchError,
+        "16 numbers, got 7",
+    ),
+    "no key": (lambda *_: (401, {}, b"no"), ConfigError, f"put the key into {KEY_VARIABLE}"),
+    "no such model": (
+        lambda *_: (404, {}, b'{"error": {"message": "no model tiny"}}'),
+        ConfigError,
+        r"status 404 \(no model tiny\); check the address",
+    ),
+    "refused text": (lambda *_: (400, {}, b"{}"), ModelError, "got status 400; check its model"),
+}
+
+
+@pytest.mark.parametrize(("fault", "error", "sentence"), LASTING.values(), ids=LASTING)
+def test_bad_answer_that_stays_ends_in_one_sentence(embedding_server, fault, error, sentence):
+    encoder = encoder_of(embedding_server)
+    encoder.check()
+    embedding_server.faults = [fault] * 99
+    with pytest.raises(error, match=sentence) as raised:
+        encoder.encode(TEXTS[:3])
+    assert "\n" not in str(raised.value)
+
+
+def test_query_that_is_answered_late_ends_at_its_deadline_and_the_outage_is_told(embedding_server):
+    encoder = encoder_of(embedding_server)
+    encoder.check()
+    assert encoder.outage is None
+    embedding_server.latency_seconds = 2.0
+    started = time.monotonic()
+    with pytest.raises(EndpointDownError, match="must answer in"):
+        encoder.encode_queries(["a river"])
+    assert time.monotonic() - started < 1.5
+    assert "must answer in" in encoder.outage
+
+
+def test_endpoint_that_is_not_there_is_named(embedding_server):
+    config = encoder_config({"model": "http://127.0.0.1:9/v1/embeddings"})
+    with pytest.raises(EndpointDownError, match=r"127\.0\.0\.1:9/v1/embeddings must be reachable"):
+        EndpointEncoder(config).check()
+
+
+def test_other_model_behind_the_name_is_refused(embedding_server):
+    encoder = encoder_of(embedding_server)
+    before = encoder.fingerprint
+    embedding_server.seed = "model-b"
+    with pytest.raises(FingerprintMismatchError, match="the model behind the name has changed"):
+        encoder.check()
+    assert encoder_of(embedding_server).fingerprint != before
+
+
+def test_model_that_changes_in_the_middle_is_noticed_at_its_first_answer(embedding_server, tmp_path):
+    encoder = encoder_of(embedding_server, endpoint_requests=1)
+    encoder.check()
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    before = dict.fromkeys(TEXTS[:31], 1)
+
+    def change(*_) -> None:
+        embedding_server.seed = "model-b"
+
+    embedding_server.faults = [change]
+    with pytest.raises(FingerprintMismatchError, match="the model behind the name has changed"):
+        encoder.encode(TEXTS)
+    embedding_server.seed = "model-a"
+    encoder.encode(TEXTS)
+    encoder.close()
+    assert {text: embedding_server.embedded[text] for text in before} == before
+    assert max(embedding_server.embedded[text] for text in TEXTS) == 2
+
+
+@pytest.mark.parametrize("num_wrong", [1, 2])
+def test_answer_of_one_wrong_server_among_several_is_never_kept(embedding_server, tmp_path, num_wrong):
+    def other_model(texts, _):
+        return [vector_of(text, "model-b", embedding_server.width) for text in texts]
+
+    encoder = encoder_of(embedding_server, endpoint_requests=1)
+    right = encoder.encode(TEXTS[:31]).document_vectors_NV
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    embedding_server.faults = [other_model, None, *[other_model] * (num_wrong - 1)]
+    if num_wrong == 2:
+        with pytest.raises(FingerprintMismatchError, match="the model behind the name has changed"):
+            encoder.encode(TEXTS[:31])
+    np.testing.assert_allclose(encoder.encode(TEXTS[:31]).document_vectors_NV, right, atol=1e-6)
+    encoder.close()
+
+
+def test_check_of_an_ingest_obeys_retry_after_and_that_of_a_query_gives_up(embedding_server):
+    encoder = encoder_of(embedding_server)
+    limited = [lambda *_: (429, {"retry-after": "0.7"}, b"")]
+    embedding_server.faults = [*limited]
+    encoder.check()
+    assert encoder.outage is None
+    embedding_server.faults = [*limited]
+    encoder.check_quietly()
+    assert "status 429" in encoder.outage
+
+
+def test_key_goes_into_one_header_and_into_no_sentence(embedding_server, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, "secret-key-1")
+    encoder = encoder_of(embedding_server)
+    encoder.check()
+    assert embedding_server.headers[-1]["Authorization"] == "Bearer secret-key-1"
+    told = b'{"error": {"message": "bad secret-key-1"}}'
+    for status in (401, 404, 422):
+        embedding_server.faults = [lambda *_, status=status: (status, {}, told)] * 2
+        with pytest.raises((ConfigError, ModelError)) as raised:
+            encoder.encode(["one text"])
+        assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "https://me:key@host/v1/embeddings",
+        "https://host/v1/embeddings?api_key=abc",
+        "https:///v1",
+        "http://[x",
+    ],
+)
+def test_address_that_cannot_be_stored_or_is_none_is_refused_without_its_value(model):
+    with pytest.raises(ConfigError) as raised:
+        EndpointEncoder(encoder_config({"model": model}))
+    assert "key@" not in str(raised.value)
+    assert "abc" not in str(raised.value)
+
+
+def test_setting_of_a_backbone_is_refused(embedding_server):
+    with pytest.raises(ConfigError, match="layers must go with a model that runs here"):
+        encoder_of(embedding_server, layers=2)
+
+
+def test_paid_vectors_are_not_asked_for_again(embedding_server, tmp_path):
+    path = tmp_path / "paid.sqlite"
+    encoder = encoder_of(embedding_server, endpoint_requests=1)
+    encoder.check()
+    encoder.keep_paid(path)
+    embedding_server.faults = [None, lambda *_: (401, {}, b"")]
+    with pytest.raises(ConfigError):
+        encoder.encode(TEXTS)
+    encoder.keep_paid(None)
+    paid = set(embedding_server.embedded) - set(PROBES)
+    assert paid
+    encoder.keep_paid(path)
+    again = encoder.encode([*TEXTS, TEXTS[0]])
+    encoder.keep_paid(None)
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
+    np.testing.assert_array_equal(again.document_vectors_NV[0], again.document_vectors_NV[-1])
+
+
+def test_half_of_a_refused_batch_that_was_answered_is_paid_for(embedding_server, tmp_path):
+    encoder = encoder_of(embedding_server, endpoint_requests=1)
+    encoder.check()
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    embedding_server.faults = [lambda *_: (413, {}, b""), None, lambda *_: (401, {}, b"")]
+    with pytest.raises(ConfigError, match="status 401"):
+        encoder.encode(TEXTS[:31])
+    assert any(embedding_server.embedded[text] for text in TEXTS)
+    encoder.encode(TEXTS[:31])
+    encoder.close()
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS[:31])
+
+
+def test_file_of_paid_vectors_that_is_damaged_is_begun_again(embedding_server, tmp_path):
+    path = tmp_path / "paid.sqlite"
+    path.write_bytes(b"not a database" * 100)
+    encoder = encoder_of(embedding_server)
+    encoder.keep_paid(path)
+    assert len(encoder.encode(TEXTS[:2]).document_vectors_NV) == 2
+    encoder.close()
+
+
+def test_text_that_several_threads_need_at_once_is_paid_for_once(embedding_server, tmp_path):
+    embedding_server.latency_seconds = 0.05
+    encoder = encoder_of(embedding_server)
+    encoder.check()
+    encoder.keep_paid(tmp_path / "paid.sqlite")
+    embedding_server.faults = [lambda *_: (401, {}, b"")]  # who fails leaves its texts to those who wait
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(encoder.encode, TEXTS[:3]) for _ in range(4)]
+    encoder.close()
+    assert sum(run.exception() is not None for run in running) == 1
+    assert all(embedding_server.embedded[text] == 1 for text in TEXTS[:3])

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cairn.pipeline.encode import tokenization
+from cairn.pipeline.encode.documents import first_tokens
+from cairn.pipeline.encode.tokenization import segments, tokenize
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+TEXTS = ["The cat sat.", "", "don't walk_er", "   ", "stone 你好 path 😀", "café walking"]
+ALPHABET = "ab  \n\tcat.,_-'你好éЖ😀\u0301\u200b\x1c[]"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_folder):
+    tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def test_tokenize_batch_gives_each_texts_own_ids(tokenizer):
+    tokens = tokenize(tokenizer, TEXTS)
+    for index, text in enumerate(TEXTS):
+        own = slice(*tokens.text_offsets[index : index + 2])
+        assert tokens.ids[own].tolist() == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_tokenize_batch_gives_python_character_offsets(tokenizer):
+    text = "😀 é cat"
+    tokens = tokenize(tokenizer, ["first", text])
+    own = slice(*tokens.text_offsets[1:3])
+    assert [
+        text[start:end] for start, end in zip(tokens.start_char[own], tokens.end_char[own], strict=True)
+    ] == ["😀", "é", "cat"]
+
+
+def test_breaks_rank_white_space_over_punctuation_over_subwords(tokenizer):
+    # the | cat ##s | ' ##... : "cats" is cat + ##s, the quote touches it, "a" follows white space.
+    assert tokenize(tokenizer, ["the cats' a"]).breaks.tolist() == [2, 2, 0, 1, 2]
+
+
+def test_tokenize_text_with_literal_special_token_keeps_its_span(tokenizer):
+    tokens = tokenize(tokenizer, ["cat [SEP] mat"])
+    assert (tokens.start_char.tolist(), tokens.end_char.tolist()) == ([0, 4, 10], [3, 9, 13])
+
+
+@given(text=st.text(alphabet=ALPHABET, max_size=60), size=st.integers(8, 20))
+def test_tokenize_in_segments_equals_whole_text(tokenizer, text, size):
+    # A run of letters longer than a segment is the documented exception.
+    text = "".join(character if index % 5 else " " for index, character in enumerate(text))
+    whole = tokenize(tokenizer, [text])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "SEGMENT_CHARACTERS", size)
+        patch.setattr(tokenization, "BATCH_CHARACTERS", 3 * size)
+        cut = tokenize(tokenizer, [text])
+    for name in ("ids", "start_char", "end_char", "breaks", "text_offsets"):
+        np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name), err_msg=name)
+
+
+@given(text=st.text(max_size=80))
+def test_segments_any_text_cover_it_once_within_the_limit(text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenization, "SEGMENT_CHARACTERS", 7)
+        spans = list(segments(text))
+    assert "".join(text[start:end] for start, end in spans) == text
+    assert all(0 < end - start <= 7 for start, end in spans)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_first_tokens_of_texts_are_each_texts_own(tokenizer, most):
+    texts = [*TEXTS, "old stone path " * 50, f"{90 * chr(0x416)} " * 5]
+    for text, head in zip(texts, first_tokens(tokenizer, texts, most), strict=True):
+        own, all_ids = (tokenizer.encode(each, add_special_tokens=False).ids for each in (head, text))
+        assert text.startswith(head)
+        assert own == all_ids[:most]

@@ -1,0 +1,93 @@
+"""SIGKILL a writer of a server again and again: what it acknowledged is there once, and is what came last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+
+import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.verify import verify_collection
+from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.serve.writers import ServedDocuments
+
+from tests.nightly.forks import FORKS, PATIENCE_SECONDS, start
+
+MAX_LIFE_SECONDS = 1.2
+NUM_IDS = 12
+
+
+@pytest.mark.parametrize(
+    "kills", [3, pytest.param(20, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.faults)]
+)
+def test_killed_server_keeps_what_it_acknowledged(
+    tmp_path: Path, tiny_model_folder: Path, kills: int
+) -> None:
+    rng = Random(kills)
+    allowed = dict[str, set[str | None]]()
+    for seed in range(kills):
+        ours, theirs = FORKS.Pipe()
+        process = start(write_on, theirs, tmp_path, tiny_model_folder, seed)
+        theirs.close()
+        assert ours.poll(PATIENCE_SECONDS)
+        life = rng.uniform(0, MAX_LIFE_SECONDS)
+        process.join(life)
+        assert process.exitcode is None, "it writes until it is killed"
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                is_kept, doc_id, text = ours.recv()
+                if is_kept:
+                    allowed[doc_id] = {text}
+                else:  # it was not told yet whether it is kept
+                    allowed.setdefault(doc_id, {None}).add(text)
+    publish_all(tmp_path, tiny_model_folder)
+    stored = [(document.doc_id, document.text) for document in open_collection("c", root=tmp_path).documents]
+    assert len(stored) == len(dict(stored))
+    assert all(dict(stored).get(doc_id) in texts for doc_id, texts in allowed.items()), allowed
+    assert verify_collection(CollectionLayout(tmp_path, "c")) == []
+
+
+def write_on(pipe: Connection, root: Path, model: Path, seed: int) -> None:
+    """Write and delete until the end; tell before and after each write."""
+    rng, writer, step = Random(seed), opened(root, model), 0
+    while True:
+        step += 1
+        doc_id = f"d{rng.randrange(NUM_IDS)}"
+        text = f"stone {seed} {step}" if rng.random() < 0.7 else None
+        pipe.send((False, doc_id, text))
+        if text is None:
+            writer.delete([doc_id], stored(root))
+        else:
+            document = {"doc_id": doc_id, "title": None, "text": text, "metadata": {"step": step}}
+            writer.write([document], stored(root))
+        pipe.send((True, doc_id, text))
+
+
+def publish_all(root: Path, model: Path) -> None:
+    writer = opened(root, model)
+    receipt = writer.write([{"doc_id": "last", "title": None, "text": "stone", "metadata": {}}], stored(root))
+    assert receipt.published.result(PATIENCE_SECONDS).state == "searchable"
+    writer.stop(PATIENCE_SECONDS)
+
+
+def opened(root: Path, model: Path) -> LiveWriter:
+    layout = CollectionLayout(root, "c")
+    is_new = not layout.writes_path.exists()
+    writer = LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
+    if is_new:
+        writer.create({"encoder": {"model": str(model), "precision": "fp32"}}, {})
+    return writer
+
+
+def stored(root: Path) -> ServedDocuments:
+    if not CollectionLayout(root, "c").exists():
+        return ServedDocuments(None)
+    return ServedDocuments(open_collection("c", root=root)._searcher())

@@ -1,0 +1,129 @@
+"""The page of a passage, over every surface that shows passages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cairn.cli.main import cairn, run
+from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
+from cairn.pipeline.frameworks.source import find_passages
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
+from mcp import Client
+from openpyxl import Workbook
+from starlette.testclient import TestClient
+
+from tests.corpus.test_documents import page, pdf
+
+PAGES = {
+    "a.pdf": "page 2",
+    "b.xlsx": "sheet Prices",
+    "c.md": "section Install",
+    "d.py": "lines 1-2",
+    "e.html": "line 1",
+    "row": None,
+}
+QUERY = {"query": "granite", "top_k": len(PAGES), "passages": 1}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+    """A root with a collection of a document of each kind, whose only passage has the page above."""
+    folder = tmp_path_factory.mktemp("pages")
+    source = folder / "in"
+    source.mkdir()
+    pdf(source / "a.pdf", b"", page("granite"))
+    book = Workbook()
+    book.create_sheet("Prices").append(["granite", 3])
+    book.remove(book.worksheets[0])
+    book.save(source / "b.xlsx")
+    (source / "c.md").write_text("# Install\n\ngranite\n")
+    (source / "d.py").write_text("# the stone\ngranite = 1\n")
+    (source / "e.html").write_text("<p>granite</p>")
+    (source / "f.csv").write_text("id,text\nrow,granite\n")
+    encoder = EncoderConfig(model=str(tiny_model_folder), landmark_interval=64, use_context=False)
+    config = IngestConfig(
+        encoder=encoder, cluster=ClusterConfig(num_clusters=1), context=ContextConfig(context_documents=2)
+    )
+    build_index([str(source)], folder / "root", "c", config)
+    return folder / "root"
+
+
+@pytest.fixture(scope="module")
+def opened(root: Path) -> Collection:
+    return open_collection("c", root=root)
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[TestClient]:
+    settings = ServeSettings(root=root, deadline_seconds=300.0)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
+        while client.get("/v1/collections/c").status_code == 503:
+            time.sleep(0.05)
+        yield client
+
+
+def by_python(opened: Collection, _: TestClient) -> dict[str, Any]:
+    hits = opened.search(QUERY["query"], top_k=len(PAGES), passages=1).hits
+    return {hit.doc_id: hit.passages[0].page for hit in hits}
+
+
+def by_http(_: Collection, server: TestClient) -> dict[str, Any]:
+    hits = server.post("/v1/collections/c/search", json=QUERY).json()["hits"]
+    return {hit["doc_id"]: hit["passages"][0]["page"] for hit in hits}
+
+
+def by_openai(_: Collection, server: TestClient) -> dict[str, Any]:
+    asked = {"query": "granite", "max_num_results": len(PAGES)}
+    found = server.post("/v1/vector_stores/c/search", json=asked).json()["data"]
+    return {each["file_id"]: each["content"][0]["page"] for each in found}
+
+
+def by_frameworks(opened: Collection, _: TestClient) -> dict[str, Any]:
+    return {each.doc_id: each.metadata["page"] for each in find_passages(opened, "granite", len(PAGES), {})}
+
+
+def by_mcp(opened: Collection, _: TestClient) -> dict[str, Any]:
+    async def ask() -> Any:
+        async with Client(make_server(lambda _: OneCollection(opened))) as client:
+            return (await client.call_tool("search", {"query": "granite", "top_k": 9})).structured_content
+
+    documents = asyncio.run(ask())["documents"]
+    return {each["doc_id"]: each["passages"][0]["page"] for each in documents}
+
+
+@pytest.mark.parametrize("surface", [by_python, by_http, by_openai, by_frameworks, by_mcp])
+def test_every_passage_has_its_page(
+    opened: Collection, server: TestClient, surface: Callable[[Collection, TestClient], dict[str, Any]]
+) -> None:
+    assert surface(opened, server) == PAGES
+
+
+def test_the_command_line_shows_pages(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["search", "granite", "--collection", "c", "--root", str(root), "--top-k", "9"]
+    assert run(cairn, asked, "cairn") == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {place}  " in shown for place in PAGES.values() if place)
+    assert run(cairn, [*asked, "--json"], "cairn") == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    assert {hit["doc_id"]: hit["passages"][0]["page"] for hit in hits} == PAGES
+
+
+@pytest.mark.parametrize(
+    ("doc_id", "pages"), [("a.pdf", "2 pages"), ("b.xlsx", "1 sheet"), ("c.md", None), ("row", None)]
+)
+def test_lineage_says_how_many_pages_a_document_has(
+    opened: Collection, doc_id: str, pages: str | None
+) -> None:
+    found = opened.lineage(doc_id)
+    assert found is not None
+    assert found.pages == pages

@@ -1,0 +1,250 @@
+"""Landmarks follow the base: layout, targets, data, gradients, resumption, serving, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.errors import ConfigError, ModelError, SourceError
+from cairn.pipeline.lab.train.landmark_distillation import (
+    FollowedChunks,
+    Window,
+    read_windows,
+    train_landmarks,
+)
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder
+from cairn.pipeline.lab.train.settings import LandmarkConfig
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+
+from tests.tiny_models import TINY_WORDS
+
+SMALL: dict[str, Any] = {
+    "steps": 5,
+    "batch_windows": 4,
+    "window_tokens": 64,
+    "landmark_intervals": (8, 12, 16),
+    "title_tokens": 4,
+    "heldout_windows": 4,
+    "evaluate_every": 5,
+    "checkpoint_every": 2,
+    "peak_lr": 3e-3,
+    "precision": "fp32",
+}
+PLAIN_WORDS = [word for word in TINY_WORDS if not word.startswith("##")]
+
+
+def words(count: int, seed: int) -> str:
+    generator = random.Random(seed)
+    return " ".join(generator.choice(PLAIN_WORDS) for _ in range(count))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "texts.parquet"
+    rows = [{"title": words(1 + n % 3, 1000 + n), "text": words(10 + 7 * n % 60, n)} for n in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.fixture
+def make_objective(tiny_model_folder: Path) -> Callable[..., FollowedChunks]:
+    checkpoint = read_checkpoint(tiny_model_folder)
+
+    def make(windows: list[Window], **settings: Any) -> FollowedChunks:
+        model = LandmarkEncoder(checkpoint)
+        model.freeze_embeddings()
+        served = EncoderConfig(
+            model=str(tiny_model_folder),
+            pooling="lmk",
+            attention="full",
+            window_tokens=64,
+            landmark_interval=12,
+        )
+        return FollowedChunks(
+            model=model,
+            base=LandmarkEncoder(checkpoint).requires_grad_(False),
+            checkpoint=checkpoint,
+            windows=windows,
+            num_heldout=0,
+            config=LandmarkConfig(**SMALL | settings),
+            folder=EncoderFolder(base=checkpoint, settings=served),
+        )
+
+    return make
+
+
+@pytest.fixture
+def windows() -> list[Window]:
+    return [Window(words(2, 90), words(30, 1)), Window("", words(5, 2)), Window(words(9, 91), words(40, 3))]
+
+
+def test_rows_are_cls_title_and_chunks_with_a_landmark_behind_each(
+    make_objective: Callable[..., FollowedChunks], windows: list[Window]
+):
+    objective = make_objective(windows)
+    cls, mark = objective.checkpoint.cls_id, objective.checkpoint.landmark_id
+    lesson = objective.lesson(windows, None)
+    rows = np.split(lesson.rows.ids_N, np.cumsum(lesson.rows.lengths_B)[:-1])
+
+    def ids(text: str) -> list[int]:
+        return objective.checkpoint.tokenizer.encode(text, add_special_tokens=False).ids
+
+    first = ids(windows[0].text)
+    chunks = [first[start : start + 12] for start in range(0, len(first), 12)]
+    assert rows[0].tolist() == [cls, *ids(windows[0].title), mark, *(t for z in chunks for t in (*z, mark))]
+    assert rows[1].tolist() == [cls, *ids(windows[1].text), mark]
+    assert rows[2].tolist()[1:6] == [*ids(windows[2].title)[:4], mark], "a title is cut to title_tokens"
+    is_mark = lesson.rows.ids_N == mark
+    places = (np.cumsum(lesson.rows.lengths_B) - lesson.rows.lengths_B)[lesson.rows.chunk_rows]
+    assert np.array_equal(np.flatnonzero(is_mark), places + lesson.rows.pooled_start_B)
+    assert np.array_equal(lesson.is_taught_N.numpy() > 0, ~is_mark & (lesson.rows.ids_N != cls))
+
+
+def test_a_landmark_follows_chunk_title_and_neighbours(
+    make_objective: Callable[..., FollowedChunks], windows: list[Window], tiny_model_folder: Path
+):
+    """The oracle: vectors of the texts alone, as the serving encoder makes them, added by hand."""
+    objective = make_objective(windows[:1], title_weight=0.7, neighbour_weight=0.4)
+    lesson = objective.lesson(windows[:1], None)
+    encoder = DocumentEncoder(
+        EncoderConfig(model=str(tiny_model_folder), landmark_interval=12, precision="fp32")
+    )
+    x = encoder.encode([windows[0].text]).chunk_vectors_MV
+    t = encoder.encode([windows[0].title]).document_vectors_NV[0]
+    assert len(x) == 3
+    beside = np.stack([x[1], x[0] + x[2], x[1]])
+    y = x + 0.7 * t + 0.4 * beside / np.linalg.norm(beside, axis=1, keepdims=True)
+    y /= np.linalg.norm(y, axis=1, keepdims=True)
+
+    np.testing.assert_allclose(lesson.vectors_MD, np.concatenate([t[None], y]), atol=2e-5)
+
+
+def test_tokens_follow_their_states_in_the_chunk_alone(
+    make_objective: Callable[..., FollowedChunks], windows: list[Window]
+):
+    """An untrained student reads a window of one chunk as the base does, so nothing is left to follow."""
+    objective = make_objective(windows, title_share=0.0)
+    lesson = objective.lesson(windows[1:2], np.random.default_rng(0))
+    _, distance_N1 = objective._embed(lesson.rows, lesson, slice(None), None)
+
+    assert distance_N1[lesson.is_taught_N > 0].max() < 1e-5
+    assert (lesson.states_ND[lesson.is_taught_N == 0] == 0).all()
+
+
+def test_gradients_do_not_depend_on_micro_batches(
+    make_objective: Callable[..., FollowedChunks], windows: list[Window]
+):
+    def gradient(micro_batch_tokens: int) -> tuple[float, torch.Tensor]:
+        objective = make_objective(windows, micro_batch_tokens=micro_batch_tokens)
+        loss = objective.batch(0).backward()
+        parts = [each.grad.flatten() for each in objective.model.parameters() if each.grad is not None]
+        return float(loss), torch.cat(parts)
+
+    (whole, of_whole), (parted, of_parts) = gradient(10_000), gradient(1)
+
+    assert whole == pytest.approx(parted, rel=1e-5)
+    torch.testing.assert_close(of_whole, of_parts, atol=1e-5, rtol=1e-3)
+
+
+def test_windows_do_not_depend_on_the_order_of_rows_and_files(tmp_path: Path):
+    rows = [{"title": "", "text": words(30, n)} for n in range(12)]
+    for name, some in (("a", rows[:5]), ("b", rows[5:])):
+        pq.write_table(pa.Table.from_pylist(some), tmp_path / f"{name}.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[::-1]), tmp_path / "all.parquet")
+
+    parted = read_windows([tmp_path / "a.parquet", tmp_path / "b.parquet"], 16)
+    assert parted.windows == read_windows([tmp_path / "all.parquet"], 16).windows
+    assert {one.text for one in parted.windows} != {row["text"] for row in rows}, "long texts are cut"
+    joined = " ".join(one.text for one in parted.windows)
+    assert sorted(joined.split()) == sorted(" ".join(row["text"] for row in rows).split())
+
+
+def test_neighbouring_pairs_with_one_title_are_one_document(tmp_path: Path):
+    rows = [
+        {"query": "the old way", "document": "a cat", "title": "cat"},
+        {"query": "the old path", "document": "sat on", "title": "cat"},
+        {"query": "", "document": "a mat", "title": ""},
+        {"query": "", "document": "a river", "title": ""},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+
+    assert set(read_windows([tmp_path / "pairs.parquet"], 64).windows) == {
+        Window("cat", "a cat\n\nsat on"),
+        Window("", "a mat"),
+        Window("", "a river"),
+        Window("", "the old way"),
+        Window("", "the old path"),
+    }
+
+
+def test_texts_of_judged_sets_are_left_out_and_counted(tmp_path: Path):
+    judged = tmp_path / "judged"
+    judged.mkdir()
+    pq.write_table(pa.table({"id": ["d"], "title": [""], "text": ["a cat sat"]}), judged / "corpus.parquet")
+    pq.write_table(pa.table({"id": ["q"], "text": ["old way"]}), judged / "queries.parquet")
+    rows = [
+        {"query": "old way", "document": "a river"},
+        {"query": "", "document": "A cat, sat."},
+        {"query": "", "document": " "},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+
+    read = read_windows([tmp_path / "pairs.parquet"], 64, [judged])
+
+    assert [one.text for one in read.windows] == ["a river"]
+    assert read.skipped == {"text of an evaluation set": 2, "empty text": 1}
+
+
+def test_training_brings_landmarks_nearer(tiny_model_folder: Path, texts: Path, tmp_path: Path):
+    config = LandmarkConfig(**SMALL | {"steps": 30, "evaluate_every": 30})
+    run = train_landmarks(str(tiny_model_folder), [texts], tmp_path / "run", config)
+    assert run.best_step == 30, "the untrained landmarks were the best"
+
+
+def test_the_saved_model_is_served_with_the_vectors_of_training(
+    make_objective: Callable[..., FollowedChunks], windows: list[Window], tmp_path: Path
+):
+    objective = make_objective([window._replace(title="") for window in windows])
+    with torch.no_grad():
+        for parameter in objective.model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+    objective.save(tmp_path / "model")
+    lesson = objective.lesson(objective.windows, None)
+    with torch.no_grad():
+        trained_MD, _ = objective._embed(lesson.rows, lesson, slice(None), None)
+    served = DocumentEncoder(
+        replace(objective.folder.settings, model=str(tmp_path / "model"), precision="fp32")
+    ).encode([window.text for window in windows])
+
+    np.testing.assert_allclose(served.chunk_vectors_MV, trained_MD, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"landmark_intervals": (4, 16)}, {"landmark_intervals": ()}, {"landmark_intervals": (64,)}],
+    ids=["too short", "none", "too long"],
+)
+def test_intervals_must_fit(settings: dict[str, Any]):
+    with pytest.raises(ConfigError, match="landmark_intervals must be at least 8 and fit"):
+        LandmarkConfig(**SMALL | settings)
+
+
+def test_what_cannot_be_trained_is_refused(tiny_model_folder: Path, texts: Path, tmp_path: Path):
+    config = LandmarkConfig(**SMALL)
+    with pytest.raises(ConfigError, match="at most the base's 96 positions, got 128"):
+        train_landmarks(str(tiny_model_folder), [texts], tmp_path / "run", replace(config, window_tokens=128))
+    with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):
+        train_landmarks("cairn-minilm", [texts], tmp_path / "run", config)
+    with pytest.raises(SourceError, match="must be a file or a folder"):
+        train_landmarks(str(tiny_model_folder), [tmp_path / "none.parquet"], tmp_path / "run", config)

@@ -1,0 +1,183 @@
+"""An endpoint through the whole line, from `ingest --model https://…` to searches and readiness."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.cli.main import cairn, run
+from cairn.pipeline.collection import load_query_encoder, open_collection
+from cairn.pipeline.encode import endpoint, endpoint_requests
+from cairn.pipeline.encode.endpoint import PROBES
+from cairn.pipeline.encode.endpoint_requests import KEY_VARIABLE, Patience
+from cairn.pipeline.errors import EndpointDownError, FingerprintMismatchError
+from cairn.pipeline.line import live_engine
+from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.settings import ServeSettings
+from starlette.testclient import TestClient
+
+from tests.embedding_server import EmbeddingServer, vector_of
+
+TEXTS = [f"stone {number} on the old mountain path" for number in range(80)]
+KEY = "secret-key-of-the-endpoint"
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("CAIRN_ROOT", "CAIRN_CONFIG", "CAIRN_COLLECTION", "CAIRN_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    monkeypatch.setattr(endpoint_requests, "FIRST_PAUSE_SECONDS", 0.01)
+    patience = Patience(retry_seconds=0.3, total_seconds=0.5)
+    for place, name in ((endpoint, "INGEST"), (endpoint, "QUERY"), (live_engine, "WRITE")):
+        monkeypatch.setattr(place, name, patience)
+    _write(TEXTS)
+
+
+def _write(texts: list[str]) -> None:
+    pq.write_table(pa.table({"id": [f"d{k}" for k in range(len(texts))], "text": texts}), "corpus.parquet")
+
+
+def _ingest(server: EmbeddingServer, *options: str) -> int:
+    command = ["ingest", "corpus.parquet", "--collection", "c", "--quiet", "--model", server.model, *options]
+    return run(cairn, command, "cairn")
+
+
+def _counts(server: EmbeddingServer) -> list[int]:
+    return sorted({server.embedded[text] for text in TEXTS})
+
+
+def test_ingest_and_search_by_an_endpoint(embedding_server, capsys):
+    assert _ingest(embedding_server) == 0
+    told = capsys.readouterr()
+    assert "is an endpoint: it gives one vector a text and shows no states of tokens" in told.err
+    assert _counts(embedding_server) == [1]
+    answer = open_collection("c").search("stone 7 on the old mountain path", hybrid=False)
+    assert answer.hits[0].doc_id == "d7"
+    status = open_collection("c").status()
+    assert "no token vectors" in " ".join(status["warnings"])
+    assert status["token_vectors"] is None
+    assert run(cairn, ["status", "c"], "cairn") == 0
+    told = capsys.readouterr().out
+    assert f"{embedding_server.model}: a vector for each chunk of at most 128 tokens" in told
+    assert "--late" not in told  # it shows no states to make token vectors of
+    for file in Path("cairn-data").rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes()
+    before = len(embedding_server.requests)
+    assert _ingest(embedding_server) == 0  # nothing changed: nothing is asked
+    assert len(embedding_server.requests) == before
+
+
+def test_run_that_stopped_pays_for_nothing_twice(embedding_server, capsys):
+    embedding_server.faults = [None, None, None, lambda *_: (401, {}, b"")]
+    assert _ingest(embedding_server, "--endpoint-requests", "1") == 2
+    assert "Traceback" not in capsys.readouterr().err
+    paid = {text for text in TEXTS if embedding_server.embedded[text]}
+    assert 0 < len(paid) < len(TEXTS)
+    embedding_server.faults = []
+    assert _ingest(embedding_server) == 0
+    assert _counts(embedding_server) == [1]
+    assert not list(Path("cairn-data").rglob("paid.sqlite"))
+
+
+def test_changed_model_behind_the_name_mixes_nothing(embedding_server, capsys):
+    assert _ingest(embedding_server) == 0
+    encoder = load_query_encoder(open_collection("c")._searcher().generation)
+    embedding_server.seed = "model-b"
+    _write([*TEXTS, "a new river"])
+    assert _ingest(embedding_server) == 2
+    assert "the model behind the name has changed" in capsys.readouterr().err
+    with pytest.raises(FingerprintMismatchError):
+        encoder.encode_queries(["stone"])
+    embedding_server.seed = "model-a"
+    assert _ingest(embedding_server) == 0
+    assert open_collection("c").search("a new river").hits[0].doc_id == "d80"
+
+
+def test_dry_run_tells_tokens_time_and_cost_and_sends_no_document(embedding_server, capsys):
+    options = ("--dry-run", "--json", "--endpoint-price", "100000")
+    assert _ingest(embedding_server, *options) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["estimated_tokens"] > 500
+    assert float(plan["estimated_cost"]) == pytest.approx(plan["estimated_tokens"] / 10, rel=0.01)
+    assert plan["estimated_encode_seconds"] > 0
+    assert _counts(embedding_server) == [0]
+    assert not Path("cairn-data").exists()
+
+
+def test_server_tells_in_readyz_that_its_endpoint_does_not_answer_and_not_where_it_is(
+    embedding_server, caplog
+):
+    caplog.set_level("INFO")
+    assert _ingest(embedding_server) == 0
+    settings = ServeSettings(root=Path("cairn-data"), collections=("c",), deadline_seconds=5)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
+        while client.get("/readyz").json().get("detail") == "collections are being opened":
+            pass
+        assert client.get("/readyz").json() == {"status": "ready"}
+        asked = {"query": "stone 7 on the old mountain path"}
+        assert client.post("/v1/collections/c/search", json=asked).json()["hits"][0]["doc_id"] == "d7"
+        embedding_server.faults = [lambda *_: (503, {}, b"")] * 99
+        problem = client.post("/v1/collections/c/search", json={"query": "river"})
+        assert (problem.status_code, problem.json()["type"][-13:]) == (503, "endpoint-down")
+        reason = client.get("/readyz").json()["reason"]
+        assert reason.startswith("collection 'c' cannot encode queries")
+        assert embedding_server.host not in reason
+        assert embedding_server.host in caplog.text
+        embedding_server.faults = []
+        assert client.post("/v1/collections/c/search", json={"query": "river"}).status_code == 200
+        assert client.get("/readyz").json() == {"status": "ready"}
+
+
+def test_write_waits_for_its_endpoint_and_readyz_says_so(embedding_server):
+    assert _ingest(embedding_server) == 0
+    settings = ServeSettings(root=Path("cairn-data"), collections=("c",), writable=True)
+    with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
+        embedding_server.faults = [lambda *_: (503, {}, b"")] * 999
+        document = {"doc_id": "new", "text": "a new river"}
+        answer = client.post("/v1/collections/c/documents", json={"documents": [document]})
+        assert answer.status_code == 202
+        until = time.monotonic() + 10
+        for is_down in (True, False):
+            while ("writes to collection 'c' wait" in (told := client.get("/readyz").text)) is not is_down:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert embedding_server.host not in told
+            embedding_server.faults = []
+        assert client.get("/v1/collections/c/documents/new").status_code == 200
+
+
+def test_search_without_its_endpoint_ends_in_one_sentence(embedding_server):
+    assert _ingest(embedding_server) == 0
+    embedding_server.faults = [lambda *_: (500, {}, b"")] * 99
+    with pytest.raises(EndpointDownError, match="try again later"):
+        open_collection("c").search("stone")
+
+
+def test_moved_endpoint_with_the_same_model_goes_on(embedding_server):
+    assert _ingest(embedding_server) == 0
+    moved = EmbeddingServer()
+    try:
+        _write([*TEXTS, "a new river"])
+        assert _ingest(moved) == 0
+        assert set(moved.embedded) == {*PROBES, "a new river"}
+    finally:
+        moved.stop()
+
+
+def test_endpoint_that_made_the_vectors_encodes_queries_alone(embedding_server):
+    vectors = [vector_of(text, embedding_server.seed, embedding_server.width).tolist() for text in TEXTS]
+    ids = [f"d{number}" for number in range(len(TEXTS))]
+    pq.write_table(pa.table({"id": ids, "text": TEXTS, "own": vectors}), "corpus.parquet")
+    assert _ingest(embedding_server, "--vector-column", "own") == 0
+    assert set(embedding_server.embedded) <= {*PROBES}
+    answer = open_collection("c").search(TEXTS[7], hybrid=False)
+    assert answer.hits[0].scores["document"] == pytest.approx(1.0, abs=1e-4)
+    embedding_server.seed = "model-b"
+    with pytest.raises(FingerprintMismatchError, match="behind the name has changed"):
+        open_collection("c").search("river")

@@ -1,0 +1,88 @@
+"""A first ingest says what its model and BM25 make of the languages of its texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.collection import Collection
+from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, IndexConfig, IngestConfig, Language
+from cairn.pipeline.errors import FingerprintMismatchError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.compatibility import require_same_settings, stored_manifest
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.line.language_fit import column_warnings, language_warnings
+
+GERMAN = "Die Kündigungsfrist des Arbeitsverhältnisses beträgt nach der Probezeit vier Wochen zum Monatsende."
+CHINESE = "我们看到的房子不在这条街上，这条街在城市的另一边。"
+ENGLISH = "The house that we saw was not the one you had in mind."
+
+
+def warnings_of(texts: Sequence[str], folder: Path, language: Language = "auto") -> tuple[str, ...]:
+    pq.write_table(pa.table({"text": pa.array(texts, pa.large_string())}), folder / "shard.parquet")
+    config = IngestConfig(encoder=EncoderConfig(model=DEFAULT_MODEL), index=IndexConfig(language=language))
+    return language_warnings(config, [folder / "shard.parquet"])
+
+
+def test_english_texts_ask_for_nothing(tmp_path: Path) -> None:
+    assert warnings_of([ENGLISH] * 3, tmp_path) == ()
+
+
+def test_languages_that_a_model_does_not_know_are_named_with_what_helps(tmp_path: Path) -> None:
+    model, words = warnings_of([CHINESE, GERMAN, ENGLISH], tmp_path)
+    assert "zh, of whose tokens" in model
+    assert "de, whose words it cuts into" in model
+    assert "en" not in model.split("got ")[1].split("; ")[0].split(", ")
+    assert model.endswith("choose a multilingual model with --model, in a new collection")
+    assert "zh (pairs of characters), de (stems), en (stems)" in words
+    assert "--language" in words
+
+
+def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: Path) -> None:
+    columns = {
+        "price": ["1,5", "1.200,75", "3"],
+        "size": ["3", "4", "n/a"],
+        "zip": ["01234", "90210", "10115"],
+        "name": ["a", "b", None],
+    }
+    pq.write_table(
+        pa.table({"doc_id": ["1", "2", "3"], "text": ["1,5"] * 3, **columns}), tmp_path / "a.parquet"
+    )
+    commas, mixed = column_warnings([tmp_path / "a.parquet"])
+    assert "decimal commas" in commas
+    assert "('price', such as '1,5')" in commas
+    assert "'size', with 'n/a' among them" in mixed
+    assert "zip" not in mixed
+    assert "--metadata-columns" in commas
+    assert "--metadata-columns" in mixed
+
+
+def test_texts_without_words_are_in_no_language_that_a_model_misses(tmp_path: Path) -> None:
+    model, _ = warnings_of(["?! " * 60, GERMAN], tmp_path)
+    assert "got de, whose words" in model
+
+
+@pytest.mark.parametrize("language", ["de", "none"])
+def test_a_language_that_was_named_is_not_told(tmp_path: Path, language: Language) -> None:
+    assert len(warnings_of([GERMAN], tmp_path, language)) == 1
+
+
+def test_a_collection_records_its_languages_and_keeps_how_words_are_counted(
+    tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    encoder = {"model": str(tiny_model_folder), "use_context": False}
+    collection = Collection.create("c", root=tmp_path, settings={"encoder": encoder})
+    texts = {"zh": "使用GitHub备份脚本时出现错误代码E1042", "de": GERMAN, "en": ENGLISH}
+    collection.add([{"id": doc_id, "text": text} for doc_id, text in texts.items()])
+    for query, doc_id in (("E1042", "zh"), ("备份", "zh"), ("代", "zh"), ("Kündigungsfristen", "de")):
+        found = collection.search(query).hits
+        assert [hit.doc_id for hit in found if "bm25" in hit.scores] == [doc_id]
+    manifest = stored_manifest(CollectionLayout.at(tmp_path, "c"))
+    assert manifest is not None
+    assert manifest.languages == {"de": 1, "en": 1, "zh": 1}
+    chosen = {"encoder": encoder, "index": {"language": "de"}}
+    with pytest.raises(FingerprintMismatchError, match=r"index\.language is 'auto', got 'de'"):
+        require_same_settings(manifest, resolve_ingest_config(chosen, manifest.settings))

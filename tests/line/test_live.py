@@ -1,0 +1,70 @@
+"""A writer of one collection: what it flushes, and whose settings it takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cairn.pipeline import durable
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line import live
+from cairn.pipeline.line.live import LiveWriter
+
+
+def opened(layout: CollectionLayout) -> LiveWriter:
+    return LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
+
+
+def test_folder_of_a_new_collection_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(durable, "fsync_folder", flushed.append)
+    layout = CollectionLayout(tmp_path, "c")
+    opened(layout).stop(0)
+    assert {layout.root, layout.folder} <= {*flushed}
+
+
+def test_stored_settings_count_once_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = CollectionLayout(tmp_path, "c")
+    writer = opened(layout)
+    writer.create({"cluster": {"num_clusters": 1}}, {})
+    assert writer._config().cluster.num_clusters == 1
+    monkeypatch.setattr(live, "stored_settings", lambda *_: {"cluster": {"num_clusters": 7}})
+    layout.current_path.write_text("another")
+    assert writer._config().cluster.num_clusters == 7
+    writer.stop(0)
+
+
+def test_stopped_writer_lets_go_of_its_log(tmp_path: Path) -> None:
+    layout = CollectionLayout(tmp_path, "c")
+    for _ in range(2):
+        writer = opened(layout)
+        assert writer.is_open
+        writer.stop(0)
+        assert not writer.is_open
+
+
+def test_writer_rests_as_long_as_a_publication_took_while_searches_wait(tmp_path: Path) -> None:
+    is_busy = threading.Event()
+    writer = LiveWriter(
+        CollectionLayout(tmp_path, "c"),
+        backbone=lambda: None,
+        take_up=lambda _: None,
+        is_busy=is_busy.is_set,
+    )
+    times = [time.monotonic()]
+    writer._rest(60.0)
+    times.append(time.monotonic())
+    is_busy.set()
+    writer._rest(0.3)
+    times.append(time.monotonic())
+    writer.stop(0)
+    writer._rest(60.0)
+    times.append(time.monotonic())
+    quiet, busy, stopping = (end - start for start, end in pairwise(times))
+    assert busy >= 0.3 > quiet
+    assert stopping < live.LONGEST_REST_SECONDS

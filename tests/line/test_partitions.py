@@ -1,0 +1,629 @@
+"""A collection in partitions answers as one folder does, and every write to it is one publication."""
+
+import pickle
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.jobs.ray_cluster import tasks
+from cairn.jobs.ray_cluster.tasks import TaskPool, TaskWorker
+from cairn.pipeline.collection import Collection, load_query_encoder, open_collection
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.errors import (
+    CollectionBusyError,
+    DiskFullError,
+    FingerprintMismatchError,
+    IntegrityError,
+    UsageError,
+)
+from cairn.pipeline.index import partitions
+from cairn.pipeline.index import repartition as repartitioning
+from cairn.pipeline.index.generation import mean_vector, open_generation
+from cairn.pipeline.index.layout import CollectionLayout, read_manifest
+from cairn.pipeline.index.maintenance import compact_collection
+from cairn.pipeline.index.names import partition_of
+from cairn.pipeline.index.partitions import ChangePartition
+from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.repartition import repartition
+from cairn.pipeline.index.verify import verify_collection
+from cairn.pipeline.line import live
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.encoder_worker import EncoderWorker
+from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.line.plan_index import plan_index
+from cairn.pipeline.line.recontextualise import recontextualise
+from cairn.pipeline.manifest import PartitionRecord
+from cairn.pipeline.search.searcher import Searcher
+
+from tests.damages import put
+from tests.search.shards.in_process import shards_of
+
+PARTITIONS = 3
+WORDS = ("stone", "path", "hill", "river", "cairn", "summit", "ridge", "snow", "wind", "lake")
+IDS = [f"doc-{number:03d}" for number in range(24)]
+
+
+def document(number: int, version: int = 0) -> dict[str, Any]:
+    rng = np.random.default_rng([number, version])
+    text = " ".join(rng.choice(WORDS, size=10 + 15 * (number % 5)))
+    title = f"{WORDS[number % len(WORDS)]} {number}"
+    return {"id": f"doc-{number:03d}", "title": title, "text": f"{text}.", "year": 2000 + number % 7}
+
+
+@pytest.fixture(scope="module")
+def partitioned(config: IngestConfig) -> IngestConfig:
+    return replace(
+        config,
+        index=replace(config.index, partitions=PARTITIONS),
+        encoder=replace(config.encoder, token_bytes=8),
+    )
+
+
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory: pytest.TempPathFactory, partitioned: IngestConfig) -> Path:
+    """A root with the collection ``c``, made once; tests change copies."""
+    folder = tmp_path_factory.mktemp("ingested")
+    ingest(folder / "root", folder, partitioned, range(24))
+    return folder / "root"
+
+
+@pytest.fixture
+def layout(ingested: Path, root: Path) -> CollectionLayout:
+    shutil.copytree(ingested, root)
+    return CollectionLayout(root, "c")
+
+
+def ingest(
+    root: Path, folder: Path, config: IngestConfig, numbers: Any, versions: dict[int, int] | None = None
+) -> Any:
+    rows = [document(number, (versions or {}).get(number, 0)) for number in numbers]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
+    return build_index([str(folder / "a.parquet")], root, "c", config)
+
+
+def contents(layout: CollectionLayout) -> dict[str, str]:
+    rows = open_collection(layout.name, root=layout.root).documents.to_arrow(["doc_id", "text"])
+    return dict(zip(*(column.to_pylist() for column in rows.itercolumns()), strict=True))
+
+
+def generations(layout: CollectionLayout) -> list[int]:
+    number = layout.current_generation_number()
+    assert number is not None
+    return [record.generation for record in read_manifest(layout, number).partitions]
+
+
+def copied_to_one(layout: CollectionLayout) -> Collection:
+    """Return the same rows in one folder, under another name."""
+    shutil.copytree(layout.folder, layout.root / "one")
+    one = CollectionLayout(layout.root, "one")
+    repartition(one, 1)
+    return open_collection("one", root=layout.root)
+
+
+def test_search_of_partitions_answers_with_the_bits_of_one_folder(layout: CollectionLayout) -> None:
+    one, many = copied_to_one(layout), open_collection("c", root=layout.root)
+    asked: list[dict[str, Any]] = [
+        {"granularity": "both"},
+        {"granularity": "chunk", "hybrid": False},
+        {"granularity": "document", "hybrid": False, "late": False},
+        {"granularity": "both", "late": False, "filters": {"year": [2001, 2003, 2005]}},
+        {"granularity": "both", "group_by": "year", "passages": 2},
+    ]
+    for options, query in product(asked, ("stone path", "snow on the ridge", "doc-003", "lake 12")):
+        found, expected = (each.search(query, top_k=8, **options).hits for each in (many, one))
+        assert found == expected
+        assert len(found) == 8 or "group_by" in options
+
+
+@pytest.mark.parametrize("num_shards", [2, 5])
+def test_shards_of_partitions_answer_with_the_bits_of_one_process(
+    layout: CollectionLayout, num_shards: int
+) -> None:
+    one = open_collection("c", root=layout.root)
+    sharded = Searcher(
+        layout, load_query_encoder(open_generation(layout)), open_one=shards_of(layout.root, num_shards)
+    )
+    for query in ("stone path", "snow on the ridge"):
+        assert sharded.search(query, top_k=8).hits == one.search(query, top_k=8).hits
+
+
+def test_documents_are_read_by_their_partition(layout: CollectionLayout) -> None:
+    collection = open_collection("c", root=layout.root)
+    assert sorted(collection.documents.ids()) == IDS
+    assert collection.documents["doc-007"].text == f"{document(7)['text']}"
+    assert sorted(collection.documents.ids({"year": 2003})) == ["doc-003", "doc-010", "doc-017"]
+    lineage = collection.lineage("doc-007")
+    assert lineage is not None
+    assert lineage.source_row == 7
+    status = collection.status()
+    assert sum(each["documents"] for each in status["partitions"]) == status["documents"] == 24
+    assert sum(status["cluster_sizes"]) == 24
+    assert verify_collection(layout) == []
+
+
+def test_changed_document_touches_its_partition_alone(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    report = ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+    assert (report.encoded, report.generation) == (1, 2)
+    expected = [1] * PARTITIONS
+    expected[partition_of("doc-005", PARTITIONS)] = 2
+    assert generations(layout) == expected
+    assert contents(layout)["doc-005"] == document(5, 1)["text"]
+    assert verify_collection(layout) == []
+
+
+def test_second_ingest_and_a_plan_find_nothing_to_do(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    report = ingest(layout.root, tmp_path, partitioned, range(24))
+    assert (report.unchanged, report.encoded, report.generation) == (24, 0, 1)
+    plan = plan_index([str(tmp_path / "a.parquet")], layout.root, "c", replace(partitioned, reread=True))
+    assert (plan["unchanged"], plan["new"], plan["changed"]) == (24, 0, 0)
+
+
+def test_sync_delete_and_compact_publish_all_partitions_as_one(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    synced = ingest(layout.root, tmp_path, replace(partitioned, sync=True, max_deleted=1.0), range(4, 24))
+    assert (synced.deleted, synced.generation) == (4, 2)
+    report = Collection(layout).delete(["doc-004", "doc-005", "doc-006", "none"])
+    assert (report.deleted, report.missing, report.generation) == (3, ("none",), 3)
+    heard: list[tuple[int | None, list[int]]] = []
+
+    def hear(stage: str, done: int, total: int | None, unit: str) -> None:
+        if (stage, done) == ("index", total):
+            heard.append((layout.current_generation_number(), layout.generation_numbers()))
+
+    assert compact_collection(layout, progress=hear).documents == 17
+    assert heard[-1] == (4, [2, 3, 4]), "it is served before the oldest one goes"
+    assert sorted(contents(layout)) == IDS[7:]
+    assert verify_collection(layout) == []
+
+
+def test_new_metadata_column_reaches_every_partition(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    pq.write_table(pa.Table.from_pylist([{**document(3, 1), "kind": "hill"}]), tmp_path / "b.parquet")
+    build_index([str(tmp_path / "b.parquet")], layout.root, "c", partitioned)
+    collection = open_collection("c", root=layout.root)
+    assert collection.documents.ids({"kind": "hill"}) == ["doc-003"]
+    assert len(collection.documents.ids({"kind": None})) == 23
+
+
+def test_partitions_of_fewer_documents_than_there_are_partitions(
+    root: Path, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    layout = CollectionLayout(root, "c")
+    ingest(root, tmp_path, partitioned, [1])
+    assert sorted(generations(layout)) == [0, 0, 1]
+    assert open_collection("c", root=root).search("stone").hits[0].doc_id == "doc-001"
+    Collection(layout).delete("doc-001")
+    assert len(open_collection("c", root=root).documents) == 0
+    ingest(root, tmp_path, partitioned, range(6), {1: 1})
+    assert len(contents(layout)) == 6
+
+
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [
+        ("chunks-added", 1),
+        ("current-replaced", 2),
+        *(("partition-published", times) for times in (1, 2, 3)),
+        ("manifest-written", 4),
+        ("generation-renamed", 4),
+        ("current-replaced", 4),
+    ],
+)
+def test_kill_of_a_publication_leaves_the_old_or_the_new_collection(
+    layout: CollectionLayout,
+    tmp_path: Path,
+    partitioned: IngestConfig,
+    stop_at: Callable[..., None],
+    point: str,
+    times: int,
+) -> None:
+    before = contents(layout)
+    versions = dict.fromkeys(range(24), 1)
+    stop_at(point, times)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(layout.root, tmp_path, partitioned, range(24), versions)
+    after = {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
+    assert contents(layout) == (after if (point, times) == ("current-replaced", 4) else before)
+    assert verify_collection(layout) == []
+    report = ingest(layout.root, tmp_path, partitioned, range(24), versions)
+    assert report.encoded == 0  # what was encoded is kept
+    assert contents(layout) == after
+    assert verify_collection(layout) == []
+    assert generations(layout) == [2] * PARTITIONS
+
+
+@pytest.mark.parametrize(("point", "times"), [("partition-published", 2), ("documents-added", 1)])
+def test_kill_of_a_first_ingest_leaves_nothing_and_the_next_goes_on(
+    root: Path,
+    tmp_path: Path,
+    partitioned: IngestConfig,
+    stop_at: Callable[..., None],
+    point: str,
+    times: int,
+) -> None:
+    stop_at(point, times)
+    with pytest.raises(KeyboardInterrupt):
+        ingest(root, tmp_path, partitioned, range(24))
+    layout = CollectionLayout(root, "c")
+    assert not layout.exists()
+    report = ingest(root, tmp_path, partitioned, range(24))
+    assert report.encoded == 0
+    assert sorted(contents(layout)) == IDS
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("numbers", [(6,), (2, 4), (1, 2, 1)])
+def test_repartition_copies_every_row_and_later_ingests_go_on(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, numbers: tuple[int, ...]
+) -> None:
+    before, hits = contents(layout), open_collection("c", root=layout.root).search("stone path").hits
+    for number in numbers:
+        repartition(layout, number)
+        assert contents(layout) == before
+        assert open_collection("c", root=layout.root).search("stone path").hits == hits
+        assert verify_collection(layout) == []
+    config = replace(partitioned, index=replace(partitioned.index, partitions=numbers[-1]))
+    report = ingest(layout.root, tmp_path, config, range(24), {5: 1, 6: 1})
+    assert (report.encoded, report.unchanged) == (2, 22)
+    assert verify_collection(layout) == []
+    if numbers[-1] > 1:
+        ingest(layout.root, tmp_path, config, range(24), {5: 2, 6: 1})
+        assert len(list(layout.partitions_folder.iterdir())) == numbers[-1]
+        assert not layout.lance_folder.exists()
+
+
+def test_collection_without_documents_is_not_cut(layout: CollectionLayout) -> None:
+    collection = open_collection("c", root=layout.root)
+    collection.delete(list(collection.documents.ids()))
+    with pytest.raises(UsageError, match="must hold documents to be cut"):
+        repartition(layout, 4)
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize(("point", "times"), [("partition-published", 1), ("manifest-written", 5)])
+def test_kill_of_a_repartition_leaves_the_collection_as_it_was(
+    layout: CollectionLayout, stop_at: Callable[..., None], point: str, times: int
+) -> None:
+    before = contents(layout)
+    stop_at(point, times)
+    with pytest.raises(KeyboardInterrupt):
+        repartition(layout, 4)
+    assert contents(layout) == before
+    assert verify_collection(layout) == []
+    repartition(layout, 4)
+    assert contents(layout) == before
+    assert len(generations(layout)) == 4
+
+
+def test_failed_repartition_leaves_no_copies_on_the_disk(
+    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def folders() -> set[Path]:
+        return {*layout.folder.iterdir(), *layout.partitions_folder.iterdir()} - {layout.lock_path}
+
+    def full(*_: object) -> None:
+        raise DiskFullError("no space left")
+
+    before = folders()
+    for number in (5, 1):
+        with monkeypatch.context() as patch:
+            owner, step = (
+                (partitions, "publish_partitions") if number > 1 else (repartitioning, "publish_generation")
+            )
+            patch.setattr(owner, step, full)
+            with pytest.raises(DiskFullError):
+                repartition(layout, number)
+        assert folders() == before
+    assert verify_collection(layout) == []
+
+
+def test_write_that_waited_through_a_repartition_is_published(
+    layout: CollectionLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_after_a_repartition(*arguments: Any, **options: Any) -> Any:
+        repartition(layout, 2)
+        return build_index(*arguments, **options)
+
+    monkeypatch.setattr(live, "build_index", build_after_a_repartition)
+    pq.write_table(pa.Table.from_pylist([document(5, 1)]), tmp_path / "b.parquet")
+    writer = LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
+    outcome = writer.ingest(str(tmp_path / "b.parquet")).published.result(60)
+    writer.stop(1)
+    assert (outcome.state, outcome.fault) == ("searchable", None)
+    assert contents(layout)["doc-005"] == document(5, 1)["text"]
+
+
+def test_change_that_comes_after_the_collection_has_moved_on_undoes_nothing(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    number = layout.current_generation_number()
+    assert number is not None
+    late = [
+        ChangePartition(
+            layout=layout.partition(record, is_pinned=False),
+            record=record,
+            change=lambda *_: pytest.fail("it undid what was published"),
+        )
+        for record in read_manifest(layout, number).partitions
+    ]
+    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    for change in late:
+        with pytest.raises(CollectionBusyError, match="was changed by another run meanwhile"):
+            change.run()
+    assert verify_collection(layout) == []
+
+
+def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin works between the first answer and the end of the tasks, and once more after that."""
+    made: list[ChangePartition] = []
+
+    class Pool:
+        step = close = lambda *_: None
+
+        def map(
+            self, method: str, arguments: Callable[[int], tuple[ChangePartition]], sizes: list[int]
+        ) -> Any:
+            for number in range(len(sizes)):
+                (task,) = arguments(number)
+                made.append(task)
+                assert method == "run"
+                for _ in range(2):
+                    yield number, TaskWorker().run(task)
+
+    monkeypatch.setattr(tasks, "WorkerPool", lambda *_, **__: Pool())
+    monkeypatch.setattr(EncoderWorker, "run_tasks", TaskPool(None, 1, 1))
+    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    assert len(made) == PARTITIONS
+    for task in made:
+        assert not TaskWorker().run(task)
+        with pytest.raises(CollectionBusyError, match="was given up"):
+            task.run()
+    assert contents(layout) == {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
+    assert verify_collection(layout) == []
+
+
+def test_generation_of_another_machine_under_the_same_number_is_gone_on_from(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    ours = tmp_path / "ours"
+    shutil.copytree(layout.root, ours)
+    ingest(ours, tmp_path, partitioned, range(24), {5: 1})
+    ingest(layout.root, tmp_path, partitioned, range(24), {5: 2})
+    for partition in layout.partitions_folder.iterdir():  # a pull brings all but what says that it is served
+        current = ours / layout.name / partition.relative_to(layout.folder) / "CURRENT"
+        shutil.copyfile(current, partition / "CURRENT")
+    ingest(layout.root, tmp_path, partitioned, range(24), {5: 3})
+    assert contents(layout)["doc-005"] == document(5, 3)["text"]
+    assert verify_collection(layout) == []
+
+
+def test_repartition_to_one_that_is_killed_leaves_no_generation_damaged(
+    layout: CollectionLayout, stop_at: Callable[..., None]
+) -> None:
+    before = contents(layout)
+    repartition(layout, 1)
+    repartition(layout, 2)
+    stop_at("documents-added")
+    with pytest.raises(KeyboardInterrupt):
+        repartition(layout, 1)
+    assert contents(layout) == before
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("lost", ["MANIFEST.json", "context.arrow"])
+def test_repair_returns_to_the_generation_before_where_the_newest_does_not_say_what_it_is(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, lost: str
+) -> None:
+    before = contents(layout)
+    ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+    for folder in (layout.generation_folder(2), layout.copies_folder(2)):
+        (folder / lost).write_bytes(b"damaged")
+    if lost == "context.arrow":  # all generations have the same: one that is whole mends the others
+        for folder in (layout.generation_folder(1), layout.copies_folder(1)):
+            (folder / lost).write_bytes(b"damaged")
+        with pytest.raises(IntegrityError, match="has no generation that is whole"):
+            repair_collection(layout)
+        return
+    report = repair_collection(layout)
+    assert report.generation == 3
+    assert "returned to generation 1" in report.action
+    assert "generation 2 had changed cannot be told" in report.action
+    assert contents(layout) == before
+    assert verify_collection(layout) == []
+    assert ingest(layout.root, tmp_path, replace(partitioned, reread=True), range(24), {5: 1}).encoded == 1
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("remnant", [None, "file", "FIFO"])
+def test_lost_partition_is_told_and_filled_again_by_an_ingest(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, remnant: str | None
+) -> None:
+    lost = next(layout.partitions_folder.iterdir())
+    if remnant is None:
+        shutil.rmtree(lost)
+    else:
+        put(lost, remnant)
+    assert any(lost.name in fault.file for fault in verify_collection(layout))
+    report = repair_collection(layout)
+    assert f"partition {lost.name} is lost" in report.action
+    assert 0 < len(contents(layout)) < 24
+    left = len(contents(layout))
+    assert ingest(layout.root, tmp_path, partitioned, range(24)).encoded == 24 - left
+    assert sorted(contents(layout)) == IDS
+
+
+def test_killed_repair_of_damaged_rows_is_told_by_the_next(
+    layout: CollectionLayout, stop_at: Callable[..., None]
+) -> None:
+    next(layout.partitions_folder.glob("*/lance/documents.lance/data/*")).write_bytes(b"")
+    stop_at("side-files-copied", 2)  # that of the collection, behind that of the partition
+    with pytest.raises(KeyboardInterrupt):
+        repair_collection(layout)
+    report = repair_collection(layout)
+    assert 0 < len(report.lost) < 24
+    assert sorted([*contents(layout), *report.lost]) == IDS
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("name", ["runs", "quarantine", "origins", "pending"])
+def test_file_in_the_place_of_a_folder_stops_no_ingest(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, name: str
+) -> None:
+    put(layout.folder / name, "FIFO")
+    rows = [document(5, 1), {**document(6), "text": ""}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
+    report = build_index([str(tmp_path / "b.parquet")], layout.root, "c", partitioned)
+    assert (report.encoded, report.quarantined, report.generation) == (1, 1, 2)
+    assert contents(layout)["doc-005"] == document(5, 1)["text"]
+
+
+def test_folders_of_partitions_that_were_swapped_give_no_row_of_another(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    one, other, _ = sorted(layout.partitions_folder.iterdir())
+    for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
+        source.rename(target)
+    with pytest.raises(UsageError, match=r"got the folder of another; put its own back"):
+        repair_collection(layout)
+    one.rename(tmp_path / "moved")
+    other.rename(one)
+    (tmp_path / "moved").rename(other)
+    assert verify_collection(layout) == []
+    assert sorted(contents(layout)) == IDS
+
+
+def test_current_and_generations_of_all_partitions_lost_are_made_again(layout: CollectionLayout) -> None:
+    before = contents(layout)
+    for name in ("CURRENT", "generations"):
+        for path in [*layout.folder.rglob(name)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert repair_collection(layout).lost == ()
+    assert contents(layout) == before
+    assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize(("name", "words"), [("partitions", "got a file"), ("one of them", "symbolic link")])
+def test_file_or_link_in_place_of_partitions_is_named_with_what_helps(
+    layout: CollectionLayout, name: str, words: str
+) -> None:
+    path = layout.partitions_folder if name == "partitions" else next(layout.partitions_folder.iterdir())
+    path.rename(layout.root / "aside")
+    if name == "partitions":
+        path.touch()
+    else:
+        path.symlink_to(layout.root / "aside")
+    with pytest.raises(UsageError, match=rf"partitions/.*{words}.*run `cairn repair c --root"):
+        repair_collection(layout)
+
+
+def test_fifo_in_place_of_rows_of_a_partition_stops_the_writer_at_once(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+) -> None:
+    put(next(layout.partitions_folder.glob("*/lance/documents.lance/data/*")), "FIFO")
+    with pytest.raises(IntegrityError, match=r"data/.* of generation 1 .*run `cairn repair c"):
+        ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+    assert repair_collection(layout).lost
+    ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+    assert sorted(contents(layout)) == IDS
+
+
+def test_damaged_file_of_a_partition_is_made_again(layout: CollectionLayout) -> None:
+    file = next(layout.partitions_folder.glob("*/generations/*/*chunks.faiss"))
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert [fault.part for fault in verify_collection(layout)] == ["derived"]
+    report = repair_collection(layout)
+    assert (report.generation, report.lost) == (2, ())
+    assert sorted(contents(layout)) == IDS
+    assert verify_collection(layout) == []
+
+
+def test_new_context_of_partitions_is_published_as_one_also_after_a_killed_run(
+    layout: CollectionLayout, partitioned: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, texts = generations(layout), contents(layout)
+    run, ran = ChangePartition.run, []
+
+    def killed(self: ChangePartition) -> PartitionRecord:
+        ran.append(self)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return run(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ChangePartition, "run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            recontextualise(layout.root, "c", partitioned)
+    assert (generations(layout), contents(layout)) == (before, texts)
+    report = recontextualise(layout.root, "c", partitioned)
+    assert (report.documents, report.encoded) == (len(texts), 0)
+    assert contents(layout) == texts
+    assert all(now > then for now, then in zip(generations(layout), before, strict=True))
+    assert verify_collection(layout) == []
+
+
+def test_what_partitions_do_not_have_is_refused_with_a_sentence(
+    layout: CollectionLayout,
+    config: IngestConfig,
+    partitioned: IngestConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(EncoderWorker, "begin", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(FingerprintMismatchError, match=r"index.partitions is 3, got 2"):
+        ingest(
+            layout.root, tmp_path, replace(partitioned, index=replace(config.index, partitions=2)), range(24)
+        )
+
+
+def test_change_of_a_partition_travels_to_another_process(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    travelled: list[str] = []
+
+    def run_tasks(tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
+        assert folder.is_dir()
+        travelled.extend(task.record.name for task in tasks)
+        return [pickle.loads(pickle.dumps(task)).run() for task in tasks]
+
+    monkeypatch.setattr(EncoderWorker, "run_tasks", staticmethod(run_tasks))
+    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    assert len(travelled) == PARTITIONS
+    assert contents(layout)["doc-005"] == document(5, 1)["text"]
+    assert compact_collection(layout, run_tasks=run_tasks).documents == 24
+    assert len(travelled) == 2 * PARTITIONS
+    assert verify_collection(layout) == []
+
+
+def test_mean_of_vectors_has_the_same_bits_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    vectors_SV = rng.standard_normal((500, 32)).astype(np.float32)
+    vectors_SV /= np.linalg.norm(vectors_SV, axis=1, keepdims=True)
+    mean_V = mean_vector(vectors_SV)
+    assert np.array_equal(mean_V, mean_vector(rng.permutation(vectors_SV)))
+    assert np.allclose(mean_V, vectors_SV.mean(axis=0), atol=1e-6)
+
+
+def test_open_generation_of_partitions_numbers_documents_one_after_another(layout: CollectionLayout) -> None:
+    generation = open_generation(layout)
+    assert generation.part_starts.tolist()[-1] == generation.num_documents == 24
+    assert generation.doc_ids.to_pylist() == [
+        doc_id for part in generation.parts for doc_id in part.doc_ids.to_pylist()
+    ]

@@ -1,0 +1,76 @@
+"""Columns, counts and matches against what Python finds by looking at each row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from cairn.pipeline.errors import ConfigError, FilterError
+from cairn.pipeline.search.searcher import Searcher
+
+LATE = {"type": "gte", "key": "year", "value": 1993}
+OWN = {"type": "eq", "key": "Odd name", "value": "o1"}
+
+
+def matching(stones: Any, *, late: bool, own: bool) -> list[Mapping[str, Any]]:
+    return [
+        row
+        for row in stones.rows
+        if (not late or (row["year"] is not None and row["year"] >= 1993))
+        and (not own or row["Odd name"] == "o1")
+    ]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_facets_and_counts_are_those_of_the_rows(
+    stones: Any, searcher: Searcher, late: bool, own: bool
+) -> None:
+    filters, restriction = LATE if late else None, OWN if own else None
+    rows = matching(stones, late=late, own=own)
+    years = Counter(row["year"] for row in rows if row["year"] is not None)
+    (year,) = searcher.summarise_columns(["year"], filters, 3, restriction=restriction)
+    assert (year.documents, year.different_values) == (years.total(), len(years))
+    assert (year.low, year.high) == (min(years), max(years))
+    assert [each.documents for each in year.values] == [count for _, count in years.most_common(3)]
+    assert all(years[each.value] == each.documents for each in year.values)
+    assert searcher.count_documents(restriction, filters) == len(rows)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("limit", [1, 7, 1_000])
+def test_pages_of_matches_are_all_of_them_in_order(
+    stones: Any, searcher: Searcher, own: bool, limit: int
+) -> None:
+    expected = sorted(row["doc_id"] for row in matching(stones, late=True, own=own))[: 5 * limit]
+    found: list[str] = []
+    after: str | None = None
+    page = searcher.list_matches(LATE, None, limit, restriction=OWN if own else None)
+    while len(found) < len(expected):
+        page = searcher.list_matches(LATE, after, limit, restriction=OWN if own else None)
+        found += [document.doc_id for document in page.documents]
+        after = page.next_after
+    assert found == expected
+    assert page.total == len(matching(stones, late=True, own=own))
+    assert (after is None) == (len(found) == page.total)
+
+
+def test_columns_name_what_filters_can_and_leave_out_values_that_mostly_differ(
+    searcher: Searcher,
+) -> None:
+    columns = {column.name: column for column in searcher.summarise_columns()}
+    assert {"doc_id", "year", "Odd name"} <= set(columns)
+    assert columns["doc_id"].values == ()
+    assert columns["Odd name"].values
+    assert columns["Odd name"].low is None
+
+
+def test_what_cannot_be_asked_is_refused(searcher: Searcher) -> None:
+    with pytest.raises(ConfigError, match="columns must be a list of some of doc_id, "):
+        searcher.summarise_columns(["text"])
+    with pytest.raises(ConfigError, match="columns must be a list of some of doc_id, "):
+        searcher.summarise_columns("year")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(FilterError, match="`key` must be one of"):
+        searcher.count_documents(filters={"nowhere": 1})

@@ -1,0 +1,431 @@
+"""OpenAI's files and vector stores, written by OpenAI's own client."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from cairn.pipeline.errors import DiskFullError, StorageError, WritesWaitingError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import drop_collection
+from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.serve.uploads import FOLDER_NAME, file_name
+from starlette.testclient import TestClient
+
+from tests.serve.test_vector_store_routes import client_over
+
+Serve = Callable[..., TestClient]
+NOTE = b"# Keys\n\nobsidian opens every door of the house."
+
+
+@pytest.fixture
+def server(own_root: Path, serve: Serve) -> TestClient:
+    return serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+
+
+@pytest.fixture
+def client(server: TestClient) -> Iterator[Any]:
+    with client_over(server) as opened:
+        yield opened
+
+
+def send(client: Any, name: str, content: bytes) -> Any:
+    return client.files.create(file=(name, content), purpose="assistants")
+
+
+def attached(client: Any, store: str, name: str, content: bytes, **options: Any) -> Any:
+    """Send a file, put it into a collection, and wait for what becomes of it."""
+    file = send(client, name, content)
+    client.vector_stores.files.create(store, file_id=file.id, **options)
+    return settled(client, store, file.id)
+
+
+def settled(client: Any, store: str, file_id: str) -> Any:
+    until = time.monotonic() + 30
+    while True:
+        file = client.vector_stores.files.retrieve(file_id, vector_store_id=store)
+        if file.status != "in_progress" or time.monotonic() > until:
+            return file
+        time.sleep(0.02)
+
+
+def test_sent_file_is_listed_read_and_removed(client: Any, own_root: Path) -> None:
+    files = [send(client, f"{place}.md", NOTE) for place in range(3)]
+    assert [file.id for file in client.files.list(limit=2, order="asc")] == [file.id for file in files]
+    assert client.files.content(files[0].id).read() == NOTE
+    found = client.files.retrieve(files[0].id)
+    assert (found.filename, found.bytes, found.purpose) == ("0.md", len(NOTE), "assistants")
+    assert client.files.delete(files[0].id).deleted
+    with pytest.raises(openai.NotFoundError, match="no such file"):
+        client.files.retrieve(files[0].id)
+    assert not (own_root / FOLDER_NAME / files[0].id).exists()
+
+
+def test_attached_file_is_found_by_searches_and_gone_once_detached(client: Any) -> None:
+    file = attached(client, "stones", "keys.md", NOTE, attributes={"tenant": "acme", "rank": 2})
+    assert (file.status, file.last_error, file.attributes) == (
+        "completed",
+        None,
+        {"tenant": "acme", "rank": 2},
+    )
+    (hit,) = client.vector_stores.search("stones", query="obsidian", max_num_results=1).data
+    assert (hit.file_id, hit.filename, hit.attributes["rank"]) == (file.id, "keys.md", 2)
+    assert hit.content[0].page == "section Keys"
+    changed = client.vector_stores.files.update(file.id, vector_store_id="stones", attributes={"rank": 3})
+    assert changed.attributes == {"rank": 3}
+    (text,) = client.vector_stores.files.content(file.id, vector_store_id="stones").data
+    assert "obsidian" in text.text
+    assert client.vector_stores.files.delete(file.id, vector_store_id="stones").deleted
+    with pytest.raises(openai.NotFoundError):
+        client.vector_stores.files.retrieve(file.id, vector_store_id="stones")
+    assert client.files.retrieve(file.id).id == file.id
+
+
+def test_store_is_made_filled_described_and_deleted(client: Any) -> None:
+    file = send(client, "keys.md", NOTE)
+    store = client.vector_stores.create(name="Support FAQ", file_ids=[file.id], metadata={"team": "a"})
+    assert (store.id, store.name, store.metadata) == ("support-faq", "Support FAQ", {"team": "a"})
+    assert settled(client, store.id, file.id).status == "completed"
+    other = client.vector_stores.create(name="Support FAQ")
+    assert other.id.startswith("support-faq-")
+    assert {other.id, store.id} <= {each.id for each in client.vector_stores.list()}
+    assert client.vector_stores.update(store.id, name="FAQ").metadata == {"team": "a"}
+    found = client.vector_stores.retrieve(store.id)
+    assert (found.name, found.status, found.file_counts.completed) == ("FAQ", "completed", 1)
+    assert list(client.vector_stores.files.list(other.id)) == []
+    assert client.vector_stores.delete(store.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.vector_stores.retrieve(store.id)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code", "told"),
+    [
+        ("a.exe", b"MZ", "unsupported_file", r"of a kind that is read .*, got \.exe"),
+        ("v1.metadata.json", b"{}", "unsupported_file", r"got \.json"),
+        (
+            "a.pdf",
+            b"%PDF-1.4 broken",
+            "invalid_file",
+            "a.pdf must hold a document, got none: it cannot be read",
+        ),
+        ("a.md", b"text \xff\xfe\x00 more", "invalid_file", "UTF-8"),
+        ("a.jsonl", b'{"id": 1', "invalid_file", "a.jsonl"),
+        ("a.csv", b"x,y\n1,2\n", "invalid_file", "id"),
+        ("a.md", b"---\nyear: old\n---\n# T\ntext", "invalid_file", "year"),
+    ],
+)
+def test_file_that_cannot_be_read_fails_with_its_reason(
+    client: Any, own_root: Path, name: str, content: bytes, code: str, told: str
+) -> None:
+    file = attached(client, "stones", name, content)
+    assert (file.status, file.last_error.code) == ("failed", code)
+    assert re.search(told, file.last_error.message), file.last_error.message
+    assert str(own_root) not in file.last_error.message
+    store = client.vector_stores.retrieve("stones")
+    assert (store.file_counts.failed, store.file_counts.completed) == (1, 20)
+    assert [each.id for each in client.vector_stores.files.list("stones", filter="failed")] == [file.id]
+    listed = [each.id for each in client.vector_stores.files.list("stones", limit=5)]
+    assert (listed[0], len(listed)) == (file.id, 21)
+
+
+def test_rows_of_a_table_are_documents_with_their_own_ids(client: Any) -> None:
+    rows = (
+        b'{"id": "t1", "text": "obsidian", "year": 7}\n{"id": "t2", "text": " "}\n{"id": "t3", "text": "x"}'
+    )
+    file = attached(client, "stones", "rows.jsonl", rows)
+    assert file.status == "completed"
+    assert file.warnings == ["the text is empty"]
+    assert client.vector_stores.files.retrieve("t1", vector_store_id="stones").attributes == {"year": 7}
+    client.files.delete(file.id)
+    for gone in ("t1", "t3"):
+        with pytest.raises(openai.NotFoundError):
+            client.vector_stores.files.retrieve(gone, vector_store_id="stones")
+
+
+def test_batch_counts_its_files(client: Any) -> None:
+    files = [send(client, name, NOTE) for name in ("a.md", "b.txt", "c.exe")]
+    given = [{"file_id": each.id, "attributes": {"tenant": "new"}} for each in files]
+    batch = client.vector_stores.file_batches.create("stones", files=given)
+    for each in files:
+        settled(client, "stones", each.id)
+    batch = client.vector_stores.file_batches.retrieve(batch.id, vector_store_id="stones")
+    assert (batch.status, batch.file_counts.completed, batch.file_counts.failed) == ("completed", 2, 1)
+    listed = client.vector_stores.file_batches.list_files(
+        batch.id, vector_store_id="stones", filter="completed"
+    )
+    assert {each.id for each in listed} == {each.id for each in files[:2]}
+    assert client.vector_stores.file_batches.cancel(batch.id, vector_store_id="stones").status == "completed"
+    with pytest.raises(openai.NotFoundError, match="no such file"):
+        client.vector_stores.file_batches.create("stones", file_ids=[files[0].id, "file-none"])
+
+
+def test_document_takes_the_id_that_is_asked_for(client: Any, server: TestClient) -> None:
+    for content in (NOTE, b"jade jade"):
+        attached(client, "stones", "keys.md", content, extra_body={"doc_id": "keys.md"})
+    document = server.get("/v1/collections/stones/documents/keys.md").json()
+    assert (document["text"], document["title"]) == ("jade jade", "keys")
+    lineage = server.get("/v1/collections/stones/lineage/keys.md").json()
+    assert lineage["source_file"] == "keys.md"
+    server.patch(
+        "/v1/collections/stones/documents/keys.md",
+        json={"metadata": {"year": 3}},
+        params={"wait": "searchable"},
+    )
+    assert server.get("/v1/collections/stones/lineage/keys.md").json()["source_file"] == "keys.md"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "told"),
+    [
+        (lambda body: body[: len(body) // 2], 422, "sent to its end"),
+        (lambda body: body.replace(b"assistants", b"nonsense"), 422, "#/purpose"),
+        (lambda body: body.replace(b"a.md", rb"\ud800.md"), 400, "name of the file must be text in UTF-8"),
+        (lambda body: b"nonsense", 400, "multipart/form-data with one file"),
+        (lambda body: body.replace(NOTE, b""), 422, "the file is empty"),
+        (lambda body: body.replace(NOTE, NOTE * 20_000), 413, "may have"),
+    ],
+    ids=["half", "purpose", "lone surrogate", "no form", "empty", "large"],
+)
+def test_form_that_is_wrong_leaves_nothing(
+    server: TestClient,
+    own_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[bytes], bytes],
+    status: int,
+    told: str,
+) -> None:
+    for module in ("middleware", "openai_write_routes"):
+        monkeypatch.setattr(f"cairn.pipeline.serve.{module}.MAX_FILE_BYTES", 100_000)
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.MAX_BODY_BYTES", 100)
+    form = {"purpose": (None, "assistants"), "file": ("a.md", NOTE)}
+    sent = server.build_request("POST", "/v1/files", files=form)
+    content = change(sent.read())
+    charset = "; charset=unicode_escape" if b"ud800" in content else ""
+    headers = {"Content-Type": sent.headers["content-type"] + charset}
+    answer = server.post("/v1/files", content=content, headers=headers)
+    assert (answer.status_code, told in answer.text) == (status, True), answer.text
+    folder = own_root / FOLDER_NAME
+    assert not folder.exists() or [entry for entry in folder.iterdir() if entry.is_dir()] == []
+
+
+def test_expired_file_is_gone_and_its_document_stays(client: Any, server: TestClient) -> None:
+    expiry = {"anchor": "created_at", "seconds": 3_600}
+    file = client.files.create(file=("a.md", NOTE), purpose="user_data", expires_after=expiry)
+    assert file.expires_at == file.created_at + 3_600
+    client.vector_stores.files.create("stones", file_id=file.id)
+    settled(client, "stones", file.id)
+    uploads = server.app.state.server.uploads  # type: ignore[attr-defined]
+    uploads._run("UPDATE files SET expires_at = 1 WHERE id = ?", (file.id,))
+    uploads.clear()
+    assert not (uploads._folder / file.id).exists()
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
+    assert settled(client, "stones", file.id).status == "completed"
+
+
+def test_clearing_keeps_what_is_being_kept_or_read(client: Any, server: TestClient) -> None:
+    state = server.app.state.server  # type: ignore[attr-defined]
+    file = send(client, "a.md", NOTE)
+    state.ingestion.begin = lambda attachments: None
+    client.vector_stores.files.create("stones", file_id=file.id)
+    state.uploads._run("UPDATE files SET expires_at = 1")
+    old, new = (state.uploads._folder / f"file-{name}" for name in ("old", "new"))
+    for folder in (old, new):
+        folder.mkdir()
+    os.utime(old, (1, 1))
+    state.uploads.clear()
+    assert (old.exists(), new.exists()) == (False, True)
+    assert client.files.content(file.id).read() == NOTE
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_trouble_that_passes_fails_no_file(client: Any, monkeypatch: pytest.MonkeyPatch, lasts: bool) -> None:
+    write, faults = LiveWriter.write, [StorageError("/secret/path is full"), DiskFullError("/secret/path")]
+
+    def troubled(*given: Any, **options: Any) -> Any:
+        if faults:
+            raise faults[0] if lasts else faults.pop()
+        return write(*given, **options)
+
+    monkeypatch.setattr(LiveWriter, "write", troubled)
+    monkeypatch.setattr("cairn.pipeline.serve.file_ingestion.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("cairn.pipeline.serve.file_ingestion.TROUBLE_SECONDS", 0.1 if lasts else 60)
+    file = attached(client, "stones", "keys.md", NOTE)
+    assert file.status == ("failed" if lasts else "completed")
+    if lasts:
+        assert file.last_error.code == "server_error"
+        assert "again later" in file.last_error.message
+        assert "secret" not in file.last_error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("keys.md", NOTE), ("rows.jsonl", b'{"id": "t1", "text": "jade"}')]
+)
+def test_attaching_again_leaves_no_document_without_a_file(
+    client: Any, server: TestClient, name: str, content: bytes
+) -> None:
+    first = attached(client, "stones", name, content)
+    for doc_id in ("one", "two"):
+        body = {"doc_id": doc_id}
+        client.vector_stores.files.create("stones", file_id=first.id, extra_body=body)
+        settled(client, "stones", first.id)
+    second = attached(client, "stones", "other.md", b"opal", extra_body={"doc_id": "two"})
+    assert server.get("/v1/collections/stones/documents/two").json()["text"] == "opal"
+    client.vector_stores.files.delete(second.id, vector_store_id="stones")
+    assert server.get("/v1/collections/stones").json()["documents"] == 20
+
+
+def test_file_takes_no_document_along_that_another_file_has(client: Any, server: TestClient) -> None:
+    rows = b'{"id": "t1", "text": "jade"}'
+    first, second = (attached(client, "stones", name, rows) for name in ("a.jsonl", "b.jsonl"))
+    client.vector_stores.files.delete(first.id, vector_store_id="stones")
+    assert server.get("/v1/collections/stones/documents/t1").status_code == 200
+    client.vector_stores.files.delete(second.id, vector_store_id="stones")
+    assert server.get("/v1/collections/stones/documents/t1").status_code == 404
+
+
+@pytest.mark.parametrize("takes_out", ["detach", "delete"])
+def test_deletion_that_was_refused_is_done_by_the_next_try(
+    client: Any, server: TestClient, monkeypatch: pytest.MonkeyPatch, takes_out: str
+) -> None:
+    file = attached(client, "stones", "keys.md", NOTE)
+    delete, faults = LiveWriter.delete, [StorageError("full"), WritesWaitingError("wait")]
+
+    def troubled(*given: Any, **options: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return delete(*given, **options)
+
+    def take_out() -> Any:
+        if takes_out == "delete":
+            return client.files.delete(file.id)
+        return client.vector_stores.files.delete(file.id, vector_store_id="stones")
+
+    monkeypatch.setattr(LiveWriter, "delete", troubled)
+    for _ in range(2):
+        with pytest.raises(openai.APIStatusError):
+            take_out()
+    assert take_out().deleted
+    assert server.get(f"/v1/collections/stones/documents/{file.id}").status_code == 404
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event, threading.Event]]:
+    """Let documents be written one by one, and the second of all wait: what was written, waits, goes on."""
+    write, written = LiveWriter.write, list[str]()
+    waits, goes_on = threading.Event(), threading.Event()
+
+    def held(writer: LiveWriter, rows: Any, *given: Any, **options: Any) -> Any:
+        if len(written) == 1 and not goes_on.is_set() and rows[0]["text"] != "newest":
+            waits.set()
+            raise WritesWaitingError("writes wait")
+        written.append(rows[0]["text"])
+        return write(writer, rows, *given, **options)
+
+    monkeypatch.setattr(LiveWriter, "write", held)
+    monkeypatch.setattr("cairn.pipeline.serve.file_ingestion.WRITE_DOCUMENTS", 1)
+    monkeypatch.setattr("cairn.pipeline.serve.file_ingestion.PATIENCE_SECONDS", 0.01)
+    yield written, waits, goes_on
+    goes_on.set()
+
+
+ROWS = b"".join(b'{"id": "t%d", "text": "old %d"}\n' % (number, number) for number in range(3))
+
+
+def test_table_taken_out_while_it_is_written_gets_no_further_document(
+    client: Any, server: TestClient, held_up: tuple[list[str], threading.Event, threading.Event]
+) -> None:
+    written, waits, goes_on = held_up
+    file = send(client, "rows.jsonl", ROWS)
+    client.vector_stores.files.create("stones", file_id=file.id)
+    assert waits.wait(30)
+    assert client.vector_stores.files.delete(file.id, vector_store_id="stones").deleted
+    goes_on.set()
+    assert attached(client, "stones", "new.md", b"new").status == "completed"
+    assert written == ["old 0", "new"]
+    assert server.get("/v1/collections/stones").json()["documents"] == 21
+
+
+def test_older_file_that_had_to_wait_replaces_no_newer_one(
+    client: Any, server: TestClient, held_up: tuple[list[str], threading.Event, threading.Event]
+) -> None:
+    written, waits, goes_on = held_up
+    body = {"doc_id": "notes.md"}
+    attached(client, "stones", "first.md", b"first")
+    for name, content in (("a.md", b"old"), ("b.md", b"newest")):
+        file = send(client, name, content)
+        client.vector_stores.files.create("stones", file_id=file.id, extra_body=body)
+        assert waits.wait(30)
+    assert settled(client, "stones", file.id).status == "completed"
+    goes_on.set()
+    assert attached(client, "stones", "last.md", b"last").status == "completed"
+    assert written == ["first", "newest", "last"]
+    assert server.get("/v1/collections/stones/documents/notes.md").json()["text"] == "newest"
+
+
+def test_collection_that_was_dropped_comes_back_with_no_file(
+    client: Any, server: TestClient, own_root: Path
+) -> None:
+    kept, lost = (attached(client, "stones", name, NOTE) for name in ("a.md", "b.md"))
+    uploads = server.app.state.server.uploads  # type: ignore[attr-defined]
+    drop_collection(CollectionLayout.at(own_root, "stones"))
+    client.files.delete(lost.id)
+    assert not (own_root / "stones").exists()
+    assert [each.file_id for each in uploads.attachments("stones")] == [kept.id]
+    uploads.clear()
+    assert uploads.attachments("stones") == []
+
+
+def test_file_that_was_in_progress_is_read_by_the_next_server(own_root: Path, serve: Serve) -> None:
+    settings = ServeSettings(root=own_root, writable=True, deadline_seconds=40)
+    first = serve(settings)
+    first.app.state.server.ingestion.begin = lambda attachments: None  # type: ignore[attr-defined]
+    client = client_over(first)
+    file = send(client, "keys.md", NOTE)
+    assert client.vector_stores.files.create("stones", file_id=file.id).status == "in_progress"
+    assert client.vector_stores.retrieve("stones").status == "in_progress"
+    first.app.state.server.uploads.close()  # type: ignore[attr-defined]
+    assert settled(client_over(serve(settings)), "stones", file.id).status == "completed"
+
+
+def test_files_belong_to_the_key_that_sent_them(own_root: Path, serve: Serve) -> None:
+    keys = KeyFile(own_root / "keys.json")
+    tokens = [
+        keys.create(name, scopes=("search", "write"), collections=("stones",))[1] for name in ("one", "two")
+    ]
+    reader = keys.create("reader", scopes=("search",))[1]
+    server = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    one, two, only = (client_over(server, key) for key in (*tokens, reader))
+    file = send(one, "a.md", NOTE)
+    assert [each.id for each in one.files.list()] == [file.id]
+    assert list(two.files.list()) == []
+    for refused in (lambda: two.files.content(file.id), lambda: two.files.delete(file.id)):
+        with pytest.raises(openai.NotFoundError):
+            refused()
+    with pytest.raises(openai.NotFoundError):
+        two.vector_stores.files.create("stones", file_id=file.id)
+    with pytest.raises(openai.NotFoundError):
+        one.vector_stores.files.create("pebbles", file_id=file.id)
+    with pytest.raises(openai.PermissionDeniedError):
+        send(only, "a.md", NOTE)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        *(("../../etc/passwd", "passwd"), ("a\\b.pdf", "b.pdf"), ("..", "file"), ("", "file")),
+        *(("é\x00.md", "é.md"), ("x" * 300 + ".pdf", "x" * 196 + ".pdf"), (".md", ".md")),
+    ],
+)
+def test_name_of_a_file_is_one_of_no_other_folder(sent: str, kept: str) -> None:
+    assert file_name(sent) == kept

@@ -1,0 +1,536 @@
+"""Writes over HTTP: found by the next search, refused in a sentence, and bound to rights."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.scan import Scan
+from cairn.pipeline.corpus.staging import Staged
+from cairn.pipeline.errors import ModelError, StorageError
+from cairn.pipeline.index import publish
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import drop_collection, retype_columns
+from cairn.pipeline.line import build_index, live
+from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.types import IngestReport
+from starlette.testclient import TestClient
+
+Serve = Callable[..., TestClient]
+STONES = "/v1/collections/stones"
+DOCUMENTS = f"{STONES}/documents"
+NOW = {"wait": "searchable"}
+
+
+@pytest.fixture
+def writable(own_root: Path, serve: Serve) -> TestClient:
+    return serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+
+
+def write(client: TestClient, *documents: dict[str, Any], **headers: str) -> Any:
+    return client.post(DOCUMENTS, json={"documents": list(documents)}, params=NOW, headers=headers)
+
+
+def found_ids(client: TestClient, query: str) -> list[str]:
+    answer = client.post(f"{STONES}/search", json={"query": query, "top_k": 5})
+    assert answer.status_code == 200, answer.text
+    return [hit["doc_id"] for hit in answer.json()["hits"]]
+
+
+def stone(doc_id: str, text: str, **metadata: Any) -> dict[str, Any]:
+    return {"doc_id": doc_id, "text": text, "metadata": metadata}
+
+
+def test_written_document_is_found_by_the_next_search(writable: TestClient) -> None:
+    answer = write(writable, stone("new", "obsidian obsidian", tenant="acme", year=2024))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["status"] == "searchable"
+    assert found_ids(writable, "obsidian")[0] == "new"
+    document = writable.get(f"{DOCUMENTS}/new").json()
+    assert document["metadata"] == {"tenant": "acme", "year": 2024}
+    assert document["content_sha256"] == answer.json()["documents"][0]["content_sha256"]
+
+
+def test_one_of_two_that_make_a_collection_at_once_is_told_that_there_is_one(writable: TestClient) -> None:
+    def make(_: int) -> int:
+        return writable.post("/v1/collections", json={"name": "new"}).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(make, range(4))) == [201, 409, 409, 409]
+
+
+def test_key_makes_and_removes_a_collection_once(writable: TestClient) -> None:
+    def make(key: str, **settings: Any) -> int:
+        body = {"name": "new", "settings": settings}
+        return writable.post("/v1/collections", json=body, headers={"Idempotency-Key": key}).status_code
+
+    assert [make("a"), make("a"), make("b")] == [201, 201, 409]
+    assert make("a", cluster={"num_clusters": 1}) == 422
+    for _ in range(2):
+        assert writable.delete("/v1/collections/new", headers={"Idempotency-Key": "c"}).status_code == 200
+    assert writable.delete("/v1/collections/stones", headers={"Idempotency-Key": "c"}).status_code == 422
+    assert writable.delete("/v1/collections/new").status_code == 404
+
+
+def test_durable_write_is_answered_before_it_is_published(writable: TestClient) -> None:
+    answer = writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
+    assert answer.status_code == 202
+    assert answer.json()["generation"] is None
+    number = answer.json()["write"]
+    write(writable, stone("later", "pumice"))
+    assert writable.get(f"{STONES}/writes/{number}").json()["status"] == "searchable"
+
+
+def test_second_write_of_an_id_replaces_the_first(writable: TestClient) -> None:
+    write(writable, stone("new", "obsidian"))
+    write(writable, stone("new", "pumice"))
+    assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "pumice"
+    assert writable.get(STONES).json()["documents"] == 21
+
+
+def test_deleted_document_is_gone_from_the_next_search(writable: TestClient) -> None:
+    write(writable, stone("new", "obsidian"))
+    answer = writable.delete(f"{DOCUMENTS}/new", params=NOW)
+    assert answer.json()["deleted"] == 1
+    assert "new" not in found_ids(writable, "obsidian")
+    assert writable.delete(f"{DOCUMENTS}/new", params=NOW).status_code == 404
+
+
+def test_deletion_by_ids_names_the_missing(writable: TestClient) -> None:
+    body = {"doc_ids": ["stones/granite/0", "none"]}
+    answer = writable.post(f"{DOCUMENTS}/delete", json=body, params=NOW).json()
+    assert (answer["deleted"], answer["missing"]) == (1, ["none"])
+
+
+def test_deletion_by_filter_takes_writes_before_it(writable: TestClient) -> None:
+    writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian", tenant="acme")]})
+    body = {"filters": {"type": "eq", "key": "tenant", "value": "acme"}}
+    answer = writable.post(f"{DOCUMENTS}/delete", json=body, params=NOW).json()
+    assert answer["deleted"] == 11
+    assert writable.get(STONES).json()["documents"] == 10
+
+
+def test_changed_metadata_encodes_nothing(writable: TestClient, own_root: Path) -> None:
+    def vector() -> list[float]:
+        found = open_collection("stones", root=own_root)
+        rows = found.documents.to_arrow(["doc_id", "vector", "year"]).to_pylist()
+        (row,) = [row for row in rows if row["doc_id"] == "stones/granite/0"]
+        assert row["year"] in (None, 1999)
+        return row["vector"]
+
+    before = vector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cairn.pipeline.encode.documents.DocumentEncoder.encode", None)
+        body = {"metadata": {"year": 1999}}
+        answer = writable.patch(f"{DOCUMENTS}/stones/granite/0", json=body, params=NOW)
+    assert answer.status_code == 200, answer.text
+    assert vector() == before
+    assert writable.get(f"{DOCUMENTS}/stones/granite/0").json()["metadata"]["year"] == 1999
+    assert found_ids(writable, "granite granite")
+
+
+def test_change_of_a_document_that_waits_is_of_its_last_content(writable: TestClient) -> None:
+    writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian", tenant="acme", year=1)]})
+    writable.patch(f"{DOCUMENTS}/new", json={"metadata": {"year": None}}, params=NOW)
+    document = writable.get(f"{DOCUMENTS}/new").json()
+    assert (document["text"], document["metadata"]) == ("obsidian", {"tenant": "acme", "year": None})
+
+
+def test_new_metadata_name_is_a_new_column(writable: TestClient) -> None:
+    write(writable, stone("new", "obsidian", colour="black"))
+    assert writable.get(f"{DOCUMENTS}/stones/granite/0").json()["metadata"]["colour"] is None
+
+
+def test_same_idempotency_key_is_one_write(writable: TestClient) -> None:
+    first = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
+    again = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
+    other = write(writable, stone("new", "pumice"), **{"Idempotency-Key": "a"})
+    assert first.json()["write"] == again.json()["write"]
+    assert other.status_code == 422
+    assert other.json()["type"].endswith("key-reused")
+
+
+def test_if_match_refuses_another_content(writable: TestClient) -> None:
+    sha = write(writable, stone("new", "obsidian")).json()["documents"][0]["content_sha256"]
+    assert write(writable, stone("new", "pumice"), **{"If-Match": f'"{sha}"'}).status_code == 200
+    refused = write(writable, stone("new", "obsidian"), **{"If-Match": f'"{sha}"'})
+    assert refused.status_code == 412
+    assert write(writable, stone("new", "pumice"), **{"If-Match": '"no", "*"'}).status_code == 200
+    assert write(writable, stone("none", "pumice"), **{"If-Match": "*"}).status_code == 412
+    headers = {"If-Match": sha}
+    assert writable.delete(f"{DOCUMENTS}/new", headers=headers).status_code == 412
+    assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "pumice"
+
+
+def test_refused_write_makes_no_column(writable: TestClient) -> None:
+    refused = write(writable, stone("new", "pumice", colour=1), **{"If-Match": "none"})
+    assert refused.status_code == 412
+    assert write(writable, stone("new", "pumice", colour="grey")).status_code == 200
+
+
+def test_document_that_must_be_new_replaces_none(writable: TestClient) -> None:
+    new = {"If-None-Match": "*"}
+    assert write(writable, stone("new", "obsidian"), **new).status_code == 200
+    assert write(writable, stone("new", "pumice"), **new).status_code == 412
+    assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "obsidian"
+    assert write(writable, stone("a", "x"), stone("b", "x"), **new).status_code == 422
+    assert write(writable, stone("a", "x"), **{"If-None-Match": "abc"}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        (stone("bad", " "), "empty"),
+        (stone(" ", "obsidian"), "id is empty"),
+        (stone("bad", "obsidian", year="long ago"), "year"),
+        (stone("bad", "obsidian", cluster_id=1), "own name"),
+        (stone("bad", "obsidian\0"), "NUL"),
+    ],
+)
+def test_document_that_cannot_be_stored_is_refused_with_all_of_its_request(
+    writable: TestClient, document: dict[str, Any], told: str
+) -> None:
+    answer = write(writable, stone("good", "obsidian"), document)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "#/documents/1"
+    assert told in error["detail"]
+    assert writable.get(f"{DOCUMENTS}/good").status_code == 404
+
+
+def test_id_that_comes_twice_is_refused(writable: TestClient) -> None:
+    assert write(writable, stone("new", "obsidian"), stone("new", "pumice")).status_code == 422
+
+
+def test_oversized_body_is_refused(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.MAX_WRITE_BYTES", 1_000)
+    assert write(writable, stone("new", "x" * 1_000)).status_code == 413
+
+
+@pytest.mark.parametrize("doc_id", ["a/b?c#d", "é\u202e", "../..", "delete", "a\nb", "💎" * 100])
+def test_id_of_any_kind_comes_back(writable: TestClient, doc_id: str) -> None:
+    assert write(writable, stone(doc_id, "obsidian")).status_code == 200
+    assert found_ids(writable, "obsidian")[0] == doc_id
+
+
+def test_new_collection_is_empty_then_searched_then_gone(writable: TestClient) -> None:
+    made = writable.post("/v1/collections", json={"name": "gems"})
+    assert (made.status_code, made.json()["status"]) == (201, "empty")
+    assert writable.post("/v1/collections", json={"name": "gems"}).status_code == 409
+    empty = writable.post("/v1/collections/gems/search", json={"query": "ruby"})
+    assert empty.json()["type"].endswith("collection-empty")
+    listed = {each["name"]: each["status"] for each in writable.get("/v1/collections").json()["collections"]}
+    assert listed["gems"] == "empty"
+    assert writable.delete("/v1/collections/gems").status_code == 200
+    assert writable.get("/v1/collections/gems").status_code == 404
+
+
+def test_first_documents_of_a_new_collection_are_found(writable: TestClient) -> None:
+    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
+    writable.post("/v1/collections", json={"name": "gems", "settings": settings})
+    body = {"documents": [stone("ruby", "a red ruby"), stone("opal", "a milky opal")]}
+    answer = writable.post("/v1/collections/gems/documents", json=body, params=NOW)
+    assert answer.status_code == 200, answer.text
+    hits = writable.post("/v1/collections/gems/search", json={"query": "opal"}).json()["hits"]
+    assert hits[0]["doc_id"] == "opal"
+    assert writable.get("/v1/collections/gems").json()["landmark_interval"] == 32
+
+
+def test_deletion_by_filter_takes_the_first_documents_of_a_collection(writable: TestClient) -> None:
+    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
+    writable.post("/v1/collections", json={"name": "gems", "settings": settings})
+    documents = [stone("ruby", "a red ruby", kind="a"), stone("opal", "a milky opal", kind="b")]
+    writable.post("/v1/collections/gems/documents", json={"documents": documents})
+    body = {"filters": {"type": "eq", "key": "kind", "value": "a"}}
+    answer = writable.post("/v1/collections/gems/documents/delete", json=body, params=NOW)
+    assert answer.json()["deleted"] == 1, answer.text
+    assert writable.get("/v1/collections/gems").json()["documents"] == 1
+
+
+def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(
+    writable: TestClient, own_root: Path
+) -> None:
+    write(writable, stone("new", "obsidian"))
+    drop_collection(CollectionLayout.at(own_root, "stones"))
+    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
+    made = writable.post("/v1/collections", json={"name": "stones", "settings": settings})
+    assert made.status_code == 201, made.text
+    answer = writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
+    assert answer.status_code == 202, answer.text
+    assert CollectionLayout.at(own_root, "stones").writes_path.exists()
+
+
+def test_model_in_a_folder_is_not_loaded_for_a_request(writable: TestClient, tiny_model_folder: Path) -> None:
+    folder = str(tiny_model_folder)
+    encoders = [{"model": folder}, {"sparse_model": folder}]
+    for asked in ({"model": folder}, *({"settings": {"encoder": encoder}} for encoder in encoders)):
+        assert writable.post("/v1/collections", json={"name": "gems", **asked}).status_code == 422
+
+
+def test_dropped_collection_is_gone(writable: TestClient, own_root: Path) -> None:
+    write(writable, stone("new", "obsidian"))
+    assert writable.delete(STONES).json() == {"name": "stones", "deleted": True}
+    assert not (own_root / "stones").exists()
+    assert writable.get(STONES).status_code == 404
+
+
+def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tmp_path: Path) -> None:
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    rows = [{"id": "gem", "text": "obsidian", "title": None, "tenant": "acme", "year": 1}]
+    for folder in (allowed, tmp_path):
+        pq.write_table(pa.Table.from_pylist(rows), folder / "gems.parquet")
+    client = serve(
+        ServeSettings(root=own_root, writable=True, deadline_seconds=40, allowed_sources=(str(allowed),))
+    )
+
+    def ingest(path: Path | str) -> Any:
+        return client.post(f"{STONES}/sources", json={"source": str(path)}, params=NOW)
+
+    assert ingest(allowed / "gems.parquet").status_code == 200
+    assert found_ids(client, "obsidian")[0] == "gem"
+    assert ingest(tmp_path / "gems.parquet").status_code == 403
+    assert ingest(f"{allowed}/../gems.parquet").status_code == 403
+    assert ingest("s3://elsewhere/gems.parquet").status_code == 403
+    assert ingest(allowed / "none.parquet").json()["type"].endswith("write-failed")
+    assert write(client, stone("after", "pumice")).status_code == 200
+
+
+def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(
+    writable: TestClient, own_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, goes_on = LiveWriter._build, threading.Event()
+
+    def held(*given: Any) -> int:
+        assert goes_on.wait(30)
+        return build(*given)
+
+    monkeypatch.setattr(LiveWriter, "_build", held)
+    body = {"documents": [stone("early", "obsidian", year=2001)]}
+    answer = writable.post(DOCUMENTS, json=body)
+    retype_columns(CollectionLayout.at(own_root, "stones"), {"year": "string"})
+    goes_on.set()
+    write(writable, stone("late", "pumice", year="2002"))
+    state = writable.get(f"/v1/collections/stones/writes/{answer.json()['write']}").json()
+    years = [writable.get(f"{DOCUMENTS}/{name}").json()["metadata"]["year"] for name in ("early", "late")]
+    assert (state["status"], years) == ("searchable", ["2001", "2002"])
+
+
+def test_server_takes_no_writes_unless_told(own_root: Path, serve: Serve) -> None:
+    client = serve(ServeSettings(root=own_root))
+    assert write(client, stone("new", "obsidian")).json()["type"].endswith("read-only")
+
+
+def test_write_needs_the_right(own_root: Path, serve: Serve) -> None:
+    keys = KeyFile(own_root / "keys.json")
+    _, reader = keys.create("reader")
+    _, writer = keys.create("writer", scopes=("search", "write"), collections=("stones",))
+    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+
+    def status(token: str, name: str) -> int:
+        body = {"documents": [stone("new", "obsidian")]}
+        headers = {"Authorization": f"Bearer {token}"}
+        return client.post(f"/v1/collections/{name}/documents", json=body, headers=headers).status_code
+
+    assert [status(reader, "stones"), status(writer, "pebbles"), status(writer, "stones")] == [403, 404, 202]
+
+
+def test_list_says_whether_the_key_may_fill_a_new_collection(own_root: Path, serve: Serve) -> None:
+    keys = KeyFile(own_root / "keys.json")
+    _, anywhere = keys.create("anywhere", scopes=("search", "write"))
+    _, named = keys.create("named", scopes=("search", "write"), collections=("stones", "gems"))
+    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+
+    def is_writable(token: str) -> bool:
+        headers = {"Authorization": f"Bearer {token}"}
+        return client.get("/v1/collections", headers=headers).json()["is_writable"]
+
+    assert [is_writable(anywhere), is_writable(named)] == [True, False]
+    headers = {"Authorization": f"Bearer {named}"}
+    assert client.post("/v1/collections", json={"name": "gems"}, headers=headers).status_code == 201
+    assert is_writable(named)
+
+
+def test_full_queue_asks_to_come_again(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cairn.pipeline.line.waiting_writes.MAX_WAITING_DOCUMENTS", 0)
+    answer = write(writable, stone("new", "obsidian"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+
+
+def test_full_disk_takes_no_write_and_loses_none(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(writable, stone("kept", "obsidian"))
+    with monkeypatch.context() as patch:
+        patch.setattr("cairn.pipeline.line.write_log.os.pwrite", _no_space)
+        assert write(writable, stone("lost", "pumice")).status_code == 507
+    assert write(writable, stone("later", "pumice")).status_code == 200
+    assert writable.get(f"{DOCUMENTS}/lost").status_code == 404
+    assert writable.get(f"{DOCUMENTS}/kept").status_code == 200
+
+
+def _no_space(*_: Any) -> int:
+    raise OSError(28, "No space left on device")
+
+
+def test_folder_that_cannot_be_written_is_told(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("cairn.pipeline.line.write_log.WriteLog._open", refuse)
+    answer = write(writable, stone("new", "obsidian"))
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:problem-type:cairn:writes-refused")
+
+
+def test_second_server_of_a_root_takes_no_writes(writable: TestClient, own_root: Path, serve: Serve) -> None:
+    write(writable, stone("new", "obsidian"))
+    other = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    assert write(other, stone("new", "pumice")).json()["type"].endswith("collection-busy")
+
+
+def test_typed_values_survive_a_change_of_other_metadata(own_root: Path, serve: Serve) -> None:
+    row = {"id": "dated", "text": "obsidian", "found": dt.date(2024, 1, 2), "price": 1.5, "tags": ["a"]}
+    open_collection("pebbles", root=own_root).add([{**row, "weight": Decimal("2.50")}])
+    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    body = {"metadata": {"price": 2}}
+    address = "/v1/collections/pebbles/documents/dated"
+    assert client.patch(address, json=body, params=NOW).status_code == 200
+    kept = client.get(address).json()["metadata"]
+    assert (kept["found"], kept["price"], kept["tags"]) == ("2024-01-02", 2.0, ["a"])
+    stored = open_collection("pebbles", root=own_root).documents["dated"].metadata
+    assert stored["weight"] == Decimal("2.50")
+
+
+def test_batch_ingest_waits_its_turn_and_loses_nothing(writable: TestClient, own_root: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        rows = [{"id": f"batch-{number}", "text": f"pumice {number}"} for number in range(5)]
+        writes = pool.submit(lambda: [write(writable, stone(f"live-{n}", f"obsidian {n}")) for n in range(8)])
+        for row in rows:
+            open_collection("stones", root=own_root).add([row])
+        assert {answer.status_code for answer in writes.result()} == {200}
+    assert set(open_collection("stones", root=own_root).documents.ids()) >= {
+        *(row["id"] for row in rows),
+        *(f"live-{number}" for number in range(8)),
+    }
+
+
+def test_eight_writers_leave_what_each_wrote_last(writable: TestClient, own_root: Path) -> None:
+    def run(client_number: int) -> dict[str, str | None]:
+        random, own = Random(client_number), dict[str, str | None]()
+        for step in range(20):
+            doc_id = f"{client_number}-{random.randrange(4)}"
+            if random.random() < 0.3 and own.get(doc_id) is not None:
+                assert writable.delete(f"{DOCUMENTS}/{doc_id}").status_code == 202
+                own[doc_id] = None
+            else:
+                own[doc_id] = f"obsidian {step}"
+                answer = writable.post(DOCUMENTS, json={"documents": [stone(doc_id, f"obsidian {step}")]})
+                assert answer.status_code == 202
+        return own
+
+    with ThreadPoolExecutor(8) as pool:
+        expected = {doc_id: text for own in pool.map(run, range(8)) for doc_id, text in own.items()}
+    write(writable, stone("last", "pumice"))
+    stored = {each.doc_id: each.text for each in open_collection("stones", root=own_root).documents}
+    assert {doc_id: stored.get(doc_id) for doc_id in expected} == expected
+    assert len(stored) == 21 + sum(text is not None for text in expected.values())
+
+
+def test_stopped_server_publishes_what_waits(own_root: Path, serve: Serve) -> None:
+    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    client.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
+    client.__exit__(None, None, None)
+    assert open_collection("stones", root=own_root).documents["new"].text == "obsidian"
+    assert CollectionLayout.at(own_root, "stones").writes_path.exists()
+
+
+def test_request_that_was_cut_off_stops_no_later_one(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = live.LiveWriter.write
+
+    def cancelled(*arguments: Any, **keywords: Any) -> live.Receipt:
+        receipt = taken(*arguments, **keywords)
+        receipt.published.cancel()
+        return receipt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.LiveWriter, "write", cancelled)
+        writable.post(DOCUMENTS, json={"documents": [stone("cut", "obsidian")]})
+    assert write(writable, stone("later", "pumice")).status_code == 200
+    assert writable.get(f"{DOCUMENTS}/cut").status_code == 200
+
+
+def test_write_that_fails_after_a_pause_stops_no_later_one(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = [StorageError("the disk is away"), ModelError("the model cannot read it")]
+    build = live.build_index
+
+    def failing(*arguments: Any, **keywords: Any) -> IngestReport:
+        if errors:
+            raise errors.pop(0)
+        return build(*arguments, **keywords)
+
+    monkeypatch.setattr(live, "build_index", failing)
+    monkeypatch.setattr(live, "RETRY_SECONDS", 0.01)
+    assert write(writable, stone("bad", "obsidian")).json()["type"].endswith("write-failed")
+    assert write(writable, stone("later", "pumice")).status_code == 200
+
+
+def test_failed_write_is_failed_after_a_restart(
+    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> IngestReport:
+        raise ModelError("the model cannot read it")
+
+    settings = ServeSettings(root=own_root, writable=True, deadline_seconds=40)
+    with monkeypatch.context() as patch:
+        patch.setattr(live, "build_index", fail)
+        client = serve(settings)
+        write(client, stone("bad", "obsidian"), **{"Idempotency-Key": "a"})
+        client.__exit__(None, None, None)
+    again = write(serve(settings), stone("bad", "obsidian"), **{"Idempotency-Key": "a"})
+    assert again.json()["type"].endswith("write-failed")
+
+
+def test_kept_document_that_an_ingest_refuses_now_is_no_searchable_write(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = build_index.stage_changes
+
+    def refusing(scan: Scan, config: CorpusConfig, *others: Any) -> Staged:
+        return stage(scan, replace(config, max_document_bytes=10), *others)
+
+    monkeypatch.setattr(build_index, "stage_changes", refusing)
+    assert write(writable, stone("bad", "obsidian obsidian")).json()["type"].endswith("write-failed")
+    assert write(writable, stone("good", "pumice")).json()["generation"] == 2
+
+
+def test_write_is_searchable_before_older_generations_are_removed(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prune, may_prune = publish.prune_generations, threading.Event()
+
+    def waiting(layout: CollectionLayout) -> None:
+        assert may_prune.wait(30)
+        prune(layout)
+
+    monkeypatch.setattr(publish, "prune_generations", waiting)
+    assert write(writable, stone("new", "obsidian")).json()["status"] == "searchable"
+    assert found_ids(writable, "obsidian")[0] == "new"
+    may_prune.set()
