@@ -1,15 +1,13 @@
-"""`cairn train-landmarks`: landmark states follow what the base itself makes of each chunk read alone.
+"""`cairn train-landmarks`: landmark states follow what the base itself makes of each chunk and its title.
 
-    document ─▶ windows ─┬─▶ student   [CLS] title [LMK] z1 [LMK] z2 [LMK] …   states of [LMK], of tokens
-                         └─▶ base      [CLS] z1 [LMK] · [CLS] z2 [LMK] · …     means of chunks, states
+    document ─▶ windows ─┬─▶ student   [CLS] title [LMK] z1 [LMK] z2 [LMK] …      states of [LMK], of tokens
+                         └─▶ base      [CLS] title [LMK] z1 [LMK] · [CLS] title [LMK] z2 [LMK] · …
+                                       means of chunks, states
 
 A published encoder pools the mean, and its [LMK] states are fit for nothing. The base is its own teacher
-here: no queries, no labels, no second model. What a landmark follows is the normalised
-
-    y_m = x_m + a · t + b · (x_m-1 + x_m+1) / |x_m-1 + x_m+1|
-
-x_m the base's mean of chunk m alone, t that of the title where the window shows it: so a landmark learns what
-the mean cannot know, the document around its chunk. The loss is
+here: no queries, no labels, no second model. A landmark follows the mean y of its chunk, which the base reads
+behind the title where the window shows one, as an untrained base is served; a title's landmark follows the
+mean of the title alone. The loss is
 
     mean (1 - cos(s_m, y_m)) + g · mean (s sᵀ - y yᵀ)² + k · mean (1 - cos(h_n, x_n))
 
@@ -286,7 +284,7 @@ class FollowedChunks:
         row_M: Int64[np.ndarray, " M"],
         is_title_M: np.ndarray,
     ) -> Lesson:
-        """Let the base read every part alone, and lay its means and states onto the student's rows."""
+        """Let the base read every part, and lay its means and states onto the student's rows."""
         has_cls = self.checkpoint.cls_id is not None
         size_M = np.array([len(part) for part in parts])
         lengths_B = np.array([len(row) for row in rows])
@@ -301,7 +299,7 @@ class FollowedChunks:
             pooled_row_M=row_M,
             has_cls=has_cls,
         )
-        alone = student.alone
+        alone = self._behind_titles(parts, row_M, is_title_M)
         means, states = list[torch.Tensor](), list[torch.Tensor]()
         with torch.no_grad(), autocast(self.base, self.config):
             for some in alone.split(self.config.micro_batch_tokens):
@@ -314,30 +312,34 @@ class FollowedChunks:
         states_ND[own] = alone_ND[own_alone]
         return Lesson(
             rows=student,
-            vectors_MD=self._targets(F.normalize(torch.cat(means), dim=1), row_M, is_title_M),
+            vectors_MD=F.normalize(torch.cat(means), dim=1),
             states_ND=states_ND,
             is_taught_N=torch.zeros(len(student.ids_N)).index_fill_(0, own, 1.0),
         )
 
-    def _targets(
-        self, x_MD: Float32[torch.Tensor, "M D"], row_M: Int64[np.ndarray, " M"], is_title_M: np.ndarray
-    ) -> Float32[torch.Tensor, "M D"]:
-        """Return y of the module's equation; a title follows the base's mean of it."""
-        row, is_title = torch.from_numpy(row_M), torch.from_numpy(is_title_M)
-        num_rows = int(row_M[-1]) + 1
-        title_BD = x_MD.new_zeros((num_rows, x_MD.shape[1]))
-        title_BD[row[is_title]] = x_MD[is_title]
-        of_chunks_MD = x_MD * ~is_title[:, None]
-        beside_MD = torch.zeros_like(x_MD)
-        is_next_M = (row[1:] == row[:-1])[:, None]
-        beside_MD[1:] += of_chunks_MD[:-1] * is_next_M
-        beside_MD[:-1] += of_chunks_MD[1:] * is_next_M
-        y_MD = (
-            x_MD
-            + self.config.title_weight * title_BD[row]
-            + self.config.neighbour_weight * F.normalize(beside_MD, dim=1)
+    def _behind_titles(
+        self, parts: Sequence[Int32[np.ndarray, " _"]], row_M: Int64[np.ndarray, " M"], is_title_M: np.ndarray
+    ) -> PackedRows:
+        """Return the rows that the base reads: each title and each chunk alone, a chunk behind its title."""
+        cls, mark = self.checkpoint.cls_id, self.checkpoint.landmark_id
+        opening = [] if cls is None else [cls]
+        title_of = {int(row): parts[place] for place, row in enumerate(row_M) if is_title_M[place]}
+        rows: list[np.ndarray] = []
+        prefix_M: list[int] = []
+        for part, row, is_title in zip(parts, row_M.tolist(), is_title_M.tolist(), strict=True):
+            title = [] if is_title or row not in title_of else [*title_of[row], mark]
+            rows.append(np.concatenate([opening, title, part, [mark]]))
+            prefix_M.append(len(title))
+        num_prefix_M = np.array(prefix_M)
+        lengths_M = np.array([len(row) for row in rows])
+        return PackedRows(
+            ids_N=np.concatenate(rows).astype(np.int32),
+            lengths_B=lengths_M,
+            pooled_start_B=np.where(num_prefix_M > 0, len(opening) + num_prefix_M, 0),
+            pooled_end_B=lengths_M,
+            num_prefix_B=num_prefix_M,
+            has_cls=cls is not None,
         )
-        return F.normalize(torch.where(is_title[:, None], x_MD, y_MD), dim=1)
 
     def _embed(
         self, part: PackedRows, lesson: Lesson, tokens: slice, context_CD: torch.Tensor | None

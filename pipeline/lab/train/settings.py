@@ -253,8 +253,7 @@ class LandmarkConfig(RunConfig):
 
     A batch has ``batch_windows`` windows of up to ``window_tokens`` tokens, special ones and title included,
     each with one of ``landmark_intervals``. A share ``title_share`` of those whose document has a title
-    begins with its first ``title_tokens``. ``title_weight`` and ``neighbour_weight`` are a and b of what a
-    landmark follows, ``geometry_weight`` and ``token_weight`` g and k of the loss
+    begins with its first ``title_tokens``. ``geometry_weight`` and ``token_weight`` are g and k of the loss
     (:mod:`cairn.pipeline.lab.train.landmark_distillation`).
     """
 
@@ -267,10 +266,6 @@ class LandmarkConfig(RunConfig):
     )
     title_share: float = option(0.75, About("Share of windows that begin with their title.", low=0, high=1))
     title_tokens: int = option(32, About("Tokens of a title that are read.", low=1, high=1_000))
-    title_weight: float = option(0.5, About("Weight of the title in what a landmark follows.", low=0))
-    neighbour_weight: float = option(
-        0.5, About("Weight of the chunks before and after in what a landmark follows.", low=0)
-    )
     geometry_weight: float = option(1.0, About("Weight of the cosines between landmarks.", low=0))
     token_weight: float = option(0.3, About("Weight of the tokens' own states.", low=0))
     heldout_windows: int = option(
