@@ -8,9 +8,9 @@
 A word of the query has a term in each of the collection's main languages. They count as one word, whose n is
 the sum of theirs.
 
-Every text with a word of the query is scored, so that no score depends on how the collection was written or
-on who else is a candidate. Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework: BM25
-and Beyond".
+No score depends on how the collection was written or on who else is a candidate: where only some documents
+are scored, the totals are those of all. Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance
+Framework: BM25 and Beyond".
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
-from cairn.pipeline.index.segments.segment import JoinedWords
+from cairn.pipeline.index.segments.segment import KEPT_TERMS, JoinedWords
 from cairn.pipeline.index.tokenizer import terms_of_query
+from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 
 K1, B = 1.2, 0.75
@@ -54,6 +55,30 @@ class Totals:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FewDocuments:
+    """A few documents, ascending, and their chunks; ``owner_M`` are places among the documents."""
+
+    documents_A: Int64[np.ndarray, " A"]
+    chunks_M: Int64[np.ndarray, " M"]
+    owner_M: Int64[np.ndarray, " M"]
+    offsets: Int64[np.ndarray, " A_plus_1"]
+
+    @classmethod
+    def of(
+        cls, documents: Int64[np.ndarray, " A"], chunk_offsets: Int64[np.ndarray, " N_plus_1"]
+    ) -> FewDocuments:
+        """Return some of the documents whose chunks begin at these offsets."""
+        firsts = chunk_offsets[documents]
+        num_chunks = chunk_offsets[documents + 1] - firsts
+        return cls(
+            documents_A=documents,
+            chunks_M=ranges(firsts, num_chunks),
+            owner_M=np.repeat(np.arange(len(documents)), num_chunks),
+            offsets=np.append(0, np.cumsum(num_chunks)),
+        )
+
+
 def length_penalty(lengths_N: Shaped[np.ndarray, " N"], average: float) -> Float32[np.ndarray, " N"]:
     """Return k1 · (1 - b + b · length / average length) of each text."""
     return (K1 * (1.0 - B + B * lengths_N / max(average, 1.0))).astype(np.float32)
@@ -79,10 +104,11 @@ def term_weight(repeats: int, num_holding: int, num_texts: int) -> np.float32:
     return np.float32(repeats * idf * (K1 + 1.0))
 
 
-def _num_holding(found: Mapping[str, _Counts], known: Totals | None, num_texts: int) -> int:
+def _num_holding(
+    terms: Collection[str], count: Callable[[str], int], known: Totals | None, num_texts: int
+) -> int:
     """Return how many texts hold one of the terms of a word, of a whole corpus where that is known."""
-    holding = (len(texts) if known is None else known.holding[term] for term, (texts, _) in found.items())
-    return min(sum(holding), num_texts)
+    return min(sum(count(term) if known is None else known.holding[term] for term in terms), num_texts)
 
 
 class DocumentBM25:
@@ -104,11 +130,16 @@ class DocumentBM25:
         languages: Sequence[str],
     ) -> None:
         self._languages = languages
-        self._chunk_documents = chunk_documents
-        self._fields = (
-            _Field(lambda term: self._of_chunks(*text.postings(term)), text_words),
-            _Field(title.postings, title_words),
-        )
+
+        def of_text(term: str, few: FewDocuments | None) -> _Counts:
+            if few is None:
+                return _of_chunks(*text.postings(term), chunk_documents)
+            return _of_chunks(*text.postings(term, few.chunks_M), few.owner_M)
+
+        def of_title(term: str, few: FewDocuments | None) -> _Counts:
+            return title.postings(term, None if few is None else few.documents_A)
+
+        self._fields = _Field(of_text, text_words), _Field(of_title, title_words)
         self._num_documents = len(text_words)
 
     def totals(self, terms: Collection[str]) -> tuple[Totals, Totals]:
@@ -116,43 +147,59 @@ class DocumentBM25:
         text, title = (field.totals(terms) for field in self._fields)
         return text, title
 
-    def scores(self, query: str, totals: tuple[Totals, Totals] | None = None) -> Float32[np.ndarray, " N"]:
-        """Return the BM25 of every document, 0 where no word of the query stands.
+    def scores(
+        self,
+        query: str,
+        totals: tuple[Totals, Totals] | None = None,
+        few: FewDocuments | None = None,
+    ) -> Float32[np.ndarray, " N"]:
+        """Return the BM25 of every document, or of ``few``; 0 where no word of the query stands.
 
         A word that the query repeats counts each time. ``totals`` are those of a corpus of which these
         documents are a part.
         """
-        scores_N = np.zeros(self._num_documents, np.float32)
+        scores_N = np.zeros(self._num_documents if few is None else len(few.documents_A), np.float32)
         of_fields = totals or (None, None)
         for terms, repeats in Counter(terms_of_query(query, self._languages)).items():
             for field, known in zip(self._fields, of_fields, strict=True):
-                found = {term: field.counts_of(term) for term in terms}
                 num_texts = self._num_documents if known is None else known.texts
-                num_holding = _num_holding(found, known, num_texts)
+                num_holding = _num_holding(terms, field.num_holding, known, num_texts)
                 average = field.average_length if known is None else known.average_length
                 weight = term_weight(repeats, num_holding, num_texts)
-                for documents, counts in found.values():
+                penalty_N = field.penalty(average)
+                if few is not None:
+                    penalty_N = penalty_N[few.documents_A]
+                for term in terms:
+                    documents, counts = field.counts_of(term, few)
                     if len(documents):
-                        add_term(scores_N, documents, counts, field.penalty(average), weight)
+                        add_term(scores_N, documents, counts, penalty_N, weight)
         return scores_N
-
-    def _of_chunks(self, chunks: Int64[np.ndarray, " P"], counts: np.ndarray) -> _Counts:
-        """Add the counts of a document's chunks."""
-        if not len(chunks):
-            return chunks, counts
-        owners = self._chunk_documents[chunks]
-        firsts = np.append(0, np.flatnonzero(owners[1:] != owners[:-1]) + 1)
-        return owners[firsts], np.add.reduceat(counts, firsts, dtype=np.int64)
 
 
 _Counts = tuple[Int64[np.ndarray, " D"], np.ndarray]
 
 
-class _Field:
-    """Texts or titles: which of them hold a term how often, and their lengths."""
+def _of_chunks(
+    chunks: Int64[np.ndarray, " P"], counts: np.ndarray, owner_M: Int64[np.ndarray, " M"]
+) -> _Counts:
+    """Add the counts of a document's chunks."""
+    if not len(chunks):
+        return chunks, counts
+    owners = owner_M[chunks]
+    firsts = np.append(0, np.flatnonzero(owners[1:] != owners[:-1]) + 1)
+    return owners[firsts], np.add.reduceat(counts, firsts, dtype=np.int64)
 
-    def __init__(self, counts_of: Callable[[str], _Counts], num_words_N: Int32[np.ndarray, " N"]) -> None:
+
+class _Field:
+    """Texts or titles: which of them, or of a few, hold a term how often, and their lengths."""
+
+    def __init__(
+        self,
+        counts_of: Callable[[str, FewDocuments | None], _Counts],
+        num_words_N: Int32[np.ndarray, " N"],
+    ) -> None:
         self.counts_of = counts_of
+        self.num_holding = lru_cache(KEPT_TERMS)(lambda term: len(counts_of(term, None)[0]))
         self._num_words_N = num_words_N
         self._length = int(num_words_N.sum(dtype=np.int64))
         self.average_length = self.totals(()).average_length
@@ -162,7 +209,7 @@ class _Field:
         return Totals(
             texts=len(self._num_words_N),
             length=self._length,
-            holding={term: len(self.counts_of(term)[0]) for term in terms},
+            holding={term: self.num_holding(term) for term in terms},
         )
 
     def penalty(self, average: float) -> Float32[np.ndarray, " N"]:
@@ -202,6 +249,7 @@ class PassageBM25:
         languages: Sequence[str],
     ) -> None:
         self._words, self._languages = words, languages
+        self._num_holding = lru_cache(KEPT_TERMS)(lambda term: len(words.postings(term)[0]))
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._penalties: dict[tuple[int, float], Float32[np.ndarray, " M"]] = {}
         self._lengths: dict[int, tuple[int, int]] = {}
@@ -214,16 +262,20 @@ class PassageBM25:
     def totals(self, terms: Collection[str], size: int) -> tuple[Totals, Totals]:
         """Return the totals of passages of ``size`` chunks, and of chunks for some terms."""
         num_passages, characters = self._lengths_of(size)
-        holding = {term: len(self._words.postings(term)[0]) for term in terms}
+        holding = {term: self._num_holding(term) for term in terms}
         return (
             Totals(texts=num_passages, length=characters, holding={}),
             Totals(texts=int(self._offsets[-1]), length=0, holding=holding),
         )
 
     def scores(
-        self, query: str, size: int, totals: tuple[Totals, Totals] | None = None
+        self,
+        query: str,
+        size: int,
+        totals: tuple[Totals, Totals] | None = None,
+        few: FewDocuments | None = None,
     ) -> Float32[np.ndarray, " M"]:
-        """Return BM25 of the passage of ``size`` chunks that begins with each chunk.
+        """Return BM25 of the passage of ``size`` chunks that begins with each chunk, or each of ``few``.
 
         It is 0 where no passage begins or no word of the query stands. A document of fewer chunks is one
         passage. A word that the query repeats counts each time. ``totals`` are those of a corpus of which
@@ -231,63 +283,30 @@ class PassageBM25:
         """
         passages, holding = totals or self.totals((), size)
         penalty_M = self._penalty_of(size, passages.average_length)
-        scores_M = np.zeros(len(self._firsts), np.float32)
-        counts_M = np.zeros(len(self._firsts), np.float32)
+        offsets, firsts_M, chunks_M = self._offsets, self._firsts, None
+        if few is not None:
+            offsets, chunks_M = few.offsets, few.chunks_M
+            firsts_M, penalty_M = offsets[few.owner_M], penalty_M[chunks_M]
+        scores_M = np.zeros(len(firsts_M), np.float32)
+        counts_M = np.zeros(len(firsts_M), np.float32)
         for terms, repeats in Counter(terms_of_query(query, self._languages)).items():
-            found = {term: self._words.postings(term) for term in terms}
-            num_holding = _num_holding(found, None if totals is None else holding, holding.texts)
+            known = None if totals is None else holding
+            num_holding = _num_holding(terms, self._num_holding, known, holding.texts)
             weight = term_weight(repeats, num_holding, holding.texts)
-            for chunks, counts in found.values():
+            for term in terms:
+                chunks, counts = self._words.postings(term, chunks_M)
                 if not len(chunks):
                     continue
                 if size > MAX_STEPPED_SIZE or size * len(chunks) > MAX_STEPPED_SHARE * len(scores_M):
-                    counts_W = self._count_everywhere(chunks, counts, size)
+                    counts_W = _count_everywhere(chunks, counts, size, offsets)
                     add_term(scores_M, slice(None), counts_W, penalty_M, weight)
                     continue
-                for begins in self._count(chunks, counts, size, counts_M):
+                for begins in _count(chunks, counts, size, firsts_M, counts_M):
                     # A passage met again has no count left and adds nothing; one that would leave its
                     # document has an endless length.
                     add_term(scores_M, begins, counts_M[begins], penalty_M, weight)
                     counts_M[begins] = 0.0
         return scores_M
-
-    def _count(
-        self,
-        chunks: Int64[np.ndarray, " P"],
-        counts: UInt8[np.ndarray, " P"],
-        size: int,
-        counts_M: Float32[np.ndarray, " M"],
-    ) -> list[Int64[np.ndarray, " _"]]:
-        """Add a word's counts to the passages that hold them, by first chunk.
-
-        Return the passages, each at most once a list.
-        """
-        firsts = self._firsts[chunks]
-        counts_M[chunks] = counts
-        touched = [chunks]
-        for step in range(1, size):
-            is_inside = chunks - step >= firsts
-            begins = chunks[is_inside] - step
-            counts_M[begins] += counts[is_inside]
-            touched.append(begins)
-        return touched
-
-    def _count_everywhere(
-        self, chunks: Int64[np.ndarray, " P"], counts: UInt8[np.ndarray, " P"], size: int
-    ) -> Float32[np.ndarray, " M"]:
-        """Return a word's counts in all passages, by first chunk; anything where none begins."""
-        num_chunks = len(self._firsts)
-        before_M1 = np.zeros(num_chunks + 1, np.int32)  # differences are right even where a sum wraps
-        before_M1[1:][chunks] = counts
-        np.cumsum(before_M1, out=before_M1)
-        num_whole = max(num_chunks + 1 - size, 0)
-        counts_M = np.empty(num_chunks, np.float32)
-        np.subtract(before_M1[size:], before_M1[:num_whole], out=counts_M[:num_whole])
-        short = np.flatnonzero(np.diff(self._offsets) < size)
-        begins, ends = self._offsets[short], self._offsets[short + 1]
-        counts_M[num_whole:] = 0.0
-        counts_M[begins] = before_M1[ends] - before_M1[begins]
-        return counts_M
 
     def _lengths_of(self, size: int) -> tuple[int, int]:
         """Return the number of passages and their characters together."""
@@ -316,3 +335,46 @@ class PassageBM25:
         begins_M = np.arange(len(ends_M))
         lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
         return lengths_M, begins_M <= np.maximum(ends_M - size, first_M)
+
+
+def _count(
+    chunks: Int64[np.ndarray, " P"],
+    counts: UInt8[np.ndarray, " P"],
+    size: int,
+    firsts_M: Int64[np.ndarray, " M"],
+    counts_M: Float32[np.ndarray, " M"],
+) -> list[Int64[np.ndarray, " _"]]:
+    """Add a word's counts to the passages that hold them, by first chunk.
+
+    Return the passages, each at most once a list.
+    """
+    firsts = firsts_M[chunks]
+    counts_M[chunks] = counts
+    touched = [chunks]
+    for step in range(1, size):
+        is_inside = chunks - step >= firsts
+        begins = chunks[is_inside] - step
+        counts_M[begins] += counts[is_inside]
+        touched.append(begins)
+    return touched
+
+
+def _count_everywhere(
+    chunks: Int64[np.ndarray, " P"],
+    counts: UInt8[np.ndarray, " P"],
+    size: int,
+    offsets: Int64[np.ndarray, " N_plus_1"],
+) -> Float32[np.ndarray, " M"]:
+    """Return a word's counts in all passages, by first chunk; anything where none begins."""
+    num_chunks = int(offsets[-1])
+    before_M1 = np.zeros(num_chunks + 1, np.int32)  # differences are right even where a sum wraps
+    before_M1[1:][chunks] = counts
+    np.cumsum(before_M1, out=before_M1)
+    num_whole = max(num_chunks + 1 - size, 0)
+    counts_M = np.empty(num_chunks, np.float32)
+    np.subtract(before_M1[size:], before_M1[:num_whole], out=counts_M[:num_whole])
+    short = np.flatnonzero(np.diff(offsets) < size)
+    begins, ends = offsets[short], offsets[short + 1]
+    counts_M[num_whole:] = 0.0
+    counts_M[begins] = before_M1[ends] - before_M1[begins]
+    return counts_M

@@ -323,7 +323,7 @@ class Generation(JoinedColumns):
             ]
             return pa.concat_tables(tables).take(pa.array(inverse))
         asked = ["doc_id", *(name for name in columns if name != "doc_id")]
-        rows = self.dataset.take(unique.tolist(), columns=asked)
+        rows = self._take(unique, asked)
         # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for
         # another.
         if rows.column("doc_id").to_pylist() != self.doc_ids.take(pa.array(unique)).to_pylist():
@@ -332,6 +332,23 @@ class Generation(JoinedColumns):
                 "verify",
             )
         return rows.take(pa.array(inverse)).select(list(columns))
+
+    def _take(self, positions: Int64[np.ndarray, " A"], columns: list[str]) -> pa.Table:
+        """Read rows of the scan, ascending; from one fragment that costs three fifths of a look at all."""
+        fragments, ends = self._fragments
+        owners = (
+            np.searchsorted(ends, positions[[0, -1]], side="right").tolist() if len(positions) else [0, 1]
+        )
+        if owners[0] != owners[1]:
+            return self.dataset.take(positions.tolist(), columns=columns)
+        begin = ends[owners[0] - 1] if owners[0] else 0
+        return fragments[owners[0]].take((positions - begin).tolist(), columns)
+
+    @cached_property
+    def _fragments(self) -> tuple[Sequence[lance.LanceFragment], Int64[np.ndarray, " F"]]:
+        """The fragments of the table, in the order of a scan, and where the rows of each end."""
+        fragments = self.dataset.get_fragments()
+        return fragments, np.cumsum([fragment.count_rows() for fragment in fragments], dtype=np.int64)
 
     def read_passages(
         self,

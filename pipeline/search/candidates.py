@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.index.bm25 import FewDocuments, Totals
 from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import JoinedColumns
@@ -95,15 +95,31 @@ def documents_of_best_chunks(
         num_hits = min(4 * num_hits, limit)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PassageScores:
+    """BM25 of the passage that begins with each chunk, or each of ascending ``chunks``; 0 for no word."""
+
+    scores_M: Float32[np.ndarray, " M"]
+    chunks: Int64[np.ndarray, " M"] | None = None
+
+    def of(self, firsts_W: Int64[np.ndarray, " W"]) -> Float32[np.ndarray, " W"]:
+        """Return the scores of passages by first chunk; 0 of those that are not among ``chunks``."""
+        if self.chunks is None:
+            return self.scores_M[firsts_W]
+        places = np.minimum(np.searchsorted(self.chunks, firsts_W), len(self.chunks) - 1)
+        return self.scores_M[places] * (self.chunks[places] == firsts_W)
+
+
 def nominate_by_passage_bm25(
-    generation: JoinedColumns, scores_M: Float32[np.ndarray, " M"], num_candidates: int
+    generation: JoinedColumns, passages: PassageScores, num_candidates: int
 ) -> Int64[np.ndarray, " _"]:
     """Return the documents of the passages with the best BM25, best first, each once.
 
-    ``scores_M`` is by first chunk, 0 for no word; ties go to the lower position.
+    Ties go to the lower position.
     """
-    found = np.flatnonzero(scores_M > 0.0)  # three times as fast as on numbers
-    return documents_of_chunks(generation, found[best_places(scores_M[found], num_candidates)])
+    found = np.flatnonzero(passages.scores_M > 0.0)  # three times as fast as on numbers
+    best = found[best_places(passages.scores_M[found], num_candidates)]
+    return documents_of_chunks(generation, best if passages.chunks is None else passages.chunks[best])
 
 
 def documents_of_chunks(
@@ -349,6 +365,8 @@ Nothing cuts it short, and its cost grows with them (7 ms at 128, 70 ms at 1,000
 """
 MAX_REPEATS = 3
 """How often one word counts."""
+FEW_SHARE = 16
+"""Where a filter leaves one document of so many, BM25 scores those alone."""
 
 
 def bounded_words(query: str) -> str:
@@ -375,8 +393,19 @@ def bm25_documents(
     Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
     corpus that the generation is a part of.
     """
-    scores = generation.document_bm25.scores(bounded_words(query), totals)
-    return best_documents(scores, allowed, limit)
+    few = _few(generation, allowed)
+    scores = generation.document_bm25.scores(bounded_words(query), totals, few)
+    if few is None:
+        return best_documents(scores, allowed, limit)
+    best, scores = best_documents(scores, None, limit)
+    return few.documents_A[best], scores
+
+
+def _few(generation: Generation, allowed: Int64[np.ndarray, " A"] | None) -> FewDocuments | None:
+    """Return the allowed documents where they are so few that no others are to be scored."""
+    if allowed is None or len(allowed) * FEW_SHARE > generation.num_documents:
+        return None
+    return FewDocuments.of(allowed, generation.chunk_offsets)
 
 
 def best_documents(
@@ -396,15 +425,18 @@ def bm25_passages(
     query: str,
     size: int,
     allowed: Int64[np.ndarray, " A"] | None,
-) -> Float32[np.ndarray, " M"] | None:
-    """Return BM25 of the window of ``size`` chunks that begins with each chunk.
+) -> PassageScores | None:
+    """Return BM25 of the windows of ``size`` chunks of the ``allowed`` documents, 0 of others.
 
-    It is 0 outside of the ``allowed`` documents. None where no word of the query stands in any.
+    None where no word of the query stands in any.
     """
-    scores = generation.passage_bm25.scores(bounded_words(query), size)
-    if allowed is not None:
+    few = _few(generation, allowed)
+    scores = generation.passage_bm25.scores(bounded_words(query), size, few=few)
+    if few is None and allowed is not None:
         scores *= is_in_documents(generation, allowed)
-    return scores if scores.max(initial=0.0) > 0.0 else None
+    if scores.max(initial=0.0) <= 0.0:
+        return None
+    return PassageScores(scores_M=scores, chunks=None if few is None else few.chunks_M)
 
 
 def is_in_documents(generation: Generation, documents: Int64[np.ndarray, " A"]) -> Bool[np.ndarray, " M"]:

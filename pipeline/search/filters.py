@@ -148,7 +148,11 @@ class HasValue:
     def positions(self, column: ColumnValues) -> Int64[np.ndarray, " A"]:
         """Return which documents match, ascending."""
         wanted = literals(self.column, self.data_type, self.members)
-        is_wanted = np.asarray(pc.is_in(column.values, value_set=wanted.cast(column.values.type)))
+        wanted = wanted.cast(column.values.type)
+        if len(wanted) == 1:  # a quarter of the time
+            code = column.values.index(wanted[0]).as_py()
+            return np.flatnonzero(column.codes_N == code) if code >= 0 else np.empty(0, np.int64)
+        is_wanted = np.asarray(pc.is_in(column.values, value_set=wanted))
         return np.flatnonzero(np.append(is_wanted, False)[column.codes_N])
 
     def expression(self) -> Expr:

@@ -20,6 +20,7 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.search.candidates import (
     DecodedChunks,
+    PassageScores,
     best_of_documents,
     bm25_documents,
     bm25_passages,
@@ -230,7 +231,7 @@ class IndexReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalWords:
-    """:class:`WordScores`, with the BM25 of all passages by first chunk.
+    """:class:`WordScores`, with the BM25 of all passages that may be found.
 
     ``passages`` of ``size`` chunks rank, ``windows`` are those that are shown.
     """
@@ -241,10 +242,10 @@ class LocalWords:
     has_passages: bool
     shown_high: float | None
     size: int
-    passages: Float32[np.ndarray, " M"] | None
-    windows: Float32[np.ndarray, " M"] | None
+    passages: PassageScores | None
+    windows: PassageScores | None
 
-    def of_size(self, size: int) -> Float32[np.ndarray, " M"] | None:
+    def of_size(self, size: int) -> PassageScores | None:
         """Return the BM25 of passages of a size, of those that rank or of those that are shown."""
         return self.passages if size == self.size else self.windows
 
@@ -274,7 +275,7 @@ class LocalReader:
             scores=scores,
             nominees=nominees,
             has_passages=passages is not None,
-            shown_high=None if windows is None else float(windows.max()),
+            shown_high=None if windows is None else float(windows.scores_M.max()),
             size=asked.size,
             passages=passages,
             windows=windows,
@@ -345,7 +346,7 @@ class LocalScores:
     positions: Int64[np.ndarray, " N"]
     vector_V: Float32[np.ndarray, " V"]
     ranking_size: int
-    bm25_of: Callable[[int], Float32[np.ndarray, " M"] | None]
+    bm25_of: Callable[[int], PassageScores | None]
 
     @cached_property
     def _chunks(self) -> DecodedChunks | None:
@@ -365,14 +366,14 @@ class LocalScores:
         return best_of_documents(self.generation, scores_M, self.positions)
 
     def passages(self) -> Float32[np.ndarray, " N"]:
-        bm25_M = self.bm25_of(self.ranking_size)
-        assert bm25_M is not None
-        own_M = bm25_M[chunk_positions(self.generation, self.positions)]
+        bm25 = self.bm25_of(self.ranking_size)
+        assert bm25 is not None
+        own_M = bm25.of(chunk_positions(self.generation, self.positions))
         return best_of_documents(self.generation, own_M, self.positions)
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        positions, bm25_M = self.positions[chosen], self.bm25_of(size)
-        words_W = None if bm25_M is None else bm25_M[window_firsts(self.generation, positions, size)]
+        positions, bm25 = self.positions[chosen], self.bm25_of(size)
+        words_W = None if bm25 is None else bm25.of(window_firsts(self.generation, positions, size))
         if self._chunks is None:
             cosine_W = window_cosines(self.generation, positions, self.vector_V, size)
         else:

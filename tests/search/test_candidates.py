@@ -5,6 +5,7 @@ import pytest
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.search import candidates
 from cairn.pipeline.search.candidates import (
+    PassageScores,
     best_of_documents,
     chunk_positions,
     merge_nominees,
@@ -64,9 +65,15 @@ def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(gener
     scores = np.zeros(generation.num_chunks, np.float32)
     first = generation.chunk_offsets.tolist()
     scores[[first[9], first[4], first[5] - 1, first[40], first[7]]] = 5.0, 4.0, 3.0, 2.0, 2.0
-    assert nominate_by_passage_bm25(generation, scores, 10).tolist() == [9, 4, 7, 40]
-    assert nominate_by_passage_bm25(generation, scores, 3).tolist() == [9, 4]
-    assert nominate_by_passage_bm25(generation, np.zeros_like(scores), 3).tolist() == []
+    passages = PassageScores(scores_M=scores)
+    assert nominate_by_passage_bm25(generation, passages, 10).tolist() == [9, 4, 7, 40]
+    assert nominate_by_passage_bm25(generation, passages, 3).tolist() == [9, 4]
+    none = PassageScores(scores_M=np.zeros_like(scores))
+    assert nominate_by_passage_bm25(generation, none, 3).tolist() == []
+    few = np.array([first[4], first[7], first[9]])
+    assert nominate_by_passage_bm25(
+        generation, PassageScores(scores_M=scores[few], chunks=few), 2
+    ).tolist() == [9, 4]
 
 
 def test_best_of_documents_is_the_maximum_over_each_ones_chunks(generation: Generation) -> None:

@@ -1,9 +1,11 @@
 from typing import Any
 
+import numpy as np
 import pytest
 from cairn.pipeline.errors import StorageError, TryAgainError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.candidates import MAX_WORDS, bm25_documents, bounded_words
+from cairn.pipeline.search import candidates
+from cairn.pipeline.search.candidates import MAX_WORDS, bm25_documents, bm25_passages, bounded_words
 from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
 
 
@@ -86,3 +88,18 @@ def test_bm25_adds_up_title_and_text(generation: Generation) -> None:
         for word in ("title", "stone17")
     )
     assert both[17] == pytest.approx(title[17] + text[17], rel=1e-5)
+
+
+@pytest.mark.parametrize("query", ["granite basalt stone17 title", "stone3 17", "unknownword"])
+def test_bm25_of_few_allowed_documents_is_that_of_a_look_at_all(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    allowed, firsts = np.array([2, 3, 17, 40, 59]), generation.chunk_offsets[:-1]
+    found: list[list[list[float]]] = []
+    for share in (1, 1_000):  # those alone, then all
+        monkeypatch.setattr(candidates, "FEW_SHARE", share)
+        documents = bm25_documents(generation, query, allowed, 4)
+        passages = [bm25_passages(generation, query, size, allowed) for size in (1, 2, 50)]
+        scores = [np.zeros(60) if each is None else each.of(firsts) for each in passages]
+        found.append([each.tolist() for each in (*documents, *scores)])
+    assert found[0] == found[1]

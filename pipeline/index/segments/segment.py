@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -117,6 +117,16 @@ def read_deleted(path: Path, num_stored: int, num_deleted: int) -> DeletedRows:
     return DeletedRows(num_stored, rows)
 
 
+def _texts_at(column: pa.LargeStringArray) -> Callable[[int], bytes]:
+    """Return what gives a text of a column in UTF-8.
+
+    Their order is that of code points; bytes cost a third of what strings of Arrow do.
+    """
+    _, offsets, content = column.buffers()
+    text, bounds = memoryview(content or b""), memoryview(offsets or b"").cast("q")[column.offset :]
+    return lambda row: text[bounds[row] : bounds[row + 1]].tobytes()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SegmentRows:
     """The position files of a segment, mapped, and which of their rows are deleted."""
@@ -128,9 +138,10 @@ class SegmentRows:
 
     def find(self, doc_id: str) -> int | None:
         """Return the stored row of a document that is left, None where there is none."""
-        ids, by_id = self.documents.column("doc_id"), memoryview(self.documents.column("by_id").to_numpy())
-        place = bisect_left(by_id, doc_id, key=lambda row: ids[row].as_py())
-        if place == len(by_id) or ids[by_id[place]].as_py() != doc_id:
+        by_id = memoryview(self.documents.column("by_id").to_numpy())
+        id_at, wanted = _texts_at(self.documents.column("doc_id")), doc_id.encode(errors="surrogatepass")
+        place = bisect_left(by_id, wanted, key=id_at)
+        if place == len(by_id) or id_at(by_id[place]) != wanted:
             return None
         return None if self.deleted_documents.holds(by_id[place]) else by_id[place]
 
@@ -438,11 +449,18 @@ class JoinedWords:
         # keep files mapped until it is found to be garbage.
         self._find = lru_cache(KEPT_TERMS)(partial(_places, list(zip(files, begins, strict=False))))
 
-    def postings(self, term: str) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
-        """Return the positions of the chunks that hold a term, ascending, and how often each does."""
+    def postings(
+        self, term: str, few_A: Int64[np.ndarray, " A"] | None = None
+    ) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the positions of the chunks that hold a term, ascending, and how often each does.
+
+        Of a few chunks, ascending, returns their places among them: each is looked up in the postings.
+        """
         places = self._find(term)
         if not places:
             return np.empty(0, np.int64), np.empty(0, np.uint8)
+        if few_A is not None:
+            return _postings_of_few(places, few_A)
         found = [words.read(place) for words, _, place in places]
         chunks_P = np.concatenate([chunks for chunks, _ in found], dtype=np.int64)
         end = 0
@@ -451,6 +469,19 @@ class JoinedWords:
                 chunks_P[end : end + len(chunks)] += begin
             end += len(chunks)
         return chunks_P, found[0][1] if len(found) == 1 else np.concatenate([counts for _, counts in found])
+
+
+def _postings_of_few(
+    places: Sequence[tuple[_Words, int, slice]], few_A: Int64[np.ndarray, " A"]
+) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+    """Return what :meth:`JoinedWords.postings` does of a few chunks."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
+    for words, begin, place in places:
+        first, end = np.searchsorted(few_A, (begin, begin + words.num_live)).tolist()
+        held, counts = words.look_up(place, few_A[first:end] - begin)
+        found.append((held + first, counts))
+    chunks, counts = zip(*found, strict=True)
+    return (chunks[0], counts[0]) if len(found) == 1 else (np.concatenate(chunks), np.concatenate(counts))
 
 
 def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words, int, slice]]:
@@ -465,16 +496,14 @@ class _Words:
 
     def __init__(self, terms: pa.RecordBatch, deleted: DeletedRows) -> None:
         column = terms.column("term")
-        _, offsets, text = column.buffers()
-        # The order of UTF-8 is that of code points; bytes cost a third of what strings of Arrow do.
-        self._text = memoryview(text or b"")
-        self._term_bounds = memoryview(offsets or b"").cast("q")[column.offset :]
+        self._term_at = _texts_at(column)
         self._places = range(len(column))
         self._sampled = [self._term_at(place) for place in self._places[::SAMPLED_TERMS]]
         self._bounds_T = memoryview(terms.column("chunks").offsets.to_numpy())
         self._chunks = terms.column("chunks").values.to_numpy()
         self._counts = terms.column("counts").values.to_numpy()
         self._deleted = deleted
+        self.num_live = deleted.num_live
 
     def find(self, wanted: bytes) -> slice | None:
         """Return which postings are those of a term in UTF-8, None where there are none."""
@@ -494,8 +523,14 @@ class _Words:
         is_live = before == up_to
         return (chunks - before)[is_live], counts[is_live]
 
-    def _term_at(self, place: int) -> bytes:
-        return self._text[self._term_bounds[place] : self._term_bounds[place + 1]].tobytes()
+    def look_up(
+        self, own: slice, live_A: Int64[np.ndarray, " A"]
+    ) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return which of some chunks hold the word, by their places among them, and how often each does."""
+        chunks, stored = self._chunks[own], self._deleted.stored_of(live_A).astype(self._chunks.dtype)
+        places = np.minimum(np.searchsorted(chunks, stored), len(chunks) - 1)
+        held = np.flatnonzero(chunks[places] == stored)
+        return held, self._counts[own][places[held]]
 
 
 def _num_deleted(

@@ -26,6 +26,7 @@ from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex
 from cairn.pipeline.index.generation import Generation, open_parts
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.search.candidates import (
+    PassageScores,
     bm25_documents,
     bounded_words,
     chunk_positions,
@@ -366,8 +367,8 @@ class ShardPart:
         vector_V: Float32[np.ndarray, " V"],
         words: Words | None,
     ) -> LocalScores:
-        def bm25_of(size: int) -> Float32[np.ndarray, " M"] | None:
-            return None if words is None else self._passage_scores(words, size)
+        def bm25_of(size: int) -> PassageScores | None:
+            return None if words is None else PassageScores(scores_M=self._passage_scores(words, size))
 
         return LocalScores(self.part, positions, vector_V, words.size if words else 0, bm25_of)
 
