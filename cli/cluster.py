@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import click
 from cairn.cli.options import HeadedOption, NamedPath, add_options
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import echo
+from cairn.cli.terminal import echo, warn
 from cairn.jobs.engine import EngineConfig, EngineName, engine_of, require_ray, worker_range
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError
@@ -64,16 +64,10 @@ def engine_options(function: _Function, but: Collection[str] = ()) -> _Function:
 
 
 def resolve_engine(chosen: Mapping[str, Any]) -> EngineConfig:
-    """Return the engine that flags, environment and ``cairn.toml`` ask for.
-
-    ``chosen`` holds the options that were set.
-    """
+    """Return the engine that the ``chosen`` flags, the environment and ``cairn.toml`` ask for."""
     engine = engine_of(chosen)
     if engine.name == "local" and {"workers", *options_of(EngineConfig)} & set(chosen) - {"address"}:
-        echo(
-            "warning: engine local works in this process and has no workers; flags about them move nothing",
-            err=True,
-        )
+        warn("engine local works in this process and has no workers; flags about them move nothing")
     return engine
 
 

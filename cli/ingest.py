@@ -12,7 +12,7 @@ import click
 from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import GroupedCommand, add_options, chosen, given
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands, warn
 from cairn.pipeline.config import (
     DEFAULT_MODEL,
     ClusterConfig,
@@ -124,7 +124,7 @@ def ingest(
             sources, root, collection, config, progress, open_engine(engine, config), **_STEPS.get(step, {})
         )
     for warning in report.warnings:
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
     echo(json.dumps(asdict(report), default=dict) if as_json else _summary(report))
     return _QUARANTINED_EXIT if report.quarantined else 0
 

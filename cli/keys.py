@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from cairn.cli.options import NamedPath
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import echo, table
+from cairn.cli.terminal import echo, table, warn
 from cairn.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _warn_of_missing(root: Path, collections: tuple[str, ...]) -> None:
     from cairn.pipeline.index.layout import list_states
 
     for missing in sorted(set(collections) - set(list_states(root))):
-        echo(f"warning: there is no collection {missing} under {root}; the key holds once there is", err=True)
+        warn(f"there is no collection {missing} under {root}; the key holds once there is")
 
 
 def _may(key: ApiKey) -> str:

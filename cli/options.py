@@ -91,10 +91,7 @@ class FieldOption(HeadedOption):
 
 
 class GroupedCommand(click.Command):
-    """A command whose ``--help`` shows the options that ``first`` names, and ``--help-all`` every one.
-
-    There they stand under headings, those without one first.
-    """
+    """A command whose ``--help`` shows the options in ``first``, and ``--help-all`` all, under headings."""
 
     def __init__(self, *args: Any, first: Collection[str], **kwargs: Any) -> None:
         """Keep the names beside what click knows, and add ``--help-all``."""
@@ -174,10 +171,7 @@ def add_options(
 def click_option(
     each: Option, default: Any = None, heading: str | None = None
 ) -> Callable[[_Function], _Function]:
-    """Return what adds an option to a command.
-
-    What is not chosen is None, or the command's ``default``; the help text names the default.
-    """
+    """Return what adds an option to a command; what is not chosen is None, or the command's ``default``."""
     about, flag = each.about, each.flag
     settings: dict[str, Any] = {"envvar": about.variable, "required": each.is_required}
     if each.kind is bool:

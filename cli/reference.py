@@ -69,10 +69,7 @@ def command_reference(command: click.Command, context: click.Context) -> Iterato
 
 
 def _record(param: click.Parameter, context: click.Context) -> tuple[str, str]:
-    """Return an option as it is typed and what it does.
-
-    Nothing is said of an argument, which the usage shows.
-    """
+    """Return an option as it is typed and what it does; an argument has none."""
     context.show_default = True
     return param.get_help_record(context) or ("", "")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import click
 from cairn.cli.options import add_options, chosen, filter_option
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import echo, printable
+from cairn.cli.terminal import echo, printable, warn
 from cairn.pipeline.search_options import OpenOptions, PublicSearchKeywords, SearchOptions
 from cairn.pipeline.types import Passage, SearchResult
 
@@ -61,7 +61,7 @@ def search(
     options["filters"] = opened.parse_filters(filters) if filters else None
     result = opened.search(query, rerank=rerank, **cast("PublicSearchKeywords", options))
     for warning in (*opened.warnings, *result.warnings):
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
     if as_json:
         echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
     else:
@@ -88,10 +88,7 @@ def _found_by(passage: Passage, title: str) -> Iterator[str]:
 
 
 def _excerpt(passage: Passage, num_lines: int | None) -> list[str]:
-    """Return the lines of a passage with the most words that answered the query, these in bold.
-
-    None as ``num_lines`` returns all.
-    """
+    """Return the lines of a passage with the most words that answered the query, these in bold."""
     marked, done = "", passage.start_char
     for each in passage.highlights:
         start, end = each.start_char - passage.start_char, each.end_char - passage.start_char

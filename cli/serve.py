@@ -12,7 +12,7 @@ from typing import Any
 import click
 from cairn.cli.options import add_options, chosen
 from cairn.cli.settings import root_option
-from cairn.cli.terminal import echo
+from cairn.cli.terminal import echo, warn
 from cairn.jobs.ray_serve.settings import ClusterSettings
 from cairn.pipeline.errors import ConfigError, install_command
 from cairn.pipeline.serve.settings import ServeSettings
@@ -46,7 +46,7 @@ def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet:
     if cluster.engine != "local" and settings.writable:
         raise ConfigError("a writable server must have the engine local, got ray; leave --writable out")
     if cluster.engine == "local" and set(chosen(ctx, ClusterSettings)) - {"engine", "address"}:
-        echo("warning: engine local has no shards; flags about them move nothing", err=True)
+        warn("engine local has no shards; flags about them move nothing")
     try:
         run = _runner(settings, cluster)
     except ModuleNotFoundError as error:

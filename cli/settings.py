@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 from cairn.cli.options import FieldOption, NamedPath, Numbers
-from cairn.cli.terminal import echo
+from cairn.cli.terminal import warn
 from cairn.pipeline.config import DEFAULT_ROOT
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
@@ -172,7 +172,7 @@ def warn_of_variables(command: click.Command, environment: Mapping[str, str], ve
             continue
         meant = get_close_matches(name, variables, n=1)
         hint = f"did you mean {variables[meant[0]]}?" if meant else "see its --help"
-        echo(f"warning: {name} sets no option of `cairn {command.name}` and is ignored; {hint}", err=True)
+        warn(f"{name} sets no option of `cairn {command.name}` and is ignored; {hint}")
 
 
 def variable_prefix(verb: str, above: str = "CAIRN") -> str:

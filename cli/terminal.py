@@ -49,6 +49,11 @@ def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
     click.echo(printable(str(text)), err=err, nl=nl)
 
 
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    echo(f"warning: {text}", err=True)
+
+
 class ProgressBars:
     """A :class:`ProgressListener` that draws one bar a stage; use it as a context manager."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from cairn.cli.options import COUNT, SEED, NamedPath
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands, warn
 
 if TYPE_CHECKING:
     from cairn.pipeline.lab.evaluate.shadow import ShadowReport
@@ -73,7 +73,7 @@ def compare(
         else read_asked_queries(queries).sample(max_queries, seed)
     )
     for warning in asked.warnings:
-        echo(f"warning: {warning}", err=True)
+        warn(warning)
     with ProgressBars(quiet=quiet) as progress:
         report = compare_collections(before, after, asked, top_k=top_k, seed=seed, progress=progress)
     echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else "\n".join(_lines(report)))

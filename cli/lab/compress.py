@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from cairn.cli.lab.judged_sets import dev_scorer
 from cairn.cli.options import COUNT, NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, echo, table, thousands
+from cairn.cli.terminal import ProgressBars, echo, table, thousands, warn
 from cairn.pipeline.lab.compress.settings import CompressConfig
 
 if TYPE_CHECKING:
@@ -64,16 +63,18 @@ def compress(
     `ingest --model`.
     """
     from cairn.pipeline.lab.compress.compression import compress as run
+    from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
 
     config = CompressConfig(**chosen(ctx, CompressConfig))
     with ProgressBars(quiet=quiet) as progress:
         scorer = None
         if judged:
-            scorer = dev_scorer(
+            scorer = DevScorer.of(
                 judged,
                 max_queries=judged_queries,
                 max_documents=judged_documents,
                 seed=0,
+                warn=warn,
                 progress=progress,
             )
         report = run(model, texts, output, config, scorer=scorer, progress=progress)

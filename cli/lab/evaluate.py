@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from cairn.cli.options import COUNT, SEED, NamedPath, add_options, chosen
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, size, table, thousands, warn
 from cairn.pipeline.config import DEFAULT_MODEL, ContextConfig, EncoderConfig
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _systems(
     base = encoder_config(settings, for_ingest=True)
     window = None if ablate else window_warning(base)  # the whole table has windows, too
     if window is not None:
-        echo(f"warning: {window}", err=True)
+        warn(window)
     systems, reasons = choose_systems(
         base, baseline_config(settings, baseline_model), context, patterns, is_whole_table=ablate
     )

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from cairn.cli.lab.judged_sets import dev_scorer
 from cairn.cli.options import COUNT, NamedPath, add_options, chosen, given
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
+from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands, warn
 from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train.settings import (
@@ -173,11 +172,14 @@ def _scorer(
 ) -> ModelScorer | None:
     """Return what scores models on the dev sets, None without any."""
     if folders:
-        return dev_scorer(
+        from cairn.pipeline.lab.evaluate.dev_scores import DevScorer
+
+        return DevScorer.of(
             folders,
             max_queries=queries,
             max_documents=documents,
             seed=config.seed,
+            warn=warn,
             precision=config.precision,
             progress=progress,
         )

@@ -34,10 +34,7 @@ from jaxtyping import Int32
 
 
 class RayEngine:
-    """An :class:`cairn.pipeline.line.engine.Engine` whose workers are actors.
-
-    Connects when it is first asked for anything.
-    """
+    """An :class:`cairn.pipeline.line.engine.Engine` of actors; it connects when it is first asked."""
 
     def __init__(self, engine: EngineConfig, config: IngestConfig) -> None:
         self._engine = engine
@@ -48,31 +45,26 @@ class RayEngine:
         self._loaded: Loaded | None = None
 
     def load(self) -> Loaded:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         self._at_work()
         assert self._loaded is not None
         return self._loaded
 
     def embed_sample(self, sample: pa.Table) -> EmbeddedSample:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().call("embed_sample", sample)
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().call("draw_context", sample, assignments_N)
 
     def fit_codebook(self, sample: pa.Table, context: ContextSet) -> TokenCoder | None:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().call("fit_codebook", sample, context)
 
     def begin(self, view: CorpusView) -> Begun:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._at_work().step("begin", view)
 
     def encode(
         self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
-        """See :class:`cairn.pipeline.line.engine.Engine`; tokens are heard of shard by shard."""
+        # Tokens are heard of shard by shard.
         sizes = [shard.stat().st_size for shard in shards]
         if shards:
             self._at_work().step("share", *_shared_folder(shards[0].parent))
@@ -84,7 +76,6 @@ class RayEngine:
 
     @property
     def run_tasks(self) -> RunTasks | None:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         return self._run_tasks
 
     def _run_tasks(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
@@ -95,7 +86,6 @@ class RayEngine:
         return self._tasks(tasks, folder)
 
     def close(self) -> None:
-        """See :class:`cairn.pipeline.line.engine.Engine`."""
         pools = (self._pool, self._tasks)
         self._pool = self._tasks = None
         connection, self._connection = self._connection, None
@@ -127,10 +117,7 @@ class RayEngine:
 
 
 def _shared_folder(staged: Path) -> tuple[Path, str]:
-    """Make a folder beside the staged shards for workers that see it; return it with a file to know it by.
-
-    The file holds the name of this machine.
-    """
+    """Make a folder beside the shards for workers that see it; return it with a file to know it by."""
     folder, mark = staged.with_name("handed-over").absolute(), uuid.uuid4().hex
     with durable.storage_errors("preparing the folder that workers may share"):
         shutil.rmtree(folder, ignore_errors=True)

@@ -72,10 +72,7 @@ class _Work:
 
 
 class WorkerPool:
-    """Actors of one class on a cluster.
-
-    ``ray`` is the connected module, ``options`` what each actor asks of its machine.
-    """
+    """Actors of one class on a cluster; ``options`` are what each asks of its machine."""
 
     def __init__(
         self,

@@ -98,10 +98,7 @@ class RayConnection:
 
 
 def start_ray() -> tuple[subprocess.Popen[str], str]:
-    """Start a Ray of our own.
-
-    Return the process that keeps it, as long as its stdin is open, and the address.
-    """
+    """Start a Ray; return the process that keeps it, as long as its stdin is open, and the address."""
     reason = ""
     for _ in range(STARTS):
         with tempfile.TemporaryFile("w+") as errors:

@@ -41,10 +41,7 @@ class ScheduledRun:
 
 
 def read_history(path: Path) -> tuple[ScheduledRun, ...]:
-    """Return the records, oldest first.
-
-    A missing file holds none, and lines that are no record are passed over.
-    """
+    """Return the records, oldest first; lines that are no record are passed over."""
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:

@@ -147,10 +147,7 @@ class ScheduleFile:
         return self.path.with_name(f"{self.path.stem}-history.jsonl")
 
     def read(self) -> dict[str, Schedule]:
-        """Return the schedules by name, in the file's order.
-
-        Raises :class:`ConfigError` for the first that is none.
-        """
+        """Return the schedules by name, in the file's order; one that is none raises :class:`ConfigError`."""
         return {name: self._schedule(name, table) for name, table in self._tables().items()}
 
     def require(self, name: str, names: Mapping[str, Any]) -> None:

@@ -213,10 +213,7 @@ class Connection:
 
 
 class _Asks(Generic[_Arguments, _Answer]):
-    """A method of both kinds of clients and collections: called on one it waits, on the other it is awaited.
-
-    An answer that it cannot read is not of Cairn's search API.
-    """
+    """A method of both kinds of clients: called on one it waits, on the other it is awaited."""
 
     def __init__(self, method: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Answer]]) -> None:
         @wraps(method)
@@ -707,10 +704,7 @@ class RemoteCollection(_Collection):
     def list_documents(
         self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
     ) -> Iterator[ListedDocument]:
-        """Yield all documents that match, in the order of their ids, without texts and without ranking.
-
-        ``after`` is the id to go on after.
-        """
+        """Yield all documents that match, in the order of their ids behind ``after``, without texts."""
         is_last = False
         while not is_last:
             page = self._listed(filters, after)
@@ -724,10 +718,7 @@ class AsyncRemoteCollection(_Collection):
     async def list_documents(
         self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
     ) -> AsyncIterator[ListedDocument]:
-        """Yield all documents that match, in the order of their ids, without texts and without ranking.
-
-        ``after`` is the id to go on after.
-        """
+        """Yield all documents that match, in the order of their ids behind ``after``, without texts."""
         is_last = False
         while not is_last:
             page = await self._listed(filters, after)

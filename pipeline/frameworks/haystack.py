@@ -95,10 +95,7 @@ class CairnRetriever:
     def run(
         self, query: str, filters: dict[str, Any] | None = None, top_k: int | None = None
     ) -> dict[str, list[Document]]:
-        """Return the best passages.
-
-        ``filters`` and ``top_k`` take the place of those the component was made with.
-        """
+        """Return the best passages; arguments take the place of the component's own."""
         self.warm_up()
         assert self._source is not None
         chosen = cairn_filter(filters if filters is not None else self.filters)

@@ -22,16 +22,14 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
-import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
 from cairn.pipeline.frameworks.source import find_passages
 from cairn.pipeline.frameworks.written import WrittenCollection, as_json, title_of
 from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords, SearchParameters
 from cairn.pipeline.types import Hit
-from jaxtyping import Float32
 from typing_extensions import override
 
 try:
@@ -48,6 +46,7 @@ except ModuleNotFoundError as error:
 
 if TYPE_CHECKING:
     from cairn.pipeline.client import RemoteCollection
+    from cairn.pipeline.encode.text_encoder import TextEncoder
 
 METADATA_COLUMN: Final = "langchain_metadata"
 HIGHLIGHTED_PASSAGES: Final = 3
@@ -108,22 +107,10 @@ class CairnRetriever(BaseRetriever):
         ]
 
 
-class TextEncoding(Protocol):
-    """What embeds: ``load_encoder(…)`` or a collection behind the API."""
-
-    def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
-        """Embed queries, L2-normalised, in the order given."""
-        ...
-
-    def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
-        """Embed documents, L2-normalised, in the order given."""
-        ...
-
-
 class CairnEmbeddings(Embeddings):
-    """LangChain's interface to an encoder."""
+    """LangChain's interface to an encoder: ``load_encoder(…)``, or a collection behind the API."""
 
-    def __init__(self, encoder: TextEncoding) -> None:
+    def __init__(self, encoder: TextEncoder | RemoteCollection) -> None:
         self.encoder = encoder
 
     @override

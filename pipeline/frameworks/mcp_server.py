@@ -421,10 +421,7 @@ def add_writing_tools(
 
 
 def session_manager(server: MCPServer) -> StreamableHTTPSessionManager:
-    """Return what answers a server's HTTP requests, each by itself, in JSON.
-
-    Whoever serves them checks ``Host`` and ``Origin`` first.
-    """
+    """Return what answers HTTP requests, each by itself; who serves them checks ``Host`` and ``Origin``."""
     server.streamable_http_app(
         json_response=True,
         stateless_http=True,

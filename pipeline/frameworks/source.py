@@ -17,10 +17,7 @@ from cairn.pipeline.types import ColumnSummary, Document, Hit, ListedDocument, P
 
 
 class Searchable(Protocol):
-    """A collection that can be searched: of this machine, or behind the API.
-
-    Both answer with the same records.
-    """
+    """A collection that can be searched: of this machine, or behind the API; records are the same."""
 
     @property
     def name(self) -> str:
@@ -28,10 +25,7 @@ class Searchable(Protocol):
         ...
 
     def search(self, query: str, *_: Any, **parameters: Any) -> SearchResult:
-        """Rank documents for a query, each with its best passages.
-
-        The keywords are :class:`SearchParameters`.
-        """
+        """Rank documents, each with its best passages; keywords are :class:`SearchParameters`."""
         ...
 
     def read_document(self, doc_id: str) -> Document | None:
@@ -126,10 +120,7 @@ def _found(collection: str, result: SearchResult, hit: Hit, passage: Passage) ->
 def open_source(
     collection: str, *, root: str | Path | None = None, url: str | None = None, api_key: str | None = None
 ) -> Searchable:
-    """Return a collection to search.
-
-    Behind the API at ``url`` where one is given, else under ``root`` on this machine.
-    """
+    """Return a collection to search: behind the API at ``url`` if any, else under ``root``."""
     if url is None:
         from cairn.pipeline.collection import open_collection
 

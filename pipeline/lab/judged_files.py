@@ -80,10 +80,7 @@ def corpus_files(path: Path) -> Sequence[SourceFile]:
 
 
 def read_columns(file: SourceFile, required: Sequence[str], optional: Sequence[str] = ()) -> pa.Table:
-    """Read columns of a file whole, those of ``optional`` where it has them.
-
-    Raises :class:`SchemaError` where a required one is missing, :class:`SourceError` for a damaged file.
-    """
+    """Read columns of a file whole, those of ``optional`` where it has them."""
     config = CorpusConfig()
     try:
         footer = file.format.read_footer(file, config)

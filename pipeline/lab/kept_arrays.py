@@ -17,10 +17,7 @@ logger = logging.getLogger(__name__)
 def kept_arrays(
     path: Path | None, key: str, make: Callable[[], Mapping[str, np.ndarray]]
 ) -> Mapping[str, np.ndarray]:
-    """Read the arrays that are stored at ``path`` under this ``key``, or make and store them.
-
-    A damaged file is made again. Without a path nothing is stored.
-    """
+    """Read the arrays stored at ``path`` (None: nowhere) under this ``key``, else make and store them."""
     if path is not None and path.is_file():
         try:
             with safe_open(path, "numpy") as stored:

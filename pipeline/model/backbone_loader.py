@@ -52,10 +52,7 @@ MAX_SENTENCE_CHARACTERS: Final = 1_000
 
 
 def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
-    """Load the model that a configuration names, in its precision and on its backend.
-
-    Its first layers alone, or with its causal mask, where the configuration says so.
-    """
+    """Load a model as its configuration says: precision, backend, first layers, causal mask."""
     if is_endpoint(config.model):
         raise ConfigError(
             f"a model must run here for this, got the endpoint {config.model}; choose a name or a folder"
@@ -206,8 +203,5 @@ def _require_openvino(device: torch.device) -> None:
 
 
 def reader_of(model_type: object) -> Callable[..., Transformer]:
-    """Return a family's reader: of a checkpoint, with ``dtype``, ``device``, and of decoders ``is_causal``.
-
-    An unknown type raises :class:`ModelError`.
-    """
+    """Return a family's reader: of a checkpoint, with ``dtype``, ``device``, of decoders ``is_causal``."""
     return resolve_name(model_type_named(model_type).reader)

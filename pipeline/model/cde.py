@@ -35,7 +35,6 @@ document; no decoders as M2.
 
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +49,7 @@ from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver
 from cairn.pipeline.model.engine.pattern import Batch
 from cairn.pipeline.model.engine.projection import Projection, ProjectionLayer
 from cairn.pipeline.model.engine.transformer import Transformer
-from cairn.pipeline.model.engine.weights import WeightReader
+from cairn.pipeline.model.engine.weights import NotedTensors, WeightReader
 from cairn.pipeline.model.families import read_modernbert, read_nomic_bert
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.first_layers import first_layers
@@ -304,7 +303,7 @@ class StagedCheckpoint:
                 )
         self._checkpoint = checkpoint
         self._tensors = _with_tied_tokens(checkpoint)
-        self._read: set[str] = set()
+        self._read: dict[str, None] = {}
         embedder = self._config_named("embedder")
         self.first_stage = self._backbone(FIRST_STAGE, embedder, "limit_layers_first_stage")
         backbone = (
@@ -312,7 +311,7 @@ class StagedCheckpoint:
         )
         whole = self._backbone(SECOND_STAGE, backbone, "limit_layers")
         cut = first_layers(whole, num_layers)
-        self._read |= set(whole.tensors) - set(cut.tensors)
+        self._read |= dict.fromkeys(set(whole.tensors) - set(cut.tensors))
         # The first stage's weights lie in the same file, whose hash is in the checkpoint's fingerprint.
         self.second_stage = replace(
             cut,
@@ -321,17 +320,16 @@ class StagedCheckpoint:
 
     def tensors(self, prefix: str) -> Mapping[str, torch.Tensor]:
         """Return the tensors below a prefix, under their full names."""
-        return _Watched(
-            {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}, self._read
-        )
+        below = {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
+        return NotedTensors(below, self._read)
 
     def watched(self, stage: Checkpoint) -> Checkpoint:
         """Return a stage's checkpoint so that what is read of it counts as read."""
-        return replace(stage, tensors=_Watched(stage.tensors, self._read))
+        return replace(stage, tensors=NotedTensors(stage.tensors, self._read))
 
     def require_whole(self) -> None:
         """Raise :class:`ModelError` for tensors that no part has read."""
-        surplus = sorted(set(self._checkpoint.tensors) - self._read)
+        surplus = sorted(set(self._checkpoint.tensors) - self._read.keys())
         if surplus:
             more = f" and {len(surplus) - _MOST_NAMED} more" if len(surplus) > _MOST_NAMED else ""
             raise ModelError(
@@ -373,19 +371,6 @@ class StagedCheckpoint:
         # Tensors of layers beyond the limit stay: the file was saved without them, so they would be surplus.
         limited = first_layers(nested, self._checkpoint.integer(limit_setting))
         return replace(limited, tensors=tensors)
-
-
-class _Watched(UserDict[str, torch.Tensor]):
-    """Tensors that note the names of those taken out."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], read: set[str]) -> None:
-        super().__init__()
-        self.data = dict(tensors)
-        self._read = read
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        self._read.add(name)
-        return super().__getitem__(name)
 
 
 def _with_tied_tokens(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:

@@ -86,10 +86,7 @@ def embed_chunks(
 def pad_rows(
     rows: Rows, batch_B: Int64[np.ndarray, " B"], pad_id: int, width: int | None = None
 ) -> tuple[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]]:
-    """Gather rows into a rectangle as wide as told, else as the longest.
-
-    Validity is by true length, as texts may use the padding token.
-    """
+    """Gather rows into a rectangle; validity is by true length, as texts may use the padding token."""
     starts_B, lengths_B = rows.row_offsets[batch_B], rows.row_offsets[batch_B + 1] - rows.row_offsets[batch_B]
     positions_T = np.arange(int(lengths_B.max()) if width is None else width)
     source_BT = np.minimum(starts_B[:, None] + positions_T, len(rows.ids) - 1)

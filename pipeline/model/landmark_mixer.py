@@ -71,10 +71,7 @@ class MixingHeads(nn.Module):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stretches:
-    """S rows of neighbouring landmarks, padded to L.
-
-    ``mean_SD`` and ``num_landmarks_S`` are those of the whole document.
-    """
+    """S rows of neighbouring landmarks, padded to L, with the mean and number of their documents'."""
 
     x_SLD: Float[torch.Tensor, "S L D"]
     is_landmark_SL: Bool[torch.Tensor, "S L"]

@@ -68,10 +68,7 @@ class Rows:
 def draw_intervals(
     num_texts: int, generator: np.random.Generator, intervals: Sequence[int]
 ) -> Int64[np.ndarray, " N"]:
-    """Draw one of ``intervals`` a text, uniformly.
-
-    A model trained on them serves any of them (LMK §4, variable chunking).
-    """
+    """Draw one of ``intervals`` a text, uniformly (LMK §4, variable chunking)."""
     return generator.choice(np.array(intervals, np.int64), num_texts)
 
 
@@ -162,10 +159,7 @@ def _in_long_group(
 def chunk_spans(
     chunks: Chunks, start_char_T: Int64[np.ndarray, " T"], text_lengths_N: Int64[np.ndarray, " N"]
 ) -> tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    """Return start and end character of every chunk.
-
-    Contiguous, from 0 to the text's length, each but the first from its first token.
-    """
+    """Return start and end of every chunk: contiguous, from 0 to the text's length."""
     is_first_M = np.zeros(int(chunks.chunk_offsets[-1]), np.bool_)
     is_first_M[chunks.chunk_offsets[:-1]] = True
     start_M = np.zeros(len(is_first_M), np.int64)

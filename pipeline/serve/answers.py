@@ -121,10 +121,7 @@ def _scope(name: str) -> Callable[[Request], Any]:
 
 
 async def _require_whole_server(request: Request) -> Grant:
-    """Return a grant of the scope admin, which is of no use to a key for some collections or documents.
-
-    Figures are of all.
-    """
+    """Return a grant of the scope admin for all collections and documents, as figures are of all."""
     grant = await _scope("admin")(request)
     if grant.collections is not None or grant.restriction is not None:
         raise ProblemError(
@@ -165,10 +162,7 @@ async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollec
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse query parameters that the route does not declare, or that come twice.
-
-    One that is ignored looks like one that works.
-    """
+    """Refuse query parameters that the route does not declare, or that come twice."""
     if not request.scope["query_string"]:
         return
     taken = dict(_query_parameters(cast(APIRoute, request.scope["route"]).dependant))
@@ -359,10 +353,7 @@ def hit_reply(hit: Hit, *, include_text: bool) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> JsonValue:
-    """Return a stored value as JSON has it.
-
-    Dates and times as ISO 8601, bytes as base64, decimals as text.
-    """
+    """Return a stored value as JSON: dates and times as ISO 8601, bytes as base64, decimals as text."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dt.date | dt.time):

@@ -191,10 +191,7 @@ class EncoderQueue:
         return []
 
     def _take(self) -> list[tuple[_Job, str]]:
-        """Take a text of each waiting request in turn, of one kind, until the pass is full.
-
-        A first text is taken whatever its size.
-        """
+        """Take a text of each request of one kind in turn, until the pass is full; one at least."""
         taken: list[tuple[_Job, str]] = []
         left: list[_Job] = []
         kind, num_bytes = None, 0

@@ -200,10 +200,7 @@ class Collections:
         return task
 
     async def reopen(self, stale: ServedCollection) -> ServedCollection:
-        """Open a collection again whose generation or encoder is another one now.
-
-        Concurrent callers share the work.
-        """
+        """Open a collection again whose generation or encoder is another now; callers share the work."""
         if self._outcome(stale.name) is stale:
             del self._opened[stale.name]
         return await self._opened_within(stale.name, OPENING_SHARE * self._settings.deadline_seconds)
@@ -481,10 +478,7 @@ class Healer:
 
 
 def _mend(layout: CollectionLayout) -> str | None:
-    """Mend a collection; return what was done, None where nothing was.
-
-    One that a server leaves to its keeper raises :class:`DamageError`.
-    """
+    """Mend a collection and say what was done; what is left to its keeper raises :class:`DamageError`."""
     if layout.replica is not None:
         raise layout.damaged("a server mends no collection in an object store")
     number = layout.current_generation_number()

@@ -97,10 +97,7 @@ class KeyFile:
             )
 
     def read(self) -> list[ApiKey]:
-        """Return all keys, revoked ones too; none where there is no file.
-
-        A damaged file raises :class:`IntegrityError`.
-        """
+        """Return all keys, revoked ones too; a damaged file raises :class:`IntegrityError`."""
         with durable.storage_errors("reading the API keys"):
             try:
                 content = durable.read_bytes(self.path)
@@ -174,10 +171,7 @@ class KeyFile:
         return key, token
 
     def revoke(self, wanted: str) -> ApiKey:
-        """Make a key worthless from now on, by its id or name.
-
-        One that no good key has, or several, raises :class:`ConfigError`.
-        """
+        """Make a key worthless from now on, by its id or its name, which must be of one good key."""
         with self._locked():
             keys = self.read()
             good = [key for key in keys if key.revoked_at is None]
@@ -247,10 +241,7 @@ class Keyring:
         return self._failure is None
 
     def grant_of(self, token: str) -> Grant | None:
-        """Return what a token's key allows, None for one that is no key's.
-
-        Unreadable keys raise what reading them raised.
-        """
+        """Return what a token's key allows, None for no key's; unreadable keys raise their error."""
         self._refresh()
         if self._failure is not None:
             raise self._failure.with_traceback(None)

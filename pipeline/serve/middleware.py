@@ -276,10 +276,7 @@ class Guard:
         return not self._is_loopback and (not self._named or _is_address(name))
 
     def _within_rights(self, grant: Grant, headers: Headers) -> Grant:
-        """Narrow a grant to the documents that the request's principals may read: the one place that does.
-
-        A key that may speak for principals must name one; no other key may.
-        """
+        """Narrow a grant to what the request's principals, which its key must or must not name, may read."""
         must_name = grant is not EVERYTHING and "principal" in grant.scopes
         lines = headers.getlist("x-cairn-principal")
         if len(lines) > 1:  # a caller's own beside that of what stands in front
@@ -337,10 +334,7 @@ def _without_port(host: str) -> str:
 
 
 async def _read_json(headers: Headers, receive: Receive, limit: int) -> bytes:
-    """Return the whole body, which is JSON.
-
-    Anything else raises :class:`ProblemError` as early as it shows.
-    """
+    """Return the whole body, which is JSON; anything else ends as early as it shows."""
     _check_headers(headers, limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -236,10 +236,7 @@ def search_problem(error: CairnError) -> ProblemError:
 
 
 def opening_problem(error: CairnError) -> ProblemError:
-    """Return the problem of an error that opening a collection raised.
-
-    Its sentence speaks of this machine, so it is not passed on.
-    """
+    """Return the problem of an error in opening, without its sentence, which speaks of this machine."""
     problem = search_problem(error)
     if problem.kind in (INVALID_REQUEST, INTERNAL_ERROR):
         detail = "its model is not where it was, or does not fit; the server's log says more"
@@ -267,10 +264,7 @@ def unknown_collection() -> ProblemError:
 
 
 def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[str]) -> ProblemError:
-    """Return the problem of a request that does not follow its schema.
-
-    Each place is a JSON pointer of known names and positions.
-    """
+    """Return the problem of a misfit request; places are JSON pointers of known names and positions."""
     found: dict[str, dict[str, None]] = {}
     for error in errors:
         for field in _invalid_fields(error, known_fields):
@@ -285,10 +279,7 @@ def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[
 
 
 def _of_type_sent(details: Iterable[str]) -> list[str]:
-    """Of a field that may have several types, such as a text or a list, keep the errors of what was sent.
-
-    Not what else it might be.
-    """
+    """Of a field of several types keep the errors of the type that was sent."""
     return [detail for detail in details if not detail.startswith(_OTHER_TYPE)]
 
 

@@ -122,10 +122,7 @@ class Page:
 
     @classmethod
     def of(cls, cursor: str, query: str, options: Mapping[str, Any]) -> Page:
-        """Read a cursor that came with a query and its options.
-
-        One of another request raises :class:`ProblemError`.
-        """
+        """Read a cursor; one of another query or other options raises :class:`ProblemError`."""
         request = _digest(query, options)
         if cursor == START_CURSOR:
             return cls(request=request, offset=0, generation=None)
@@ -147,10 +144,7 @@ class Page:
         return {**options, "top_k": top_k, "offset": self.offset, "max_candidates": MAX_DEPTH}
 
     def next_cursor(self, result: SearchResult, served: ServedCollection, top_k: int) -> str | None:
-        """Return the cursor of the next page, None at the end; ``served`` gave the result.
-
-        Another generation than the first page's, or one of another collection, raises :class:`ProblemError`.
-        """
+        """Return the next page's cursor, None at the end; one of another generation has expired."""
         run = served.searcher.generation.manifest.run_id  # a collection made anew counts from 1 again
         generation = _hash([served.name, run, result.generation])
         if self.generation not in (None, generation):

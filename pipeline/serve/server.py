@@ -48,10 +48,7 @@ KEEP_ALIVE_SECONDS: Final = 30
 def run_server(
     settings: ServeSettings, on_listening: Callable[[str], None], open_one: OpenOne | None = None
 ) -> None:
-    """Serve until SIGINT or SIGTERM; ``on_listening`` hears the address once it is bound.
-
-    ``open_one`` opens generations elsewhere than in this process.
-    """
+    """Serve until SIGINT or SIGTERM; ``open_one`` opens generations elsewhere than here."""
     require_key(settings)
     if settings.index_device is not None:
         use_index_device(settings.index_device)

@@ -32,7 +32,6 @@ from safetensors.numpy import save
 LATE_NAME: Final = "cairn_late.safetensors"
 LATE_FORMAT: Final = 2
 METADATA_KEY: Final = "cairn_late"
-MAX_CODE: Final = 255
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -81,7 +80,23 @@ class TokenProjection:
 
     def save(self, folder: Path) -> None:
         """Write the file into a folder, whole or not at all."""
-        save_token_projection(folder, self)
+        tensors = {
+            "matrix": self.matrix_DV.astype(np.float16),
+            "term_weights": self.weight_codes_X,
+            "rms": self.rms_V,
+        }
+        settings = {
+            "format": LATE_FORMAT,
+            "term_weight_step": self.weight_step,
+            "bits": self.bits,
+            "base_sha256": self.base_sha256,
+            "tensors_sha256": _tensors_sha256(tensors),
+        }
+        # One entry: safetensors writes several in any order.
+        metadata = {METADATA_KEY: json.dumps(settings, sort_keys=True)}
+        with durable.storage_errors(f"saving {LATE_NAME}"):
+            folder.mkdir(parents=True, exist_ok=True)
+            durable.write_bytes(folder / LATE_NAME, save(tensors, metadata=metadata))
 
     def project(self, states_TD: Float[np.ndarray, "T D"]) -> Float32[np.ndarray, "T V"]:
         """Return the unit vectors of token states."""
@@ -95,33 +110,6 @@ class TokenProjection:
     def weights_of(self, ids_q: Int[np.ndarray, " q"]) -> Float32[np.ndarray, " q"]:
         """Return what each token of a query weighs."""
         return self.weight_codes_X[ids_q].astype(np.float32) * np.float32(self.weight_step)
-
-
-def quantised_weights(weight_X: Float[np.ndarray, " X"]) -> tuple[UInt8[np.ndarray, " X"], float]:
-    """Return weights of at least 0 as whole steps, and the step."""
-    step = max(float(weight_X.max()), float(np.finfo(np.float32).tiny)) / MAX_CODE
-    return np.rint(weight_X / step).astype(np.uint8), step
-
-
-def save_token_projection(folder: Path, projection: TokenProjection) -> None:
-    """Write the file into a folder, whole or not at all."""
-    tensors = {
-        "matrix": projection.matrix_DV.astype(np.float16),
-        "term_weights": projection.weight_codes_X,
-        "rms": projection.rms_V,
-    }
-    settings = {
-        "format": LATE_FORMAT,
-        "term_weight_step": projection.weight_step,
-        "bits": projection.bits,
-        "base_sha256": projection.base_sha256,
-        "tensors_sha256": _tensors_sha256(tensors),
-    }
-    # One entry: safetensors writes several in any order.
-    metadata = {METADATA_KEY: json.dumps(settings, sort_keys=True)}
-    with durable.storage_errors(f"saving {LATE_NAME}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        durable.write_bytes(folder / LATE_NAME, save(tensors, metadata=metadata))
 
 
 def read_token_projection(
@@ -138,12 +126,12 @@ def read_token_projection(
     if (found_dim, num_weights) != (model_dim, vocabulary_size):
         raise ModelError(
             f"{LATE_NAME} of the model must read states of {model_dim} dimensions and {vocabulary_size} "
-            f"token ids, got one for {found_dim} and {num_weights}; train one with `cairn train-late`"
+            f"token ids, got one for {found_dim} and {num_weights}; fetch the model again"
         )
     if projection.base_sha256 != weights_sha256:
         raise ModelError(
             f"{LATE_NAME} of the model must be trained for its weights, got one that was trained for others; "
-            "train one with `cairn train-late`"
+            "fetch the model again"
         )
     return projection
 
@@ -153,11 +141,10 @@ def load_token_projection(path: Path) -> TokenProjection:
     try:
         with safe_open(path, framework="np") as stored:
             settings = json.loads((stored.metadata() or {})[METADATA_KEY])
-            # Some of before were trained to pool neighbours.
-            if settings["format"] != LATE_FORMAT or settings.get("pool_tokens", 1) != 1:
+            if settings["format"] != LATE_FORMAT:
                 raise _other_format(settings["format"])
             tensors = {name: stored.get_tensor(name) for name in ("matrix", "term_weights", "rms")}
-            # A file of before has no hash.
+            # The shipped file has no hash of its own: its whole is checked.
             if settings.get("tensors_sha256") not in (None, _tensors_sha256(tensors)):
                 raise _damaged()
             matrix_DV, codes_X, rms_V = tensors.values()

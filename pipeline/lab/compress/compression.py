@@ -141,10 +141,7 @@ def compress(
 def _read_calibration(
     paths: Sequence[Path], checkpoint: Checkpoint, *, num_texts: int, max_tokens: int, prefix: str = ""
 ) -> list[Int64[np.ndarray, " _"]]:
-    """Return the first ``max_tokens`` of evenly spread texts of Parquet or JSON-lines files with a text.
-
-    Fewer than eight rows of eight tokens raise :class:`SourceError`.
-    """
+    """Return the first tokens of evenly spread texts; too few raise :class:`SourceError`."""
     texts = read_texts(paths).texts
     spread = np.linspace(0, max(0, len(texts) - 1), min(num_texts, len(texts))).astype(int)
     rows = [text_row(texts[place], checkpoint, max_tokens=max_tokens, prefix=prefix) for place in spread]

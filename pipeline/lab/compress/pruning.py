@@ -35,10 +35,7 @@ _NOT_PRUNED: Final = ("nvembed", "m3bert")
 def pruned(
     checkpoint: Checkpoint, rows: Rows, num_kept: int, *, is_causal: bool, progress: ProgressListener
 ) -> Checkpoint:
-    """Return the checkpoint with its ``num_kept`` most important layers.
-
-    More layers than the model has, and a model that cannot lose any, raise :class:`ConfigError`.
-    """
+    """Return the checkpoint with its ``num_kept`` most important layers."""
     _require_prunable(checkpoint)
     engine = read_engine(checkpoint, is_causal=is_causal)
     if num_kept > engine.num_layers:
@@ -68,10 +65,7 @@ def _require_prunable(checkpoint: Checkpoint) -> None:
 def most_important_layers(
     engine: Transformer, rows: Rows, num_kept: int, *, keeps_first: bool, progress: ProgressListener
 ) -> tuple[int, ...]:
-    """Return the layers that stay, ascending, after the least important ones were taken out one by one.
-
-    Of two that change the embeddings alike the later one goes.
-    """
+    """Return the layers that stay, after the least important ones went one by one; ties: the later goes."""
     kept = tuple(range(engine.num_layers))
     whole_ND = embed_rows(engine, rows, kept)
     num_trials, done = sum(range(num_kept + 1, len(kept) + 1)), 0

@@ -23,20 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.compress.settings import CompressConfig, WeightFormat
-from cairn.pipeline.lab.differentiable import DifferentiableOperations
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.engine.layer import Activation, Layer, PlainMlp, run_layer
-from cairn.pipeline.model.engine.pattern import Shape
-from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.pattern import Batch
+from cairn.pipeline.model.engine.transformer import InPlaceOperations, Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear
 from cairn.pipeline.model.families import language_model
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
@@ -44,7 +41,7 @@ from cairn.pipeline.model.folders.first_layers import OF_LAYER
 from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
 from cairn.pipeline.quantized_matrix import QuantizedMatrix, QuantizedTensors, two_codes_a_byte
 from cairn.pipeline.types import ProgressListener
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 from typing_extensions import override
 
 Rows = Sequence[Int64[np.ndarray, " _"]]
@@ -120,37 +117,38 @@ def _ignore(*_: object) -> None:
     """Hear of a projection."""
 
 
-class _TellingOperations(DifferentiableOperations):
+class _TellingOperations(InPlaceOperations):
     """A layer's operations on one text, which tell what goes into each projection."""
 
     def __init__(self, engine: Transformer, index: int, num_tokens: int, seen: Seen | None) -> None:
-        layer = engine.layers[index]
-        table = engine.rotary.get(layer.is_local)
-        attend = partial(_attend, mask_TT=_visible(engine.shape, num_tokens, is_local=layer.is_local))
-        super().__init__(engine.shape, attend, None if table is None else table.at(torch.arange(num_tokens)))
+        pattern = engine.pattern_of(Batch(lengths_B=np.array([num_tokens]), num_tokens=num_tokens))
+        super().__init__(engine.layers[index], index, pattern, engine.shape, engine.workspace)
         self._tell: Seen = seen or _ignore
 
     @override
-    def heads(self, qkv: AnyLinear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        self._tell(qkv, x)
-        return super().heads(qkv, x)
+    def heads(self, qkv: AnyLinear, x_ND: torch.Tensor) -> torch.Tensor:
+        self._tell(qkv, x_ND)
+        return super().heads(qkv, x_ND)
 
     @override
-    def inner(self, up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
-        self._tell(up, x)
-        return super().inner(up, activation, x)
+    def inner(self, up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
+        self._tell(up, x_ND)
+        return super().inner(up, activation, x_ND)
 
     @override
-    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
-        self._tell(gate_up, x)
-        return super().gated_inner(gate_up, activation, x)
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x_ND: torch.Tensor) -> torch.Tensor:
+        self._tell(gate_up, x_ND)
+        return super().gated_inner(gate_up, activation, x_ND)
 
     @override
-    def add_projection(self, linear: AnyLinear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        self._tell(linear, x)
-        return super().add_projection(linear, x, residual)
+    def add_projection(
+        self, linear: AnyLinear, x_NE: torch.Tensor, residual_ND: torch.Tensor
+    ) -> torch.Tensor:
+        self._tell(linear, x_NE)
+        return super().add_projection(linear, x_NE, residual_ND)
 
 
+@torch.inference_mode()
 def run_one_layer(
     engine: Transformer,
     index: int,
@@ -159,26 +157,7 @@ def run_one_layer(
 ) -> Float32[torch.Tensor, "T D"]:
     """Return a text's states after a layer; ``seen`` is told each projection and its input."""
     operations = _TellingOperations(engine, index, len(x_TD), seen)
-    return run_layer(engine.layers[index], x_TD, operations, norm_first=engine.shape.norm_first)
-
-
-def _visible(shape: Shape, num_tokens: int, *, is_local: bool) -> Bool[torch.Tensor, "T T"] | None:
-    places_T = torch.arange(num_tokens)
-    distance_TT = places_T[:, None] - places_T
-    if shape.is_causal:
-        return distance_TT >= 0
-    if is_local and shape.local_radius is not None:
-        return distance_TT.abs() <= shape.local_radius
-    return None
-
-
-def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, mask_TT: torch.Tensor | None
-) -> torch.Tensor:
-    query, key, value = (part.transpose(0, 1)[None] for part in (query, key, value))
-    is_shared = query.shape[1] != key.shape[1]
-    mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask_TT, enable_gqa=is_shared)
-    return mixed[0].transpose(0, 1)
+    return run_layer(engine.layers[index], x_TD.clone(), operations, norm_first=engine.shape.norm_first)
 
 
 def rounded_with_feedback(
@@ -187,10 +166,7 @@ def rounded_with_feedback(
     kind: WeightFormat,
     group_size: int,
 ) -> QuantizedMatrix:
-    """Round column by column, so that products with such inputs change least; ``group_size`` must divide D.
-
-    Raises :class:`ModelError` for second moments that are not finite.
-    """
+    """Round column by column, so that products with such inputs change least; ``group_size`` divides D."""
     weight_ED = weight_ED.float().clone()
     upper_DD = _upper_of_inverse(second_moment_DD)
     codes: list[torch.Tensor] = []
@@ -233,10 +209,7 @@ Moments = dict[LayerInput, Float32[torch.Tensor, "D D"]]
 def quantized(
     checkpoint: Checkpoint, rows: Rows, config: CompressConfig, *, is_causal: bool, progress: ProgressListener
 ) -> Checkpoint:
-    """Return the checkpoint with its layers' matrices as ``config`` says.
-
-    A group size that does not divide a matrix's width raises :class:`ConfigError`.
-    """
+    """Return the checkpoint with its layers' matrices as ``config`` says."""
     named = layer_matrices(checkpoint)
     for name in (name for names in named.values() for name in names):
         width = checkpoint.tensors[name].shape[1]

@@ -59,10 +59,7 @@ MaxSimOf = Callable[[Int64[np.ndarray, "Q K"]], Float32[np.ndarray, "Q K"]]
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LexicalHits:
-    """BM25's answer to each query: positions and scores, best first, ties by position.
-
-    ``index_bytes`` is what the index took on disk.
-    """
+    """BM25's answer to each query, best first, ties by position; bytes of the index on disk."""
 
     positions: Sequence[Int64[np.ndarray, " _"]]
     scores: Sequence[Float32[np.ndarray, " _"]]
@@ -99,10 +96,7 @@ def _folder_bytes(folder: Path) -> int:
 
 
 class PieceRanker:
-    """Ranks with the pieces of one encoding.
-
-    BM25 of documents and of pieces, and MaxSim, are None where no system needs them.
-    """
+    """Ranks with the pieces of one encoding; BM25 and MaxSim are None where no system needs them."""
 
     def __init__(
         self,

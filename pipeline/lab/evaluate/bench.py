@@ -64,10 +64,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SystemResult:
-    """One system on one set.
-
-    Every measure of every query (NaN where a query has no evidence), the run, and the cost.
-    """
+    """One system on one set: measures of every query (NaN without evidence), the run, and the cost."""
 
     set_name: str
     system: System
@@ -87,10 +84,7 @@ def run_bench(
     progress: ProgressListener = silent_progress,
     cache: Path | None = None,
 ) -> Iterator[SystemResult]:
-    """Yield every system's result; those of one encoding stand together, in the order of the encodings.
-
-    With ``cache``, a folder, encoded sets are kept there and taken from there.
-    """
+    """Yield every system's result, those of one encoding together; ``cache`` keeps encoded sets."""
     evidence = evidence_by_query(judged.judgements, len(judged.query_ids))
     has_evidence_Q = np.array([bool(len(own.start_S)) for own in evidence])
     document_bm25 = None
@@ -114,10 +108,7 @@ def run_bench(
 
 
 def primary_measures(values: Mapping[str, object]) -> list[str]:
-    """Return the measures a choice is made by.
-
-    NDCG@10, and evidence recall at the middle budget where there is evidence.
-    """
+    """Return what a choice is made by: nDCG@10, and evidence recall at the middle budget, if any."""
     return [name for name in (NDCG, MAIN_EVIDENCE) if name in values]
 
 

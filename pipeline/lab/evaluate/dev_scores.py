@@ -9,7 +9,7 @@ says the whole table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
@@ -19,7 +19,13 @@ from cairn.pipeline.config import Precision
 from cairn.pipeline.lab.evaluate.bench import primary_measures, run_bench
 from cairn.pipeline.lab.evaluate.encodings import text_digest
 from cairn.pipeline.lab.evaluate.measures import require_measures
-from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet, require_distinct_names
+from cairn.pipeline.lab.evaluate.retrieval_set import (
+    Judgements,
+    RetrievalSet,
+    read_retrieval_set,
+    require_distinct_names,
+    sample_set,
+)
 from cairn.pipeline.lab.evaluate.systems import configured_systems
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config
@@ -31,6 +37,29 @@ RANKING: Final = "fused"
 
 class DevScorer:
     """A :class:`cairn.pipeline.types.ModelScorer` over judged sets that are held in memory."""
+
+    @classmethod
+    def of(
+        cls,
+        folders: Sequence[Path],
+        *,
+        max_queries: int,
+        max_documents: int,
+        seed: int,
+        warn: Callable[[str], None],
+        precision: Precision = "auto",
+        progress: ProgressListener = silent_progress,
+    ) -> DevScorer:
+        """Draw a sample of each folder's set; ``warn`` is told what was left out of it."""
+        sets = [
+            sample_set(each, max_queries=max_queries, max_documents=max_documents, seed=seed)
+            for each in map(read_retrieval_set, folders)
+        ]
+        for judged in sets:
+            if judged.skipped:
+                counted = ", ".join(f"{count} {reason}" for reason, count in judged.skipped.items())
+                warn(f"left out of {judged.name}: {counted}")
+        return cls(sets, precision=precision, progress=progress)
 
     def __init__(
         self,

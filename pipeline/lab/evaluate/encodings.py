@@ -161,6 +161,10 @@ class EncodedSet:
         return np.repeat(np.arange(len(self.chunk_offsets) - 1), np.diff(self.chunk_offsets))
 
 
+KEPT: Final = ("document_vectors_NV", "chunk_vectors_MV", "chunk_offsets", "start_char", "end_char")
+"""What is kept of any encoded set, and of a batch of documents."""
+
+
 def build_encoder(
     judged: RetrievalSet, encoding: Encoding, context_config: ContextConfig
 ) -> tuple[Encoder, float]:
@@ -174,19 +178,19 @@ def build_encoder(
     return open_encoder(config, context, backbone, codebook), time.monotonic() - started
 
 
-def encode_documents(
-    encoder: Encoder,
+def encode_set(
     judged: RetrievalSet,
     encoding: Encoding,
+    encoder: Encoder,
     progress: ProgressListener,
     context_seconds: float = 0.0,
     cache: Path | None = None,
 ) -> EncodedSet:
-    """Encode the documents of a set, without queries yet.
+    """Encode documents and queries of a set.
 
-    ``cache`` is a folder that keeps them, in a file named by everything that moves a vector in it. A long
-    table that was killed goes on with what it had encoded, and a new way to rank costs no encoding. Times are
-    kept with the vectors: they are those of the run that encoded.
+    ``cache`` is a folder that keeps the documents, in a file named by everything that moves a vector in it.
+    A long table that was killed goes on with what it had encoded, and a new way to rank costs no encoding.
+    Times are kept with the vectors: they are those of the run that encoded.
     """
     key = fingerprint(
         encoder=encoder.fingerprint,
@@ -197,6 +201,7 @@ def encode_documents(
         late=None if encoder.token_codebook is None else encoder.token_codebook.fingerprint,
         texts=text_digest(judged.texts),
         titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
+        names=KEPT,
     )
     path = None if cache is None else cache / f"{key}.safetensors"
     if cache is not None and encoding.encoder.describe:
@@ -206,23 +211,24 @@ def encode_documents(
         path, key, partial(encoded_arrays, encoder, judged, encoding, progress, context_seconds)
     )
     codes = {
-        name: TokenRows(rows=kept[name], offsets=kept[f"{name}_offsets"])
+        name: TokenRows(rows=kept[name], offsets=kept[f"{name}_offsets"]) if name in kept else None
         for name in ("chunk_codes", "title_codes")
-        if name in kept
     }
+    started, tokens = time.monotonic(), []
+    if encoder.token_codebook is None:
+        queries_QV = encoder.encode_queries(judged.queries)
+    else:
+        queries_QV, tokens = encoder.encode_query_tokens(judged.queries)
     return EncodedSet(
-        document_vectors_NV=kept["documents"],
-        chunk_vectors_MV=kept["chunks"],
-        query_vectors_QV=np.zeros((0, kept["documents"].shape[1]), np.float32),
-        chunk_offsets=kept["offsets"],
-        start_char=kept["start"],
-        end_char=kept["end"],
+        **{name: kept[name] for name in KEPT},
+        chunk_codes=codes["chunk_codes"],
+        title_codes=codes["title_codes"],
         tokens=int(kept["tokens"][0]),
         encode_seconds=float(kept["seconds"][0]),
-        query_seconds=0.0,
-        chunk_codes=codes.get("chunk_codes"),
-        title_codes=codes.get("title_codes"),
         lines=kept["lines"].tobytes().decode().split("\n") if "lines" in kept else None,
+        query_vectors_QV=queries_QV,
+        query_seconds=time.monotonic() - started,
+        query_tokens=tokens,
     )
 
 
@@ -242,6 +248,7 @@ def encoded_arrays(
         tokens += more
         progress("encode", tokens, None, "tokens")
 
+    arrays: dict[str, np.ndarray]
     texts = judged.texts
     if encoding.max_document_tokens is not None:
         texts = first_tokens(encoder.backbone.tokenizer, texts, encoding.max_document_tokens)
@@ -249,24 +256,12 @@ def encoded_arrays(
         pieces = cut_pieces(encoder.backbone, judged.titles, texts, encoding)
         whole = open_encoder(row_settings(encoding, encoder.backbone), None, encoder.backbone)
         chunk_MV = whole.encode(pieces.texts, count).document_vectors_NV
-        arrays = {
-            "documents": first_dims(
-                np.add.reduceat(chunk_MV, pieces.offsets[:-1], axis=0), chunk_MV.shape[1]
-            ),
-            "chunks": chunk_MV,
-            "offsets": pieces.offsets,
-            "start": pieces.start_char,
-            "end": pieces.end_char,
-        }
+        sums_NV = np.add.reduceat(chunk_MV, pieces.offsets[:-1], axis=0)
+        columns = (first_dims(sums_NV, chunk_MV.shape[1]), chunk_MV)
+        arrays = dict(zip(KEPT, (*columns, pieces.offsets, pieces.start_char, pieces.end_char), strict=True))
     else:
         encoded = encoder.encode(texts, count, titles=judged.titles)
-        arrays = {
-            "documents": encoded.document_vectors_NV,
-            "chunks": encoded.chunk_vectors_MV,
-            "offsets": encoded.chunk_offsets,
-            "start": encoded.start_char,
-            "end": encoded.end_char,
-        }
+        arrays = {name: getattr(encoded, name) for name in KEPT}
         if encoded.lines is not None:  # none holds a line break
             arrays["lines"] = np.frombuffer("\n".join(encoded.lines).encode(), np.uint8)
         if encoded.chunk_tokens is not None and encoded.title_tokens is not None:
@@ -280,10 +275,7 @@ def encoded_arrays(
 
 
 def row_settings(encoding: Encoding, backbone: Backbone) -> EncoderConfig:
-    """Return the settings that documents are encoded with.
-
-    A piece is one row with room for the longest title; a longer one becomes the mean of two rows.
-    """
+    """Return the settings of rows; a piece is one, with room for the longest title, else the mean of two."""
     config = encoding.encoder
     if not encoding.has_pieces:
         return config
@@ -362,25 +354,6 @@ def piece_texts(
         heads[document] + texts[document][start:end]
         for document, start, end in zip(document_M, start_M.tolist(), end_M.tolist(), strict=True)
     ]
-
-
-def encode_set(
-    judged: RetrievalSet,
-    encoding: Encoding,
-    encoder: Encoder,
-    progress: ProgressListener,
-    context_seconds: float = 0.0,
-    cache: Path | None = None,
-) -> EncodedSet:
-    """Encode documents and queries of a set."""
-    documents = encode_documents(encoder, judged, encoding, progress, context_seconds, cache)
-    started, tokens = time.monotonic(), []
-    if encoder.token_codebook is None:
-        queries_QV = encoder.encode_queries(judged.queries)
-    else:
-        queries_QV, tokens = encoder.encode_query_tokens(judged.queries)
-    seconds = time.monotonic() - started
-    return replace(documents, query_vectors_QV=queries_QV, query_seconds=seconds, query_tokens=tokens)
 
 
 def text_digest(texts: Iterable[str]) -> str:

@@ -47,10 +47,7 @@ BUDGETS = (1_000, 2_000, 4_000)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Spans:
-    """Spans of characters in documents, by position.
-
-    As evidence they are disjoint, as passages they stand best first.
-    """
+    """Spans of characters in documents, by position: evidence disjoint, passages best first."""
 
     document_S: Int64[np.ndarray, " S"]
     start_S: Int64[np.ndarray, " S"]
@@ -93,10 +90,7 @@ def _merged(
 def evidence_recall(
     passages: Spans, evidence: Spans, budgets: Sequence[int] = BUDGETS
 ) -> Float64[np.ndarray, " budgets"]:
-    """Return the share of the evidence inside the passages read at each budget.
-
-    Passages are disjoint and best first.
-    """
+    """Return the share of the evidence inside the passages, disjoint and best first, read at each budget."""
     lengths = passages.end_S - passages.start_S
     after = np.cumsum(lengths)
     recalls = np.empty(len(budgets))
@@ -207,10 +201,7 @@ class RankedDocuments:
 
     @classmethod
     def of(cls, positions: Int64[np.ndarray, " K"], scores: Float[np.ndarray, " K"]) -> RankedDocuments:
-        """Take documents best first.
-
-        A score that does not fall below the one before is moved to the next smaller float32.
-        """
+        """Take documents best first; a score that does not fall is moved to the next smaller float32."""
         falling = np.asarray(scores, np.float32).copy()
         for rank in range(1, len(falling)):
             falling[rank] = min(falling[rank], np.nextafter(falling[rank - 1], np.float32(-np.inf)))
@@ -267,10 +258,7 @@ def document_measures(
 
 
 def qrels_of(judged: RetrievalSet) -> dict[str, dict[str, int]]:
-    """Return the judgements as query id to document id to gain.
-
-    Several judgements of a pair count as their highest.
-    """
+    """Return the judgements as query id to document id to the highest gain."""
     gains: dict[str, dict[str, int]] = {query_id: {} for query_id in judged.query_ids}
     judgements = judged.judgements
     for query, document, gain in zip(

@@ -36,10 +36,7 @@ _SEARCH_FLAGS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """One configuration to use.
-
-    Its quality and cost over all sets, and the flags that build and search it.
-    """
+    """A configuration to use: quality and cost over all sets, the flags that build and search it."""
 
     system: str
     quality: float
@@ -95,10 +92,7 @@ class Report:
         ]
 
     def advise(self, seed: int) -> Advice | None:
-        """Return the best configuration an ingest can build, None where there is none to choose from.
-
-        It is the one that was given unless another is better beyond noise.
-        """
+        """Return what to build: the settings that were given, unless others are better beyond noise."""
         best = self._best(self._buildable())
         if best is None:
             return None
@@ -193,10 +187,7 @@ def _is_as_given(system: System) -> bool:
 
 
 def ingest_flags(system: System) -> str:
-    """Return the flags of ``ingest`` that give this system.
-
-    Those that differ from its defaults and from what the model's folder brings.
-    """
+    """Return the flags of ``ingest`` that give this system, beyond defaults and what the model brings."""
     config = system.encoding.encoder
     default = encoder_config({"model": config.model}, for_ingest=True)
     brought = {**asdict(default), "model": DEFAULT_MODEL}

@@ -56,10 +56,7 @@ class Judgements:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RetrievalSet:
-    """Documents, queries that have at least one relevant document, and their judgements.
-
-    ``titles`` are empty where there are none.
-    """
+    """Documents (titles empty for none), queries with a relevant one at least, and their judgements."""
 
     name: str
     doc_ids: tuple[str, ...]
@@ -98,10 +95,7 @@ class RetrievalSet:
 
 
 def read_retrieval_set(folder: Path) -> RetrievalSet:
-    """Read and check a folder.
-
-    Raises :class:`SourceError` or :class:`SchemaError` for what cannot be evaluated at all.
-    """
+    """Read and check a folder; what cannot be evaluated at all raises an error."""
     if not folder.is_dir():
         raise SourceError(
             "a judged set must be a folder with the files corpus, queries and qrels, "

@@ -70,10 +70,7 @@ class _Words(NamedTuple):
 
 
 class EncodedGeneration(Generation):
-    """An encoded set as the generation that an ingest would publish of it, held in memory.
-
-    It has what a ranking reads: columns, vectors and words. It has no files, manifest or table.
-    """
+    """An encoded set as what an ingest would publish of it, in memory: columns, vectors and words alone."""
 
     def __init__(self, corpus: RetrievalSet, encoded: EncodedSet, codebook: TokenCoder | None = None) -> None:
         self._corpus: RetrievalSet
@@ -186,10 +183,7 @@ class SearchedSet:
     def rank(
         self, system: System, wants_passages_Q: Bool[np.ndarray, " Q"], depth: int = RUN_DEPTH
     ) -> list[Answer]:
-        """Answer every query with at most ``depth`` documents; passages only where they are wanted.
-
-        A search answers with at most :data:`~cairn.pipeline.search_options.MAX_TOP_K` documents.
-        """
+        """Answer every query with at most ``depth`` documents; passages only where they are wanted."""
         every = np.arange(len(self._queries))
         options = replace(AS_SEARCHED[system.ranking], top_k=min(depth, MAX_TOP_K))
         documents = list(self._rankings(system, replace(options, passages=0), every))

@@ -40,10 +40,7 @@ MAX_CHANGED: Final = 10
 
 
 class AskedQueries(NamedTuple):
-    """Distinct queries, and the ids of the documents that answer each; empty where none is known.
-
-    ``warnings`` say why there are fewer than were asked for.
-    """
+    """Distinct queries, the documents known to answer each, and why there are fewer than were asked for."""
 
     queries: tuple[str, ...]
     relevant: tuple[frozenset[str], ...]

@@ -100,10 +100,7 @@ class System:
 
 
 def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any) -> EncoderConfig:
-    """Return the configuration with changes, and what hangs on them.
-
-    The window's length, and whether a prefix is pooled.
-    """
+    """Return the configuration with changes, with the window and the prefix's pooling that go with them."""
     attention, pooling = changes.get("attention", base.attention), changes.get("pooling", base.pooling)
     changes["pool_prefix"] = base.pool_prefix and attention != "full" and pooling in PREFIX_POOLINGS
     config = replace(base, **changes)
@@ -208,10 +205,7 @@ def configured_systems(base: EncoderConfig) -> list[System]:
 
 
 def select_systems(systems: Sequence[System], patterns: Sequence[str]) -> list[System]:
-    """Keep the systems whose name matches one of the patterns (``*``, ``?``), all without any.
-
-    A pattern that matches none is refused.
-    """
+    """Keep systems whose name matches a pattern (``*``, ``?``), all without any; none to match is refused."""
     names = [system.name for system in systems]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):

@@ -4,27 +4,34 @@
     what is left over of all sources ─▶ packed along a tour of sources ─┴─▶ batches in random order,
                                                                             other ones every epoch
 
+Packing cuts whole batches from a cluster, and lays the rests along a tour of the clusters: from a random one
+always on to the nearest centroid not yet visited.
+
+    cluster of 700 ─▶ 256 │ 256 │ 188 ┐
+    cluster of  90 ─▶ 90              ├─ along the tour ─▶ 256 │ 256 │ … rest left over
+    cluster of 300 ─▶ 256 │ 44        ┘
+
 A pure function of pairs, vectors and settings: a resumed run asks for the step it stands at. FAISS's clusters
 are those of one number of threads.
 
-Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch. Left-over pairs
-are packed along a greedy tour (§10.5).
+Source: Morris & Rush 2024 (CDE), §4.1 and §5: clusters per domain, of the size of a batch; §10.5: the greedy
+tour. A cluster's points are shuffled first, so every epoch draws other batches. Differs: whole batches are
+cut from a large cluster before its rest goes on the tour.
 
-    N pairs or units    V surrogate dim    P = 2V    B batches
+    N pairs, units or points    V surrogate dim    K clusters    P = 2V    B batches
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from cairn.pipeline.cluster.assignment import assign, first_order_points
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.config import ClusterConfig
-from cairn.pipeline.errors import SourceError
-from cairn.pipeline.lab.train.packing import PackedBatches, pack
+from cairn.pipeline.errors import ConfigError, SourceError
 from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import make_units, units_of_a_batch
@@ -43,6 +50,61 @@ class Domain(NamedTuple):
     centroids_KP: Float32[np.ndarray, "K P"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedBatches:
+    """Whole batches, one a row, and the points that filled none; every point is in one of the two, once."""
+
+    batches_BN: Int64[np.ndarray, "B size"]
+    left_over: Int64[np.ndarray, " rest"]
+
+
+def pack(
+    cluster_N: Int32[np.ndarray, " N"],
+    centroids_KP: Float32[np.ndarray, "K P"],
+    batch_size: int,
+    generator: np.random.Generator,
+) -> PackedBatches:
+    """Pack points 0 … N - 1 by their clusters; the same generator state gives the same batches."""
+    if batch_size < 1:
+        raise ConfigError(f"the size of a batch must be at least 1, got {batch_size}")
+    shuffled = generator.permutation(len(cluster_N))
+    order = shuffled[np.argsort(cluster_N[shuffled], kind="stable")]
+    bounds = np.searchsorted(cluster_N[order], np.arange(len(centroids_KP) + 1))
+    whole: list[np.ndarray] = []
+    rests: dict[int, np.ndarray] = {}
+    for cluster in np.unique(cluster_N).tolist():
+        points = order[bounds[cluster] : bounds[cluster + 1]]
+        num_whole = len(points) // batch_size * batch_size
+        whole.append(points[:num_whole])
+        if num_whole < len(points):
+            rests[cluster] = points[num_whole:]
+    clusters = np.array(list(rests), np.int64)
+    visits = greedy_tour(centroids_KP[clusters], generator)
+    along_tour = np.concatenate(
+        [np.zeros(0, np.int64), *(rests[cluster] for cluster in clusters[visits].tolist())]
+    )
+    num_whole = len(along_tour) // batch_size * batch_size
+    packed = np.concatenate([np.zeros(0, np.int64), *whole, along_tour[:num_whole]])
+    return PackedBatches(batches_BN=packed.reshape(-1, batch_size), left_over=along_tour[num_whole:])
+
+
+def greedy_tour(
+    centroids_KP: Float32[np.ndarray, "K P"], generator: np.random.Generator
+) -> Int64[np.ndarray, " K"]:
+    """Visit every centroid once: a random one, then always the nearest by inner product, ties the lowest."""
+    num_clusters = len(centroids_KP)
+    visits_K = np.empty(num_clusters, np.int64)
+    if not num_clusters:
+        return visits_K
+    is_visited_K = np.zeros(num_clusters, np.bool_)
+    here = int(generator.integers(num_clusters))
+    for step in range(num_clusters):
+        visits_K[step] = here
+        is_visited_K[here] = True
+        here = int(np.where(is_visited_K, -np.inf, centroids_KP @ centroids_KP[here]).argmax())
+    return visits_K
+
+
 def cluster_domains(
     sources: Sequence[str],
     phi_NV: Float32[np.ndarray, "N V"],
@@ -50,10 +112,7 @@ def cluster_domains(
     cluster_size: int,
     config: ClusterConfig,
 ) -> tuple[Domain, ...]:
-    """Cluster the pairs of each source apart, into clusters of ``cluster_size`` pairs on average.
-
-    Sources in order of their names; the number of clusters in ``config`` is theirs.
-    """
+    """Cluster the pairs of each source, by name, into clusters of ``cluster_size`` pairs on average."""
     names, source_N = np.unique(np.array(sources), return_inverse=True)
     domains: list[Domain] = []
     for number in range(len(names)):
@@ -76,10 +135,7 @@ def draw_batches(
     seed: int,
     epoch: int,
 ) -> PackedBatches:
-    """Draw the batches of an epoch, in the order they are trained in.
-
-    Fewer pairs than a batch raise :class:`SourceError`.
-    """
+    """Draw the batches of an epoch in order; fewer pairs than a batch raise :class:`SourceError`."""
     generator = np.random.default_rng([seed, epoch])
     packed = [pack(each.cluster_n, each.centroids_KP, batch_size, generator) for each in domains]
     both = list(zip(domains, packed, strict=True))

@@ -122,10 +122,7 @@ def draw_batch(
     config: TrainConfig,
     max_positions: int,
 ) -> tuple[SequenceBatch, PackedRows | None]:
-    """Lay out a batch with the intervals, titles, hard negatives and context that the generator draws.
-
-    None without a context.
-    """
+    """Lay out a batch with the intervals, titles, hard negatives and context, if any, that are drawn."""
     longest = data.maker.longest_chunk(max_positions)
     intervals_U = np.minimum(draw_intervals(len(units), generator, config.landmark_intervals), longest)
     has_title_U = generator.random(len(units)) < config.title_share
@@ -328,8 +325,7 @@ def train(
     """Train ``base`` on pairs of ``sources`` and pairs made of ``documents``; leave the run in ``folder``.
 
     ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
-    on the way is the best; without one the held-out pairs do. After ``stop_after_seconds`` a checkpoint is
-    written and :class:`TryAgainError` raised: the same call goes on.
+    on the way is the best; without one the held-out pairs do.
     """
     deadline = deadline_in(stop_after_seconds)
     checkpoint = read_checkpoint(model_folder(base))
@@ -437,10 +433,7 @@ def _check_fit(config: TrainConfig, checkpoint: Checkpoint, model: LandmarkEncod
 
 
 def _served_settings(config: TrainConfig, base: EncoderConfig, max_positions: int) -> EncoderConfig:
-    """Return the encoder settings that the saved folder brings to an ingest; prefixes are the base's or set.
-
-    As in training, and with the name of the base.
-    """
+    """Return the encoder settings of the saved folder: as in training, with the base's name and prefixes."""
     return EncoderConfig(
         model=base.model,
         query_prefix=base.query_prefix if config.query_prefix is None else config.query_prefix,

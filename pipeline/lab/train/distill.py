@@ -139,10 +139,7 @@ class FollowedTexts:
         return PackedRows.apart(np.concatenate(rows).astype(np.int32), lengths_B, self.first_pooled)
 
     def _loss(self, part: PackedRows, texts: Int64[np.ndarray, " B"], whole: PackedRows) -> torch.Tensor:
-        """Return what a micro-batch adds to the loss of the ``whole`` batch.
-
-        Hidden states weigh by its tokens, vectors by its texts.
-        """
+        """Return a part's loss: hidden states weigh by its share of tokens, vectors by that of texts."""
         own_layers = range(1, self.model.num_layers + 1)
         taught: Mapping[int, torch.Tensor] = {}
         with autocast(self.model, self.config):
@@ -204,11 +201,7 @@ def distill(
     stop_after_seconds: float | None = None,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
-    """Train ``student`` to follow ``teacher`` on the texts of ``sources``; leave the run in ``folder``.
-
-    After ``stop_after_seconds`` a checkpoint is written and :class:`TryAgainError` raised: the same call goes
-    on.
-    """
+    """Train ``student`` to follow ``teacher`` on the texts of ``sources``; leave the run in ``folder``."""
     deadline = deadline_in(stop_after_seconds)
     config = resolved(config)
     checkpoint, settings = read_checkpoint(model_folder(student)), encoder_config({"model": student})
@@ -360,10 +353,7 @@ def _taught(
 
 
 def whole_text_encoder(name: str) -> DocumentEncoder:
-    """Load a model by name or folder, with its folder's settings, but without a context and in rows of 256.
-
-    Raises :class:`ConfigError` where there is none.
-    """
+    """Load a model with its folder's settings, but without a context and in rows of 256."""
     try:
         config = encoder_config({"model": name, "use_context": False})
         backbone = load_backbone(config)

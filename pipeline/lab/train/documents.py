@@ -92,10 +92,7 @@ def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> Trai
 
 
 def split_sections(text: str, max_characters: int) -> list[Section]:
-    """Cut a text at its headings, and what is longer at the last paragraph, else sentence, that fits.
-
-    Nothing but headings is lost.
-    """
+    """Cut a text at its headings, and what is longer at the last paragraph, else sentence, that fits."""
     sections: list[Section] = []
     for heading, body in _headed(text):
         parts = list(_fitting(body.strip(), max_characters))

@@ -27,10 +27,7 @@ MAX_SHARE = 0.1
 
 
 def choose_heldout(pairs: TrainingPairs, num_pairs: int) -> Int64[np.ndarray, " n"]:
-    """Return about so many pairs, at most a tenth of all, whole documents at a time, in order.
-
-    Documents are chosen by a hash of their text.
-    """
+    """Return so many pairs, at most a tenth, whole documents at a time, chosen by a hash of their text."""
     wanted = min(num_pairs, int(MAX_SHARE * len(pairs)))
     owners: dict[str, list[int]] = {}
     for position, document in enumerate(pairs.documents):
@@ -57,10 +54,7 @@ def score_heldout(
     max_tokens: int,
     context: PackedRows | None = None,
 ) -> dict[str, float]:
-    """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``.
-
-    Vectors that are NaN raise :class:`NotFiniteError`.
-    """
+    """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``."""
     first = {documents[position]: position for position in reversed(positions)}
     distinct = sorted(first.values())
     number = {documents[position]: place for place, position in enumerate(distinct)}
@@ -101,10 +95,7 @@ def mean_by_text(
 def rank_scores(
     scores_QN: Float32[np.ndarray, "Q N"], positive_Q: Int64[np.ndarray, " Q"]
 ) -> dict[str, float]:
-    """Return both measures for one relevant document a query.
-
-    One that scores the same stands before it, and NaN is found nowhere.
-    """
+    """Return both measures for one relevant document a query, which stands behind its ties."""
     own_Q1 = np.take_along_axis(scores_QN, positive_Q[:, None], axis=1)
     rank_Q = np.where(np.isnan(own_Q1[:, 0]), np.inf, (~(scores_QN < own_Q1)).sum(axis=1))
     is_seen_Q = rank_Q <= 10

@@ -242,10 +242,7 @@ class FollowedChunks:
         return tuple(self.lesson(group, None) for group in groups)
 
     def lesson(self, windows: Sequence[Window], generator: np.random.Generator | None) -> Lesson:
-        """Lay windows out for the student, and let the base read their chunks.
-
-        Without a generator with the middle interval and all titles.
-        """
+        """Lay windows out, without a generator with the middle interval and all titles; ask the base."""
         cls, mark = self.checkpoint.cls_id, self.checkpoint.landmark_id
         opening = [] if cls is None else [cls]
         intervals = np.array(self.config.landmark_intervals, np.int64)
@@ -372,11 +369,7 @@ def train_landmarks(
     stop_after_seconds: float | None = None,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
-    """Train the landmark states of ``base`` on the texts of ``sources``; leave the run in ``folder``.
-
-    After ``stop_after_seconds`` a checkpoint is written and :class:`TryAgainError` raised: the same call goes
-    on.
-    """
+    """Train the landmark states of ``base`` on the texts of ``sources``; leave the run in ``folder``."""
     deadline = deadline_in(stop_after_seconds)
     config = resolved(config)
     checkpoint, settings = read_checkpoint(model_folder(base)), encoder_config({"model": base})

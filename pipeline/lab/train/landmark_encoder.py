@@ -23,24 +23,26 @@ there is one null token, not one for each vector, so that it costs nothing when 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.lab.differentiable import DifferentiableOperations
 from cairn.pipeline.lab.train.packed_rows import PackedRows, attend_in_blocks, cut_into_blocks, pooled
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
-from cairn.pipeline.model.engine.layer import run_layer
+from cairn.pipeline.model.engine.layer import Activation, run_layer
+from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer
+from cairn.pipeline.model.engine.weights import AnyLinear, Norm, NotedTensors
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.first_layers import layer_of, split_stages
@@ -51,26 +53,13 @@ from cairn.pipeline.model.folders.own_tensors import (
 )
 from cairn.pipeline.model.latent_attention import read_latent_attention
 from cairn.pipeline.ragged import places_in_groups, ranges
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float32
 from safetensors.torch import save_file
 from torch import nn
 from typing_extensions import override
 
 
-class RecordedTensors(dict[str, torch.Tensor]):
-    """Tensors that note the names of those a reader asks for, in order."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(tensors)
-        self.names: list[str] = []
-
-    @override
-    def get(self, key: str, default: Any = None, /) -> Any:
-        self.names.append(key)
-        return super().get(key, default)
-
-
-def shared_prefix(names: Sequence[str]) -> str:
+def shared_prefix(names: Iterable[str]) -> str:
     """Return the parts that all names begin with; layers and embeddings begin with words of their own."""
     columns = zip(*(name.split(".") for name in names), strict=False)
     return "".join(f"{parts[0]}." for parts in takewhile(lambda parts: len(set(parts)) == 1, columns))
@@ -83,6 +72,80 @@ def draw_dropped(
     return torch.rand(num_rows, num_context, generator=generator) < probability
 
 
+_Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Attention of queries ``… H d`` over keys and values ``… G d``, giving ``… H d``."""
+
+Angles = tuple[Float32[torch.Tensor, "T E"], Float32[torch.Tensor, "T E"]]
+"""Cosines and sines of T positions, for the first 2 E dimensions of a head."""
+
+_ACTIVATE: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "gelu": F.gelu,
+    "tanh_gelu": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class DifferentiableOperations:
+    """A layer for training: nothing is overwritten, so gradients reach weights and states.
+
+    ``angles`` = None leaves queries and keys as they are.
+    """
+
+    def __init__(self, shape: Shape, attend: Attend, angles: Angles | None = None) -> None:
+        self._shape = shape
+        self._attend = attend
+        self._angles = angles
+
+    def norm(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        return norm(x)
+
+    def heads(self, qkv: AnyLinear, x: torch.Tensor) -> _Heads:
+        heads = _project(qkv, x).unflatten(-1, (-1, self._shape.head_dim))
+        query, key, value = heads.split(self._shape.heads_by_kind, dim=-2)
+        return query, key, value
+
+    def norm_heads(self, query_norm: Norm, key_norm: Norm, heads: _Heads) -> _Heads:
+        query, key, value = heads
+        return query_norm(query), key_norm(key), value
+
+    def rotate(self, heads: _Heads) -> _Heads:
+        if self._angles is None:
+            return heads
+        query, key, value = heads
+        return _rotated(query, self._angles), _rotated(key, self._angles), value
+
+    def attend(self, heads: _Heads) -> torch.Tensor:
+        return self._attend(*heads).flatten(-2)
+
+    def continuing(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def inner(self, up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        return _ACTIVATE[activation](_project(up, x))
+
+    def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
+        gate, up = _project(gate_up, x).chunk(2, dim=-1)
+        return _ACTIVATE[activation](gate) * up
+
+    def add_projection(self, linear: AnyLinear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + _project(linear, x)
+
+
+def _project(linear: AnyLinear, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, linear.weight, linear.bias)
+
+
+def _rotated(x_TPd: Float[torch.Tensor, "*B T P d"], angles: Angles) -> Float[torch.Tensor, "*B T P d"]:
+    """Turn dimension i with i + E, in float32 whatever autocast computes in."""
+    cos, sin = (table[:, None] for table in angles)
+    width = 2 * cos.shape[-1]
+    first, second = x_TPd[..., :width].float().chunk(2, dim=-1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([rotated.to(x_TPd.dtype), x_TPd[..., width:]], dim=-1)
+
+
 SCORES_PER_STEP: Final = 1 << 22
 """Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
 
@@ -93,10 +156,7 @@ def run_rows(
     layers: Sequence[int],
     lead_BCD: Float[torch.Tensor, "B C D"] | None = None,
 ) -> dict[int, Float[torch.Tensor, "N D"]]:
-    """Return the states of all tokens after each of ``layers``, counted from 1.
-
-    ``lead_BCD`` are the input vectors that stand before each row's text, ``None`` for none.
-    """
+    """Return the states after each of ``layers``, from 1, behind the input vectors ``lead_BCD``, if any."""
     num_lead = 0 if lead_BCD is None else lead_BCD.shape[1]
     lengths_B = rows.lengths_B + num_lead
     blocks = cut_into_blocks(
@@ -181,7 +241,7 @@ class LandmarkEncoder(_Parameters):
         self.objective = None
         self._config = replace(checkpoint, tensors={})
         second, _ = split_stages(checkpoint)
-        tensors = RecordedTensors(second.tensors)
+        tensors = NotedTensors(second.tensors)
         try:
             engine = self._read(replace(second, tensors=tensors), torch.float32, torch.device("cpu"))
         except ModelError as error:
@@ -255,10 +315,7 @@ class LandmarkEncoder(_Parameters):
         return reader_of(checkpoint.config.get("model_type"))(checkpoint, dtype=dtype, device=device)
 
     def _engine(self, *, is_first_stage: bool = False) -> Transformer:
-        """Return the engine whose weights are the parameters as they are now.
-
-        The first stage is the same where the model has none of its own.
-        """
+        """Return the engine of the parameters as they are now; the first stage may be the same one."""
         live = {name: self.get_parameter(name) for name in self._published_names}
         second, first = split_stages(replace(self._config, tensors=live))
         stage = first if is_first_stage and first is not None else second
@@ -266,10 +323,7 @@ class LandmarkEncoder(_Parameters):
 
     @torch.no_grad()
     def published_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the parameters on the CPU, named as in the base's files.
-
-        A null token that is not read is left out.
-        """
+        """Return the parameters that are read on the CPU, named as in the base's files."""
         return {
             self.published_name(name): self.get_parameter(name).detach().cpu().contiguous()
             for name in self._published_names
@@ -369,10 +423,7 @@ def autocast(model: LandmarkEncoder, config: RunConfig) -> torch.autocast:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncoderFolder:
-    """What a trained encoder is saved with: its base's other files, and the settings it is served with.
-
-    ``context`` is the one it was trained behind, None for none.
-    """
+    """What a trained encoder is saved with: base, settings, and the context it was trained behind."""
 
     base: Checkpoint
     settings: EncoderConfig

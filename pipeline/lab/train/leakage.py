@@ -109,10 +109,7 @@ def without_judged(
 
 
 def drop_judged(pairs: TrainingPairs, judged: JudgedTexts) -> TrainingPairs:
-    """Leave out every pair of which a side is judged, and negatives that are.
-
-    Raise :class:`SourceError` when no pair is left.
-    """
+    """Leave out pairs with a judged side, and judged negatives; :class:`SourceError` when none is left."""
     kept = [place for place, query in enumerate(pairs.queries) if not judged.has_query(query)]
     pairs = pairs.take(kept, "query of an evaluation set")
     distinct = {*pairs.documents, *(text for texts in pairs.negatives for text in texts)}

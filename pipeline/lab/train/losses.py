@@ -106,10 +106,7 @@ def left_out(
     queries: slice | Int64[torch.Tensor, " q"],
     documents: slice | Int64[torch.Tensor, " n"],
 ) -> Bool[torch.Tensor, "q n"]:
-    """Mark the documents of a tile that stay out of its queries' partition functions.
-
-    The positive never does.
-    """
+    """Mark the documents that stay out of queries' partition functions; the positive never does."""
     positive_q = positive_Q[queries]
     surrogate_qS = false_negatives.query_QS[queries]
     numbers_N = false_negatives.text_number_N
@@ -215,10 +212,7 @@ def _exits(
     widths: Sequence[int],
     weight: float,
 ) -> tuple[Float32[torch.Tensor, ""], Float32[torch.Tensor, " W"]]:
-    """Return the loss of one layer's widths on some tokens, and each one's cross entropy.
-
-    ``last`` are the states of the last layer, None where these are.
-    """
+    """Return the loss of one layer's widths, and each cross entropy; ``last`` is None for the last layer."""
     logits_kV, every_width = bias_V.float().expand(len(states_kD), -1), list[torch.Tensor]()
     for start, end in zip((0, *widths), widths, strict=False):
         logits_kV = logits_kV + (states_kD[:, start:end] @ table_VD[:, start:end].T).float()

@@ -112,18 +112,14 @@ class PackedRows:
             rows, pooled_start_B=head_M, num_prefix_B=head_M - int(self.has_cls), has_cls=self.has_cls
         )
 
-    def split(self, max_tokens: int, num_processes: int = 1) -> tuple[PackedRows, ...]:
-        """Cut into micro-batches of whole rows with at most so many tokens, some for every process.
-
-        A longer row is one by itself.
-        """
-        most = min(max_tokens, -(-len(self.ids_N) // num_processes))
+    def split(self, max_tokens: int) -> tuple[PackedRows, ...]:
+        """Cut into micro-batches of whole rows with at most so many tokens, or one row."""
         ends = np.cumsum(self.lengths_B)
         parts: list[PackedRows] = []
         first = 0
         while first < len(self):
             start = ends[first] - self.lengths_B[first]
-            end = max(first + 1, int(np.searchsorted(ends, start + most, side="right")))
+            end = max(first + 1, int(np.searchsorted(ends, start + max_tokens, side="right")))
             parts.append(self._take(first, end))
             first = end
         return tuple(parts)

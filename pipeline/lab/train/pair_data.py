@@ -115,10 +115,7 @@ def embed_texts(
     stage: str,
     progress: ProgressListener,
 ) -> Float32[np.ndarray, "T V"]:
-    """Embed texts at unit length, block by block; equal texts are embedded once.
-
-    NaN raises :class:`ModelError`; ``stage`` is what embeds, such as "teacher".
-    """
+    """Embed distinct texts at unit length; NaN raises :class:`ModelError` that names the ``stage``."""
     distinct = list(dict.fromkeys(texts))
     blocks: list[np.ndarray] = []
     for start in range(0, len(distinct), BLOCK_TEXTS):
@@ -183,10 +180,7 @@ class PairData:
             raise _no_negatives()
 
     def prepare(self, folder: Path, progress: ProgressListener) -> TrainingData:
-        """Embed the pairs and find hard negatives; vectors stay in ``folder``.
-
-        Pairs without the negatives that the settings ask for raise :class:`SourceError`.
-        """
+        """Embed the pairs and find hard negatives; vectors stay in ``folder``."""
         pairs, config, served = self.pairs, self.config, self.served
         backbone = load_backbone(EncoderConfig(model=served.model))
         maker = SequenceMaker(
@@ -227,10 +221,7 @@ class PairData:
         document_number_N: Int64[np.ndarray, " NM"],
         progress: ProgressListener,
     ) -> Int64[np.ndarray, "N k"]:
-        """Return the places of each pair's own negatives: those that it brings, else mined ones.
-
-        None is held out.
-        """
+        """Return the places of each pair's own negatives: those it brings, else mined ones; none held out."""
         pairs, config = self.pairs, self.config
         given_Nk = candidates.given_Nk.copy()
         is_held_out = np.isin(document_number_N, document_number_N[self.heldout])

@@ -200,10 +200,7 @@ NONE_FOUND: Final = -1
 
 
 class PairRow(NamedTuple):
-    """One pair; ``page`` says where its document was cut from, else empty.
-
-    ``negatives`` are documents that do not answer the query.
-    """
+    """One pair; ``page`` says where its document was cut from; ``negatives`` do not answer the query."""
 
     query: str
     document: str
@@ -309,10 +306,7 @@ def _refused(row: PairRow) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Candidates:
-    """Texts that may stand in a batch as documents: those of N pairs by position, then given negatives.
-
-    ``given_Nk`` are the places of each pair's own negatives, -1 for none.
-    """
+    """Documents of N pairs by position, then given negatives; ``given_Nk`` are their places, -1 for none."""
 
     texts: tuple[str, ...]
     given_Nk: Int64[np.ndarray, "N k"]

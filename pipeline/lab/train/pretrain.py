@@ -123,10 +123,7 @@ def vocabulary_of(checkpoint: Checkpoint) -> Vocabulary:
 def masked(
     rows: PackedRows, share: float, vocabulary: Vocabulary, generator: np.random.Generator
 ) -> tuple[PackedRows, Int64[np.ndarray, " K"]]:
-    """Return rows with a share of their words hidden, and the positions of those that are scored.
-
-    Positions count the batch's tokens, and there is at least one.
-    """
+    """Return rows with a share of their words hidden, and the positions, one at least, that are scored."""
     assert rows.is_text_N is not None, "rows that are pretrained on say what is text"
     words = np.flatnonzero(rows.is_text_N)
     num_chosen = max(1, round(share * len(words)))
@@ -282,8 +279,7 @@ def pretrain(
 ) -> RunReport:
     """Pretrain ``base`` on the texts of ``sources``, or new weights that ``from_config`` describes.
 
-    That is a config.json; new weights have the base's tokenizer. After ``stop_after_seconds`` a checkpoint is
-    written and :class:`TryAgainError` raised: the same call goes on.
+    That is a config.json; new weights have the base's tokenizer.
     """
     deadline = deadline_in(stop_after_seconds)
     if not sources:

@@ -155,10 +155,7 @@ class SequenceMaker:
         negatives: Sequence[int] = (),
         negative_interval: int = 64,
     ) -> SequenceBatch:
-        """Lay out the units' queries and documents, and behind them ``negatives``.
-
-        Places of :class:`cairn.pipeline.lab.train.pairs.Candidates`, of which the document alone is taken.
-        """
+        """Lay out the units' queries and documents, and behind them the candidates that are ``negatives``."""
         pair_Q = np.array([position for unit in units for position in unit], np.int64)
         unit_Q = np.repeat(np.arange(len(units)), [len(unit) for unit in units])
         num_queries = len(pair_Q)
@@ -194,10 +191,7 @@ class SequenceMaker:
         )
 
     def context(self, positions: Sequence[int], max_tokens: int) -> PackedRows:
-        """Lay out the documents of these pairs as the first stage reads them: a row each, its opening.
-
-        Without a prefix, as an ingest has it.
-        """
+        """Lay out the openings of these pairs' documents as the first stage reads them, without a prefix."""
         own_tokens = max_tokens - (1 if self._cls_id is None else 2)
         texts = [
             _Text(self._candidates.texts[position], number, max_tokens, own_tokens)

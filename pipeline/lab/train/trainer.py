@@ -301,10 +301,7 @@ def _is_better(score: float, state: RunState) -> bool:
 
 
 class TrainingLog:
-    """A log of one JSON object a line; ``size`` is what a checkpoint remembers.
-
-    A resumed run cuts the log back to where its checkpoint stood, so that no step is logged twice.
-    """
+    """A log of a JSON object a line; a resumed run cuts it back to the ``size`` in its checkpoint."""
 
     def __init__(self, path: Path, keep_bytes: int = 0) -> None:
         self._path = path
@@ -413,10 +410,7 @@ def claimed_folder(
     made_of: Mapping[str, str | None],
     skipped: Mapping[str, int],
 ) -> Generator[None]:
-    """Hold the folder of a run against other trainings, and hold the run to what it was begun with.
-
-    Other settings, and data of another kind in ``made_of``, raise :class:`FingerprintMismatchError`.
-    """
+    """Hold a run's folder; other settings or data raise :class:`FingerprintMismatchError`."""
     with _held_folder(folder):
         _claim(folder / "run.json", {"settings": _as_json(config), **made_of}, skipped)
         yield
@@ -480,5 +474,5 @@ def resolved(config: _Config) -> _Config:
 
 
 def deadline_in(seconds: float | None) -> float:
-    """Return when so many seconds from now will be over; None: never."""
+    """Return when so many seconds from now will be over, after which a run stops; None: never."""
     return math.inf if seconds is None else time.monotonic() + seconds

@@ -4,8 +4,8 @@
     pre-norm             x ─▶ norm ─▶ attention ─▶ + x ─▶ norm ─▶ feed-forward ─▶ +
 
 :func:`run_layer` calls a small set of operations. They are implemented by ``transformer`` for inference,
-``openvino_backbone`` for OpenVINO, and ``pipeline/lab/differentiable`` for training. How tokens are laid out
-and which of them see one another is the operations' matter.
+``openvino_backbone`` for OpenVINO, and ``pipeline/lab/train/landmark_encoder`` for training. How tokens are
+laid out and which of them see one another is the operations' matter.
 
 The feed-forward is plain, ``down(act(up(x)))`` as in BERT, or gated, ``down(act(gate(x)) · up(x))`` as GeGLU
 and SwiGLU.

@@ -55,10 +55,7 @@ class PassSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """B rows: the lengths of their texts, the width T of the longest, and what stands before every text.
-
-    ``first_position`` is that of the first vector with a position.
-    """
+    """B rows: the lengths of their texts, the width T, what stands before them, its first position."""
 
     lengths_B: Int64[np.ndarray, " B"]
     num_tokens: int
@@ -118,10 +115,7 @@ class Pattern(ABC):
     def attend(
         self, heads_NPd: Float[torch.Tensor, "N P d"], layer: int, /, *, is_local: bool, drop_lead: bool
     ) -> torch.Tensor:
-        """Mix the values of one layer and return ``M D``.
-
-        All tokens, or the text's alone when the lead is dropped.
-        """
+        """Mix the values of one layer; return ``M D`` of all tokens, of the text when the lead goes."""
 
     @abstractmethod
     def text(self, x_ND: Float[torch.Tensor, "N D"]) -> Float[torch.Tensor, "M D"]:

@@ -42,10 +42,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def resolve_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the format to compute in.
-
-    ``auto`` is bf16 where it is native, else fp32; ``int8`` without VNNI is the same, with a warning.
-    """
+    """Return the format: ``auto``, and ``int8`` without VNNI, is bf16 where native, else fp32."""
     native = has_native_bf16(device)
     if precision == "int8":
         if device.type == "cpu" and _NATIVE_INT8_FLAGS & _cpu_flags():

@@ -72,10 +72,7 @@ class Projection:
 
 
 def read_projection(steps: Sequence[Step], input_dim: int, device: torch.device) -> Projection | None:
-    """Read the modules behind a pooling of ``input_dim`` numbers, None for none.
-
-    Raise :class:`ModelError` for ones that do not fit.
-    """
+    """Read the modules behind a pooling of ``input_dim`` numbers, None for none."""
     if not steps:
         return None
     layers: list[ProjectionLayer] = []

@@ -30,10 +30,7 @@ from jaxtyping import Float, Float32, Int64
 
 
 def even_head_dim(width: int, num_heads: int) -> int:
-    """Return the width of a head, whose dimensions are rotated in pairs.
-
-    Raise :class:`ModelError` when they do not pair up.
-    """
+    """Return the width of a head, whose dimensions must pair up."""
     if width % (2 * num_heads):
         raise ModelError(
             f"a model with rotary positions must have a hidden size that its heads divide into even parts, "
@@ -100,10 +97,7 @@ def read_rotary(
     device: torch.device,
     default_theta: float = 10_000.0,
 ) -> RotaryTable:
-    """Read today's ``rope_parameters`` or the older ``rope_scaling`` beside ``rope_theta``.
-
-    A kind that is not built raises :class:`ModelError`.
-    """
+    """Read today's ``rope_parameters`` or the older ``rope_scaling`` beside ``rope_theta``."""
     parameters = {**_mapping(checkpoint, "rope_scaling"), **_mapping(checkpoint, "rope_parameters")}
     theta = _number(parameters, "rope_theta", checkpoint.number("rope_theta", default=default_theta))
     partial = checkpoint.number("partial_rotary_factor", default=1.0)

@@ -127,10 +127,7 @@ class Transformer(Backbone):
             return self.encode_embedded(x_BSD, self.pattern_of(batch, temperature))
 
     def embed_tokens(self, ids_BT: Int64[np.ndarray, "B T"]) -> Float32[torch.Tensor, "B T D"]:
-        """Look tokens up, with position and type, before the embedding norm.
-
-        Raise :class:`ModelError` for a row that is too long.
-        """
+        """Look tokens up, with position and type, before the embedding norm."""
         num_tokens = ids_BT.shape[1]
         if num_tokens > self.max_positions:
             raise ModelError(
@@ -186,10 +183,7 @@ class Transformer(Backbone):
     def encode_embedded(
         self, x_BSD: Float32[torch.Tensor, "B S D"], pattern: Pattern
     ) -> Float[torch.Tensor, "B T D"]:
-        """Run input embeddings through embedding norm, layers and final norm; return the text's states.
-
-        ``x`` may be overwritten.
-        """
+        """Run embeddings, which may be overwritten, through norms and layers; return the text's states."""
         x_ND = pattern.pack(self.norm_embeddings(x_BSD).to(self.dtype))
         for index, layer in enumerate(self.layers):
             drop_lead = index == pattern.drop_lead_at

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -110,6 +111,19 @@ def require_floats(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class NotedTensors(UserDict[str, torch.Tensor]):
+    """Tensors that note the names of those taken out, in order, with others' where ``names`` are shared."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], names: dict[str, None] | None = None) -> None:
+        super().__init__()
+        self.data = dict(tensors)
+        self.names: dict[str, None] = {} if names is None else names
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.names[name] = None
+        return super().__getitem__(name)
+
+
 class NewTensors(dict[str, torch.Tensor]):
     """Tensors that are drawn when a reader asks for them, in the place of a file's.
 
@@ -169,10 +183,7 @@ class WeightReader:
         return self._prefix + name in self._tensors
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a tensor of exactly this shape.
-
-        A missing one or another shape raises :class:`ModelError`.
-        """
+        """Return a tensor of exactly this shape, else raise :class:`ModelError`."""
         if isinstance(self._tensors, NewTensors):
             self._tensors.draw(name, shape)
         tensor = self._tensors.get(self._prefix + name)

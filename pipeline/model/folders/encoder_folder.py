@@ -42,7 +42,6 @@ from cairn.pipeline.model.folders.sentence_transformers_folder import (
 )
 from cairn.pipeline.poolings import pooling_rule
 from cairn.pipeline.quantized_matrix import QuantizedTensors
-from cairn.pipeline.token_vectors.projection import TokenProjection, save_token_projection
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, processors
 
@@ -66,10 +65,7 @@ _COPIED: Final = ("special_tokens_map.json", "added_tokens.json", "vocab.txt", T
 def beyond_stock_modules(
     settings: EncoderConfig, config: Mapping[str, Any], tensor_names: Iterable[str] = ()
 ) -> list[str]:
-    """Name what Sentence-Transformers' own modules do not have.
-
-    With such a setting its vectors are others, such a model it cannot load.
-    """
+    """Name what Sentence-Transformers' modules lack: its vectors would be others, or none."""
     named = {
         f"pooling {settings.pooling}": pooling_rule(settings.pooling).saved_as is None,
         f"attention {settings.attention} with pooling mean": settings.attention == "full"
@@ -98,14 +94,12 @@ def save_encoder_folder(
     copies_weights: bool = False,
     replaces: bool = False,
     late_path: Path | None = None,
-    projection: TokenProjection | None = None,
     context: ContextConfig | None = None,
 ) -> None:
     """Write a checkpoint with its settings; ``copies_weights`` copies the files it was read from.
 
     Tensors may be others than those read (trained ones); everything else comes from the checkpoint's folder.
-    ``late_path`` is a token projection, which goes along with the weights it was trained for;
-    ``projection`` was trained along with these, behind the ``context``.
+    ``late_path`` is a token projection, which goes along with the weights it was trained for.
     A place that is taken raises :class:`ConfigError`, unless the new folder ``replaces`` what stands there.
     So does a CDE model, whose two stages no stock module runs. Weights that are NaN raise
     :class:`ModelError`.
@@ -137,9 +131,6 @@ def save_encoder_folder(
         _write_weights(temporary, checkpoint, copies_weights=copies_weights)
         _write_tokenizer(temporary, checkpoint)
         _write_settings(temporary, checkpoint, settings, context)
-        if projection is not None:
-            written = durable.sha256_of_file(temporary / WEIGHTS_NAME)
-            save_token_projection(temporary, replace(projection, base_sha256=written))
         if late_path is not None and copies_weights and late_path.is_file():
             shutil.copyfile(late_path, temporary / late_path.name)
 

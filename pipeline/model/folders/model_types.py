@@ -99,10 +99,7 @@ def is_cde(config: Mapping[str, Any]) -> bool:
 
 
 def cde_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the encoder settings that such a configuration brings.
-
-    The context, prefixes (those published where the file names none), and whether these are pooled.
-    """
+    """Return the encoder settings such a configuration brings: the context, prefixes (else the published)."""
     return {
         "use_context": True,
         "query_prefix": str(config.get("query_prompt", QUERY_PREFIX)),

@@ -1,8 +1,6 @@
 """The map of a collection: its documents in the plane, neighbours beside one another.
 
     document vectors ─▶ corpus_map ─▶ map_cache ─▶ cairn.pipeline.serve.map_routes
-                        t-SNE, once   in memory
-                        a generation
 
-``cluster_names`` names the clusters.
+``corpus_map`` draws it once a generation, ``map_cache`` keeps it in memory.
 """

@@ -4,6 +4,9 @@
                     └─▶ a sample ─▶ between its nearest neighbours of the first ─▶ some more steps of t-SNE
                     └─▶ all others ─▶ between their nearest neighbours of the sample ─▶ x, y in [-1, 1]
 
+A cluster is named by two words that are frequent in the titles of its documents, else in the beginnings of a
+few short texts, and rare in others'; where those are another's, by further ones.
+
 Drawn on demand, from the documents that an API key sees; the same documents give the same map.
 
 Source: van der Maaten & Hinton 2008, with the Barnes-Hut tree of van der Maaten 2014, as openTSNE computes it
@@ -16,14 +19,17 @@ picture (Kobak & Berens 2019). Differs: far documents are put together at twice 
 from __future__ import annotations
 
 import itertools
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.index.languages import STOP_WORDS
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.serve.maps.cluster_names import name_clusters, telling_texts
 from jaxtyping import Float32, Int32, Int64
 
 FIRST_SAMPLE: Final = 1_000
@@ -74,10 +80,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class CorpusMap:
-    """Document ``positions`` and where they stand.
-
-    ``sample_vectors_SV`` is what further documents are placed by.
-    """
+    """Where documents stand; ``sample_vectors_SV`` is what further ones are placed by."""
 
     positions_N: Int64[np.ndarray, " N"]
     places_N2: Float32[np.ndarray, "N 2"]
@@ -260,3 +263,83 @@ def _clusters(
         x, y = round(x, 4), round(y, 4)
         found.append(Cluster(cluster=cluster, documents=int(members.sum()), name=name, x=x, y=y))
     return found
+
+
+WORDS_A_NAME: Final = 2
+MAX_WORDS_A_NAME: Final = 4
+"""Of a cluster that shares its first words with another."""
+TEXTS_A_CLUSTER: Final = 12
+MAX_TEXT_TOKENS: Final = 2_000
+"""Longer texts are not read for a name."""
+MAX_TEXT_CHARACTERS: Final = 600
+SAME_STEM_LETTERS: Final = 4
+
+_FUNCTION_WORDS: Final = STOP_WORDS["en"] | {
+    *("about", "after", "all", "also", "another", "any", "because", "been", "before", "being", "between"),
+    *("both", "can", "could", "did", "does", "doing", "done", "during", "each", "few", "from", "had", "has"),
+    *("have", "having", "her", "here", "him", "his", "how", "its", "just", "may", "might", "more", "most"),
+    *("must", "nor", "off", "once", "only", "other", "our", "out", "over", "own", "same", "shall", "she"),
+    *("should", "since", "some", "than", "them", "through", "too", "under", "until", "upon", "very", "were"),
+    *("what", "when", "where", "whether", "which", "while", "who", "whom", "whose", "why", "would", "you"),
+    *("your", "using", "use", "used", "via", "per", "within", "without", "one", "two", "many", "much"),
+}
+"""Words that say nothing of a subject. BM25 leaves out fewer, so that it finds what it found."""
+_WORD: Final = re.compile(r"(?<![^\W\d_])[^\W\d_]{3,24}(?![^\W\d_])")
+
+
+def name_clusters(texts: Sequence[str | None], cluster_ids_N: Int32[np.ndarray, " N"]) -> dict[int, str]:
+    """Name each cluster by the words of its documents' texts; empty where they have none."""
+    words: dict[int, Counter[str]] = {cluster: Counter() for cluster in np.unique(cluster_ids_N).tolist()}
+    for text, cluster in zip(texts, cluster_ids_N.tolist(), strict=True):
+        words[cluster].update(
+            {word for word in _WORD.findall((text or "").lower()) if word not in _FUNCTION_WORDS}
+        )
+    spread = Counter(word for counted in words.values() for word in counted)
+    names: dict[int, str] = {}
+    taken: set[frozenset[str]] = set()
+    for cluster, counted in words.items():
+        best = _best_words(counted, spread, len(words))
+        lengths = range(WORDS_A_NAME, max(WORDS_A_NAME, len(best)) + 1)
+        length = next((each for each in lengths if frozenset(best[:each]) not in taken), WORDS_A_NAME)
+        taken.add(frozenset(best[:length]))
+        names[cluster] = " ".join(best[:length])
+    return names
+
+
+def telling_texts(
+    generation: Generation,
+    positions_N: Int64[np.ndarray, " N"],
+    titles: Sequence[str | None],
+    cluster_ids_N: Int32[np.ndarray, " N"],
+) -> list[str | None]:
+    """Return each document's title; of some without, spread over clusters, the text's beginning."""
+    texts = list(titles)
+    untitled_U = np.array([n for n, title in enumerate(titles) if not title], np.int64)
+    untitled_U = untitled_U[generation.num_tokens[positions_N[untitled_U]] <= MAX_TEXT_TOKENS]
+    chosen: list[int] = []
+    for cluster in np.unique(cluster_ids_N[untitled_U]).tolist():
+        members = untitled_U[cluster_ids_N[untitled_U] == cluster]
+        chosen += members[
+            np.linspace(0, len(members) - 1, min(len(members), TEXTS_A_CLUSTER)).astype(np.int64)
+        ].tolist()
+    if chosen:
+        rows = read_rows(generation, positions_N[np.array(chosen)], ["text"])
+        for n, row in zip(chosen, rows, strict=True):
+            texts[n] = row["text"][:MAX_TEXT_CHARACTERS]
+    return texts
+
+
+def _best_words(counted: Mapping[str, int], spread: Mapping[str, int], num_clusters: int) -> list[str]:
+    """Return the words with the highest tf-idf over clusters, none nearly alike, ties by the alphabet."""
+    weight = {word: count * math.log(1 + num_clusters / spread[word]) for word, count in counted.items()}
+    name: list[str] = []
+    for word in sorted(weight, key=lambda word: (-weight[word], word)):
+        if not any(_are_alike(word, other) for other in name):
+            name.append(word)
+        if len(name) == MAX_WORDS_A_NAME:
+            break
+    return name
+
+
+def _are_alike(word: str, other: str) -> bool:
+    return word in other or other in word or word[:SAME_STEM_LETTERS] == other[:SAME_STEM_LETTERS]

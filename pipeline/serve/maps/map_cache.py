@@ -63,10 +63,7 @@ class GenerationCache(Generic[_Entry]):
         return self._progress.get(key, 0.0)
 
     def report(self, key: CacheKey, share: float) -> None:
-        """Take note of how much of an entry has been computed; called now and then by what computes it.
-
-        Raises :class:`TryAgainError` after :meth:`stop`, and where a newer generation was asked for.
-        """
+        """Note how much has been computed; raises :class:`TryAgainError` once stopped or out of date."""
         if self._is_stopped.is_set() or self._asked[key[0]] != key[1]:
             raise TryAgainError("a map must be of the generation that is served, got an older one; ask again")
         self._progress[key] = share

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.packing import greedy_tour, pack
+from cairn.pipeline.lab.train.batches import greedy_tour, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
