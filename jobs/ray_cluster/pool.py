@@ -59,10 +59,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Work:
-    """What :meth:`WorkerPool.map` was asked for, and what of it waits.
-
-    ``sizes`` = None is a single call that is no shard.
-    """
+    """What :meth:`WorkerPool.map` was asked for, and what waits; without ``sizes`` it is a single call."""
 
     method: str
     arguments: Callable[[int], tuple[Any, ...]]

@@ -124,10 +124,7 @@ def start_ray() -> tuple[subprocess.Popen[str], str]:
 
 
 def require_cluster(address: str, cluster_id: str) -> None:
-    """Raise :class:`ClusterError` where another cluster answers.
-
-    Ray tells a job the address of the head that was started last.
-    """
+    """Raise :class:`ClusterError` where another cluster answers: Ray may tell the newest head's address."""
     from ray.core.generated import gcs_service_pb2
 
     messages: Any = gcs_service_pb2  # they are made when it is imported

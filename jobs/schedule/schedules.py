@@ -48,10 +48,7 @@ _KEYS: Final = ("cron", "time-zone", "run", "since", "folder")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """One command line and its times; a bad name, expression, zone or verb raises :class:`ConfigError`.
-
-    ``time_zone`` = None takes the machine's, ``folder`` = None the schedule file's.
-    """
+    """One command line and its times; None takes the machine's zone, and the folder of the file."""
 
     name: str
     cron: str

@@ -555,7 +555,7 @@ class _Collection:
         rows = [_document(document) for document in documents]
         if not rows:
             raise UsageError("documents must be at least one, got none")
-        *first, last = _document_batches(rows)
+        *first, last = _batches(rows, lambda row: len(_json(row)), MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
         written: list[WrittenDocument] = []
         for batch in first:
             written += (await self._write("POST", "documents", {"documents": batch}, "durable")).documents
@@ -658,7 +658,10 @@ class _Collection:
     async def _encode(self, texts: Sequence[str], input_type: str) -> Float32[np.ndarray, "N V"]:
         asked = {"model": self.name, "input_type": input_type, "encoding_format": "base64"}
         vectors: list[np.ndarray] = []
-        for batch in _batches(_texts(texts, "texts")):
+        given = _texts(texts, "texts")
+        for batch in _batches(
+            given, lambda text: len(text.encode(errors="replace")), MAX_INPUTS, MAX_INPUT_BYTES
+        ):
             answer = await self.client._post("/v1/embeddings", {**asked, "input": batch})
             rows = sorted(answer["data"], key=lambda row: row["index"])
             encoded = [base64.b64decode(row["embedding"], validate=True) for row in rows]
@@ -756,18 +759,6 @@ def _document(given: Any) -> dict[str, Any]:
     }
 
 
-def _document_batches(rows: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[Mapping[str, Any]]]:
-    """Cut documents into what one request may hold."""
-    start = num_bytes = 0
-    for end, row in enumerate(rows):
-        size = len(_json(row))
-        if end > start and (end - start == MAX_DOCUMENTS or num_bytes + size > MAX_DOCUMENTS_BYTES):
-            yield rows[start:end]
-            start, num_bytes = end, 0
-        num_bytes += size
-    yield rows[start:]
-
-
 def _json(value: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, default=_plain).encode()
@@ -785,17 +776,21 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
-def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut a list of texts into what one request may hold."""
+_Item = TypeVar("_Item")
+
+
+def _batches(
+    items: Sequence[_Item], size_of: Callable[[_Item], int], most: int, most_bytes: int
+) -> Iterator[Sequence[_Item]]:
+    """Cut a list into what one request may hold."""
     start = num_bytes = 0
-    for end, text in enumerate(texts):
-        size = len(text.encode(errors="replace"))
-        if end > start and (end - start == MAX_INPUTS or num_bytes + size > MAX_INPUT_BYTES):
-            yield texts[start:end]
+    for end, size in enumerate(map(size_of, items)):
+        if end > start and (end - start == most or num_bytes + size > most_bytes):
+            yield items[start:end]
             start, num_bytes = end, 0
         num_bytes += size
-    if texts:
-        yield texts[start:]
+    if items:
+        yield items[start:]
 
 
 _hints = cache(get_type_hints)

@@ -208,10 +208,7 @@ class CairnVectorStore(VectorStore):
 
     @override
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
-        """Return the documents that answer a query best.
-
-        Keywords are those of :meth:`similarity_search_with_score`.
-        """
+        """Return the best documents; keywords are those of :meth:`similarity_search_with_score`."""
         return _documents(self.similarity_search_with_score(query, k, **kwargs))
 
     @override

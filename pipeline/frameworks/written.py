@@ -117,10 +117,7 @@ class WrittenCollection:
 
 
 def columns_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a framework's metadata can be filtered by: numbers, booleans, texts and lists of texts.
-
-    Other values are kept with the whole metadata, as JSON.
-    """
+    """Return what of metadata can be filtered by; other values are kept in the whole, as JSON."""
     return {
         name: value
         for name, value in metadata.items()

@@ -152,10 +152,7 @@ def require_embeddings(checkpoint: Checkpoint, num_embeddings: int) -> None:
 
 
 def token_projection_of(config: EncoderConfig, backbone: Backbone) -> TokenProjection | None:
-    """Return the token projection that a model's folder holds for its last layer, None without one.
-
-    Raises :class:`ModelError` for one that is damaged or was trained for other weights.
-    """
+    """Return a folder's token projection for all its layers, None without one; a misfit raises."""
     if not brings_projection(config):
         return None
     folder = model_folder(config.model)

@@ -253,10 +253,7 @@ def _batches(
 def read_landmark_mixer(
     tensors: Mapping[str, torch.Tensor], width: int, device: torch.device
 ) -> LandmarkMixer | None:
-    """Return a checkpoint's mixer, None where it has none.
-
-    Tensors that are missing, foreign or not finite raise :class:`ModelError`.
-    """
+    """Return a checkpoint's mixer, None where it has none; a misfit raises :class:`ModelError`."""
     own = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
     if not own:
         return None

@@ -69,10 +69,7 @@ def read_latent_attention(
     dtype: torch.dtype,
     device: torch.device,
 ) -> LatentAttention | None:
-    """Read the block of a checkpoint, None where it has none; weights are multiplied out in float32.
-
-    Raises :class:`ModelError` for a tensor that is missing or has a shape that does not fit the others.
-    """
+    """Read the block of a checkpoint, None where it has none; weights are multiplied out in float32."""
     if not any(name.endswith(f"{PREFIX}latents") for name in tensors):
         return None
     reader = WeightReader(tensors, f"{PREFIX}latents", device, dtype, epsilon=NORM_EPS)

@@ -203,10 +203,7 @@ async def search(
     rerank: bool = False,
     vector: Sequence[float] | None = None,
 ) -> list[SearchResult]:
-    """Answer queries from one generation of a collection, within the grant's restriction.
-
-    ``vector`` is that of a single query, None where the collection's encoder makes it.
-    """
+    """Answer queries from one generation within the grant's restriction; ``vector`` is a single query's."""
     reranker = _reranker(state) if rerank else None
     served = await reachable(state, grant, name)
     try:
@@ -321,10 +318,7 @@ async def with_collection(
 
 
 def json_response(reply: Mapping[str, Any]) -> Response:
-    """Return fields of a schema as JSON.
-
-    They are those of the schema in its order; to make and check its objects first takes twice as long.
-    """
+    """Return fields of a schema, in its order, as JSON: to make its objects first takes twice as long."""
     return Response(to_json(reply, inf_nan_mode="null"), media_type="application/json")
 
 

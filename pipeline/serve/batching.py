@@ -229,10 +229,7 @@ class EncoderQueue:
             self._deliver(job, outcome)
 
     def _outcome(self, texts: Sequence[str], kind: Kind) -> Vectors | ProblemError | None:
-        """Return a pass's vectors, or the problem of an endpoint, which is that of every text.
-
-        None where the encoder failed, whatever it raised: one text must not end the thread.
-        """
+        """Return a pass's vectors, or an endpoint's problem; None where the encoder failed in any way."""
         try:
             encoded = self._encoded(list(texts), kind)
         except (EndpointDownError, FingerprintMismatchError) as error:

@@ -386,10 +386,7 @@ class Collections:
         return opened
 
     def _use_encoder(self, name: str, queue: EncoderQueue | None) -> None:
-        """Note the encoder of a collection, and retire unused ones; called on the opening thread only.
-
-        None takes the collection's encoder from it, which stays while no other is in its place.
-        """
+        """Note a collection's encoder, and retire unused ones; called on the opening thread only."""
         self._encoder_of.pop(name, None)
         if queue is None:
             return

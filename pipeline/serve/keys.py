@@ -44,10 +44,7 @@ _NO_DIGEST: Final = "0" * 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """One key as it is stored.
-
-    ``collections`` = None means all of them, ``revoked_at`` = None that it is good.
-    """
+    """One stored key; without ``collections`` it is for all, without ``revoked_at`` it is good."""
 
     key_id: str
     name: str
@@ -310,27 +307,38 @@ def _check(
 
 def _parse(content: bytes) -> list[ApiKey]:
     """Read keys strictly: what is not understood must not be taken for a weaker restriction."""
+    damaged = IntegrityError(
+        "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make new keys"
+    )
     try:
         raw = json.loads(content)
-        _require(raw["format_version"] == FORMAT_VERSION and isinstance(raw["keys"], list))
         keys = [_key_of(item) for item in raw["keys"]]
-        _require(len({key.key_id for key in keys}) == len(keys))
+        is_good = (
+            raw["format_version"] == FORMAT_VERSION
+            and isinstance(raw["keys"], list)
+            and len({key.key_id for key in keys}) == len(keys)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise IntegrityError(
-            "the file of API keys must be as `cairn keys` writes it; restore it, or remove it and make "
-            "new keys"
-        ) from error
+        raise damaged from error
+    if not is_good:
+        raise damaged
     return keys
 
 
 def _key_of(item: dict[str, Any]) -> ApiKey:
     scopes, collections, restriction = item["scopes"], item["collections"], item["restriction"]
-    _require(set(item) == {field.name for field in fields(ApiKey)})
-    _require(re.fullmatch(r"[0-9a-f]{64}", item["sha256"]) is not None)
-    _require(re.fullmatch(r"[0-9a-f]{12}", item["key_id"]) is not None)
-    _require(isinstance(item["created_at"], str) and isinstance(item["revoked_at"], str | None))
-    _require(restriction is None or isinstance(restriction, dict))
-    _require(isinstance(scopes, list) and (collections is None or isinstance(collections, list)))
+    is_good = (
+        set(item) == {field.name for field in fields(ApiKey)}
+        and re.fullmatch(r"[0-9a-f]{64}", item["sha256"])
+        and re.fullmatch(r"[0-9a-f]{12}", item["key_id"])
+        and isinstance(item["created_at"], str)
+        and isinstance(item["revoked_at"], str | None)
+        and isinstance(restriction, dict | None)
+        and isinstance(scopes, list)
+        and isinstance(collections, list | None)
+    )
+    if not is_good:
+        raise ValueError("not a key")
     read: dict[str, Any] = {
         **item,
         "scopes": tuple(scopes),
@@ -339,11 +347,6 @@ def _key_of(item: dict[str, Any]) -> ApiKey:
     key = ApiKey(**read)
     _check(key.name, key.scopes, key.collections, key.restriction)
     return key
-
-
-def _require(holds: bool) -> None:
-    if not holds:
-        raise ValueError("not a file of API keys")
 
 
 def _now() -> str:

@@ -111,10 +111,7 @@ _DIGEST_CHARACTERS: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """A page of a request's ranking.
-
-    ``generation`` is the hash of one, None on the first, which takes the one that is served.
-    """
+    """A page of a request's ranking; ``generation`` is the hash of one, None on the first page."""
 
     request: str
     offset: int

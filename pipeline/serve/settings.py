@@ -111,10 +111,7 @@ class ServeSettings(OpenOptions):
 
     @property
     def is_loopback(self) -> bool:
-        """Tell whether only this machine can reach the server.
-
-        A name other than localhost may stand for anything.
-        """
+        """Tell whether only this machine can reach the server; other names may stand for anything."""
         return is_loopback(self.host)
 
 

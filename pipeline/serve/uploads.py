@@ -66,10 +66,7 @@ class UploadedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attachment:
-    """A file in a collection.
-
-    ``doc_ids`` are its documents, ``doc_id`` the id that one without an id of its own is to have.
-    """
+    """A file in a collection, with its documents; ``doc_id`` is for one without an id of its own."""
 
     number: int
     collection: str

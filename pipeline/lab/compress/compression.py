@@ -101,11 +101,7 @@ def compress(
     scorer: ModelScorer | None = None,
     progress: ProgressListener = silent_progress,
 ) -> CompressReport:
-    """Write a smaller ``model`` to ``output``, a new or empty folder.
-
-    ``texts`` are Parquet or JSON lines with text. With a ``scorer`` each step is scored. A failure
-    leaves ``output`` as it was.
-    """
+    """Write a smaller ``model`` to ``output``, new or empty, which a failure leaves as it was."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(
             f"the output of compression must be new or empty, got {str(output)!r}; choose another"

@@ -146,11 +146,7 @@ def require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
 def sample_set(
     whole: RetrievalSet, *, max_queries: int | None, max_documents: int | None, seed: int
 ) -> RetrievalSet:
-    """Draw at most so many queries, then at most so many documents.
-
-    All documents judged for those queries are kept, others are drawn. A smaller corpus is an easier one:
-    scores of a sampled corpus compare with each other, not with those of the whole.
-    """
+    """Draw at most so many queries, then at most so many documents, all that are judged for them first."""
     generator = np.random.default_rng(seed)
     sample = whole.with_queries(_draw(generator, len(whole.query_ids), max_queries))
     judged_N = np.unique(sample.judgements.document_J)
@@ -293,10 +289,7 @@ MIN_REST_CHARACTERS: Final = 200
 
 
 def known_item_set(folder: Path, num_queries: int, seed: int) -> RetrievalSet:
-    """Make a set of what ``ingest`` would read of a folder, with columns id, text and perhaps title.
-
-    The sentences drawn are cut out of their texts. Documents that repeat an id are counted and left out.
-    """
+    """Make a set of what ``ingest`` would read; first sentences, cut out of their texts, are the queries."""
     tables: list[pa.Table] = []
     for file in corpus_files(folder):
         table = read_columns(file, ("id", "text"), ("title",))

@@ -214,10 +214,7 @@ class BatchPlan:
             self._epoch, self._batches = epoch, drawn.batches_BN
 
     def cosines(self) -> tuple[float, float]:
-        """Return the mean cosine of two units of a batch, by the surrogate, and that of random batches.
-
-        What the clusters are worth: the harder the negatives, the further the first is above the second.
-        """
+        """Return the mean cosine of two units of a batch, by the surrogate, and that of random batches."""
         self._load(0)
         drawn = np.random.default_rng(self._config.seed).permutation(len(self.units))
         random = drawn[: self._batches.size].reshape(self._batches.shape)

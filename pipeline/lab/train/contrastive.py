@@ -161,10 +161,7 @@ def batch_loss(
     config: TrainConfig,
     model_dim: int,
 ) -> Float32[torch.Tensor, ""]:
-    """Return the loss of a batch's chunk embeddings.
-
-    InfoNCE over layers and widths, and the distillation of the last layer's chunks towards the base's.
-    """
+    """Return InfoNCE over layers and widths, and the distillation of the last layer's chunks."""
     device, num_queries = embeddings_BE.device, len(batch.pair_Q)
     positive_Q = torch.from_numpy(batch.positive_Q).to(device)
     false_negatives = _false_negatives(batch, data, config, device)
@@ -253,11 +250,7 @@ SERVED_INTERVAL: Final = 64
 
 
 def served_interval(intervals: Sequence[int], longest: int) -> int:
-    """Return the interval that held-out pairs are scored with and the saved folder brings along.
-
-    Ingest's own default, or what was trained that is nearest to it, at most the ``longest`` a row has room
-    for.
-    """
+    """Return what is scored and saved: ingest's interval or the nearest trained, at most ``longest``."""
     return min(max(SERVED_INTERVAL, min(intervals)), max(intervals), longest)
 
 

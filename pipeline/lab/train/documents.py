@@ -60,11 +60,7 @@ class Section:
 
 
 def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> TrainingPairs:
-    """Return a pair for each section of the documents in Parquet files, or in all files below folders.
-
-    Column text is required, title and source are optional. What makes no pair is counted. Files without a
-    single section to train on raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
-    """
+    """Return a pair for each section of the documents; what makes no pair is counted."""
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
     for file_number, file in enumerate(training_files(paths, (".parquet",))):

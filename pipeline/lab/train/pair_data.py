@@ -171,10 +171,7 @@ class PairData:
         return {"base": self.checkpoint.fingerprint, "pairs": pairs_fingerprint(self.pairs)}
 
     def require_negatives(self) -> None:
-        """Raise :class:`SourceError` where queries are ranked against their own negatives, and none has any.
-
-        Mined ones are known only when the pairs are embedded.
-        """
+        """Raise :class:`SourceError` where queries need negatives of their own, and none has any."""
         pairs, config = self.pairs, self.config
         if config.negatives == "own" and not (config.hard_negatives or any(pairs.negatives)):
             raise _no_negatives()

@@ -91,11 +91,7 @@ def training_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]
 
 
 def read_columns(path: Path, columns: Sequence[str], *required: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns of a file's rows; what is missing is empty.
-
-    Rows without all columns of one of ``required``, or with a value of another kind, raise
-    :class:`SchemaError`, an unreadable file :class:`SourceError`.
-    """
+    """Yield columns of a file's rows, checked, with all of one of ``required``; what is missing is empty."""
     kinds = [_TEXTS if name == "negatives" else _TEXT for name in columns]
     rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path, columns)
     for number, row in rows:
@@ -173,11 +169,7 @@ class Texts:
 
 
 def read_texts(paths: Sequence[Path]) -> Texts:
-    """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
-
-    Empty texts, repeated ones and those with half a surrogate pair are counted. Files without a text raise
-    :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
-    """
+    """Read files, or all below folders, by name; what cannot be used is counted."""
     kept: dict[str, str] = {}
     skipped: Counter[str] = Counter()
     for file in training_files(paths, SUFFIXES):
@@ -264,12 +256,7 @@ def join_pairs(parts: Sequence[TrainingPairs]) -> TrainingPairs:
 
 
 def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
-    """Read files, or all Parquet and JSON-lines files below folders, in the order of their names.
-
-    A pair with an empty side is skipped, one that stands there word for word already, and one with half a
-    surrogate pair. Files without a single pair to train on raise :class:`SourceError`, a missing or mistyped
-    column :class:`SchemaError`.
-    """
+    """Read files, or all below folders, by name; what cannot be used is counted."""
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
     columns = ("query", "document", "title", "source", "instruction", "negatives")

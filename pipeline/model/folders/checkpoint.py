@@ -96,10 +96,7 @@ class Checkpoint:
         return {name: self.tensors[name] for name in own}
 
     def number(self, *names: str, default: int | float | None = None) -> float:
-        """Return the first of these settings that is not null, else the default.
-
-        Families name the same number differently.
-        """
+        """Return the first of these settings, which families name differently, else the default."""
         value = next((self.config[name] for name in names if self.config.get(name) is not None), default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ModelError(

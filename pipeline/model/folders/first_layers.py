@@ -30,10 +30,7 @@ OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 
 
 def first_layers(checkpoint: Checkpoint, num_layers: int | None) -> Checkpoint:
-    """Return the checkpoint of the first ``num_layers`` layers, with its own fingerprint; None takes all.
-
-    Raises :class:`ConfigError` for a number the model does not have.
-    """
+    """Return the checkpoint of the first ``num_layers`` layers, with its own fingerprint; None takes all."""
     if num_layers is None:
         return checkpoint
     available = checkpoint.integer(*LAYER_COUNTS)
@@ -76,11 +73,7 @@ def layer_of(tensor_name: str) -> int:
 
 
 def split_stages(checkpoint: Checkpoint) -> tuple[Checkpoint, Checkpoint | None]:
-    """Return the second stage and the first; None where the model embeds its context itself.
-
-    The second stage keeps the fingerprint of both. Raises :class:`ModelError` for a first stage without
-    layers.
-    """
+    """Return the second stage, with the fingerprint of both, and the first, None where there is none."""
     own = {
         name.removeprefix(FIRST_STAGE): tensor
         for name, tensor in checkpoint.tensors.items()

@@ -139,11 +139,7 @@ def _has_full_rows(model: str, settled: Mapping[str, Any]) -> bool:
 
 
 def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the folder of ``chosen["model"]`` brings for the settings that ``chosen`` does not have.
-
-    Raises :class:`ConfigError` for a name that cannot be had, :class:`ModelError` for a pooling Cairn does
-    not run where none is chosen.
-    """
+    """Return what the folder of ``chosen["model"]`` brings for the settings that are not chosen."""
     model = chosen.get("model", DEFAULT_MODEL)
     if not isinstance(model, str):
         return {}  # EncoderConfig refuses it
@@ -257,11 +253,7 @@ def context_config(model: str, chosen: Mapping[str, Any]) -> ContextConfig:
 
 
 def context_defaults(model: str) -> dict[str, Any]:
-    """Return how many context documents a model was trained with, and how many of their tokens it reads.
-
-    Empty where its folder does not say. Other content raises :class:`ModelError`, and so does a pooling that
-    Cairn does not run; a folder that names none means the mean.
-    """
+    """Return the context a model was trained with, its documents and their tokens; empty if unsaid."""
     if model in MODEL_NAMES:
         return {}
     if is_endpoint(model):

@@ -77,10 +77,7 @@ class SentenceTransformersFolder:
 
 
 def read_sentence_transformers_folder(folder: Path) -> SentenceTransformersFolder | None:
-    """Read such a folder, None for one in another layout.
-
-    Raise :class:`ModelError` for a module or a pooling Cairn does not run.
-    """
+    """Read such a folder, None for one in another layout; what does not run here raises."""
     if not (folder / MODULES_NAME).is_file():
         return _stanford(folder)
     modules = [(_kind(module), folder_inside(folder, module.get("path"))) for module in module_list(folder)]

@@ -71,11 +71,7 @@ class GenerationCache(Generic[_Entry]):
     async def get(
         self, key: CacheKey, compute: Callable[[], _Entry], timeout_seconds: float | None = None
     ) -> _Entry | None:
-        """Return an entry, None where it is not ready within ``timeout_seconds``.
-
-        So it is where another generation was asked for meanwhile. One that failed raises, and is computed
-        again at the next request.
-        """
+        """Return an entry, None where it is not ready in time or out of date; a failed one is made again."""
         entry = self._entries.get(key)
         if entry is None or (entry.done() and (entry.cancelled() or entry.exception() is not None)):
             self._make_room(key)
