@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache  # the package's metadata take milliseconds to read, and every write asks for them
 def installed_version() -> str:
     """Return Cairn's version."""
     try:

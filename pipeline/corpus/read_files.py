@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,6 +23,7 @@ from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import recorded_files
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.version import installed_version
 
 MAX_REJECTED: Final = 10_000
 """A file with more quarantined rows is not kept, so the record does not grow with them."""
@@ -161,7 +161,7 @@ def record_run(ledger: Ledger, manifest_sha256: str, *, has_deleted: bool) -> No
 
 def _keys(scan: Scan, config: CorpusConfig) -> list[str]:
     shared: dict[str, Any] = {
-        "release": version("cairn-index"),
+        "release": installed_version(),
         "settings": asdict(config),
         "metadata": scan.schema_fingerprint,
     }

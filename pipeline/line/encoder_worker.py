@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -43,6 +42,7 @@ from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, Encode
 from cairn.pipeline.model.folders.names import is_endpoint
 from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import GIVEN_VECTORS, TextEmbedder
+from cairn.pipeline.version import installed_version
 from jaxtyping import Float32, Int32
 
 if TYPE_CHECKING:  # torch comes in with the first call
@@ -108,7 +108,7 @@ class EncoderWorker:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
         stages = self._loaded()
         return Loaded(
-            package_version=version("cairn-index"),
+            package_version=installed_version(),
             first_stage_fingerprint=stages.first_stage.fingerprint,
             sparse_fingerprint=None if self._sparse is None else self._sparse.fingerprint,
             host=socket.gethostname(),

@@ -257,9 +257,13 @@ class Writers:
             log.warning("writes.not_taken_up collection=%s error=%s", name, error)
 
     def _served(self, name: str) -> ServedCollection:
-        return asyncio.run_coroutine_threadsafe(self._collections.get(name), self._loop).result(
-            TAKE_UP_SECONDS
-        )
+        found = self._collections.get(name)
+        try:
+            answer = asyncio.run_coroutine_threadsafe(found, self._loop)
+        except RuntimeError:  # the server has stopped, and did not wait for this thread any longer
+            found.close()
+            raise
+        return answer.result(TAKE_UP_SECONDS)
 
 
 def write_problem(error: CairnError) -> ProblemError:

@@ -32,7 +32,7 @@ def tiny_model(tiny_latent_folder: Path) -> str:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint_requests, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.3, total_seconds=0.5))
+    monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.3, total_seconds=60.0))
 
 
 def settings(server: EmbeddingServer, **more) -> EncoderConfig:

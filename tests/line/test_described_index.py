@@ -35,7 +35,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(DESCRIBE_KEY_VARIABLE, KEY)
     monkeypatch.setattr(endpoint_requests, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.3, total_seconds=0.5))
+    monkeypatch.setattr(describe, "INGEST", Patience(retry_seconds=0.3, total_seconds=60.0))
     write(TEXTS)
 
 
@@ -155,7 +155,8 @@ def test_dry_run_leaves_the_time_out_where_the_server_does_not_answer(
             time.sleep(0.4)
         return "A line." if is_late else (503, {}, b"")
 
-    monkeypatch.setattr(endpoint_requests, "QUERY", Patience(retry_seconds=0.2, total_seconds=0.2))
+    total = 0.2 if is_late else 60.0
+    monkeypatch.setattr(endpoint_requests, "QUERY", Patience(retry_seconds=0.2, total_seconds=total))
     embedding_server.answer = late
     assert ingest("--dry-run", "--json", "--model", embedding_server.model) == 0
     plan = json.loads(capsys.readouterr().out)

@@ -340,7 +340,7 @@ def test_write_that_waited_through_a_repartition_is_published(
     monkeypatch.setattr(live, "build_index", build_after_a_repartition)
     pq.write_table(pa.Table.from_pylist([document(5, 1)]), tmp_path / "b.parquet")
     writer = LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
-    outcome = writer.ingest(str(tmp_path / "b.parquet")).published.result(60)
+    outcome = writer.ingest(str(tmp_path / "b.parquet")).published.result(600)
     writer.stop(1)
     assert (outcome.state, outcome.fault) == ("searchable", None)
     assert contents(layout)["doc-005"] == document(5, 1)["text"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.corpus.file_identity import SETTLED_SECONDS
+from cairn.pipeline.corpus import file_identity
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.types import IngestReport
@@ -19,8 +18,9 @@ from cairn.pipeline.types import IngestReport
 
 @pytest.mark.parametrize("kind", ["files", "lines"])
 def test_sources_without_types_are_skipped_synced_and_found(
-    tmp_path: Path, root: Path, config: IngestConfig, kind: str
+    tmp_path: Path, root: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    monkeypatch.setattr(file_identity, "SETTLED_SECONDS", 0.0)  # younger files are read again
     folder = tmp_path / "notes"
     folder.mkdir()
 
@@ -33,7 +33,6 @@ def test_sources_without_types_are_skipped_synced_and_found(
         return build_index([str(folder)], root, "c", replace(config, sync=True))
 
     write({"cat": "the cat sat", "stone": "old stone path", "river": "river way"})
-    time.sleep(SETTLED_SECONDS + 0.1)  # younger files are read again
     assert ingest().indexed == 3
     report = ingest()
     assert (report.unchanged, report.unread_files) == (3, 3)

@@ -69,13 +69,13 @@ def test_search_during_the_measurement_is_answered_at_once_and_says_so(
 
     def measured(*_: object) -> Calibration:
         begun.set()
-        assert ends.wait(30)
+        assert ends.wait(300)
         return Calibration(scales={"chunk": (-9.0, -8.0), "document": (-9.0, -8.0)}, num_documents=100)
 
     monkeypatch.setattr("cairn.pipeline.search.searcher._calibrated", measured)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(searcher.search, "granite", min_probability=0.5)
-        assert begun.wait(30)
+        assert begun.wait(300)
         meanwhile = searcher.search("granite", min_probability=0.5)
         ends.set()
         found = first.result()

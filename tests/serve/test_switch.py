@@ -20,7 +20,7 @@ from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
-SECONDS = 60.0
+SECONDS = 300.0
 
 
 def answering(client: TestClient, name: str = "stones") -> str:

@@ -25,6 +25,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import drop_collection, retype_columns
 from cairn.pipeline.line import build_index, live
 from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.serve import writers
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import IngestReport
@@ -38,7 +39,7 @@ NOW = {"wait": "searchable"}
 
 @pytest.fixture
 def writable(own_root: Path, serve: Serve) -> TestClient:
-    return serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    return serve(ServeSettings(root=own_root, writable=True))
 
 
 def write(client: TestClient, *documents: dict[str, Any], **headers: str) -> Any:
@@ -294,9 +295,7 @@ def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tm
     rows = [{"id": "gem", "text": "obsidian", "title": None, "tenant": "acme", "year": 1}]
     for folder in (allowed, tmp_path):
         pq.write_table(pa.Table.from_pylist(rows), folder / "gems.parquet")
-    client = serve(
-        ServeSettings(root=own_root, writable=True, deadline_seconds=40, allowed_sources=(str(allowed),))
-    )
+    client = serve(ServeSettings(root=own_root, writable=True, allowed_sources=(str(allowed),)))
 
     def ingest(path: Path | str) -> Any:
         return client.post(f"{STONES}/sources", json={"source": str(path)}, params=NOW)
@@ -316,7 +315,7 @@ def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(
     build, goes_on = LiveWriter._build, threading.Event()
 
     def held(*given: Any) -> int:
-        assert goes_on.wait(30)
+        assert goes_on.wait(300)
         return build(*given)
 
     monkeypatch.setattr(LiveWriter, "_build", held)
@@ -339,7 +338,7 @@ def test_write_needs_the_right(own_root: Path, serve: Serve) -> None:
     keys = KeyFile(own_root / "keys.json")
     _, reader = keys.create("reader")
     _, writer = keys.create("writer", scopes=("search", "write"), collections=("stones",))
-    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    client = serve(ServeSettings(root=own_root, writable=True))
 
     def status(token: str, name: str) -> int:
         body = {"documents": [stone("new", "obsidian")]}
@@ -353,7 +352,7 @@ def test_list_says_whether_the_key_may_fill_a_new_collection(own_root: Path, ser
     keys = KeyFile(own_root / "keys.json")
     _, anywhere = keys.create("anywhere", scopes=("search", "write"))
     _, named = keys.create("named", scopes=("search", "write"), collections=("stones", "gems"))
-    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    client = serve(ServeSettings(root=own_root, writable=True))
 
     def is_writable(token: str) -> bool:
         headers = {"Authorization": f"Bearer {token}"}
@@ -398,14 +397,14 @@ def test_folder_that_cannot_be_written_is_told(writable: TestClient, monkeypatch
 
 def test_second_server_of_a_root_takes_no_writes(writable: TestClient, own_root: Path, serve: Serve) -> None:
     write(writable, stone("new", "obsidian"))
-    other = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    other = serve(ServeSettings(root=own_root, writable=True))
     assert write(other, stone("new", "pumice")).json()["type"].endswith("collection-busy")
 
 
 def test_typed_values_survive_a_change_of_other_metadata(own_root: Path, serve: Serve) -> None:
     row = {"id": "dated", "text": "obsidian", "found": dt.date(2024, 1, 2), "price": 1.5, "tags": ["a"]}
     open_collection("pebbles", root=own_root).add([{**row, "weight": Decimal("2.50")}])
-    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+    client = serve(ServeSettings(root=own_root, writable=True))
     body = {"metadata": {"price": 2}}
     address = "/v1/collections/pebbles/documents/dated"
     assert client.patch(address, json=body, params=NOW).status_code == 200
@@ -450,12 +449,37 @@ def test_eight_writers_leave_what_each_wrote_last(writable: TestClient, own_root
     assert len(stored) == 21 + sum(text is not None for text in expected.values())
 
 
-def test_stopped_server_publishes_what_waits(own_root: Path, serve: Serve) -> None:
-    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=40))
+def test_stopped_server_publishes_what_waits(
+    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "STOP_SECONDS", 300.0)
+    client = serve(ServeSettings(root=own_root, writable=True))
     client.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
     client.__exit__(None, None, None)
     assert open_collection("stones", root=own_root).documents["new"].text == "obsidian"
     assert CollectionLayout.at(own_root, "stones").writes_path.exists()
+
+
+def test_writer_that_outlives_its_server_ends_without_a_warning(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, is_building, goes_on = LiveWriter._build, threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    def held(*given: Any) -> int:
+        threads.append(threading.current_thread())
+        is_building.set()
+        assert goes_on.wait(300)
+        return build(*given)
+
+    monkeypatch.setattr(LiveWriter, "_build", held)
+    monkeypatch.setattr(writers, "STOP_SECONDS", 0.0)
+    writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
+    assert is_building.wait(300)
+    writable.__exit__(None, None, None)
+    goes_on.set()
+    threads[0].join(300)
+    assert not threads[0].is_alive()
 
 
 def test_request_that_was_cut_off_stops_no_later_one(
@@ -498,7 +522,7 @@ def test_failed_write_is_failed_after_a_restart(
     def fail(*_: Any, **__: Any) -> IngestReport:
         raise ModelError("the model cannot read it")
 
-    settings = ServeSettings(root=own_root, writable=True, deadline_seconds=40)
+    settings = ServeSettings(root=own_root, writable=True)
     with monkeypatch.context() as patch:
         patch.setattr(live, "build_index", fail)
         client = serve(settings)
@@ -527,7 +551,7 @@ def test_write_is_searchable_before_older_generations_are_removed(
     prune, may_prune = publish.prune_generations, threading.Event()
 
     def waiting(layout: CollectionLayout) -> None:
-        assert may_prune.wait(30)
+        assert may_prune.wait(300)
         prune(layout)
 
     monkeypatch.setattr(publish, "prune_generations", waiting)

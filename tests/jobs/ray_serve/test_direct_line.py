@@ -15,7 +15,7 @@ import pytest
 from cairn.jobs.ray_serve.direct_line import DirectLine, Listener, Listening
 from cairn.pipeline.errors import StorageError
 
-ANSWER_SECONDS = 0.5
+ANSWER_SECONDS = 60.0
 
 
 class Actor:
@@ -40,7 +40,7 @@ def answer(method: str, argument: Any) -> Any:
     if method == "fails":
         os.stat("/no/such/file")  # noqa: PTH116 - an OSError that is not one of the connection
     if method == "late":
-        time.sleep(2 * ANSWER_SECONDS)
+        time.sleep(5.0)
     return method, argument
 
 
@@ -84,9 +84,14 @@ def test_error_of_the_part_is_raised_and_the_connection_stays(line: DirectLine, 
 
 
 @pytest.mark.parametrize("method", ["fails", "late"])
-def test_no_answer_is_an_error_of_the_connection(line: DirectLine, actor: Actor, method: str) -> None:
+def test_no_answer_is_an_error_of_the_connection(
+    line: DirectLine, actor: Actor, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if method == "late":
+        monkeypatch.setattr(line, "_answer_seconds", 0.2)
     with pytest.raises(OSError, match=r"closed the connection|timed out"):
         ask(line, actor, method, 0)
+    monkeypatch.undo()
     assert ask(line, actor, "any", 1) == ("any", 1)
 
 
@@ -131,7 +136,7 @@ def test_listener_without_a_descriptor_goes_on_when_there_is_one(monkeypatch: py
 
     monkeypatch.setattr(socket.socket, "accept", scarce)
     actor = Actor(Listener(answer, "here").listening)
-    assert failed.wait(10.0)
+    assert failed.wait(60.0)
     line = DirectLine("here", ANSWER_SECONDS)
     assert line.send(actor, ("any", 0)) is None
     assert ask(line, actor, "any", 1) == ("any", 1)
