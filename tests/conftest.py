@@ -29,6 +29,7 @@ hypothesis.settings.load_profile("cairn")
 pytest_plugins = [
     "tests.tiny_models",
     "tests.cde_checkpoints",
+    "tests.damages",
     "tests.embedding_server",
     "tests.encode.sentence_transformers_folders",
     "tests.object_stores",

@@ -1,9 +1,10 @@
-"""Ways in which stored files can be damaged: entries of another kind, and flipped bits."""
+"""Ways in which stored files can be damaged: entries of another kind, flipped bits, and a small disk."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,3 +47,16 @@ def flipped_bits(content: bytes) -> Iterator[bytes]:
             flipped = bytearray(content)
             flipped[position] ^= 1 << bit
             yield bytes(flipped)
+
+
+@pytest.fixture
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with the ``DISK_BYTES`` of the test's module, which can be filled up."""
+    mounted = tmp_path / "disk"
+    mounted.mkdir()
+    size = f"size={request.module.DISK_BYTES}"
+    command = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(mounted)]
+    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs; other tests make the claims without")
+    yield mounted
+    subprocess.run(["umount", "--lazy", str(mounted)], check=True)  # readers here still map its files

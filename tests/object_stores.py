@@ -6,11 +6,17 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from cairn.pipeline.index.layout import CollectionLayout
+
+STORE_ROOT = "s3://cairn/indexes"
 
 
 @dataclass
@@ -94,3 +100,20 @@ def object_store(object_stores: list[ObjectStore], monkeypatch: pytest.MonkeyPat
     }.items():
         monkeypatch.setenv(name, value)
     return store
+
+
+@pytest.fixture
+def machine(
+    object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], CollectionLayout]:
+    """Return a maker of layouts of one collection, each with the copies of the machine it names."""
+    from cairn.pipeline.index import replica
+    from cairn.pipeline.index.layout import CollectionLayout
+
+    monkeypatch.setattr(replica, "REFRESH_SECONDS", 0.0)
+
+    def on(name: str) -> CollectionLayout:
+        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
+        return CollectionLayout.at(Path(STORE_ROOT), "stones")
+
+    return on

@@ -9,8 +9,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -104,18 +102,6 @@ def test_full_disk_in_a_merge_leaves_the_old_generation(
     assert list(published.generations_folder.glob(".*.tmp")) == []
     assert_unchanged_and_converges(published)
     assert len(open_generation(published).segments) == 1
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, which can be filled up."""
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs; the limit on the size of files makes the same claims")
-    yield mounted
-    subprocess.run(["umount", "--lazy", str(mounted)], check=True)  # readers here still map its files
 
 
 @pytest.mark.parametrize(

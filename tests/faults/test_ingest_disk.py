@@ -12,8 +12,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +48,6 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> 
     ingest(folder / "both", tiny_model_folder, new)
     seen = {name: visible(folder / name) for name in ("old", "both")}
     return {"folder": folder, "model": tiny_model_folder, "new": new, **seen}
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(mounted)]
-    if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("needs the right to mount a tmpfs; the limit on the size of files makes the same claims")
-    yield mounted
-    subprocess.run(["umount", "--lazy", str(mounted)], check=True)  # readers here still map its files
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.index import stones
 from tests.nightly.forks import forked
 
 if TYPE_CHECKING:
-    from tests.object_stores import ObjectStore
+    pass
 
 pytestmark = pytest.mark.slow
 
@@ -38,17 +38,6 @@ def write() -> None:
 
 def read() -> None:
     open_generation(CollectionLayout.at(Path(ROOT), "stones"))
-
-
-@pytest.fixture
-def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
-
-    def on(name: str) -> CollectionLayout:
-        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
-        return CollectionLayout.at(Path(ROOT), "stones")
-
-    return on
 
 
 @pytest.fixture

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.object_folder import ObjectFolder
 
 from tests.index import stones
-
-if TYPE_CHECKING:
-    from tests.object_stores import ObjectStore
-
-STORE_ROOT = "s3://cairn/indexes"
-Machine = Callable[[str], CollectionLayout]
+from tests.object_stores import STORE_ROOT, ObjectStore
 
 
 @pytest.fixture
@@ -30,18 +22,6 @@ def published(layout: CollectionLayout) -> CollectionLayout:
     """A collection of twenty documents, generation 1."""
     stones.publish_documents(layout, stones.document_ids(20))
     return layout
-
-
-@pytest.fixture
-def machine(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Return a maker of layouts of one collection, each with the copies of the machine it names."""
-    monkeypatch.setattr(replica_module, "REFRESH_SECONDS", 0.0)
-
-    def on(name: str) -> CollectionLayout:
-        monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / name))
-        return CollectionLayout.at(Path(STORE_ROOT), "stones")
-
-    return on
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -14,15 +12,14 @@ from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.keys import KeyFile
-from cairn.pipeline.serve.server import bind
 from cairn.pipeline.serve.settings import ServeSettings
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.testclient import TestClient
+
+from tests.served_stones import serving
 
 pytestmark = pytest.mark.anyio
 ZENITH = {"type": "eq", "key": "tenant", "value": "zenith"}
@@ -35,20 +32,8 @@ def anyio_backend() -> str:
 
 @contextmanager
 def served(settings: ServeSettings) -> Iterator[str]:
-    """Give the address of a server in a thread of this process."""
-    settings = replace(settings, port=0, deadline_seconds=300.0)
-    with bind(settings) as listener:
-        app = create_app(settings)
-        server = uvicorn.Server(uvicorn.Config(app, ws="none", log_config=None, access_log=False))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not server.started and thread.is_alive():
-                time.sleep(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
-        finally:
-            server.should_exit = True
-            thread.join()
+    with serving(replace(settings, port=0, deadline_seconds=300.0)) as address:
+        yield f"{address}/mcp"
 
 
 @pytest.fixture(scope="module")

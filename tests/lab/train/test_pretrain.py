@@ -70,10 +70,8 @@ def make_stream(texts_file, tiny_model_folder):
 
 
 @pytest.fixture
-def run(texts_file, tiny_model_folder, tmp_path):
-    """Return a starter of runs, on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def run(one_thread, texts_file, tiny_model_folder, tmp_path):
+    """Return a starter of runs."""
 
     def start(name: str = "run", progress: Any = silent_progress, **settings: Any) -> RunReport:
         given = {key: settings.pop(key) for key in ("base", "from_config") if key in settings}
@@ -85,8 +83,7 @@ def run(texts_file, tiny_model_folder, tmp_path):
             **{"base": str(tiny_model_folder), **given},
         )
 
-    yield start
-    torch.set_num_threads(threads)
+    return start
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -20,6 +20,8 @@ from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _
 from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.weights import Linear, Norm
 
+from tests.model.published import random_ids, worst
+
 needs_vnni = pytest.mark.skipif(
     not precision._NATIVE_INT8_FLAGS & precision._cpu_flags(), reason="the processor must have VNNI"
 )
@@ -77,37 +79,23 @@ def _load(settings, **more):
     return load_backbone(EncoderConfig(**({"precision": "fp32", "backend": "openvino"} | settings | more)))
 
 
-def _ids(backbone, lengths):
-    ids = np.random.default_rng(0).integers(
-        5, len(backbone.token_embeddings), (len(lengths), int(lengths.max()))
-    )
-    return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, backbone.pad_id).astype(np.int64)
-
-
-def _worst(ours, theirs, lengths):
-    return max(
-        float((ours[row, :length] - theirs[row, :length]).abs().max())
-        for row, length in enumerate(lengths.tolist())
-    )
-
-
 @pytest.mark.parametrize("lengths", [LENGTHS, SHORT], ids=["padded", "equal"])
 def test_hidden_states_of_every_family_equal_those_of_torch(settings, lengths):
     ours, theirs = _load(settings), _load(settings, backend="torch")
-    ids = _ids(theirs, lengths)
+    ids = random_ids(theirs, lengths)
     assert isinstance(ours, OpenVinoTransformer)
-    assert _worst(ours.hidden_states(ids, lengths), theirs.hidden_states(ids, lengths), lengths) <= 1e-4
+    assert worst(ours.hidden_states(ids, lengths), theirs.hidden_states(ids, lengths), lengths) <= 1e-4
 
 
 def test_hidden_states_under_context_and_temperature_equal_those_of_torch(settings):
     ours, theirs = _load(settings), _load(settings, backend="torch")
     ids, context = (
-        _ids(theirs, LENGTHS),
+        random_ids(theirs, LENGTHS),
         np.random.default_rng(1).normal(size=(5, theirs.context_dim)).astype(np.float32),
     )
     plain, sharp = (theirs.hidden_states(ids, LENGTHS, context, temperature) for temperature in (1.0, 0.6))
-    assert _worst(plain, sharp, LENGTHS) > 1e-3
-    assert _worst(ours.hidden_states(ids, LENGTHS, context, 0.6), sharp, LENGTHS) <= 1e-4
+    assert worst(plain, sharp, LENGTHS) > 1e-3
+    assert worst(ours.hidden_states(ids, LENGTHS, context, 0.6), sharp, LENGTHS) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -116,14 +104,14 @@ def test_hidden_states_under_context_and_temperature_equal_those_of_torch(settin
 )
 def test_rounded_hidden_states_point_where_those_in_fp32_do(settings, rounding, least):
     ours, theirs = _load(settings, precision=rounding), _load(settings, backend="torch")
-    ids = _ids(theirs, LENGTHS)
+    ids = random_ids(theirs, LENGTHS)
     rounded, exact = (backbone.hidden_states(ids, LENGTHS) for backbone in (ours, theirs))
     for row, length in enumerate(LENGTHS.tolist()):
         cosine = torch.cosine_similarity(
             rounded[row, :length].mean(dim=0), exact[row, :length].mean(dim=0), dim=0
         )
         assert float(cosine) >= least
-    assert _worst(rounded, exact, LENGTHS) > 1e-4
+    assert worst(rounded, exact, LENGTHS) > 1e-4
 
 
 def test_fingerprint_is_that_of_torch(tiny_model_folder):
@@ -146,19 +134,19 @@ def test_threads_encode_side_by_side_without_mixing_rows(tiny_model_folder, monk
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     backbone = _load({"model": str(tiny_model_folder)})
     lengths = [np.array([5 + number % 40, 3]) for number in range(60)]
-    batches = [(_ids(backbone, length) + number % 3, length) for number, length in enumerate(lengths)]
+    batches = [(random_ids(backbone, length) + number % 3, length) for number, length in enumerate(lengths)]
     alone = [backbone.hidden_states(*batch) for batch in batches]
     with ThreadPoolExecutor(2) as workers:
         together = list(workers.map(lambda batch: backbone.hidden_states(*batch), batches))
     for one, other, (_, length) in zip(alone, together, batches, strict=True):
-        assert _worst(one, other, length) <= 1e-6
+        assert worst(one, other, length) <= 1e-6
 
 
 def test_results_stay_when_the_next_batch_is_encoded(tiny_model_folder):
     backbone = _load({"model": str(tiny_model_folder)})
-    first = backbone.hidden_states(_ids(backbone, SHORT), SHORT)
+    first = backbone.hidden_states(random_ids(backbone, SHORT), SHORT)
     kept = first.clone()
-    backbone.hidden_states(_ids(backbone, SHORT) + 1, SHORT)
+    backbone.hidden_states(random_ids(backbone, SHORT) + 1, SHORT)
     assert torch.equal(first, kept)
 
 
@@ -202,8 +190,8 @@ def test_processor_without_bf16_computes_in_fp32(tiny_model_folder, tmp_path, mo
     backbone = _load({"model": str(tiny_model_folder)}, precision="auto")
     assert backbone.precision == torch.float32
     theirs = _load({"model": str(tiny_model_folder)}, backend="torch")
-    ids = _ids(theirs, LENGTHS)
-    assert _worst(backbone.hidden_states(ids, LENGTHS), theirs.hidden_states(ids, LENGTHS), LENGTHS) <= 1e-4
+    ids = random_ids(theirs, LENGTHS)
+    assert worst(backbone.hidden_states(ids, LENGTHS), theirs.hidden_states(ids, LENGTHS), LENGTHS) <= 1e-4
 
 
 def test_missing_runtime_is_refused_with_the_way_to_install_it(tiny_model_folder, monkeypatch):
@@ -234,7 +222,7 @@ def test_both_stages_of_cde_equal_those_of_torch(make_cde, version):
     ours, theirs = (_load({"model": str(folder)}, backend=backend) for backend in ("openvino", "torch"))
     lengths = np.array([30, 30, 7, 1])
     ids, context = (
-        _ids(theirs, lengths),
+        random_ids(theirs, lengths),
         np.random.default_rng(1).normal(size=(3, theirs.context_dim)).astype(np.float32),
     )
     assert isinstance(ours.first_stage._backbone, OpenVinoTransformer)
@@ -244,7 +232,7 @@ def test_both_stages_of_cde_equal_those_of_torch(make_cde, version):
         (ours.first_stage, theirs.first_stage, None),
     ):
         assert (
-            _worst(one.hidden_states(ids, lengths, given), other.hidden_states(ids, lengths, given), lengths)
+            worst(one.hidden_states(ids, lengths, given), other.hidden_states(ids, lengths, given), lengths)
             <= 1e-4
         )
 
@@ -253,7 +241,7 @@ def test_another_pattern_than_the_rectangle_is_refused(tiny_model_folder):
     backbone = _load({"model": str(tiny_model_folder)})
     backbone.pattern_type = Rectangle
     with pytest.raises(ModelError, match="plain attention over a row"):
-        backbone.hidden_states(_ids(backbone, SHORT), SHORT)
+        backbone.hidden_states(random_ids(backbone, SHORT), SHORT)
 
 
 REPORTED = """

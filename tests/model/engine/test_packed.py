@@ -9,6 +9,8 @@ from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Shape
 
+from tests.model.published import random_ids, worst
+
 FAMILIES = ["tiny_model_folder", "modernbert_folder", "nomic_bert_folder"]
 LENGTHS = np.array([30, 4, 61, 1, 17])
 CPU = torch.device("cpu")
@@ -16,20 +18,6 @@ CPU = torch.device("cpu")
 
 def _load(request, family):
     return load_backbone(EncoderConfig(model=str(request.getfixturevalue(family)), precision="fp32"))
-
-
-def _ids(backbone, lengths, seed=0):
-    ids = np.random.default_rng(seed).integers(
-        5, len(backbone.token_embeddings), (len(lengths), int(lengths.max()))
-    )
-    return np.where(np.arange(ids.shape[1]) < lengths[:, None], ids, backbone.pad_id).astype(np.int64)
-
-
-def _worst(ours, theirs, lengths):
-    return max(
-        float((ours[row, :length] - theirs[row, :length]).abs().max())
-        for row, length in enumerate(lengths.tolist())
-    )
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +30,10 @@ def context():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_equal_the_rectangle(request, family, context, with_context, temperature):
     backbone, given = _load(request, family), context if with_context else None
-    ids = _ids(backbone, LENGTHS)
+    ids = random_ids(backbone, LENGTHS)
     padded = backbone.hidden_states(ids, LENGTHS, given, temperature)
     backbone.pattern_type = Packed
-    assert _worst(backbone.hidden_states(ids, LENGTHS, given, temperature), padded, LENGTHS) <= 1e-5
+    assert worst(backbone.hidden_states(ids, LENGTHS, given, temperature), padded, LENGTHS) <= 1e-5
 
 
 @pytest.mark.parametrize("num_unplaced", [0, 5, 9])
@@ -57,7 +45,7 @@ def test_packed_lead_with_positions_equals_the_rectangle(request, family, num_un
     padded = backbone.encode_embedded(x.clone(), backbone.pattern_of(batch))
     backbone.pattern_type = Packed
     packed = backbone.encode_embedded(x.clone(), backbone.pattern_of(batch))
-    assert _worst(packed, padded, LENGTHS) <= 1e-5
+    assert worst(packed, padded, LENGTHS) <= 1e-5
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -92,7 +80,7 @@ def test_packed_kernels_on_a_gpu_agree_with_the_cpu(request, family, context, wi
     exact = _load(request, family)
     rounded = load_backbone(EncoderConfig(model=str(folder), precision="bf16"), torch.device("cuda"))
     assert rounded.pattern_type is Packed
-    ids = _ids(exact, LENGTHS)
+    ids = random_ids(exact, LENGTHS)
     ours, theirs = (
         rounded.hidden_states(ids, LENGTHS, given).float().cpu(),
         exact.hidden_states(ids, LENGTHS, given),
