@@ -136,14 +136,11 @@ KEPT_TYPES = frozenset({"manifest", "data file", "deletion file"})
 MANIFEST_SUFFIX = ".manifest"
 
 
-def list_lance_files(lance_folder: Path, versions: Mapping[str, int]) -> list[str]:
+def list_lance_files(tables: Mapping[str, lance.LanceDataset]) -> list[str]:
     """Return the paths below ``lance/`` that these table versions read, sorted."""
-    import lance  # takes a second of a process, which status can do without
-
-    use_lance()
     paths: set[str] = set()
-    for table, version in versions.items():
-        dataset = lance.dataset(str(lance_folder / f"{table}.lance"), version=version)
+    for table, dataset in tables.items():
+        version = dataset.version
         for batch in dataset.tracked_files(min_version=version):
             rows = zip(
                 batch.column("version").to_pylist(),

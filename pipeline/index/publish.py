@@ -18,7 +18,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cairn.pipeline import durable
 from cairn.pipeline.config import IndexConfig
@@ -49,6 +49,9 @@ from cairn.pipeline.manifest import (
 )
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import ProgressListener, silent_progress
+
+if TYPE_CHECKING:
+    import lance
 
 log = logging.getLogger(__name__)
 
@@ -143,12 +146,11 @@ def publish_generation(
         assembly = Assembly(layout, base, number, folder, config, optional=has)
         segments = assembly.build(StoredRows(tables=tables, versions=versions), progress)
         _copy_side_files(facts, folder)
-        lance_files = record_lance_files(layout, versions, _known_lance_files(layout, number - 1))
+        pinned = {name: tables.dataset(name, version) for name, version in versions.items()}
+        lance_files = record_lance_files(layout, pinned, _known_lance_files(layout, number - 1))
         commit_point("lance-files-recorded")
         names = sorted(({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME})
-        for name in names:
-            if name not in assembly.hashed:
-                durable.fsync_file(folder / name)
+        durable.fsync_files(folder / name for name in names if name not in assembly.hashed)
         return _write_manifest(
             layout,
             number,
@@ -175,8 +177,7 @@ def publish_partitions(
     """
     with _publishing(layout, progress) as (number, folder):
         _copy_side_files(facts, folder)
-        for path in folder.iterdir():
-            durable.fsync_file(path)
+        durable.fsync_files(folder.iterdir())
         own = [
             read_manifest(layout.partition(record), record.generation)
             for record in partitions
@@ -386,24 +387,22 @@ def _current_with(layout: CollectionLayout, served: int) -> Current:
 
 
 def record_lance_files(
-    layout: CollectionLayout, versions: Mapping[str, int], known: Mapping[str, FileRecord]
+    layout: CollectionLayout, tables: Mapping[str, lance.LanceDataset], known: Mapping[str, FileRecord]
 ) -> dict[str, FileRecord]:
     """Hash and fsync every file that these versions read; Lance does neither.
 
     A file in ``known`` keeps its record, if it has the same size.
     """
     records: dict[str, FileRecord] = {}
-    folders: set[Path] = set()
-    for name in list_lance_files(layout.lance_folder, versions):
+    new: list[Path] = []
+    for name in list_lance_files(tables):
         path = layout.lance_folder / name
         record = known.get(name)
         if record is None or record.size_bytes != path.stat().st_size:
-            durable.fsync_file(path)
-            folders.add(path.parent)
+            new.append(path)
             record = record_file(path)
         records[name] = record
-    for folder in sorted(folders):
-        durable.fsync_folder(folder)
+    durable.fsync_files(dict.fromkeys(each for path in new for each in (path, path.parent)))
     return records
 
 

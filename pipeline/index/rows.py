@@ -107,19 +107,18 @@ def _placed(
     return addresses
 
 
-def _delete_rows(dataset: lance.LanceDataset, addresses: Sequence[int]) -> None:
-    """Delete rows from the latest version of a table."""
+def _deletion(dataset: lance.LanceDataset, addresses: Sequence[int]) -> lance.LanceOperation.Delete:
+    """Return what deletes rows from a table."""
     rows: dict[int, list[int]] = {}
     for address in addresses:
         rows.setdefault(address >> _OFFSET_BITS, []).append(address & ((1 << _OFFSET_BITS) - 1))
     fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
     left = {number: fragments[number].delete_rows(rows[number]) for number in sorted(rows)}
-    deletion = lance.LanceOperation.Delete(
+    return lance.LanceOperation.Delete(
         [fragment for fragment in left.values() if fragment is not None],
         [number for number, fragment in left.items() if fragment is None],
         f"{len(addresses)} rows by their addresses",
     )
-    lance.LanceDataset.commit(dataset, deletion, read_version=dataset.version)
 
 
 def _addresses(dataset: lance.LanceDataset, doc_id: str, rows: slice) -> list[int] | None:
@@ -164,7 +163,8 @@ class LanceTables:
         self.vector_dim = vector_dim
         self.deleted_ids = pa.array([], pa.large_string())
         self.num_added: dict[str, int] = dict.fromkeys(TABLES, 0)
-        self._pinned: dict[tuple[str, int], lance.LanceDataset] = {}
+        self._opened: dict[tuple[str, int | None], lance.LanceDataset] = {}
+        """Tables by name and version, None is the latest: this is its one writer."""
         self.schemas = {
             DOCUMENTS: documents_schema(metadata_fields, vector_dim),
             CHUNKS: chunks_schema(vector_dim, added),
@@ -190,12 +190,16 @@ class LanceTables:
                 f"{', '.join(missing)}"
             )
         with layout.naming_damage(), lance_errors("opening the tables", damaged=True):
-            documents, chunks = (
-                open_pinned_dataset(layout.lance_folder, name, versions[name]).schema for name in TABLES
-            )
+            opened: dict[tuple[str, int | None], lance.LanceDataset] = {
+                (name, versions[name]): open_pinned_dataset(layout.lance_folder, name, versions[name])
+                for name in TABLES
+            }
+            documents, chunks = (each.schema for each in opened.values())
         owned = set(documents_schema((), 1).names)
         metadata_fields = [field.remove_metadata() for field in documents if field.name not in owned]
-        return cls(layout, metadata_fields, documents.field("vector").type.list_size, _added(chunks))
+        tables = cls(layout, metadata_fields, documents.field("vector").type.list_size, _added(chunks))
+        tables._opened.update(opened)
+        return tables
 
     @property
     def added(self) -> tuple[pa.Field, ...]:
@@ -242,17 +246,18 @@ class LanceTables:
             return tables
         stored = cls.open(layout, versions)
         tables = cls(layout, metadata_fields, vector_dim, stored.added)
+        tables._opened.update(stored._opened)
         tables._check_schemas(stored.schemas)
         return tables
 
     def versions(self) -> Versions:
         """Return the latest version of each table, published or not."""
         with lance_errors("reading the table versions"):
-            return {name: self._dataset(name).version for name in TABLES}
+            return {name: self.dataset(name).version for name in TABLES}
 
     def count_rows(self, name: str, versions: Mapping[str, int]) -> int:
         """Count the rows of a table at its pinned version."""
-        return self._dataset(name, versions[name]).count_rows()
+        return self.dataset(name, versions[name]).count_rows()
 
     def add_token_columns(self) -> None:
         """Give ``chunks`` its columns for tokens, null in all rows, where it has none."""
@@ -314,7 +319,7 @@ class LanceTables:
     ) -> Iterator[pa.RecordBatch]:
         """Stream columns of a pinned version in stored order from a row on, in bounded memory."""
         with lance_errors(f"reading table `{table}`", damaged=True):
-            scanner = self._dataset(table, versions[table]).scanner(
+            scanner = self.dataset(table, versions[table]).scanner(
                 columns=list(columns),
                 batch_size=batch_rows,
                 offset=first or None,
@@ -332,15 +337,22 @@ class LanceTables:
             yield
 
     def _latest(self, name: str) -> lancedb.table.Table:
+        """Open the latest version to change it."""
+        self._opened.pop((name, None), None)
         return self._database.open_table(name)
 
-    def _dataset(self, name: str, version: int | None = None) -> lance.LanceDataset:
+    def dataset(self, name: str, version: int | None = None) -> lance.LanceDataset:
+        """Return a table as Lance has it, at a version, None is the latest; each is opened once."""
         use_lance()
-        if version is None:
-            return lance.dataset(str(self._path(name)))
-        if (name, version) not in self._pinned:
-            self._pinned[name, version] = lance.dataset(str(self._path(name)), version=version)
-        return self._pinned[name, version]
+        if (name, version) not in self._opened:
+            self._opened[name, version] = lance.dataset(str(self._path(name)), version=version)
+        return self._opened[name, version]
+
+    def _commit(self, name: str, operation: lance.LanceOperation.BaseOperation) -> None:
+        """Make the next version of a table."""
+        before = self.dataset(name)
+        after = lance.LanceDataset.commit(before, operation, read_version=before.version)
+        self._opened[name, None] = self._opened[name, after.version] = after
 
     def _path(self, name: str) -> Path:
         return self.layout.lance_folder / f"{name}.lance"
@@ -352,7 +364,7 @@ class LanceTables:
 
     def add_metadata_columns(self) -> None:
         """Give ``documents`` the metadata columns that its latest version lacks, null in all rows."""
-        known = self._dataset(DOCUMENTS).schema.names
+        known = self.dataset(DOCUMENTS).schema.names
         further = [field for field in self.metadata_fields if field.name not in known]
         if further:
             with lance_errors("adding columns to table `documents`"):
@@ -377,11 +389,10 @@ class LanceTables:
         reader = pa.RecordBatchReader.from_batches(schema, rows)
         fragments = new._write_fragments(DOCUMENTS, reader, num_rows, replaces=True) if num_rows else []
         with lance_errors("writing table `documents` again"):
-            before = self._dataset(DOCUMENTS)
+            before = self.dataset(DOCUMENTS)
             keys = {field.name: field.metadata for field in before.schema}
             whole = pa.schema([field.with_metadata(keys[field.name]) for field in schema])
-            operation = lance.LanceOperation.Overwrite(whole, fragments)
-            lance.LanceDataset.commit(before, operation, read_version=before.version)
+            new._commit(DOCUMENTS, lance.LanceOperation.Overwrite(whole, fragments))
         return new
 
     def _check_schemas(self, stored: Mapping[str, pa.Schema]) -> None:
@@ -400,7 +411,7 @@ class LanceTables:
 
     def _delete(self, deleted_ids: Iterable[Sequence[str]], find: FindDocuments | None) -> None:
         """Delete documents from both tables."""
-        before = {name: self._dataset(name) for name in TABLES}
+        before = {name: self.dataset(name) for name in TABLES}
         deleted = [pa.array([], pa.large_string())]
         addresses: dict[str, list[int]] = {name: [] for name in TABLES}
         num_placed = 0
@@ -417,7 +428,7 @@ class LanceTables:
                 addresses[name] += placed[name]
         for name in TABLES:  # addresses stay what they are while rows are deleted by ids
             if addresses[name]:
-                _delete_rows(self._dataset(name), addresses[name])
+                self._commit(name, _deletion(self.dataset(name), addresses[name]))
                 commit_point(f"{name}-deleted")
         self.deleted_ids = pa.concat_arrays(deleted)
 
@@ -430,12 +441,11 @@ class LanceTables:
 
     def _append(self, name: str, rows: pa.RecordBatchReader, expected: int) -> None:
         """Append all of the rows or nothing, as fragments that one commit names."""
-        before = self._dataset(name)
+        before = self.dataset(name)
         fragments = self._write_fragments(name, rows, expected)
-        append = lance.LanceOperation.Append(fragments)
         with lance_errors(f"appending to table `{name}`"):
-            lance.LanceDataset.commit(before, append, read_version=before.version)
-        _require_grown(name, expected, self._dataset(name).count_rows() - before.count_rows())
+            self._commit(name, lance.LanceOperation.Append(fragments))
+        _require_grown(name, expected, self.dataset(name).count_rows() - before.count_rows())
 
     def _write_fragments(
         self, name: str, rows: pa.RecordBatchReader, num_rows: int, *, replaces: bool = False
@@ -455,7 +465,7 @@ class LanceTables:
             with lance_errors(f"writing fragments of table `{name}`"):
                 fragments = write_lance_fragments(
                     reader,
-                    self._dataset(name),
+                    self.dataset(name),
                     mode="overwrite" if replaces else "append",
                     max_rows_per_file=num_rows,
                 )
@@ -479,13 +489,13 @@ class LanceTables:
         ones new ids: so only a run that reaches to the last fragment may be rewritten.
         """
         with self._reading(f"compacting table `{name}`"):
-            fragments = self._dataset(name).get_fragments()
+            fragments = self.dataset(name).get_fragments()
             stored = [fragment.physical_rows for fragment in fragments]
             live = [fragment.physical_rows - fragment.num_deletions for fragment in fragments]
             first = 0 if force else first_to_merge(live, stored)
             if first is None:
                 return
-            self._dataset(name).optimize.compact_files(
+            self._opened.pop((name, None)).optimize.compact_files(
                 excluded_fragment_ids=[fragment.fragment_id for fragment in fragments[:first]],
                 target_rows_per_fragment=sum(stored) + 1,  # none is large enough to be left out
                 batch_size=COMPACTION_ROWS,

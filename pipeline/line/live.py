@@ -73,8 +73,9 @@ log = logging.getLogger(__name__)
 
 TURN_SECONDS: Final = 0.03
 """Between two publications: an ingest that waits looks at the lock three times in it."""
-LONGEST_REST_SECONDS: Final = 4.0
-"""While searches wait: after a publication that took so long, or longer."""
+REST_SHARE: Final = 2.0
+"""While searches wait: how many times as long as a publication took the next one is put off."""
+LONGEST_REST_SECONDS: Final = 6.0
 RETRY_SECONDS: Final = 2.0
 DRAIN_SECONDS: Final = 10.0
 KEPT_OUTCOMES: Final = 10_000
@@ -424,8 +425,8 @@ class LiveWriter:
                 self._changed.notify_all()
 
     def _rest(self, seconds: float) -> None:
-        """Let an ingest take its turn, then searches that wait, for as long as a publication took."""
-        until = time.monotonic() + min(seconds, LONGEST_REST_SECONDS)
+        """Let an ingest take its turn, then searches that wait, for longer than a publication took."""
+        until = time.monotonic() + min(REST_SHARE * seconds, LONGEST_REST_SECONDS)
         time.sleep(TURN_SECONDS)
         while self._stop_at is None and self._is_busy() and time.monotonic() < until:
             time.sleep(TURN_SECONDS)
