@@ -17,10 +17,10 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from anyio import to_thread
 from cairn.pipeline.errors import CairnError, extra_missing
-from cairn.pipeline.frameworks.source import Searchable
+from cairn.pipeline.frameworks.source import Readable, Searchable
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.search_options import SearchKeywords
-from cairn.pipeline.types import ColumnSummary, Document, Hit, ListedDocument, Passage, SearchResult
+from cairn.pipeline.types import Document, Hit, Passage, SearchResult
 from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import Unpack, override
 
@@ -161,22 +161,8 @@ class Library(Protocol):
         """Search a collection."""
         ...
 
-    async def read_document(self, collection: str, doc_id: str) -> Document | None:
-        """Return a document by its id, None where there is none."""
-        ...
-
-    async def columns(self, collection: str) -> list[ColumnSummary]:
-        """Describe the columns that filters can name."""
-        ...
-
-    async def count(self, collection: str, filters: dict[str, Any] | None) -> int:
-        """Count the documents that match."""
-        ...
-
-    async def list_documents(
-        self, collection: str, filters: dict[str, Any] | None, after: str | None, limit: int
-    ) -> list[ListedDocument]:
-        """Return the documents that match, the next after an id."""
+    async def read(self, collection: str, read: Callable[[Readable], _Answer]) -> _Answer:
+        """Return what a call reads of a collection, on a thread."""
         ...
 
 
@@ -206,33 +192,14 @@ class OneCollection:
 
     async def search(self, collection: str, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
         """Search it, on a thread."""
-        return await self._ask(collection, lambda: self._collection.search(query, **options))
+        return await self.read(collection, lambda _: self._collection.search(query, **options))
 
-    async def read_document(self, collection: str, doc_id: str) -> Document | None:
-        """Read a document of it, on a thread."""
-        return await self._ask(collection, lambda: self._collection.read_document(doc_id))
-
-    async def columns(self, collection: str) -> list[ColumnSummary]:
-        """Describe its columns, on a thread."""
-        return await self._ask(collection, lambda: self._collection.columns())
-
-    async def count(self, collection: str, filters: dict[str, Any] | None) -> int:
-        """Count documents of it, on a thread."""
-        return await self._ask(collection, lambda: self._collection.count(filters))
-
-    async def list_documents(
-        self, collection: str, filters: dict[str, Any] | None, after: str | None, limit: int
-    ) -> list[ListedDocument]:
-        """List documents of it, on a thread."""
-        return await self._ask(
-            collection, lambda: list(islice(self._collection.list_documents(filters, after=after), limit))
-        )
-
-    async def _ask(self, name: str, call: Callable[[], _Answer]) -> _Answer:
-        if name != self._collection.name:
+    async def read(self, collection: str, read: Callable[[Readable], _Answer]) -> _Answer:
+        """Read of it, on a thread."""
+        if collection != self._collection.name:
             raise ToolError(f"the only collection is {self._collection.name!r}")
         try:
-            return await to_thread.run_sync(call)
+            return await to_thread.run_sync(read, self._collection)
         except CairnError as error:
             raise ToolError(error.fault) from None
 
@@ -326,7 +293,8 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
     ) -> DocumentStretch:
         """Read a document of a collection, or a stretch of its text."""
         library = open_library(context)
-        document = await library.read_document(await _chosen(library, collection), doc_id)
+        name = await _chosen(library, collection)
+        document = await library.read(name, lambda own: own.read_document(doc_id))
         if document is None:
             raise ToolError("there is no document of this id; take a doc_id that search gave")
         return _stretch(document, start_char, max_characters)
@@ -345,7 +313,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
                     values={str(each.value): each.documents for each in column.values},
                     **_plain({"low": column.low, "high": column.high}),
                 )
-                for column in await library.columns(name)
+                for column in await library.read(name, lambda own: own.columns())
             ],
         )
 
@@ -356,7 +324,9 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
         """Count the documents that match a filter, all without one."""
         library = open_library(context)
         name = await _chosen(library, collection)
-        return CountAnswer(collection=name, documents=await library.count(name, filters))
+        return CountAnswer(
+            collection=name, documents=await library.read(name, lambda own: own.count(filters))
+        )
 
     @server.tool(annotations=_READS)
     async def list_documents(
@@ -372,7 +342,9 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
         """List all documents that match a filter, page by page, without ranking and without their texts."""
         library = open_library(context)
         name = await _chosen(library, collection)
-        found = await library.list_documents(name, filters, after, limit + 1)
+        found = await library.read(
+            name, lambda own: list(islice(own.list_documents(filters, after=after), limit + 1))
+        )
         documents = [
             ListedAnswer(doc_id=each.doc_id, title=each.title, metadata=_plain(each.metadata))
             for each in found[:limit]

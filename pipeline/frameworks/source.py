@@ -16,17 +16,8 @@ from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import ColumnSummary, Document, Hit, ListedDocument, Passage, SearchResult
 
 
-class Searchable(Protocol):
-    """A collection that can be searched: of this machine, or behind the API; records are the same."""
-
-    @property
-    def name(self) -> str:
-        """The collection's name."""
-        ...
-
-    def search(self, query: str, *_: Any, **parameters: Any) -> SearchResult:
-        """Rank documents, each with its best passages; keywords are :class:`SearchParameters`."""
-        ...
+class Readable(Protocol):
+    """What can be read of a collection without ranking."""
 
     def read_document(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
@@ -44,6 +35,19 @@ class Searchable(Protocol):
         self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
     ) -> Iterator[ListedDocument]:
         """Yield the documents that match a filter, in the order of their ids."""
+        ...
+
+
+class Searchable(Readable, Protocol):
+    """A collection that can be searched: of this machine, or behind the API; records are the same."""
+
+    @property
+    def name(self) -> str:
+        """The collection's name."""
+        ...
+
+    def search(self, query: str, *_: Any, **parameters: Any) -> SearchResult:
+        """Rank documents, each with its best passages; keywords are :class:`SearchParameters`."""
         ...
 
 

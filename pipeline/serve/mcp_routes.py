@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.frameworks.source import Readable
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.written_rows import Stored
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve import answers
 from cairn.pipeline.serve.answers import SearchGrant, ServerState
+from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
 from cairn.pipeline.serve.middleware import GRANT
 from cairn.pipeline.serve.problems import NOT_FOUND, SCOPE_MISSING, UNKNOWN_COLLECTION, ProblemError
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 router = APIRouter()
 _Answer = TypeVar("_Answer")
+LISTED: Final = 101
+"""Documents that are read for a list: one more than a tool gives."""
 INVALID_REQUEST: Final = -32600
 """JSON-RPC's code."""
 
@@ -141,6 +145,27 @@ def _make_manager(is_writable: bool) -> StreamableHTTPSessionManager:
     return session_manager(server)
 
 
+class _Visible:
+    """What a grant shows of a collection."""
+
+    def __init__(self, searcher: Searcher, within: Mapping[str, Any] | None) -> None:
+        self._searcher, self._within = searcher, within
+
+    def read_document(self, doc_id: str) -> Document | None:
+        return self._searcher.read_document(doc_id, restriction=self._within)
+
+    def columns(self) -> list[ColumnSummary]:
+        return self._searcher.summarise_columns(restriction=self._within)
+
+    def count(self, filters: Mapping[str, Any] | None = None) -> int:
+        return self._searcher.count_documents(self._within, filters)
+
+    def list_documents(
+        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
+    ) -> Iterator[ListedDocument]:
+        return iter(self._searcher.list_matches(filters, after, LISTED, restriction=self._within).documents)
+
+
 class _ServedLibrary:
     """The collections that a grant reaches, as the tools read them."""
 
@@ -156,39 +181,12 @@ class _ServedLibrary:
         with _sentences():
             return (await answers.search(self._state, self._grant, collection, [query], options))[0]
 
-    async def read_document(self, collection: str, doc_id: str) -> Document | None:
+    async def read(self, collection: str, read: Callable[[Readable], _Answer]) -> _Answer:
+        def visible(served: ServedCollection) -> _Answer:
+            return read(_Visible(served.searcher, self._grant.restriction))
+
         with _sentences():
-            return await answers.read_document(self._state, self._grant, collection, doc_id)
-
-    async def columns(self, collection: str) -> list[ColumnSummary]:
-        return await self._read(
-            collection, lambda searcher, within: searcher.summarise_columns(restriction=within)
-        )
-
-    async def count(self, collection: str, filters: dict[str, Any] | None) -> int:
-        return await self._read(
-            collection, lambda searcher, within: searcher.count_documents(within, filters)
-        )
-
-    async def list_documents(
-        self, collection: str, filters: dict[str, Any] | None, after: str | None, limit: int
-    ) -> list[ListedDocument]:
-        page = await self._read(
-            collection,
-            lambda searcher, within: searcher.list_matches(filters, after, limit, restriction=within),
-        )
-        return list(page.documents)
-
-    async def _read(
-        self, collection: str, read: Callable[[Searcher, Mapping[str, Any] | None], _Answer]
-    ) -> _Answer:
-        with _sentences():
-            return await answers.read_from(
-                self._state,
-                self._grant,
-                collection,
-                lambda served: read(served.searcher, self._grant.restriction),
-            )
+            return await answers.read_from(self._state, self._grant, collection, visible)
 
     async def add_document(
         self, collection: str, doc_id: str, text: str, title: str | None, metadata: dict[str, Any]

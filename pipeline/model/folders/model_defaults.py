@@ -14,8 +14,10 @@ another one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Set
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -346,11 +348,8 @@ _COSTLY: Final[Mapping[str, Callable[[Any], bool]]] = {
 
 def untrained_settings_warning(config: EncoderConfig) -> str | None:
     """Return a sentence on the settings the model was not trained for, None where there are none."""
-    try:
-        trained = encoder_config({"model": config.model})
-        excused = {"layers"} if _knows_depths(config.model) else set[str]()
-    except CairnError:  # the model cannot be read: whatever loads it says so
-        return None
+    trained = encoder_config({"model": config.model})
+    excused = {"layers"} if _knows_depths(config.model) else set[str]()
     if config.model not in MODEL_NAMES:  # others may have been trained for few
         excused.add("dims")
     values = {name: getattr(config, name) for name in _COSTLY if name not in excused}
@@ -380,10 +379,7 @@ def window_warning(config: EncoderConfig) -> str | None:
 
 def context_warning(config: EncoderConfig, context: ContextConfig) -> str | None:
     """Return a sentence on a context larger than the model's folder says it was trained with, else None."""
-    try:
-        trained = context_defaults(config.model) if config.use_context else {}
-    except CairnError:  # whatever loads the model says so
-        return None
+    trained = context_defaults(config.model) if config.use_context else {}
     larger = {name: most for name, most in trained.items() if getattr(context, name) > most}
     if not larger:
         return None
@@ -397,10 +393,7 @@ def context_warning(config: EncoderConfig, context: ContextConfig) -> str | None
 
 def transformers_warning(config: EncoderConfig) -> str | None:
     """Return a sentence on what a model lacks that transformers runs, None for one of the engine's."""
-    try:
-        architecture = _architecture_of(config.model)
-    except CairnError:  # whatever loads the model says so
-        return None
+    architecture = _architecture_of(config.model)
     if not is_run_by_transformers(architecture):
         return None
     if architecture["model_type"] == STATIC:
@@ -416,10 +409,7 @@ def transformers_warning(config: EncoderConfig) -> str | None:
 
 def late_interaction_warning(config: EncoderConfig) -> str | None:
     """Return a sentence on how a late-interaction model ranks, None for another."""
-    try:
-        described = read_sentence_transformers_folder(model_folder(config.model))
-    except CairnError:  # whatever loads the model says so
-        return None
+    described = read_sentence_transformers_folder(model_folder(config.model))
     if described is None or described.late is None:
         return None
     return (
@@ -435,13 +425,11 @@ def settings_warnings(config: EncoderConfig, context: ContextConfig) -> tuple[st
         return (_OF_GIVEN.format(_WITHOUT_MODEL if is_without else f"{config.model} encodes queries alone"),)
     if is_endpoint(config.model):
         return (_OF_ENDPOINTS.format(config.model),)
-    found = (
-        transformers_warning(config),
-        late_interaction_warning(config),
-        untrained_settings_warning(config),
-        window_warning(config),
-        context_warning(config, context),
-    )
+    of_model = (transformers_warning, late_interaction_warning, untrained_settings_warning, window_warning)
+    found: list[str | None] = []
+    for warning in (*of_model, partial(context_warning, context=context)):
+        with contextlib.suppress(CairnError):  # a model that cannot be read: whatever loads it says so
+            found.append(warning(config))
     return tuple(each for each in found if each)
 
 

@@ -50,4 +50,4 @@ def test_what_cost_nothing_and_a_model_that_is_not_there_warn_of_nothing(tmp_pat
     assert untrained_settings_warning(EncoderConfig(dims=128)) is None
     assert untrained_settings_warning(EncoderConfig(landmark_interval=48)) is None
     assert untrained_settings_warning(encoder_config({"model": "cairn-minilm", "dims": 64})) is None
-    assert untrained_settings_warning(EncoderConfig(model=str(tmp_path / "absent"), layers=4)) is None
+    assert settings_warnings(EncoderConfig(model=str(tmp_path / "absent"), layers=4), ContextConfig()) == ()
