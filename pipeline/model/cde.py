@@ -45,7 +45,7 @@ import numpy as np
 import torch
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver
+from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.pattern import Batch
 from cairn.pipeline.model.engine.projection import Projection, ProjectionLayer
 from cairn.pipeline.model.engine.transformer import Transformer
@@ -55,7 +55,7 @@ from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.first_layers import first_layers
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32
 
 NUM_SOFT_PROMPTS: Final = 8
 """Fixed in the published code; no setting names it."""
@@ -84,11 +84,7 @@ class FirstStage(BackboneOver[Transformer]):
         return self.own_first_stage or self
 
     def hidden_states(
-        self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
-        temperature: float = 1.0,
+        self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; see the base."""
         assert context_CD is None, "the first stage reads no context"
@@ -136,11 +132,7 @@ class CdeBackbone(FirstStage):
 
     @torch.inference_mode()
     def hidden_states(
-        self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
-        temperature: float = 1.0,
+        self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; see the base."""
         if ids_BT.shape[1] > self.max_positions:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver
+from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.projection import Projection, ProjectionLayer
 from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.transformer import Transformer
@@ -50,11 +50,7 @@ class LateBackbone(BackboneOver[Backbone]):
         return next((token for token in found if token is not None), self.landmark_id)
 
     def hidden_states(
-        self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
-        temperature: float = 1.0,
+        self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T V"]:
         """Return the tokens' unit vectors; see the base."""
         states_BTD = self._backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature)

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.backbone import Backbone, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.weights import require_floats
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.model_types import LACKED_BY_TRANSFORMERS
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32
 
 LANDMARK_SCALE: Final = 1e-6
 """Of the table's mean vector: below what float32 keeps of a mean."""
@@ -56,9 +56,9 @@ class StaticBackbone(Backbone):
 
     def hidden_states(
         self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],  # noqa: ARG002 - rows stand alone
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
+        ids_BT: Ids,
+        lengths_B: Lengths,  # noqa: ARG002 - rows stand alone
+        context_CD: ContextRows = None,
         temperature: float = 1.0,
     ) -> Float[torch.Tensor, "B T D"]:
         """Return each token's vector; see the base."""

@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.backbone import Backbone, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.weights import require_floats
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.model_types import LACKED_BY_TRANSFORMERS, MODEL_TYPES
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32
 
 UNBOUND_POSITIONS: Final = 8_192
 """Tokens of a row at most where positions are relative and the configuration names no length."""
@@ -70,11 +70,7 @@ class TransformersBackbone(Backbone):
         return self._table.detach().float().cpu().numpy()
 
     def hidden_states(
-        self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
-        temperature: float = 1.0,
+        self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states; see the base."""
         assert (context_CD, temperature) == (None, 1.0), "settings were checked"

@@ -16,6 +16,10 @@ from cairn.pipeline.model.engine.projection import Projection
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
 
+Ids = Int64[np.ndarray, "B T"]
+Lengths = Int64[np.ndarray, " B"]
+ContextRows = Float32[np.ndarray, "C D"] | None
+
 
 class Backbone(ABC):
     """A bidirectional encoder in inference mode.
@@ -76,11 +80,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def hidden_states(
-        self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
-        temperature: float = 1.0,
+        self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; positions at and after a row's length hold no meaning.
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.attention import Workspace
-from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.backbone import Backbone, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
 from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern, Shape
@@ -110,11 +110,7 @@ class Transformer(Backbone):
         return self.embedding.tokens_VD.cpu().numpy()
 
     def hidden_states(
-        self,
-        ids_BT: Int64[np.ndarray, "B T"],
-        lengths_B: Int64[np.ndarray, " B"],
-        context_CD: Float32[np.ndarray, "C D"] | None = None,
-        temperature: float = 1.0,
+        self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
         num_lead = 0 if context_CD is None else len(context_CD)
         batch = Batch(
