@@ -1,4 +1,4 @@
-"""What is computed once for a generation and then kept: maps and length curves.
+"""Maps computed once for a generation and then kept.
 
 An entry holds only documents that an API key sees, since the key's restriction is part of the cache key. The
 number of entries is bounded; the least recently used go first.
