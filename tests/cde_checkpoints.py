@@ -107,13 +107,13 @@ def cde_tensors(
     version: int, config: dict[str, Any], size: Size, num_layers: int, vocab_size: int, seed: int
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of both stages in the published names."""
-    weights = CdeWeights(100 * version + seed, size.width)
+    weights = RandomWeights(100 * version + seed, size.width)
     first, second = "first_stage_model", "second_stage_model"
     add_backbone = weights.add_nomic_bert if version == 1 else weights.add_modernbert
     add_backbone(
-        f"{first}.embedder", config["limit_layers_first_stage"] or num_layers, size.inner, vocab_size
+        f"{first}.embedder.", config["limit_layers_first_stage"] or num_layers, size.inner, vocab_size
     )
-    add_backbone(f"{second}.backbone", config["limit_layers"] or num_layers, size.inner, vocab_size)
+    add_backbone(f"{second}.backbone.", config["limit_layers"] or num_layers, size.inner, vocab_size)
     output_dim = config["embedding_output_dim"] or size.width
     for name, rows in (
         (f"{first}.mlp.0", size.width),
@@ -129,14 +129,14 @@ def cde_tensors(
     return weights.tensors
 
 
-class CdeWeights:
+class RandomWeights:
     """Random tensors by name, of a model of one width."""
 
-    def __init__(self, seed: int, width: int) -> None:
+    def __init__(self, seed: int, width: int, scale: float = 0.2, bias_scale: float = 0.1) -> None:
         import torch
 
         self._generator = torch.Generator().manual_seed(seed)
-        self._width = width
+        self._width, self._scale, self._bias_scale = width, scale, bias_scale
         self.tensors: dict[str, torch.Tensor] = {}
 
     def _random(self, *shape: int) -> torch.Tensor:
@@ -147,22 +147,24 @@ class CdeWeights:
     def vector(self, name: str, width: int) -> None:
         self.tensors[name] = self._random(width)
 
-    def matrix(self, name: str, rows: int, columns: int, *, bias: bool = False, scale: float = 0.2) -> None:
-        self.tensors[f"{name}.weight"] = self._random(rows, columns) * scale
+    def matrix(
+        self, name: str, rows: int, columns: int, scale: float | None = None, *, bias: bool = False
+    ) -> None:
+        self.tensors[f"{name}.weight"] = self._random(rows, columns) * (scale or self._scale)
         if bias:
-            self.tensors[f"{name}.bias"] = self._random(rows) * 0.1
+            self.tensors[f"{name}.bias"] = self._random(rows) * self._bias_scale
 
-    def norm(self, name: str, *, bias: bool) -> None:
-        self.tensors[f"{name}.weight"] = 1 + self._random(self._width) * 0.1
+    def norm(self, name: str, *, bias: bool, width: int | None = None) -> None:
+        self.tensors[f"{name}.weight"] = 1 + self._random(width or self._width) * 0.1
         if bias:
-            self.tensors[f"{name}.bias"] = self._random(self._width) * 0.1
+            self.tensors[f"{name}.bias"] = self._random(width or self._width) * 0.1
 
     def add_nomic_bert(self, prefix: str, num_layers: int, inner: int, vocab_size: int) -> None:
         width = self._width
-        self.matrix(f"{prefix}.embeddings.word_embeddings", vocab_size, width, scale=1.0)
-        self.matrix(f"{prefix}.embeddings.token_type_embeddings", 2, width)
-        self.norm(f"{prefix}.emb_ln", bias=True)
-        for layer in (f"{prefix}.encoder.layers.{index}" for index in range(num_layers)):
+        self.matrix(f"{prefix}embeddings.word_embeddings", vocab_size, width, scale=1.0)
+        self.matrix(f"{prefix}embeddings.token_type_embeddings", 2, width)
+        self.norm(f"{prefix}emb_ln", bias=True)
+        for layer in (f"{prefix}encoder.layers.{index}" for index in range(num_layers)):
             self.matrix(f"{layer}.attn.Wqkv", 3 * width, width)
             self.matrix(f"{layer}.attn.out_proj", width, width)
             self.matrix(f"{layer}.mlp.fc11", inner, width)
@@ -171,17 +173,19 @@ class CdeWeights:
             self.norm(f"{layer}.norm1", bias=True)
             self.norm(f"{layer}.norm2", bias=True)
 
-    def add_modernbert(self, prefix: str, num_layers: int, inner: int, vocab_size: int) -> None:
+    def add_modernbert(
+        self, prefix: str, num_layers: int, inner: int, vocab_size: int, *, bias: bool = False
+    ) -> None:
         width = self._width
-        self.matrix(f"{prefix}.embeddings.tok_embeddings", vocab_size, width, scale=1.0)
-        self.norm(f"{prefix}.embeddings.norm", bias=False)
-        self.norm(f"{prefix}.final_norm", bias=False)
+        self.matrix(f"{prefix}embeddings.tok_embeddings", vocab_size, width, scale=1.0)
+        self.norm(f"{prefix}embeddings.norm", bias=bias)
+        self.norm(f"{prefix}final_norm", bias=bias)
         for index in range(num_layers):
-            layer = f"{prefix}.layers.{index}"
+            layer = f"{prefix}layers.{index}"
             if index:
-                self.norm(f"{layer}.attn_norm", bias=False)
+                self.norm(f"{layer}.attn_norm", bias=bias)
             self.matrix(f"{layer}.attn.Wqkv", 3 * width, width)
             self.matrix(f"{layer}.attn.Wo", width, width)
-            self.norm(f"{layer}.mlp_norm", bias=False)
+            self.norm(f"{layer}.mlp_norm", bias=bias)
             self.matrix(f"{layer}.mlp.Wi", 2 * inner, width)
             self.matrix(f"{layer}.mlp.Wo", width, inner)

@@ -38,7 +38,7 @@ REASONS = {
     "open": "would serve other machines",
     "kubernetes": "needs a cluster; tests/jobs/test_kustomize.py reads what it would get",
     "ray": "needs a Ray cluster; tests/jobs/ray_cluster runs one",
-    "s3": "needs a bucket; tests/jobs/test_store_index.py has a local one",
+    "s3": "needs a bucket; tests/line/test_store_index.py has a local one",
 }
 PAGES = [README, *GUIDE]
 LEFT_OUT = [block for page in PAGES for block in blocks(page) if block.reason is not None]

@@ -29,7 +29,11 @@ def test_name_that_never_was_switched_has_nothing_to_go_back_to(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "content", ['{"a": {"to": 1, "before": null}}', "[" * 100_000, '{"\\ud800": {"to": "a", "before": "b"}}']
+    "content",
+    [
+        *("", "[]", "[" * 100_000, '{"a": {"to": "b"}}', '{"a": {"to": "../b", "before": "a"}}'),
+        *('{"a": {"to": 1, "before": null}}', '{"\\ud800": {"to": "a", "before": "b"}}'),
+    ],
 )
 def test_odd_content_of_the_names_is_said_in_a_sentence(tmp_path: Path, content: str) -> None:
     (tmp_path / ALIASES_NAME).write_text(content)

@@ -12,27 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.cde_checkpoints import RandomWeights
 from tests.model.transformers_families import make_family as make_family
 
 DIM, HEADS, INNER, POSITIONS = 32, 4, 48, 96
 
 
-class Weights:
-    """Random tensors by name."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self.tensors: dict[str, torch.Tensor] = {}
-
-    def matrix(self, name: str, rows: int, columns: int, scale: float = 0.15, *, bias: bool = False) -> None:
-        self.tensors[f"{name}.weight"] = torch.randn(rows, columns, generator=self._generator) * scale
-        if bias:
-            self.tensors[f"{name}.bias"] = torch.randn(rows, generator=self._generator) * 0.3
-
-    def norm(self, name: str, *, bias: bool, width: int = DIM) -> None:
-        self.tensors[f"{name}.weight"] = 1 + torch.randn(width, generator=self._generator) * 0.1
-        if bias:
-            self.tensors[f"{name}.bias"] = torch.randn(width, generator=self._generator) * 0.1
+def weights_of(seed: int) -> RandomWeights:
+    return RandomWeights(seed, DIM, scale=0.15, bias_scale=0.3)
 
 
 def _write(folder: Path, tokenizer: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
@@ -79,20 +66,9 @@ def make_modernbert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFa
             "sep_token_id": 3,
             "eos_token_id": 3,
         } | changes
-        weights = Weights(seed=2)
-        weights.matrix("embeddings.tok_embeddings", vocab_size, DIM, 1.0)
-        weights.norm("embeddings.norm", bias=bias)
-        for index in range(4):
-            layer = f"layers.{index}"
-            if index:
-                weights.norm(f"{layer}.attn_norm", bias=bias)
-            weights.matrix(f"{layer}.attn.Wqkv", 3 * DIM, DIM)
-            weights.matrix(f"{layer}.attn.Wo", DIM, DIM)
-            weights.norm(f"{layer}.mlp_norm", bias=bias)
-            weights.matrix(f"{layer}.mlp.Wi", 2 * INNER, DIM)
-            weights.matrix(f"{layer}.mlp.Wo", DIM, INNER)
-        weights.norm("final_norm", bias=bias)
-        tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
+        weights = weights_of(seed=2)
+        weights.add_modernbert(prefix, 4, INNER, vocab_size, bias=bias)
+        tensors = weights.tensors
         if prefix:
             tensors |= {"head.dense.weight": torch.zeros(DIM, DIM), "decoder.bias": torch.zeros(vocab_size)}
         config = {name: value for name, value in config.items() if value is not None}
@@ -129,21 +105,9 @@ def make_nomic_bert(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFa
             "type_vocab_size": 2,
             "vocab_size": vocab_size,
         } | changes
-        weights = Weights(seed=3)
-        weights.matrix("embeddings.word_embeddings", vocab_size, DIM, 1.0)
-        weights.matrix("embeddings.token_type_embeddings", 2, DIM)
-        weights.norm("emb_ln", bias=True)
-        for index in range(2):
-            layer = f"encoder.layers.{index}"
-            weights.matrix(f"{layer}.attn.Wqkv", 3 * DIM, DIM)
-            weights.matrix(f"{layer}.attn.out_proj", DIM, DIM)
-            weights.norm(f"{layer}.norm1", bias=True)
-            weights.matrix(f"{layer}.mlp.fc11", INNER, DIM)
-            weights.matrix(f"{layer}.mlp.fc12", INNER, DIM)
-            weights.matrix(f"{layer}.mlp.fc2", DIM, INNER)
-            weights.norm(f"{layer}.norm2", bias=True)
-        tensors = {prefix + name: tensor for name, tensor in weights.tensors.items()}
-        return _write(tmp_path_factory.mktemp("nomic") / "model", tiny_model_folder, config, tensors)
+        weights = weights_of(seed=3)
+        weights.add_nomic_bert(prefix, 2, INNER, vocab_size)
+        return _write(tmp_path_factory.mktemp("nomic") / "model", tiny_model_folder, config, weights.tensors)
 
     return make
 
@@ -176,7 +140,7 @@ def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
             "eos_token_id": 3,
         } | changes
         of_queries, of_keys = HEADS * config["head_dim"], config["num_key_value_heads"] * config["head_dim"]
-        weights = Weights(seed=4)
+        weights = weights_of(seed=4)
         weights.matrix("embed_tokens", vocab_size, DIM, 1.0)
         for index in range(2):
             layer = f"layers.{index}"
@@ -232,7 +196,7 @@ def make_gte(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
             "type_vocab_size": 2,
             "vocab_size": vocab_size,
         } | changes
-        weights = Weights(seed=5)
+        weights = weights_of(seed=5)
         weights.matrix("embeddings.word_embeddings", vocab_size, DIM, 1.0)
         if config["type_vocab_size"]:
             weights.matrix("embeddings.token_type_embeddings", config["type_vocab_size"], DIM)
