@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_type_hints
 
@@ -16,6 +17,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell lets what it runs in the background ignore interrupts, and so would what tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import jaxtyping
