@@ -37,8 +37,10 @@ DECIMALS: Final = b"cairn.decimals"
 """Metadata of a field of numbers that were texts: how they were written, as :func:`decimals_of` has it."""
 MAX_DECIMALS: Final = 1_000
 """How many ways to write decimals are kept of a column; versions have fewer."""
-NO_NAMES: Final = frozenset({"::first"})
+_NO_NAMES: Final = frozenset({"::first"})
 """What stands for more of them."""
+KINDS: Final = b"cairn.kinds"
+"""Metadata of a field of texts whose values are of several kinds: which."""
 FAULT: Final = "\0fault"
 """A column that a format may add to its rows: null, or a reason to refuse the row, a blank and details."""
 _TYPES: Final = ("string", "int64", "double", "bool", "date32[day]", "timestamp[us]")
@@ -57,19 +59,21 @@ _SHOWABLE: Final = (-62_135_596_800 + 86_400, 253_402_300_800 - 86_400)
 """The seconds from 0001-01-02 to 9999-12-30: Python shows no others in every time zone."""
 
 
+BIG_INTEGERS: Final = "integers beyond 64 bits"
+BIG_INTEGER: Final = pa.large_string()
+"""The type of a whole number beyond 64 bits, which is kept as a text."""
+
+
 class WrittenNumber(str):
     """A number as it is written, which a column of numbers reads, and one of texts keeps with its zeros."""
 
     __slots__ = ()
 
 
-def written_number(text: str) -> WrittenNumber | float:
-    """Return a number as it is written where :data:`PLAIN` has it."""
-    return WrittenNumber(text) if re.match(_DECIMAL, text) else float(text)
-
-
 def is_text(arrow_type: pa.DataType) -> bool:
-    """Tell whether values are strings, however they are stored."""
+    """Tell whether values are strings, however they are stored, or UUIDs, which are kept as such."""
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return isinstance(arrow_type, pa.UuidType) or is_text(arrow_type.storage_type)
     if pa.types.is_dictionary(arrow_type):
         return is_text(arrow_type.value_type)
     kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -101,6 +105,8 @@ def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
 
 
 def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
+    if isinstance(arrow_type, pa.BaseExtensionType) and not is_text(arrow_type):
+        return stored_type(arrow_type.storage_type)
     if is_text(arrow_type):
         return pa.string()
     if pa.types.is_dictionary(arrow_type):
@@ -157,6 +163,36 @@ def decimals_of(column: pa.Array) -> frozenset[str]:
     return frozenset(pc.unique(ways).to_pylist())
 
 
+class Decimals:
+    """How the numbers of the columns of a file are written, kept in bounds."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, frozenset[str]] = {}
+        self._waiting: dict[str, list[str]] = {}
+
+    def add(self, name: str, column: pa.Array) -> None:
+        """Take the numbers of a column as texts."""
+        if self._seen.get(name) != _NO_NAMES:
+            seen = self._seen.get(name, frozenset()) | decimals_of(column)
+            self._seen[name] = seen if len(seen) <= MAX_DECIMALS else _NO_NAMES
+
+    def add_value(self, name: str, value: object) -> None:
+        """Take a value, or a list of them, of which those are told that are written numbers."""
+        values = cast("list[object]", value) if isinstance(value, list) else [value]
+        written = [str(each) for each in values if isinstance(each, WrittenNumber)]
+        if written:
+            waiting = self._waiting.setdefault(name, [])
+            waiting += written
+            if len(waiting) >= MAX_DECIMALS:
+                self.add(name, pa.array(self._waiting.pop(name)))
+
+    def of(self, name: str) -> dict[bytes, str]:
+        """Return the metadata of a field."""
+        if name in self._waiting:
+            self.add(name, pa.array(self._waiting.pop(name)))
+        return {DECIMALS: " ".join(sorted(self._seen[name]))} if name in self._seen else {}
+
+
 def are_names(decimals: Set[str]) -> bool:
     """Whether numbers are names, as versions: 3.10 is another one than 3.1, because 3.9 stands beside it.
 
@@ -179,7 +215,7 @@ def type_of(value: object) -> pa.DataType:
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
-        return pa.int64() if value in _INT64 else pa.string()
+        return pa.int64() if value in _INT64 else BIG_INTEGER
     if isinstance(value, float | WrittenNumber):
         return pa.float64()
     if isinstance(value, str | bytes):
@@ -188,6 +224,34 @@ def type_of(value: object) -> pa.DataType:
         return OBJECT
     elements = cast("Sequence[object]", value)
     return pa.list_(reduce(joined, map(type_of, elements), pa.null()))
+
+
+def kind_of(arrow_type: pa.DataType) -> str | None:
+    """Say of which kind the values of a type are, or the elements of lists, None of none."""
+    if is_list(arrow_type):
+        return kind_of(arrow_type.value_type)
+    if arrow_type == BIG_INTEGER:
+        return BIG_INTEGERS
+    if is_text(arrow_type):
+        return "texts"
+    if is_number(arrow_type):
+        return "numbers"
+    if pa.types.is_boolean(arrow_type):
+        return "booleans"
+    return "times" if pa.types.is_temporal(arrow_type) else None
+
+
+def learned_field(
+    name: str, own: pa.DataType, met: Collection[pa.DataType], metadata: Mapping[bytes, str] | None = None
+) -> pa.Field:
+    """Return the field of a column of a type, whose values are of the types that were met."""
+    if OBJECT in met:
+        return pa.field(name, own, metadata=OBJECTS)
+    kinds = sorted({kind for each in met if (kind := kind_of(each))})
+    is_mixed = len(kinds) > 1 or kinds == [BIG_INTEGERS]
+    return pa.field(
+        name, own, metadata={**(metadata or {}), **({KINDS: ", ".join(kinds)} if is_mixed else {})}
+    )
 
 
 def _is_flat(value: object) -> bool:
@@ -420,9 +484,10 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
         own = pa.ListArray.from_arrays(offsets, elements, type=pa.list_(target.value_type), mask=mask)
     else:
         bad = np.array([isinstance(value, list | tuple | dict) for value in values], bool)
-        own = _natural(
-            [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
-        )
+        kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
+        if not is_text(target):
+            kept = [float(value) if isinstance(value, WrittenNumber) else value for value in kept]
+        own = _natural(kept)
     column, more = fitted(own, target)
     return column, bad if more is None else bad | more
 
@@ -472,8 +537,12 @@ def not_showable(column: pa.Array) -> Mask | None:
 
 
 def without_views(column: pa.Array) -> pa.Array:
-    """Return a column whose strings are no views: Arrow cannot filter those yet."""
+    """Return a column whose strings are no views, which Arrow cannot filter yet, and no UUIDs or others."""
     arrow_type = column.type
+    if isinstance(arrow_type, pa.UuidType):
+        return pa.array([None if each is None else str(each) for each in column.to_pylist()], pa.string())
+    if isinstance(arrow_type, pa.BaseExtensionType):
+        return without_views(cast("Any", column).storage)
     if pa.types.is_string_view(arrow_type):
         return column.cast(pa.large_string())
     if not is_list(arrow_type):

@@ -16,7 +16,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import OBJECT, OBJECTS, batch_of, joined, type_of
+from cairn.pipeline.corpus.columns import batch_of, joined, learned_field, type_of
 from cairn.pipeline.corpus.formats.format import damage_of
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
@@ -84,10 +84,7 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> p
     if not rows:
         names = {config.id_column: None, config.text_column: None}
     columns = {name: _column(name, [_plain(row.get(name)) for row in rows]) for name in names}
-    fields = [
-        pa.field(name, column.type, metadata=OBJECTS if has_objects else None)
-        for name, (column, has_objects) in columns.items()
-    ]
+    fields = [learned_field(name, column.type, met) for name, (column, met) in columns.items()]
     return pa.table([column for column, _ in columns.values()], schema=pa.schema(fields))
 
 
@@ -99,16 +96,18 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, np.ndarray):
         return value.tolist()
-    if isinstance(value, np.generic) and not isinstance(value, np.datetime64 | np.timedelta64):
-        return _plain(value.item())
+    if isinstance(value, np.generic):
+        item = value.item()  # of nanoseconds a bare number
+        is_time = isinstance(value, np.datetime64 | np.timedelta64)
+        return value if is_time and isinstance(item, int) else _plain(item)
     return value
 
 
-def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, bool]:
-    """Return values as a column, and whether objects among them were left out."""
+def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.DataType]]:
+    """Return values as a column, and their types where Arrow has none for all."""
     try:
-        return pa.array(values), False  # knows dates, decimals and numpy's numbers
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError):
+        return pa.array(values), ()  # knows dates, decimals and numpy's numbers
+    except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError):
         pass
     try:
         types = [*map(type_of, values)]
@@ -118,7 +117,7 @@ def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, bool]:
         raise _unfit(name, damage_of(error)) from error
     if faults.null_count < len(faults):
         raise _unfit(name, "numbers that no type holds")
-    return column, OBJECT in types
+    return column, types
 
 
 def _unfit(name: str, got: str) -> UsageError:

@@ -90,7 +90,7 @@ class Scan:
 def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
     if faults:
         (file, fault), *others = faults
-        also = f" and of {len(others):,} more files" if others else ""
+        also = f" and of {len(others):,} more" if others else ""
         yield (
             f"the front matter of {file.name}{also} cannot be read and was left in the text: {fault}; "
             "put a value with a colon into quotes"

@@ -25,13 +25,16 @@ from typing import Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import (
+    BIG_INTEGERS,
     DECIMALS,
+    KINDS,
     OBJECT,
     OBJECTS,
     are_names,
     is_list,
     is_text,
     joined,
+    kind_of,
     plain_type,
     stored_type,
 )
@@ -295,6 +298,10 @@ def _take(
     else:
         problem = None
         fields[target] = pa.field(target, agreed)
+        met = sorted({kind for file, field in kinds for kind in _value_kinds(file, field)})
+        if kind_of(agreed) == "texts" and (len(met) > 1 or BIG_INTEGERS in met):
+            sentence = f"column {name!r} holds {' and '.join(met)}, as in {where}"
+            warnings[f"{sentence}: all are kept as texts, and filters compare them as such"] = None
         if target != name:
             warnings[f"column {name!r} of {where} has a name of Cairn's own: it is stored as {target!r}"] = (
                 None
@@ -308,6 +315,12 @@ def _take(
     elif lost:
         others = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
         warnings[f"values of column {name!r} in {where}{others} are left out: {_why(lost[0][1])}"] = None
+
+
+def _value_kinds(file: SourceFile, field: pa.Field) -> Sequence[str]:
+    """Return of which kinds the values of a column are; of CSV, all are texts."""
+    kinds = (field.metadata or {}).get(KINDS, (kind_of(field.type) or "").encode()).decode()
+    return kinds.split(", ") if kinds and ".csv" not in file.format.suffixes else ()
 
 
 def stored_name(name: str) -> str:

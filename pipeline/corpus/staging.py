@@ -163,7 +163,7 @@ def stage_stored(
 
 def guess_told(encoding: str, names: Sequence[str]) -> str:
     """Say of files what their encoding was guessed to be."""
-    also = f" and {len(names) - 1:,} more files" if len(names) > 1 else ""
+    also = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     return (
         f"read as {encoding.replace('cp125', 'windows-125')}, as they are not UTF-8: {names[0]}{also}; if "
         "letters are wrong, write the texts again in UTF-8"

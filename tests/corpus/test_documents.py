@@ -105,6 +105,9 @@ def word(path: Path) -> Path:
     made.paragraphs[0]._p.append(parse_xml(anchored.replace("<w:r>", f"<w:r {nsdecls('w')}>", 1)))
     deleted = f"<w:del {nsdecls('w')}><w:r><w:t>gone</w:t></w:r></w:del>"
     made.paragraphs[1]._p.append(parse_xml(deleted))
+    sign = '<w:r><w:t>Or</w:t><w:sym w:font="Wingdings" w:char="F0E0"/></w:r>'
+    alpha = '<w:r><w:sym w:font="Symbol" w:char="F061"/><w:sym w:font="Own" w:char="E001"/></w:r>'
+    made.element.body.insert(4, parse_xml(f"<w:p {nsdecls('w')}>{sign}{alpha}</w:p>"))
     table = made.add_table(2, 2)
     for place, cell in enumerate(cell for row in table.rows for cell in row.cells):
         cell.text = f"cell {place}"
@@ -175,16 +178,16 @@ def open_document(path: Path) -> Path:
 def book(path: Path, algorithm: str = "http://www.idpf.org/2008/embedding") -> Path:
     package = (
         '<package xmlns:d="urn:d"><metadata><d:title>Tales</d:title></metadata>'
-        '<manifest><item id="a" href="a%20b.xhtml"/><item id="b" href="b.xhtml"/></manifest>'
+        '<manifest><item id="a" href="a%20b.xhtml"/><item id="b" href="b.xhtml#one"/></manifest>'
         '<spine><itemref idref="b"/><itemref idref="a"/></spine></package>'
     )
     method = f'<x:EncryptionMethod xmlns:x="{XML_ENCRYPTION}" Algorithm="{algorithm}"/>'
     with zipfile.ZipFile(path, "w") as made:
         made.writestr("META-INF/encryption.xml", f"<encryption>{method}</encryption>")
-        made.writestr("META-INF/container.xml", '<c><rootfile full-path="in/book.opf"/></c>')
-        made.writestr("in/book.opf", package)
-        made.writestr("in/b.xhtml", "<html><body><h1>One</h1><p>Once.</p><aside>Note</aside></body></html>")
-        made.writestr("in/a b.xhtml", "<html><body><h1>Two</h1><p>Twice.</p></body></html>")
+        made.writestr("META-INF/container.xml", '<c><rootfile full-path="in%20a/book.opf"/></c>')
+        made.writestr("in a/book.opf", package)
+        made.writestr("in a/b.xhtml", "<html><body><h1>One</h1><p>Once.</p><aside>Note</aside></body></html>")
+        made.writestr("in a/a b.xhtml", "<html><body><h1>Two</h1><p>Twice.</p></body></html>")
     return path
 
 
@@ -211,7 +214,8 @@ def notebook(path: Path) -> Path:
 
 def rich(path: Path) -> Path:
     path.write_bytes(
-        rb"{\rtf1\ansi{\fonttbl\f0 Arial;}{\info{\title Caf\'e9s}}\f0 Caf\'e9 \b open\b0\par Daily.}"
+        rb"{\rtf1\ansi{\fonttbl\f0 Arial;}{\info{\title Caf\'e9s}}\f0 Caf\'e9 \b open\b0"
+        rb"{\footnote late}\par Daily.}"
     )
     return path
 
@@ -234,7 +238,10 @@ FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
         "a.docx",
         word,
         "Handbook",
-        [f"# Leave\nBoxed\nAsk early.\n- by mail\nControlled\n{TABLE}", "Second page.\nA palm on a beach"],
+        [
+            f"# Leave\nBoxed\nAsk early.\n- by mail\nControlled\nOr→\u03b1\ue001\n{TABLE}",
+            "Second page.\nA palm on a beach",
+        ],
     ),
     (
         "a.pptx",
@@ -270,7 +277,7 @@ FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
         "Sums",
         ["# Sums\nof two", *(f"```python\n{code}\n```\n\n```\n{out}\n```" for code, out in CELLS)],
     ),
-    ("a.rtf", rich, "Cafés", ["Café open\nDaily."]),
+    ("a.rtf", rich, "Cafés", ["Café open late\nDaily."]),
     ("a.py", code, "a.py", ["def f():\n    return 1"]),
 ]
 
@@ -374,8 +381,10 @@ def test_a_mail_in_a_mail_is_read_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
 def test_a_mail_that_names_no_encoding_is_read(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "a.eml").write_bytes("Subject: x\n\nGrüße für die Tür".encode(encoding))
-    assert read(tmp_path)[0][0]["text"] == "Subject: x\n\nGrüße für die Tür"
+    text = "Subject: Öl für die Tür\n\nGrüße für die Tür"
+    (tmp_path / "a.eml").write_bytes(text.encode(encoding))
+    [row], _ = read(tmp_path)
+    assert (row["title"], row["text"]) == ("Öl für die Tür", text)
 
 
 @pytest.mark.usefixtures("own_children")

@@ -244,6 +244,7 @@ def test_values_of_rows_are_taken_as_python_and_pandas_have_them(notes: cairn.Co
             "n": np.int64(3),
             "x": float("nan"),
             "when": pd.NaT,
+            "day": np.datetime64("2024-05-31"),
             "m": {"x": 1},
         },
         {"id": "b", "text": "b", "n": None, "x": np.float32(0.5), "when": dt.date(2024, 5, 31), "m": 3},
@@ -252,11 +253,11 @@ def test_values_of_rows_are_taken_as_python_and_pandas_have_them(notes: cairn.Co
     report = notes.add(rows)
     assert (report.indexed, report.quarantined) == (3, 0)
     assert any("values of column 'm'" in warning for warning in report.warnings)
-    stored = notes.documents.to_arrow(["doc_id", "n", "x", "when", "m"]).to_pylist()
+    stored = notes.documents.to_arrow(["doc_id", "n", "x", "when", "day", "m"]).to_pylist()
     assert [tuple(row.values()) for row in stored] == [
-        ("00000000-0000-0000-0000-000000000001", 3, None, None, None),
-        ("b", None, 0.5, dt.date(2024, 5, 31), 3),
-        ("c", None, None, None, None),
+        ("00000000-0000-0000-0000-000000000001", 3, None, None, dt.date(2024, 5, 31), None),
+        ("b", None, 0.5, dt.date(2024, 5, 31), None, 3),
+        ("c", None, None, None, None, None),
     ]
 
 

@@ -25,7 +25,7 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import DECIMALS, FAULT, MAX_DECIMALS, NO_NAMES, decimals_of, plain_type
+from cairn.pipeline.corpus.columns import FAULT, Decimals, pc, plain_type
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
     Footer,
@@ -42,6 +42,7 @@ from cairn.pipeline.corpus.formats.format import (
 from cairn.pipeline.corpus.quarantine import Reason
 from typing_extensions import override
 
+_WITH_COMMA: Final = r"^-?[0-9][0-9.]*,[0-9]+$"
 _ROW_DOCUMENTS: Final = 2
 """A row may be so many times as long as a document."""
 
@@ -56,7 +57,7 @@ class CsvFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        decimals = dict[str, frozenset[str]]()
+        decimals, with_commas = Decimals(), dict[str, bool]()
 
         def parts() -> Iterator[Mapping[str, pa.DataType] | int | Undecoded]:
             for item in _batches(file, config, None):
@@ -66,19 +67,22 @@ class CsvFormat(Format):
                 columns = dict(zip(item.schema.names, item.columns, strict=True))
                 types = {name: plain_type(column) for name, column in columns.items() if name != FAULT}
                 for name, arrow_type in types.items():
-                    if arrow_type == pa.float64() and decimals.get(name) != NO_NAMES:
-                        seen = decimals.get(name, frozenset()) | decimals_of(columns[name])
-                        decimals[name] = seen if len(seen) <= MAX_DECIMALS else NO_NAMES
+                    if arrow_type == pa.float64():
+                        decimals.add(name, columns[name])
+                    elif arrow_type == pa.string() and with_commas.get(name, True):
+                        are_such = pc.match_substring_regex(columns[name], _WITH_COMMA)
+                        with_commas[name] = pc.all(are_such).as_py()
                 yield types
                 yield item.num_rows
 
-        footer = learned_footer(file, parts())
+        footer = learned_footer(file, parts(), decimals)
         names = next(islice(_rows(file, config), 1, None), None)
         assert not isinstance(names, str | Undecoded), "the header comes first"
         again = [pa.field(name, pa.null()) for name, count in Counter(names or ()).items() if count > 1]
+        # Where some numbers have decimal commas, the point of others is one between thousands.
+        has_points = {pa.float64()} if any(with_commas.values()) else set[pa.DataType]()
         fields = [
-            field.with_metadata({DECIMALS: " ".join(sorted(decimals.get(field.name, ())))})
-            for field in footer.schema
+            field.with_type(pa.string()) if field.type in has_points else field for field in footer.schema
         ]
         return Footer(schema=pa.schema([*fields, *again]), num_rows=footer.num_rows)
 
@@ -152,6 +156,10 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[list[str] | str | 
             except (csv.Error, LongLineError) as error:
                 if not num_fields:
                     raise ValueError(f"its header cannot be read: {error}") from error
+                of_row = [line.rstrip("\r\n") for line in lines.of_row]
+                if delimiter == "\t" and _is_of_rows(of_row, num_fields, delimiter):
+                    yield from (line.split(delimiter) for line in of_row)
+                    continue
                 if "unexpected end" in str(error):
                     opened = f"a quote that opens in line {first}"
                     raise ValueError(

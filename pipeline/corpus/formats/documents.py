@@ -124,6 +124,11 @@ class _Archive(ZipFile):
         """Return the root of a part."""
         return ET.fromstring(self.read(name))  # noqa: S314 (expat limits what entities expand to)
 
+    def named(self, address: str) -> str:
+        """Return the part that an address names, which may be quoted, and of a place in it."""
+        plain, names = address.partition("#")[0], self.namelist()
+        return next((each for each in (address, plain, unquote(plain)) if each in names), address)
+
     def related(self, name: str = "") -> dict[str, tuple[str, str]]:
         """Return kind and name of the parts that one refers to, by the ids that it has for them."""
         folder, base = posixpath.split(name)
@@ -192,6 +197,8 @@ class _Walk(NamedTuple):
             return _MARKS[kind]
         if kind == "t":
             return element.text or ""
+        if kind == "sym":
+            return _symbol(_attribute(element, "font"), int(_attribute(element, "char") or "0", 16))
         if kind == "s":
             return " " * min(int(_attribute(element, "c") or 1), 1_000)
         if kind in ("footnoteReference", "endnoteReference"):
@@ -238,6 +245,28 @@ class _Walk(NamedTuple):
         style = element.find("{*}pPr/{*}pStyle")
         prefix = "" if style is None else self.prefixes.get(_attribute(style, "val"), "")
         return prefix or ("- " if element.find("{*}pPr/{*}numPr") is not None else "")
+
+
+_SYMBOLS: Final[Mapping[str, Mapping[int, str]]] = {
+    "symbol": {
+        0x22: "∀", 0x24: "∃", 0x27: "∋", 0x40: "≅ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", 0x5C: "∴", 0x5E: "⊥",
+        0x61: "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", 0xA0: "€ϒ′≤⁄∞ƒ♣♦♥♠↔←↑→↓°±″≥×∝∂•÷≠≡≈…",
+        0xC0: "ℵℑℜ℘⊗⊕∅∩∪⊃⊇⊄⊂⊆∈∉∠∇®©™∏√⋅¬∧∨⇔⇐⇑⇒⇓◊",
+    },
+    "wingdings": {
+        0x4A: "☺", 0x4C: "☹", 0x6C: "●", 0x6E: "■□", 0x76: "❖", 0x9F: "•", 0xA7: "▪□", 0xD8: "➢",
+        0xDF: "←→↑↓↖↗↙↘", 0xE8: "➔", 0xF0: "⇨", 0xFB: "✗✓☒☑",
+    },
+}  # fmt: skip
+"""What Word's fonts of symbols show for characters in common use, from a first one on."""
+
+
+def _symbol(font: str, code: int) -> str:
+    """Return a character of a font; one of symbols has its own from U+F000 on, which stay where unknown."""
+    for first, shown in _SYMBOLS.get(font.lower(), {}).items():
+        if 0 <= (code & 0xFF) - first < len(shown):
+            return shown[(code & 0xFF) - first]
+    return chr(code)
 
 
 def _name(element: Element) -> str:
@@ -461,12 +490,12 @@ class EpubFormat(PagedFormat):
             if any(each.get("Algorithm") not in _OF_FONTS for each in methods):
                 raise UnreadableError("it is protected against copying")
         root = archive.xml("META-INF/container.xml").find(".//{*}rootfile")
-        name = "content.opf" if root is None else root.get("full-path", "")
+        name = archive.named("content.opf" if root is None else root.get("full-path", ""))
         book = archive.xml(name)
         files = {each.get("id"): each.get("href", "") for each in book.iterfind("{*}manifest/{*}item")}
         chapters = [files.get(each.get("idref"), "") for each in book.iterfind("{*}spine/{*}itemref")]
         folder = posixpath.dirname(name)
-        paths = (posixpath.normpath(posixpath.join(folder, unquote(each))) for each in chapters)
+        paths = (archive.named(posixpath.normpath(posixpath.join(folder, each))) for each in chapters)
         return Opened(archive.title(name), (partial(_chapter, archive, each) for each in paths))
 
 
@@ -475,6 +504,8 @@ def _chapter(archive: _Archive, name: str) -> str:
 
 
 _RTF_TITLE: Final = re.compile(r"\{\\title( [^{}]*)\}")
+_RTF_NOTE: Final = re.compile(r"\{\s*(\\\*)?\\footnote\b")
+"""What striprtf leaves out with all that is in it."""
 _RTF_ENCODING: Final = re.compile(r"\\ansicpg\d+")
 
 
@@ -492,7 +523,7 @@ class RtfFormat(PagedFormat):
         raw = Path(path).read_bytes()
         if not raw.startswith(b"{\\rtf"):
             raise UnreadableError("it does not begin as RTF does")
-        text = raw.decode("cp1252", "replace")
+        text = _RTF_NOTE.sub("{", raw.decode("cp1252", "replace"))
         title, encoding = _RTF_TITLE.search(text), _RTF_ENCODING.search(text)
         head = f"{{\\rtf1{encoding[0] if encoding else ''}"
         shown = rtf_to_text(f"{head}{title[1]}}}", errors="replace") if title else ""
@@ -511,16 +542,26 @@ class MailFormat(PagedFormat):
             message = email.message_from_binary_file(file, policy=email.policy.default)
         if not message.keys():
             raise UnreadableError("it has no header of a mail")
-        return Opened(str(message["subject"] or ""), [partial(_mail, message)])
+        return Opened(_header(message, "Subject"), [partial(_mail, message)])
 
 
 def _mail(message: EmailMessage) -> str:
     parts = [part for part in message.walk() if not part.is_multipart()]
     names = [part.get_filename() or part.get_content_type() for part in parts if part.is_attachment()]
-    names += [str(part["subject"]) for part in message.walk() if part is not message and part["subject"]]
-    head = [f"{name}: {message[name]}" for name in ("From", "To", "Cc", "Date", "Subject") if message[name]]
+    inner = (_header(part, "Subject") for part in message.walk() if part is not message)
+    names += filter(None, inner)
+    shown = ((name, _header(message, name)) for name in ("From", "To", "Cc", "Date", "Subject"))
+    head = [f"{name}: {value}" for name, value in shown if value]
     head += [f"Attachments: {', '.join(names)}"] if names else []
     return "\n\n".join(["\n".join(head), *(_mail_part(part).strip() for part in _bodies(message))])
+
+
+def _header(part: EmailMessage, name: str) -> str:
+    """Return a header; `email` would leave out letters of one that are neither ASCII nor marked."""
+    found = next((value for key, value in part.raw_items() if key.lower() == name.lower()), "")
+    raw = str(found).encode("utf-8", "surrogateescape")
+    text = str(found) if raw.isascii() else raw.decode(encoding_of(raw)[0], "replace")
+    return str(email.policy.default.header_factory(name, " ".join(text.split()))) if text else ""
 
 
 def _bodies(part: EmailMessage) -> list[EmailMessage]:
@@ -564,6 +605,8 @@ class NotebookFormat(PagedFormat):
 
 def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
     source = "".join(cell.get("source", cell.get("input", "")))
+    if cell["cell_type"] == "heading":
+        source = f"{'#' * int(cell.get('level', 1))} {source}"
     if cell["cell_type"] != "code":
         return without_pictures(source.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
     outputs = ["".join(_shown(each)) for each in cell.get("outputs", [])]

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import ClassVar, Final, TypeVar, cast
 
+import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import OBJECT, OBJECTS, joined
+from cairn.pipeline.corpus.columns import Decimals, joined, learned_field
 from cairn.pipeline.errors import TryAgainError
 from pyarrow.fs import FileSystem, LocalFileSystem
 
@@ -37,6 +38,10 @@ HEAD_BYTES: Final = 1 << 16
 ENCODING: Final = b"encoding"
 """Metadata of the batches of a file whose encoding is a guess."""
 _ASCII: Final = bytes(range(128))
+_SCRIPT_SHARE: Final = 0.8
+"""How much of UTF-16 without a mark is letters of one script and signs of ASCII, at least."""
+_JAPANESE_SHIFTS: Final = (b"\x1b$B", b"\x1b$@")
+"""What ISO-2022-JP begins a run of Japanese with."""
 _SAMPLE_BYTES: Final = 1 << 20
 _GUESSED: Final = (
     *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r"),
@@ -189,16 +194,18 @@ class SourceFile:
             raise _no_answer(self.name, unreachable) from error
 
 
-def learned_footer(file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] | int | Undecoded]) -> Footer:
+def learned_footer(
+    file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] | int | Undecoded], decimals: Decimals
+) -> Footer:
     """Return the footer of what a pass yields: types of columns, numbers of rows, and what is damaged.
 
-    A column of which some values are objects has :data:`OBJECTS` as metadata. A pass that fails has met the
+    A pass that fails has met the
     beginning of the file, and the rest counts as one row, which reading it quarantines. Where nothing was
     met, the error is raised: the file is damaged. So is one with more than ``MAX_COLUMNS`` columns, whose
     names and types would all be kept in memory: :class:`ValueError`.
     """
     types: dict[str, pa.DataType] = {}
-    with_objects: set[str] = set()
+    met: dict[str, set[pa.DataType]] = {}
     num_rows = 0
     try:
         for part in parts:
@@ -207,7 +214,8 @@ def learned_footer(file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] |
             elif isinstance(part, Undecoded):
                 num_rows += 1 if part.num_rows is None else part.num_rows
             else:
-                with_objects.update(name for name, arrow_type in part.items() if arrow_type == OBJECT)
+                for name, own in part.items():
+                    met.setdefault(name, set()).add(own)
                 types |= {name: joined(types.get(name, pa.null()), own) for name, own in part.items()}
             if len(types) > MAX_COLUMNS:
                 break
@@ -218,9 +226,7 @@ def learned_footer(file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] |
         num_rows += 1
     if len(types) > MAX_COLUMNS:
         raise ValueError(f"a file must have at most {MAX_COLUMNS} columns, got more")
-    fields = [
-        pa.field(name, own, metadata=OBJECTS if name in with_objects else None) for name, own in types.items()
-    ]
+    fields = [learned_field(name, own, met[name], decimals.of(name)) for name, own in types.items()]
     return Footer(schema=pa.schema(fields), num_rows=num_rows)
 
 
@@ -272,6 +278,8 @@ def encoding_of(raw: bytes) -> tuple[str, bool]:
         return "utf-32", False
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16", False
+    if unmarked := unmarked_encoding(raw):
+        return unmarked, True
     may_be_cut = len(raw) >= HEAD_BYTES
     try:
         codecs.getincrementaldecoder("utf-8")().decode(raw, final=not may_be_cut)
@@ -291,6 +299,25 @@ def encoding_of(raw: bytes) -> tuple[str, bool]:
     return "utf-8-sig", False
 
 
+def unmarked_encoding(raw: bytes) -> str | None:
+    """Return what a text without a mark is written in that reads as ASCII, too, or as one with NULs.
+
+    Of UTF-16, one byte of each blank is 0, and the same byte of most letters is that of their script.
+    """
+    pairs = np.frombuffer(raw, np.uint8, len(raw) // 2 * 2).reshape(-1, 2)
+    num_zeros = (pairs == 0).sum(0) if b"\0" in raw else np.zeros(2, int)
+    if num_zeros.any() and not num_zeros.all():
+        high = int(num_zeros[1] > 0)
+        counts = np.bincount(pairs[:, high], minlength=256)
+        if counts[0] + counts[1:].max() >= _SCRIPT_SHARE * len(pairs):
+            return ("utf-16-be", "utf-16-le")[high]
+    if any(shift in raw for shift in _JAPANESE_SHIFTS) and raw.isascii():
+        with contextlib.suppress(UnicodeDecodeError):
+            codecs.getincrementaldecoder("iso2022_jp")().decode(raw)
+            return "iso2022_jp"
+    return None
+
+
 @contextlib.contextmanager
 def opened_text(
     file: SourceFile, *, newline: str | None, guesses: bool
@@ -300,9 +327,10 @@ def opened_text(
         buffered = io.BufferedReader(cast("io.RawIOBase", stream), HEAD_BYTES)
         head = buffered.peek(HEAD_BYTES)
         encoding, is_guess = encoding_of(head)
-        if is_guess and not guesses:
+        is_wide = encoding.startswith(("utf-16", "utf-32"))
+        if is_guess and not guesses and not is_wide:
             encoding = "utf-8-sig"
-        errors = "replace" if encoding in ("utf-16", "utf-32") else "surrogateescape"
+        errors = "replace" if is_wide else "surrogateescape"
         with io.TextIOWrapper(buffered, encoding, errors, newline=newline) as text:
             yield head, text
 

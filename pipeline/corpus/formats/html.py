@@ -13,7 +13,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of
+from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, unmarked_encoding
 from cairn.pipeline.corpus.formats.text import Document, DocumentFormat
 from typing_extensions import override
 
@@ -192,6 +192,8 @@ def _decoded(raw: bytes | str) -> tuple[str | bytes, str]:
     declared = (EncodingDetector.find_declared_encoding(raw, is_html=True) or "").lower()
     if declared.startswith("iso-2022"):  # seven bits that are ASCII, too
         return raw, ""
+    if unmarked := unmarked_encoding(raw):
+        return raw.decode(unmarked, "replace"), unmarked
     try:
         return raw.decode("utf-8-sig"), ""
     except UnicodeDecodeError:

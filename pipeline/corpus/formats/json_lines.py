@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import batch_of, role_names, type_of
+from cairn.pipeline.corpus.columns import Decimals, WrittenNumber, batch_of, role_names, type_of
 from cairn.pipeline.corpus.formats.format import (
     Footer,
     Format,
@@ -51,6 +51,7 @@ class JsonLinesFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every line once for the columns and their types."""
+        decimals = Decimals()
 
         def parts() -> Iterator[Mapping[str, pa.DataType] | int]:
             fault, has_rows = "", False
@@ -59,12 +60,14 @@ class JsonLinesFormat(Format):
                     fault = fault or row
                 else:
                     has_rows = True
+                    for name, value in row.items():
+                        decimals.add_value(name, value)
                     yield {name: type_of(value) for name, value in row.items()}
                 yield 1
             if fault and not has_rows:
                 raise ValueError(fault)
 
-        return learned_footer(file, parts())
+        return learned_footer(file, parts(), decimals)
 
     @override
     def read(
@@ -101,7 +104,7 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[tuple[Row, int]]:
 
 def _parsed(line: str, number: int) -> Row:
     try:
-        row: object = json.loads(line)
+        row: object = json.loads(line, parse_float=WrittenNumber)
     except (ValueError, RecursionError) as error:
         return f"line {number} is not JSON: {str(error) or type(error).__name__}"[:300]
     if not isinstance(row, dict):

@@ -27,15 +27,13 @@ import pyarrow as pa
 import yaml
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import (
-    DECIMALS,
     OBJECT,
     OBJECTS,
+    Decimals,
     WrittenNumber,
     batch_of,
-    decimals_of,
     role_names,
     type_of,
-    written_number,
 )
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -71,7 +69,7 @@ _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
     r"~|null|Null|NULL|": lambda _: None,
     r"true|True|TRUE|false|False|FALSE": lambda written: written.lower() == "true",
     r"[-+]?(?:0|[1-9][0-9]{0,17})": int,
-    r"[-+]?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,2})?": written_number,
+    r"[-+]?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,2})?": WrittenNumber,
 }
 """Scalars of YAML 1.2 that are no texts. A leading zero makes a text, as in CSV."""
 
@@ -157,11 +155,9 @@ class MarkdownFormat(DocumentFormat):
 
 
 def _field(key: str, value: Any) -> pa.Field:
-    own = type_of(value)
-    values = cast("list[Any]", value) if isinstance(value, list) else [value]
-    written = [str(each) for each in values if isinstance(each, WrittenNumber)]
-    decimals = {DECIMALS: " ".join(decimals_of(pa.array(written)))} if written else None
-    return pa.field(key, own, metadata=OBJECTS if own == OBJECT else decimals)
+    own, decimals = type_of(value), Decimals()
+    decimals.add_value(key, value)
+    return pa.field(key, own, metadata=OBJECTS if own == OBJECT else decimals.of(key))
 
 
 def without_pictures(text: bytes) -> bytes:
@@ -246,7 +242,7 @@ def _read_json(head: bytes) -> FrontMatter:
     """Read an object that ends with its line; what is none is text."""
     try:
         text = head.decode("utf-8", "ignore")
-        found, end = json.JSONDecoder(parse_float=written_number).raw_decode(text)
+        found, end = json.JSONDecoder(parse_float=WrittenNumber).raw_decode(text)
     except (ValueError, RecursionError):
         return FrontMatter({}, 0)
     if text[end : end + 1] not in ("\n", "\r") or not found:
@@ -255,7 +251,7 @@ def _read_json(head: bytes) -> FrontMatter:
 
 
 def _toml(raw: bytes) -> Mapping[str, Any]:
-    return _flat(tomllib.loads(raw.decode().replace("\r\n", "\n"), parse_float=written_number))
+    return _flat(tomllib.loads(raw.decode().replace("\r\n", "\n"), parse_float=WrittenNumber))
 
 
 def _flat(keyed: Mapping[str, Any]) -> Mapping[str, Any]:

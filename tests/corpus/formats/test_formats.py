@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import time
+import uuid
 from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +120,11 @@ def test_values_of_several_kinds_become_texts_and_objects_are_left_out(tmp_path:
     ]
     scan = scan_sources([str(tmp_path)], CorpusConfig())
     why = "it holds objects or nested lists"
+    mixed = f"as in {tmp_path}/a.jsonl: all are kept as texts, and filters compare them as such"
     assert scan.warnings == (
+        f"column 'code' holds numbers and texts, {mixed}",
         f"values of column 'tags' in {tmp_path}/a.jsonl are left out: {why}",
+        f"column 'big' holds booleans and integers beyond 64 bits, {mixed}",
         f"column 'deep' of {tmp_path}/a.jsonl cannot be stored: {why}; it is left out",
     )
 
@@ -165,14 +170,16 @@ def test_damaged_rows_of_csv_are_quarantined_where_they_stand(tmp_path: Path) ->
     ("name", "texts", "doubt"),
     [
         ("a.tsv", {"1": '"Unbalanced', "2": "second", "3": 'ends"', "4": "fourth"}, None),
+        ("open.tsv", {"1": '"Unbalanced', "2": "second", "3": '5" ends', "4": "fourth"}, None),
         ("a.csv", {"1": "Unbalanced\n2,second\n3,ends", "4": "fourth"}, "lines 2 to 4 are one row"),
     ],
 )
 def test_rows_that_a_quote_may_have_swallowed_are_told(
     tmp_path: Path, name: str, texts: dict[str, str], doubt: str | None
 ) -> None:
-    lines = ["id,text", '1,"Unbalanced', "2,second", '3,ends"', "4,fourth", ""]
-    (tmp_path / name).write_text("\n".join(lines).replace(",", "\t" if name == "a.tsv" else ","))
+    ends = '5" ends' if name == "open.tsv" else 'ends"'
+    lines = ["id,text", '1,"Unbalanced', "2,second", f"3,{ends}", "4,fourth", ""]
+    (tmp_path / name).write_text("\n".join(lines).replace(",", "\t" if name.endswith(".tsv") else ","))
     batches = [*read_checked(scan_sources([str(tmp_path)], CorpusConfig()), CorpusConfig())]
     rows = [row for batch in batches for row in batch.rows.to_pylist()]
     assert {row["doc_id"]: row["text"] for row in rows} == texts
@@ -193,6 +200,8 @@ def test_rows_that_a_quote_may_have_swallowed_are_told(
         ("a.csv", b'id, text\n1, "x"\n'),
         ("a.csv", "\ufeffid,text\n1,x\n".encode()),
         ("a.csv", "id,text\n1,x\n".encode("utf-16")),
+        ("a.csv", "id,text\n1,x\n".encode("utf-16-be")),
+        ("a.jsonl", '{"id": "1", "text": "x"}\n'.encode("utf-16-le")),
         ("a.jsonl", b'{"id": "1", "text": "x"}\r'),
         ("a.jsonl", '{"id": "1", "text": "x"}\r\n'.encode("utf-16")),
         ("a.jsonl", b'\x1e{"id": "1", "text": "x"}\r\n'),
@@ -233,6 +242,9 @@ def test_header_that_looks_like_a_comment_and_comments_that_are_long_are_told_ap
         ("cp1250", "Zażółć gęślą jaźń. Książka leży na stole."),
         ("cp1251", "Съешь же ещё этих мягких французских булок."),
         ("shift_jis", "日本語の文章です。これはテストです。"),
+        ("iso2022_jp", "日本語の文章です。これはテストです。"),
+        ("utf-16-le", "Съешь же ещё этих мягких французских булок."),
+        ("utf-16-be", "L'été était très sec, et ça coûte 10 €."),
     ],
 )
 def test_a_text_that_is_no_utf8_is_read_as_what_it_looks_like_and_told_of(
@@ -263,6 +275,12 @@ def test_booleans_and_numbers_of_csv_are_read_as_programs_write_them(tmp_path: P
     assert "x" not in row
     (warning,) = scan_sources([str(tmp_path)], CorpusConfig()).warnings
     assert "column 'x'" in warning
+
+
+def test_in_a_csv_with_decimal_commas_a_point_stands_between_thousands(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id;text;price;pieces\n1;x;1,50;1.000\n2;y;2,25;12.500\n")
+    rows, _ = read(tmp_path)
+    assert [(row["price"], row["pieces"]) for row in rows] == [("1,50", "1.000"), ("2,25", "12.500")]
 
 
 @pytest.mark.parametrize("raw", ["id text\n1 foo\n", "1,foo\n2,bar\n", "Report,\nid,text\n1,foo\n"])
@@ -525,6 +543,41 @@ def test_html_keeps_the_text_of_a_page_alone(tmp_path: Path, page: str, text: st
     ((row,), _) = read(tmp_path)
     assert row["text"] == text
     assert "¶" not in row["title"]
+
+
+@pytest.mark.parametrize("num_files", [1, 2])
+def test_numbers_of_json_lines_are_names_or_numbers_as_in_csv_and_no_digit_of_a_text_is_lost(
+    tmp_path: Path, num_files: int
+) -> None:
+    values = [("3.9", "1.5", "1e400"), ("3.10", "2.50", '"x"'), ("3.11", "1700000000123456", "0.10")]
+    for place, (version, price, code) in enumerate(values):
+        with (tmp_path / f"{place % num_files}.jsonl").open("a") as file:
+            row = f'"version": {version}, "price": {price}, "code": {code}'
+            file.write(f'{{"id": "{place}", "text": "t", {row}}}\n')
+    rows, rejected = read(tmp_path)
+    assert rejected == []
+    assert [
+        (row["version"], row["price"], row["code"]) for row in sorted(rows, key=itemgetter("doc_id"))
+    ] == [
+        ("3.9", 1.5, "1e400"),
+        ("3.10", 2.5, "x"),
+        ("3.11", 1700000000123456.0, "0.10"),
+    ]
+
+
+def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(tmp_path: Path) -> None:
+    ids = [uuid.UUID(int=1), uuid.UUID(int=2)]
+    column = pa.array([each.bytes for each in ids], pa.uuid())
+    notes = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None]))
+    pq.write_table(
+        pa.table({"id": column, "text": ["x", "y"], "owner": column, "j": notes}), tmp_path / "a.parquet"
+    )
+    rows, rejected = read(tmp_path)
+    assert [(row["doc_id"], row["owner"], row["j"]) for row in rows] == [
+        (str(ids[0]), str(ids[0]), '{"a": 1}'),
+        (str(ids[1]), str(ids[1]), None),
+    ]
+    assert rejected == []
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -
             "tags": ["a", 1],
             "author": {},
             "front_matter_id": "page",
-            "big": 1000.0,
+            "big": "1e3",
             "tagged": "x",
         },
         len(raw) - 4,
@@ -144,7 +144,7 @@ def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
     scan = scan_sources([str(tmp_path)], CorpusConfig())
     first, second = scan.warnings
     assert first == (
-        f"the front matter of {tmp_path}/a.md and of 1 more files cannot be read and was left in the text: "
+        f"the front matter of {tmp_path}/a.md and of 1 more cannot be read and was left in the text: "
         "line 2: mapping values are not allowed here; put a value with a colon into quotes"
     )
     assert second == (
