@@ -22,7 +22,13 @@ from cairn.pipeline import errors
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.reader import SparseAsked, TokenMatches, WindowScores
+from cairn.pipeline.search.reader import (
+    MatchesAsked,
+    PassagesRead,
+    SparseAsked,
+    TokenMatches,
+    WindowScores,
+)
 from cairn.pipeline.search.shards import parts
 
 MESSAGES: Final[Mapping[str, type]] = {
@@ -30,6 +36,8 @@ MESSAGES: Final[Mapping[str, type]] = {
     for each in (
         Totals,
         LateQuery,
+        MatchesAsked,
+        PassagesRead,
         SparseAsked,
         TokenMatches,
         WindowScores,

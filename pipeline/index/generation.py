@@ -350,16 +350,6 @@ class Generation(JoinedColumns):
         fragments = self.dataset.get_fragments()
         return fragments, np.cumsum([fragment.count_rows() for fragment in fragments], dtype=np.int64)
 
-    def read_passages(
-        self,
-        positions: Int64[np.ndarray, " A"],
-        columns: Sequence[str],
-        first_n: Int64[np.ndarray, " n"],
-        end_n: Int64[np.ndarray, " n"],
-    ) -> tuple[pa.Table, Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Return what :meth:`fetch_documents` does, and where runs of chunks begin and end in their texts."""
-        return self.fetch_documents(positions, columns), *self.spans_of(first_n, end_n)
-
     @cached_property
     def has_sparse(self) -> bool:
         """Tell whether chunks have weights by a sparse encoder."""

@@ -34,7 +34,7 @@ from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
 from cairn.pipeline.search.passages import ChosenPassage, joined
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking
-from cairn.pipeline.search.reader import IndexReader
+from cairn.pipeline.search.reader import IndexReader, MatchesAsked, TokenMatches
 from cairn.pipeline.token_vectors.codes import FAR
 from cairn.pipeline.types import RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
 from jaxtyping import Float32, Int64, Shaped, UInt8
@@ -60,15 +60,27 @@ def make_hits(
     if not len(positions):
         return [()] * len(rankings)
     chosen = [passage for ranking in rankings for own in ranking.passages for passage in own]
-    bounds_n2 = np.array([(each.first, each.end) for each in chosen], np.int64).reshape(-1, 2)
+    first_n, end_n = np.array([(each.first, each.end) for each in chosen], np.int64).reshape(-1, 2).T
+    asked = _matches_at_once(rankings, explanations)
     with table_errors("reading the answer's documents", search.generation.layout):
-        table, start_n, end_n = search.generation.read_passages(positions, columns, *bounds_n2.T)
-    rows = iter(showable(table).to_pylist())
-    spans = iter(zip(start_n.tolist(), end_n.tolist(), strict=True))
+        read = search.reader.read_passages(positions, columns, first_n, end_n, asked)
+    rows = iter(showable(read.table).to_pylist())
+    spans = iter(zip(read.start_n.tolist(), read.end_n.tolist(), strict=True))
     return [
-        _hits_of(ranking, [next(rows) for _ in ranking.positions], spans, metadata, explanation)
+        _hits_of(ranking, [next(rows) for _ in ranking.positions], spans, metadata, explanation, read.matches)
         for ranking, explanation in zip(rankings, explanations or [None] * len(rankings), strict=True)
     ]
+
+
+def _matches_at_once(
+    rankings: Sequence[Ranking], explanations: Sequence[Explanation | None] | None
+) -> MatchesAsked | None:
+    """Return what is to be matched with a single query, in one block; None where it takes several."""
+    if explanations is None or len(explanations) > 1 or explanations[0] is None:
+        return None
+    passages = list(chain.from_iterable(rankings[0].passages))
+    num_chunks = sum(each.end - each.first for each in passages)
+    return explanations[0].matches_asked(passages) if 0 < num_chunks <= BLOCK_ROWS else None
 
 
 def _hits_of(
@@ -77,6 +89,7 @@ def _hits_of(
     spans: Iterator[Span],
     metadata: Sequence[str],
     explanation: Explanation | None,
+    matches: TokenMatches | None,
 ) -> tuple[Hit, ...]:
     passages = [
         _cut(chosen, next(spans), row["text"], row["source_file"])
@@ -88,6 +101,7 @@ def _hits_of(
             list(chain.from_iterable(ranking.passages)),
             passages,
             [row["title"] or "" for chosen, row in zip(ranking.passages, rows, strict=True) for _ in chosen],
+            matches,
         )
         passages = [
             replace(passage, highlights=each.of_text, title_highlights=each.of_title)
@@ -192,36 +206,56 @@ class Explanation:
             ],
         )
 
+    def matches_asked(self, passages: Sequence[ChosenPassage]) -> MatchesAsked:
+        """Return what of some passages is to be matched with the query."""
+        bounds_n2 = np.array([(each.first, each.end) for each in passages], np.int64)
+        first_n, end_n = bounds_n2.T
+        return MatchesAsked(
+            chunk_M=ranges(first_n, end_n - first_n),
+            title_N=np.unique(self._titles_of(first_n)),
+            query=self.late,
+        )
+
+    def _titles_of(self, first_n: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        return self.generation.chunks_of(self.generation.owners_of(first_n))[0]
+
     def highlights(
-        self, passages: Sequence[ChosenPassage], read: Sequence[Passage], titles: Sequence[str]
+        self,
+        passages: Sequence[ChosenPassage],
+        read: Sequence[Passage],
+        titles: Sequence[str],
+        matches: TokenMatches | None,
     ) -> list[Highlights]:
         """Return the highlights of passages as they were read, in documents with these titles.
 
-        Only so many chunks are compared at a time, or one longer passage.
+        Where they are not matched yet, only so many chunks are compared at a time, or one longer passage.
         """
+        if matches is not None:
+            return self._highlights_of_block(passages, read, titles, matches)
         num_chunks = np.array([passage.end - passage.first for passage in passages], np.int64)
         found: list[Highlights] = []
         for start, stop in blocks(num_chunks, BLOCK_ROWS):
-            found += self._highlights_of_block(passages[start:stop], read[start:stop], titles[start:stop])
+            own = passages[start:stop]
+            matches = self.reader.token_matches(self.matches_asked(own))
+            found += self._highlights_of_block(own, read[start:stop], titles[start:stop], matches)
         return found
 
     def _highlights_of_block(
-        self, passages: Sequence[ChosenPassage], read: Sequence[Passage], titles: Sequence[str]
+        self,
+        passages: Sequence[ChosenPassage],
+        read: Sequence[Passage],
+        titles: Sequence[str],
+        matches: TokenMatches,
     ) -> list[Highlights]:
-        generation = self.generation
         first_n = np.array([passage.first for passage in passages], np.int64)
         size_n = np.array([passage.end - passage.first for passage in passages], np.int64)
-        chunk_M = ranges(first_n, size_n)
-        title_N, title_of_n = np.unique(
-            generation.chunks_of(generation.owners_of(first_n))[0], return_inverse=True
-        )
-        matches = self.reader.token_matches(chunk_M, title_N, self.late)
+        _, title_of_n = np.unique(self._titles_of(first_n), return_inverse=True)
         start_T = _token_starts(matches.step_T, matches.start_C, matches.size_C)
         ends = np.cumsum([0, *matches.size_C])
         ends_n = ends[np.cumsum([0, *size_n])]
         heading_N = [
             _best_matches(matches.cosine_Tq[start:stop], start_T[start:stop])
-            for start, stop in pairwise(ends[len(chunk_M) :].tolist())
+            for start, stop in pairwise(ends[size_n.sum() :].tolist())
         ]
         found: list[Highlights] = []
         for place, (passage, title) in enumerate(zip(read, titles, strict=True)):

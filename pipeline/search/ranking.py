@@ -48,6 +48,7 @@ from cairn.pipeline.search.reader import (
     IndexReader,
     NearestAsked,
     Nominate,
+    Nominees,
     ScoresAsked,
     SparseAsked,
     SparseFound,
@@ -180,21 +181,23 @@ def _ranking(
     """Rank documents for the query with this index."""
     late_query = None if late is None else late[index]
     words, sparse = search.read_words(index), search.read_sparse(index)
-    nominees = nominate(index, words)  # a reader of shards asks them for words and id, too
+    asked = _scores_asked(search, words, sparse, is_judged=late_query is not None)
+    nominees = nominate(index, asked)  # a reader of shards asks them for words, id and scores, too
     named = search.named_document(index)
     found_by_words = sparse is not None or any(map(len, words.nominees if words else ()))
     if not vector_V.any() and named is None and not found_by_words:
         return replace(NOTHING, warnings=[NO_WORD])
-    candidates = _candidates(search, vector_V, words, sparse, late_query, nominees, named)
+    candidates = _candidates(search, vector_V, asked, sparse, late_query, nominees, named)
     chosen = _chosen(search, candidates)
     narrower: PreparedSearch | None = search
     for _ in range(MAX_GROUP_SEARCHES):
         narrower = _without_full_groups(narrower, candidates, chosen)
         if narrower is None:
             break
-        own = narrower.read_words(index), narrower.read_sparse(index)
-        nominees = _nominate(narrower, vector_V[None])(0, own[0])
-        candidates = _candidates(narrower, vector_V, *own, late_query, nominees, named)
+        words_left, sparse_left = narrower.read_words(index), narrower.read_sparse(index)
+        asked = _scores_asked(narrower, words_left, sparse_left, is_judged=late_query is not None)
+        nominees = _nominate(narrower, vector_V[None])(0, asked)
+        candidates = _candidates(narrower, vector_V, asked, sparse_left, late_query, nominees, named)
         chosen = _chosen(narrower, candidates)
     ranking = _rank(search, candidates, chosen)
     by_words = words.nominees if words else ()
@@ -206,24 +209,23 @@ def _ranking(
 def _candidates(
     search: PreparedSearch,
     vector_V: Float32[np.ndarray, " V"],
-    words: WordScores | None,
+    asked: ScoresAsked,
     sparse: SparseFound | None,
     late_query: LateQuery | None,
-    nominees: Sequence[Int64[np.ndarray, " _"]],
+    nominees: Nominees,
     named: int | None,
 ) -> _Candidates:
     """Score what was nominated for one query; token vectors judge where there is a ``late_query``.
 
     ``named`` is the document whose id the query is.
     """
-    asked = _scores_asked(search, words, is_judged=late_query is not None)
     candidates = _score(search, vector_V, asked, nominees, sparse, named)
     if late_query is None:
         return _with_named(candidates, named)
     first = _judge(search, candidates, late_query)
     best = first.best(NUM_WINDOWS)
     moved_V = moved(vector_V, candidates.stored.window_sums(first.first_J[best], first.end_J[best]))
-    again = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, words), sparse, named)
+    again = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked), sparse, named)
     return _with_named(_with_late(search, again, late_query, first), named)
 
 
@@ -257,14 +259,17 @@ def _nominate(
     )
 
 
-def _scores_asked(search: PreparedSearch, words: WordScores | None, *, is_judged: bool) -> ScoresAsked:
+def _scores_asked(
+    search: PreparedSearch, words: WordScores | None, sparse: SparseFound | None, *, is_judged: bool
+) -> ScoresAsked:
     """Return what is asked of candidates; ``is_judged`` says that token vectors will judge their windows."""
     options, size = search.options, None
     if is_judged:
         size = search.ranking_window
     elif options.passages or options.max_characters is not None:
         size = search.window
-    return ScoresAsked(parts=COSINES_OF[options.granularity], words=words, size=size)
+    others = () if sparse is None else sparse[:1]
+    return ScoresAsked(parts=COSINES_OF[options.granularity], words=words, size=size, others=others)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -295,16 +300,16 @@ def _score(
     search: PreparedSearch,
     vector_V: Float32[np.ndarray, " V"],
     asked: ScoresAsked,
-    nominees: Sequence[Int64[np.ndarray, " _"]],
+    nominees: Nominees,
     sparse: SparseFound | None,
     named: int | None,
 ) -> _Candidates:
     """Score every nominated document."""
     generation, options, words = search.generation, search.options, asked.words
-    by_words = [*(words.nominees if words else ()), *(() if sparse is None else sparse[:1])]
+    by_words = [*(words.nominees if words else ()), *asked.others]
     by_id = () if named is None else (np.array([named]),)
-    positions = merge_nominees(generation, [*by_id, *nominees, *by_words], options.min_documents)
-    stored = search.reader.score(positions, vector_V, asked)
+    positions = merge_nominees(generation, [*by_id, *nominees.lists, *by_words], options.min_documents)
+    stored = nominees.score(positions)
     parts: dict[str, Float32[np.ndarray, " N"]] = {}
     if "document" in asked.parts:
         parts["document"] = stored.documents()

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.products import inner_products
@@ -120,18 +121,13 @@ class ScoresAsked:
     """Which scores a query's candidates will be asked for.
 
     ``parts`` are cosines, ``words`` the query's BM25; windows of ``size`` chunks are wanted, None for none.
+    ``others`` are documents that are nominated by other means than vectors and words.
     """
 
     parts: Sequence[str]
     words: WordScores | None
     size: int | None
-
-
-Nominate = Callable[[int, WordScores | None], Sequence[Int64[np.ndarray, " _"]]]
-"""Returns the documents that each index nominates for the query with this index, best first.
-
-A reader may look for the query's words at the same time.
-"""
+    others: Sequence[Int64[np.ndarray, " _"]] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -191,6 +187,47 @@ class CandidateScores(Protocol):
         ...
 
 
+class Nominees(Protocol):
+    """What vectors nominate for one query, best first, and the scores of candidates."""
+
+    @property
+    def lists(self) -> Sequence[Int64[np.ndarray, " _"]]:
+        """The documents of each index."""
+        ...
+
+    def score(self, positions: Int64[np.ndarray, " N"]) -> CandidateScores:
+        """Score candidates by the vector that nominated, and by what was asked for; ``positions`` ascend."""
+        ...
+
+
+Nominate = Callable[[int, ScoresAsked], Nominees]
+"""Returns the nominees for the query with this index.
+
+A reader may look for the query's words at the same time, and for scores of what it nominates.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class MatchesAsked:
+    """The tokens of some chunks, and of the titles of documents, are matched with a query's.
+
+    ``title_N`` are the first chunks of the documents.
+    """
+
+    chunk_M: Int64[np.ndarray, " M"]
+    title_N: Int64[np.ndarray, " N"]
+    query: LateQuery
+
+
+class PassagesRead(NamedTuple):
+    """Columns of documents, where runs of chunks begin and end in their texts, and what was matched."""
+
+    table: pa.Table
+    start_n: Int64[np.ndarray, " n"]
+    end_n: Int64[np.ndarray, " n"]
+    matches: TokenMatches | None = None
+
+
 class IndexReader(Protocol):
     """Reads one generation; safe to use from several threads."""
 
@@ -206,22 +243,19 @@ class IndexReader(Protocol):
         """Return what nominates documents for each query."""
         ...
 
-    def score(
-        self,
-        positions: Int64[np.ndarray, " N"],
-        vector_V: Float32[np.ndarray, " V"],
-        asked: ScoresAsked,
-    ) -> CandidateScores:
-        """Score candidates of one query."""
+    def token_matches(self, asked: MatchesAsked) -> TokenMatches:
+        """Return how tokens match a query's; C of the result is M + N."""
         ...
 
-    def token_matches(
-        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
-    ) -> TokenMatches:
-        """Return how the tokens of some chunks, and of the titles of documents, match a query's.
-
-        ``title_N`` are the first chunks of the documents; C of the result is M + N.
-        """
+    def read_passages(
+        self,
+        positions: Int64[np.ndarray, " A"],
+        columns: Sequence[str],
+        first_n: Int64[np.ndarray, " n"],
+        end_n: Int64[np.ndarray, " n"],
+        asked: MatchesAsked | None,
+    ) -> PassagesRead:
+        """Return columns of documents in the order asked, and the rest; a position may repeat."""
         ...
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
@@ -299,31 +333,34 @@ class LocalReader:
                     self._generation, vectors_QV, asked.num_chunks, asked.min_documents, asked.allowed
                 )
             )
-        return lambda index, _: [each[index] for each in lists]
+        return lambda index, scored: LocalNominees(
+            self._generation, [each[index] for each in lists], vectors_QV[index], scored.words
+        )
 
-    def score(
-        self,
-        positions: Int64[np.ndarray, " N"],
-        vector_V: Float32[np.ndarray, " V"],
-        asked: ScoresAsked,
-    ) -> LocalScores:
-        """Each score is computed when it is asked for."""
-        words = asked.words
-        assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
-        size, bm25_of = (0, _no_words) if words is None else (words.size, words.of_size)
-        return LocalScores(self._generation, positions, vector_V, size, bm25_of)
-
-    def token_matches(
-        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
-    ) -> TokenMatches:
+    def token_matches(self, asked: MatchesAsked) -> TokenMatches:
         stored = _tokens(self._generation)
-        parts = (stored.chunks.read(chunk_M), stored.titles.read(title_N))
+        parts = (stored.chunks.read(asked.chunk_M), stored.titles.read(asked.title_N))
         codes = np.concatenate([part.codes for part in parts])
+        starts = [self._generation.chunk_starts[asked.chunk_M], np.zeros_like(asked.title_N)]
         return TokenMatches(
             size_C=np.concatenate([part.size_C for part in parts]),
-            cosine_Tq=stored.codebook.similarities(codes, query.vectors_qV),
+            cosine_Tq=stored.codebook.similarities(codes, asked.query.vectors_qV),
             step_T=np.concatenate([part.step_T for part in parts]),
-            start_C=np.concatenate([self._generation.chunk_starts[chunk_M], np.zeros_like(title_N)]),
+            start_C=np.concatenate(starts),
+        )
+
+    def read_passages(
+        self,
+        positions: Int64[np.ndarray, " A"],
+        columns: Sequence[str],
+        first_n: Int64[np.ndarray, " n"],
+        end_n: Int64[np.ndarray, " n"],
+        asked: MatchesAsked | None,
+    ) -> PassagesRead:
+        return PassagesRead(
+            self._generation.fetch_documents(positions, columns),
+            *self._generation.spans_of(first_n, end_n),
+            None if asked is None else self.token_matches(asked),
         )
 
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
@@ -332,6 +369,22 @@ class LocalReader:
 
 HELD_CHUNKS: Final = 16_384
 """Chunk vectors of one query's candidates that are kept decoded: 25 MB at 384 dimensions."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalNominees:
+    """:class:`Nominees` whose scores are computed when they are asked for."""
+
+    generation: Generation
+    lists: Sequence[Int64[np.ndarray, " _"]]
+    vector_V: Float32[np.ndarray, " V"]
+    words: WordScores | None
+
+    def score(self, positions: Int64[np.ndarray, " N"]) -> LocalScores:
+        words = self.words
+        assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
+        size, bm25_of = (0, _no_words) if words is None else (words.size, words.of_size)
+        return LocalScores(self.generation, positions, self.vector_V, size, bm25_of)
 
 
 @dataclass(frozen=True, eq=False)

@@ -167,7 +167,7 @@ def replaced(
     tables = LanceTables.open_or_create(
         layout, (), VECTOR_DIM, added=TOKEN_FIELDS, versions=base.lance_versions
     )
-    since = tables.compact()
+    tables.compact()
     batches = [*maker.rows(number, number + 1, 1)]
     documents, chunks = (
         pa.RecordBatchReader.from_batches(batches[0][side].schema, map(itemgetter(side), batches))
@@ -181,7 +181,7 @@ def replaced(
         expected_documents=1,
         expected_chunks=maker.CHUNKS_A_DOCUMENT,
     )
-    return publish_generation(layout, tables, versions, facts, IndexConfig(), since=since)
+    return publish_generation(layout, tables, versions, facts, IndexConfig(), shares=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ meanwhile.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import threading
 import time
 from collections import OrderedDict
@@ -31,6 +32,7 @@ from cairn.pipeline.search.candidates import (
     bounded_words,
     chunk_positions,
     is_in_documents,
+    merge_nominees,
     window_sums,
 )
 from cairn.pipeline.search.filters import matching_documents, table_errors
@@ -38,6 +40,8 @@ from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
 from cairn.pipeline.search.reader import (
     LocalReader,
     LocalScores,
+    MatchesAsked,
+    PassagesRead,
     SparseAsked,
     SparseFound,
     TokenMatches,
@@ -121,6 +125,20 @@ class Words:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoredAtOnce:
+    """Which scores a search is to bring with it: of what is likely to be a candidate of the whole collection.
+
+    The shard has ``share`` of the documents, so few of the best of all are not among so many of its own.
+    ``others`` are candidates in any case.
+    """
+
+    parts: Sequence[str]
+    size: int | None
+    share: float
+    others: Int64[np.ndarray, " B"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchAsked:
     """One search of a shard: the documents and chunks nearest to a vector, None of an index not asked.
 
@@ -134,6 +152,7 @@ class SearchAsked:
     allowed: Int64[np.ndarray, " A"] | None
     words: Words | None
     num_best: int
+    scored: ScoredAtOnce | None
     doc_id: str | None = None
 
 
@@ -158,8 +177,9 @@ class Nearest:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PartScores:
-    """Scores of candidates, None of what was not asked for."""
+    """Scores of ``documents``, which ascend; None of what was not asked for."""
 
+    documents: Int64[np.ndarray, " N"]
     document_N: Float32[np.ndarray, " N"] | None
     chunk_N: Float32[np.ndarray, " N"] | None
     passage_N: Float32[np.ndarray, " N"] | None
@@ -178,6 +198,7 @@ class PartFound:
     documents: Nearest | None
     chunks: Nearest | None
     words: BestWords | None
+    scored: PartScores | None
     named: int | None = None
 
 
@@ -267,23 +288,36 @@ class ShardPart:
         documents = _nearest(self.part.documents, asked.vector_V, asked.num_documents, asked.allowed)
         chunks = _nearest(self.part.chunks, asked.vector_V, asked.num_chunks, allowed_chunks)
         words = None
-        if asked.words is not None:
+        if asked.words is not None and asked.num_best:
             words = self._best_words(asked.words, asked.allowed, asked.num_best)
         own = [words.documents if words else _NONE, documents.positions_K if documents else _NONE]
         found = [words.passages if words else _NONE, chunks.positions_K if chunks else _NONE]
-        of_chunks = np.concatenate(found)
-        own.append(self.part.owners_of(of_chunks[of_chunks != NO_POSITION]))
+        lists = [each[each != NO_POSITION] for each in own]
+        lists += [self.part.owners_of(each[each != NO_POSITION]) for each in found]
         named = None if asked.doc_id is None else self.part.position_of(asked.doc_id)
-        own.append(_NONE if named is None else np.array([named]))
-        met = np.unique(np.concatenate(own))
+        lists.append(_NONE if named is None else np.array([named]))
+        wanted = [asked.num_best, asked.num_documents or 0, asked.num_best, asked.num_chunks or 0, 1]
         return PartFound(
             num_chunks=num_chunks,
-            met=self.chunks_of(met[met != NO_POSITION]),
+            met=self.chunks_of(np.unique(np.concatenate(lists))),
             documents=documents,
             chunks=chunks,
             words=words,
+            scored=None if asked.scored is None else self._score_likely(asked, asked.scored, lists, wanted),
             named=named,
         )
+
+    def _score_likely(
+        self,
+        asked: SearchAsked,
+        scored: ScoredAtOnce,
+        lists: Sequence[Int64[np.ndarray, " _"]],
+        wanted: Sequence[int],
+    ) -> PartScores:
+        """Score the best of lists of which the collection has so many ``wanted`` in all."""
+        likely = [each[: _likely(count, scored.share)] for each, count in zip(lists, wanted, strict=True)]
+        positions = merge_nominees(self.part, [scored.others, *likely], 0)
+        return self.score(positions, asked.vector_V, scored.parts, asked.words, scored.size)
 
     def chunks_of(self, documents: Int64[np.ndarray, " A"]) -> MetDocuments:
         """Return which chunks some documents have."""
@@ -315,10 +349,11 @@ class ShardPart:
         columns: Sequence[str],
         first_n: Int64[np.ndarray, " n"],
         end_n: Int64[np.ndarray, " n"],
-    ) -> tuple[pa.Table, Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Return columns of documents, and where runs of chunks begin and end in their texts."""
+        asked: MatchesAsked | None,
+    ) -> PassagesRead:
+        """Return columns of documents, where runs of chunks begin and end in their texts, and matches."""
         with table_errors("reading the answer's documents", self.part.layout):
-            return self.part.read_passages(documents, columns, first_n, end_n)
+            return self._reader.read_passages(documents, columns, first_n, end_n, asked)
 
     def matching(
         self, filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, seconds: float | None
@@ -345,6 +380,7 @@ class ShardPart:
         scores = self._scores(positions, vector_V, words)
         every = np.arange(len(positions))
         return PartScores(
+            documents=positions,
             document_N=scores.documents() if "document" in parts else None,
             chunk_N=scores.chunks() if "chunk" in parts else None,
             passage_N=None if words is None else scores.passages(),
@@ -391,11 +427,9 @@ class ShardPart:
             sums_nV=window_sums(self.part, first_W[best_n], end_W[best_n]),
         )
 
-    def token_matches(
-        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
-    ) -> TokenMatches:
+    def token_matches(self, asked: MatchesAsked) -> TokenMatches:
         """Return how the tokens of some chunks and titles match a query's."""
-        return self._reader.token_matches(chunk_M, title_N, query)
+        return self._reader.token_matches(asked)
 
     def chunk_vectors(self, chunks: Int64[np.ndarray, " S"]) -> Float32[np.ndarray, "S V"]:
         """Return the vectors of some chunks."""
@@ -453,6 +487,11 @@ class ShardPart:
             while len(self._kept) > KEPT_SCORES:
                 self._kept.popitem(last=False)
         return scores_M
+
+
+def _likely(count: int, share: float) -> int:
+    """Return how many of the best of all a shard may have: three deviations above its share."""
+    return math.ceil(count * share + 3.0 * math.sqrt(count * share * (1.0 - share)))
 
 
 def _nearest(

@@ -30,6 +30,7 @@ from cairn.pipeline.index.names import SIDE_FILES, partition_of
 from cairn.pipeline.index.segments.segment import SegmentRows
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches
 from cairn.pipeline.search.shards.parts import Ask, MetDocuments, PartFacts, PartKey, Question
 from cairn.pipeline.search.shards.placement import Placement, Places, cut_partitions
 from cairn.pipeline.token_vectors.codebook import load_token_coder
@@ -278,12 +279,17 @@ class ShardedGeneration(Elsewhere):
     @override
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
         nothing = np.empty(0, np.int64)
-        return self.read_passages(np.asarray(positions, np.int64), columns, nothing, nothing)[0]
+        return self.read_passages(np.asarray(positions, np.int64), columns, nothing, nothing, {})[0].table
 
-    @override
     def read_passages(
-        self, positions: Places, columns: Sequence[str], first_n: Places, end_n: Places
-    ) -> tuple[pa.Table, Places, Places]:
+        self,
+        positions: Places,
+        columns: Sequence[str],
+        first_n: Places,
+        end_n: Places,
+        matches: Mapping[int, MatchesAsked],
+    ) -> tuple[PassagesRead, dict[int, TokenMatches | None]]:
+        """Read columns and places of passages, and what each shard is to match."""
         unique, inverse = np.unique(positions, return_inverse=True)
         placement, size_n, nothing = self.shards.placement, end_n - first_n, np.empty(0, np.int64)
         documents = {shard: numbers for shard, _, numbers in placement.split_documents(unique)}
@@ -291,14 +297,15 @@ class ShardedGeneration(Elsewhere):
         asked: dict[int, tuple[Any, ...]] = {}
         for shard in sorted({*documents, *passages} or {0}):
             own, first = passages.get(shard, (nothing, nothing))
-            asked[shard] = documents.get(shard, nothing), list(columns), first, first + size_n[own]
-        found = self.shards.each("read_passages", asked)
-        rows = pa.concat_tables([table for table, *_ in found.values()]).take(pa.array(inverse))
+            bounds = first, first + size_n[own]
+            asked[shard] = documents.get(shard, nothing), list(columns), *bounds, matches.get(shard)
+        found: dict[int, PassagesRead] = self.shards.each("read_passages", asked)
+        rows = pa.concat_tables([each.table for each in found.values()]).take(pa.array(inverse))
         start_n, end_char_n = (np.empty(len(first_n), np.int64) for _ in range(2))
-        for shard, (_, start, end) in found.items():
+        for shard, each in found.items():
             own, _ = passages.get(shard, (nothing, nothing))
-            start_n[own], end_char_n[own] = start, end
-        return rows, start_n, end_char_n
+            start_n[own], end_char_n[own] = each.start_n, each.end_n
+        return PassagesRead(rows, start_n, end_char_n), {shard: each.matches for shard, each in found.items()}
 
     @override
     def matching(

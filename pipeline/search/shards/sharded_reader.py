@@ -1,11 +1,15 @@
 """An index reader that asks shards, each of which has some documents of the generation.
 
-    words ─▶ counted by all shards, added up
-    vector, words ─▶ nearest documents and chunks, best by BM25 ─▶ merged ─▶ scores of the candidates
+    round   asked of all shards                                        where
+    0       counts of words, added up                                  a word was not counted before
+    1       nearest documents and chunks, best by BM25, their scores
+    2, 3, 4 MaxSim of the best windows; 1 with the vector moved        token vectors judge
+            towards them; MaxSim of new windows
+    5       texts, spans, matches of tokens
 
 The process that asks reads sampled vectors when it starts, and keeps counts of words. All else is read by the
-shards. BM25 is asked for with the vector of the query; scores are asked for when the candidates of all shards
-are merged.
+shards. A search brings the scores of what is likely to be a candidate of the whole collection. Those of
+others are asked for in one more round, which few queries take.
 
 N items
 """
@@ -32,15 +36,16 @@ from cairn.pipeline.search.candidates import (
 )
 from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
 from cairn.pipeline.search.reader import (
+    MatchesAsked,
     NearestAsked,
     Nominate,
+    PassagesRead,
     ScoresAsked,
     SparseAsked,
     SparseFound,
     TokenMatches,
     WindowScores,
     WordsAsked,
-    WordScores,
 )
 from cairn.pipeline.search.shards.parts import (
     BestWords,
@@ -48,11 +53,12 @@ from cairn.pipeline.search.shards.parts import (
     PartFound,
     PartMatches,
     PartScores,
+    ScoredAtOnce,
     SearchAsked,
     Words,
     WordTotals,
 )
-from cairn.pipeline.search.shards.placement import Places
+from cairn.pipeline.search.shards.placement import Placement, Places
 from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration, gathered
 from jaxtyping import Float32, Int64
 
@@ -65,6 +71,28 @@ def best(
     scores = np.concatenate([each for _, each in found])
     order = np.lexsort((positions, -scores))[:limit]
     return positions[order], scores[order]
+
+
+def _own_matches(placement: Placement, asked: MatchesAsked) -> dict[int, tuple[Places, MatchesAsked]]:
+    """Return where the chunks and titles of each shard stand among all, and what it is asked."""
+    chunk_C, num_chunks = np.concatenate([asked.chunk_M, asked.title_N]), len(asked.chunk_M)
+    own: dict[int, tuple[Places, MatchesAsked]] = {}
+    for shard, places, numbers in placement.split_chunks(chunk_C):
+        first_title = int(np.searchsorted(places, num_chunks))
+        each = MatchesAsked(chunk_M=numbers[:first_title], title_N=numbers[first_title:], query=asked.query)
+        own[shard] = places, each
+    return own
+
+
+def _joined_matches(found: Sequence[tuple[Places, TokenMatches]]) -> TokenMatches:
+    once_C = np.ones(sum(len(places) for places, _ in found), np.int64)
+    size_C = gathered(once_C, [(places, each.size_C) for places, each in found])
+    return TokenMatches(
+        size_C=size_C,
+        cosine_Tq=gathered(size_C, [(places, each.cosine_Tq) for places, each in found]),
+        step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
+        start_C=gathered(once_C, [(places, each.start_C) for places, each in found]),
+    )
 
 
 KEPT_TERMS: Final = 50_000
@@ -182,7 +210,7 @@ class FetchedWords:
 
 
 class FetchedScores:
-    """:class:`~cairn.pipeline.search.reader.CandidateScores` of one query.
+    """:class:`~cairn.pipeline.search.reader.CandidateScores` of one query, from what shards have scored.
 
     Windows of the size asked for came with the rest; those of another size are asked for when they are
     wanted, of the few documents that they are wanted of.
@@ -193,38 +221,39 @@ class FetchedScores:
         generation: ShardedGeneration,
         positions: Int64[np.ndarray, " N"],
         vector_V: Float32[np.ndarray, " V"],
-        asked: ScoresAsked,
+        words: FetchedWords | None,
+        size: int | None,
+        scored: Sequence[tuple[int, PartScores]],
     ) -> None:
-        words = asked.words
-        assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
         self._generation, self._shards, self._positions = generation, generation.shards, positions
-        self._vector_V, self._words, self._size = vector_V, words, asked.size
+        self._vector_V, self._words, self._size = vector_V, words, size
         self._sums: dict[tuple[int, int], Float32[np.ndarray, " V"]] = {}
-        known = words.words if words is not None and words.has_passages else None
-        self._found: list[tuple[Places, PartScores]] = self._shards.of_documents(
-            "score", positions, lambda _, numbers: (numbers, vector_V, asked.parts, known, asked.size)
-        )
-        self._windows = None if asked.size is None else self._fetched_windows(asked.size)
+        self._scored = [scores for _, scores in scored]
+        documents_of = self._shards.placement.documents_of
+        self._known = np.concatenate([documents_of(shard, scores.documents) for shard, scores in scored])
+        order = np.argsort(self._known)
+        self._places_N = order[np.searchsorted(self._known, positions, sorter=order)]
 
     def documents(self) -> Float32[np.ndarray, " N"]:
-        return self._joined(lambda scores: scores.document_N)
+        return self._joined(lambda scores: scores.document_N)[self._places_N]
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
-        return self._joined(lambda scores: scores.chunk_N)
+        return self._joined(lambda scores: scores.chunk_N)[self._places_N]
 
     def passages(self) -> Float32[np.ndarray, " N"]:
-        return self._joined(lambda scores: scores.passage_N)
+        return self._joined(lambda scores: scores.passage_N)[self._places_N]
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        known = self._windows
-        if known is None or size != self._size:
+        if size != self._size:
             return self._fetch_windows(self._positions[chosen], size)
-        sizes_N = windows_of_documents(self._generation, self._positions, size)
-        places_W = ranges((np.cumsum(sizes_N) - sizes_N)[chosen], sizes_N[chosen])
-        return WindowScores(
-            cosine_W=known.cosine_W[places_W],
-            words_W=None if known.words_W is None else known.words_W[places_W],
-        )
+        sizes = windows_of_documents(self._generation, self._known, size)
+        places = self._places_N[chosen]
+        places_W = ranges((np.cumsum(sizes) - sizes)[places], sizes[places])
+        cosines = self._joined(lambda scores: scores.windows and scores.windows.cosine_W)
+        words_W = None
+        if self._has_words(size):
+            words_W = self._joined(lambda scores: scores.windows and scores.windows.words_W)[places_W]
+        return WindowScores(cosine_W=cosines[places_W], words_W=words_W)
 
     def max_sim(
         self,
@@ -258,38 +287,59 @@ class FetchedScores:
     ) -> Float32[np.ndarray, "n V"]:
         return np.stack([self._sums[window] for window in zip(first_n.tolist(), end_n.tolist(), strict=True)])
 
-    def _fetched_windows(self, size: int) -> WindowScores:
-        found = [(places, scores.windows) for places, scores in self._found if scores.windows is not None]
-        return self._joined_windows(self._positions, size, found)
+    def _has_words(self, size: int) -> bool:
+        return self._words is not None and self._words.has_windows(size)
 
     def _fetch_windows(self, positions: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        words = self._words.words if self._words is not None and self._words.has_windows(size) else None
+        words = self._words.words if self._words is not None and self._has_words(size) else None
         found: list[tuple[Places, WindowScores]] = self._shards.of_documents(
             "windows", positions, lambda _, numbers: (numbers, self._vector_V, size, words)
         )
-        return self._joined_windows(positions, size, found)
-
-    def _joined_windows(
-        self, positions: Int64[np.ndarray, " K"], size: int, found: Sequence[tuple[Places, WindowScores]]
-    ) -> WindowScores:
         sizes_K = windows_of_documents(self._generation, positions, size)
         words_W = [(places, each.words_W) for places, each in found if each.words_W is not None]
-        has_words = self._words is not None and self._words.has_windows(size)
         return WindowScores(
             cosine_W=gathered(sizes_K, [(places, each.cosine_W) for places, each in found]),
-            words_W=gathered(sizes_K, words_W) if has_words else None,
+            words_W=None if words is None else gathered(sizes_K, words_W),
         )
 
     def _joined(
         self, part_of: Callable[[PartScores], Float32[np.ndarray, " _"] | None]
-    ) -> Float32[np.ndarray, " N"]:
-        """Return one array of what all shards were asked for."""
-        scores_N = np.empty(len(self._positions), np.float32)
-        for places, scores in self._found:
-            part = part_of(scores)
-            assert part is not None, "a part that was asked for"
-            scores_N[places] = part
-        return scores_N
+    ) -> Float32[np.ndarray, " _"]:
+        """Return one array of what all shards were asked for, of all documents that are known."""
+        parts = [part for each in self._scored if (part := part_of(each)) is not None]
+        assert len(parts) == len(self._scored), "a part that was asked for"
+        return np.concatenate(parts)
+
+
+class FetchedNominees:
+    """:class:`~cairn.pipeline.search.reader.Nominees` of one query, with scores that came with them.
+
+    The scores of the few candidates that no shard took for likely are asked for.
+    """
+
+    def __init__(
+        self,
+        generation: ShardedGeneration,
+        lists: Sequence[Places],
+        vector_V: Float32[np.ndarray, " V"],
+        asked: ScoresAsked,
+        scored: Mapping[int, PartScores],
+    ) -> None:
+        self.lists = lists
+        self._generation, self._vector_V, self._asked, self._scored = generation, vector_V, asked, scored
+
+    def score(self, positions: Int64[np.ndarray, " N"]) -> FetchedScores:
+        asked, words = self._asked, self._asked.words
+        assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
+        known = words.words if words is not None and words.has_passages else None
+        shards, scored, unknown = self._generation.shards, [*self._scored.items()], {}
+        for shard, _, numbers in shards.placement.split_documents(positions):
+            left = np.setdiff1d(numbers, self._scored[shard].documents, assume_unique=True)
+            if len(left):
+                unknown[shard] = left, self._vector_V, asked.parts, known, asked.size
+        if unknown:
+            scored += shards.each("score", unknown).items()
+        return FetchedScores(self._generation, positions, self._vector_V, words, asked.size, scored)
 
 
 class ShardedReader:
@@ -322,47 +372,45 @@ class ShardedReader:
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
         """The shards are asked for each query."""
-        return lambda index, words: self._search(
-            vectors_QV[index], asked, words, None if asked.ids is None else asked.ids[index]
+        return lambda index, scored: self._search(
+            vectors_QV[index], asked, scored, None if asked.ids is None else asked.ids[index]
         )
 
-    def score(
-        self,
-        positions: Int64[np.ndarray, " N"],
-        vector_V: Float32[np.ndarray, " V"],
-        asked: ScoresAsked,
-    ) -> FetchedScores:
-        return FetchedScores(self._generation, positions, vector_V, asked)
-
-    def token_matches(
-        self, chunk_M: Int64[np.ndarray, " M"], title_N: Int64[np.ndarray, " N"], query: LateQuery
-    ) -> TokenMatches:
+    def token_matches(self, asked: MatchesAsked) -> TokenMatches:
         """Chunks and titles are asked for together."""
+        own = _own_matches(self._shards.placement, asked)
+        found = self._shards.each("token_matches", {shard: (each,) for shard, (_, each) in own.items()})
+        return _joined_matches([(places, found[shard]) for shard, (places, _) in own.items()])
 
-        def arguments(places: Places, numbers: Places) -> tuple[Places, Places, LateQuery]:
-            num_chunks = int(np.searchsorted(places, len(chunk_M)))
-            return numbers[:num_chunks], numbers[num_chunks:], query
-
-        chunk_C = np.concatenate([chunk_M, title_N])
-        found: list[tuple[Places, TokenMatches]] = self._shards.of_chunks("token_matches", chunk_C, arguments)
-        size_C = gathered(np.ones_like(chunk_C), [(places, each.size_C) for places, each in found])
-        return TokenMatches(
-            size_C=size_C,
-            cosine_Tq=gathered(size_C, [(places, each.cosine_Tq) for places, each in found]),
-            step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
-            start_C=gathered(np.ones_like(chunk_C), [(places, each.start_C) for places, each in found]),
-        )
+    def read_passages(
+        self,
+        positions: Int64[np.ndarray, " A"],
+        columns: Sequence[str],
+        first_n: Int64[np.ndarray, " n"],
+        end_n: Int64[np.ndarray, " n"],
+        asked: MatchesAsked | None,
+    ) -> PassagesRead:
+        """A shard that has a passage has its document, so each is asked once."""
+        own = {} if asked is None else _own_matches(self._shards.placement, asked)
+        matches = {shard: each for shard, (_, each) in own.items()}
+        read, found = self._generation.read_passages(positions, columns, first_n, end_n, matches)
+        lists = [(places, part) for shard, (places, _) in own.items() if (part := found[shard]) is not None]
+        return read._replace(matches=_joined_matches(lists)) if lists else read
 
     def _search(
         self,
         vector_V: Float32[np.ndarray, " V"],
         asked: NearestAsked,
-        words: WordScores | None,
+        scored: ScoresAsked,
         doc_id: str | None,
-    ) -> list[Places]:
+    ) -> FetchedNominees:
+        words = scored.words
         assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
         wanted = None if words is None or words.is_known else words
+        counting = words if wanted is not None or (words is not None and words.has_passages) else None
         allowed = self._shards.allowed(asked.allowed)
+        others = [*scored.others, *(words.nominees if words is not None and words.is_known else ())]
+        at_once = self._scored_at_once(scored, others, allowed)
         owner = None if doc_id is None else self._generation.shard_of(doc_id)
         questions = {
             shard: SearchAsked(
@@ -370,8 +418,9 @@ class ShardedReader:
                 num_documents=asked.num_documents,
                 num_chunks=asked.num_chunks,
                 allowed=own,
-                words=None if wanted is None else wanted.words,
+                words=None if counting is None else counting.words,
                 num_best=0 if wanted is None else wanted.num_candidates,
+                scored=at_once[shard],
                 doc_id=doc_id if shard == owner else None,
             )
             for shard, own in allowed.items()
@@ -382,7 +431,33 @@ class ShardedReader:
             self._generation.note_named(doc_id, owner, found[owner].named)
         if wanted is not None:
             wanted.keep({shard: each.words for shard, each in found.items() if each.words is not None})
-        return self._lists(asked, questions, found)
+        return FetchedNominees(
+            self._generation,
+            self._lists(asked, questions, found),
+            vector_V,
+            scored,
+            {shard: each.scored for shard, each in found.items() if each.scored is not None},
+        )
+
+    def _scored_at_once(
+        self, scored: ScoresAsked, others: Sequence[Places], allowed: Mapping[int, Places | None]
+    ) -> dict[int, ScoredAtOnce]:
+        """Return what each shard is to score with a search, given its documents that are allowed."""
+        every = np.unique(np.concatenate([np.empty(0, np.int64), *others]))
+        own = {shard: numbers for shard, _, numbers in self._shards.placement.split_documents(every)}
+        counts = {
+            shard: self._shards.facts[shard].num_documents if numbers is None else len(numbers)
+            for shard, numbers in allowed.items()
+        }
+        return {
+            shard: ScoredAtOnce(
+                parts=scored.parts,
+                size=scored.size,
+                share=count / max(sum(counts.values()), 1),
+                others=own.get(shard, np.empty(0, np.int64)),
+            )
+            for shard, count in counts.items()
+        }
 
     def _lists(
         self, asked: NearestAsked, questions: Mapping[int, SearchAsked], found: Mapping[int, PartFound]
@@ -401,7 +476,7 @@ class ShardedReader:
             parts = found
             if num_hits > num_asked:
                 wider = {
-                    shard: replace(each, num_documents=None, num_chunks=num_hits, words=None)
+                    shard: replace(each, num_documents=None, num_chunks=num_hits, num_best=0, scored=None)
                     for shard, each in questions.items()
                 }
                 parts = self._ask(wider)

@@ -13,7 +13,7 @@ from cairn.jobs.ray_serve.wire import pack, unpack
 from cairn.pipeline.errors import CairnError, DamageError, StorageError
 from cairn.pipeline.index.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.reader import TokenMatches, WindowScores
+from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches, WindowScores
 from cairn.pipeline.search.shards.parts import (
     BestWords,
     MetDocuments,
@@ -23,6 +23,7 @@ from cairn.pipeline.search.shards.parts import (
     PartKey,
     PartMatches,
     PartScores,
+    ScoredAtOnce,
     SearchAsked,
     Words,
     WordTotals,
@@ -39,7 +40,7 @@ WORDS = Words(
 )
 LATE = LateQuery(vectors_qV=VECTOR[None].repeat(2, 0), weights_q=VECTOR[:2], places_q=PLACES[:2])
 WINDOWS = WindowScores(cosine_W=VECTOR, words_W=None)
-SCORES = PartScores(document_N=VECTOR, chunk_N=None, passage_N=VECTOR[:0], windows=WINDOWS)
+SCORES = PartScores(documents=PLACES, document_N=VECTOR, chunk_N=None, passage_N=VECTOR[:0], windows=WINDOWS)
 ROWS = pa.table({"doc_id": ["a", None, "ü"], "when": pa.array([1, 2, 3], pa.timestamp("us"))})
 FOUND = PartFound(
     num_chunks=9,
@@ -53,6 +54,7 @@ FOUND = PartFound(
         passage_scores=VECTOR[:0],
         highs={1: 0.1, 20: np.inf},
     ),
+    scored=SCORES,
 )
 ASKED = SearchAsked(
     vector_V=VECTOR,
@@ -61,6 +63,7 @@ ASKED = SearchAsked(
     allowed=NONE,
     words=WORDS,
     num_best=5,
+    scored=ScoredAtOnce(parts=["document"], size=2, share=0.25, others=PLACES),
 )
 
 
@@ -99,7 +102,8 @@ def assert_same(found: Any, expected: Any) -> None:
             start_C=PLACES,
         ),
         PartFacts(num_documents=3, num_chunks=9, rows=ROWS.slice(0, 0), has_tokens=True, has_sparse=False),
-        (ROWS, PLACES, PLACES),
+        MatchesAsked(chunk_M=PLACES, title_N=NONE, query=LATE),
+        PassagesRead(ROWS, PLACES, PLACES),
         PartMatches(max_sim_W=VECTOR, best_n=PLACES, sums_nV=np.empty((0, 4), np.float32)),
     ],
 )

@@ -19,7 +19,7 @@ from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.search.searcher import Searcher
-from cairn.pipeline.search.shards import sharded_generation
+from cairn.pipeline.search.shards import parts, sharded_generation
 from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration
 from cairn.pipeline.search_options import SearchOptions
 from hypothesis import HealthCheck, given, settings
@@ -110,7 +110,7 @@ def test_batch_of_shards_equals_that_of_one_process(
 
 
 @pytest.mark.parametrize("asked", [{}, {"hybrid": False, "granularity": "chunk"}, {"passages": 3}])
-def test_search_asks_every_shard_for_candidates_and_once_for_scores(
+def test_search_asks_every_shard_for_candidates_with_scores_then_for_texts(
     split_layout: CollectionLayout, make_encoder: Callable[[], Any], asked: dict[str, Any]
 ) -> None:
     shards = Shards(split_layout.root, 3)
@@ -119,8 +119,8 @@ def test_search_asks_every_shard_for_candidates_and_once_for_scores(
     shards.asked.clear()
     shards.rounds = 0
     searcher.search("granite basalt", **asked)
-    assert shards.asked[:6] == ["search"] * 3 + ["score"] * 3
-    assert (shards.rounds, {*shards.asked[6:]}) == (3, {"read_passages"})
+    assert shards.asked[:3] == ["search"] * 3
+    assert (shards.rounds, {*shards.asked[3:]}) == (2, {"read_passages"})
 
 
 def _sharded(layout: CollectionLayout, shards: Shards) -> ShardedGeneration:
@@ -314,4 +314,17 @@ def test_token_vectors_of_shards_judge_as_those_of_one_process(late_collection: 
         shards = Shards(layout.root, num_shards)
         sharded = Searcher(layout, load_query_encoder, open_one=shards.open)
         assert [sharded.search(query, **each) for query, each in asked] == expected
-        assert {"max_sim", "token_matches"} <= set(shards.asked)
+        assert "max_sim" in shards.asked
+
+
+def test_what_no_shard_took_for_a_candidate_is_scored_when_it_is_one(
+    split_layout: CollectionLayout, make_encoder: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_likely", lambda count, _: min(count, 2))
+    shards = Shards(split_layout.root, 3)
+    sharded = Searcher(split_layout, make_encoder(), open_one=shards.open)
+    whole = Searcher(split_layout, make_encoder())
+    for query in QUERIES:
+        for asked in ({}, {"passages": 3, "chunk_tokens": 64}, {"hybrid": False, "granularity": "chunk"}):
+            assert sharded.search(query, **asked) == whole.search(query, **asked)
+    assert "score" in shards.asked
