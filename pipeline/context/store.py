@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -148,6 +148,11 @@ def build_context(
         embeddings_CD=embed(documents.column("text").to_pylist()),
         first_stage_fingerprint=first_stage_fingerprint,
     )
+
+
+def unembedded(texts: Sequence[str]) -> Float32[np.ndarray, "C 1"]:
+    """Return a zero a document: a context that no encoder reads stands for the corpus, unembedded."""
+    return np.zeros((len(texts), 1), np.float32)
 
 
 def _digest(rows: Float32[np.ndarray, "C D"]) -> str:

@@ -34,7 +34,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.cluster.assignment import ClusterAssigner
 from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.context.store import ContextSet, build_context
+from cairn.pipeline.context.store import ContextSet, build_context, unembedded
 from cairn.pipeline.encode.paid import PAID_NAME
 from cairn.pipeline.encode.shards import as_parquet, shard_tables
 from cairn.pipeline.index.partitions import RunTasks
@@ -127,13 +127,12 @@ class EncoderWorker:
         )
 
     def draw_context(self, sample: pa.Table, assignments_N: Int32[np.ndarray, " N"]) -> ContextSet:
-        """Draw the context from a clustered sample and embed it."""
+        """Draw the context from a clustered sample, and embed it for an encoder that reads one."""
         from cairn.pipeline.encode.endpoint import with_probes
 
-        stages, config = self._loaded(), self._config
-        context = build_context(
-            sample, assignments_N, config.context, stages.first_stage.embed, stages.first_stage.fingerprint
-        )
+        first_stage, config = self._loaded().first_stage, self._config
+        embed = first_stage.embed if config.encoder.use_context else unembedded
+        context = build_context(sample, assignments_N, config.context, embed, first_stage.fingerprint)
         if is_endpoint(config.encoder.model):
             return with_probes(context, config.encoder, self._patience)
         return context

@@ -171,7 +171,8 @@ def _estimate(
         np.minimum([len(text) for text in some], characters_read) for some in (texts, sample)
     )
     document_seconds = embed_seconds * texts_read.mean() / max(1, sample_read.sum())
-    num_context = num_embedded = min(config.context.context_documents, planned.indexed)
+    num_context = min(config.context.context_documents, planned.indexed)
+    num_embedded = num_context if config.encoder.use_context else 0
     if config.cluster.surrogate == "encoder":
         # As documents, and as their queries.
         num_embedded += 2 * min(config.cluster.max_sample_documents, planned.indexed)

@@ -13,6 +13,7 @@ import pytest
 from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.errors import (
     FingerprintMismatchError,
     UsageError,
@@ -176,6 +177,7 @@ def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
 def test_second_ingest_does_not_embed_the_context_again(
     root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    config = replace(config, encoder=replace(config.encoder, use_context=True))
     build_index(
         [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])], root, "c", config
     )
@@ -190,6 +192,17 @@ def test_second_ingest_does_not_embed_the_context_again(
     )
     assert embedded == []
     assert open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"] == before
+
+
+def test_context_that_the_encoder_does_not_read_is_drawn_and_not_embedded(
+    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: pytest.fail("embedded"))
+    rows = [document(number) for number in range(12)]
+    build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
+    context = ContextSet.read(open_generation(CollectionLayout(root, "c")).side_file("context.arrow"))
+    assert set(context.doc_ids) <= {row["id"] for row in rows}
+    assert len(context.doc_ids) > 0
 
 
 def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(

@@ -47,7 +47,6 @@ def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(
     )
     assert plan["estimated_tokens"] == report.tokens
     assert plan["estimated_encode_seconds"] > 0
-    assert plan["estimated_context_seconds"] > 0
     assert plan_index([source], root, "c", config)["unchanged"] == 9
 
 
@@ -81,17 +80,19 @@ def test_plan_times_the_first_stage_over_the_documents_it_is_to_embed(
         "cairn.pipeline.line.plan_index.time", SimpleNamespace(monotonic=lambda: clock_seconds)
     )
     source = corpus(tmp_path / "a.parquet", range(6))
-    one = plan_index(
-        [source], root, "c", replace(config, context=replace(config.context, context_documents=1))
-    )
-    all_six = plan_index([source], root, "c", config)
-    surrogate = plan_index(
-        [source], root, "c", replace(config, cluster=replace(config.cluster, surrogate="encoder"))
+    reads = replace(config, encoder=replace(config.encoder, use_context=True))
+    clustered = replace(config.cluster, surrogate="encoder")
+    expected = (
+        (replace(reads, context=replace(config.context, context_documents=1)), 0.1),
+        (reads, 0.6),
+        (replace(reads, cluster=clustered), 1.8),
+        (config, 0.0),
+        (replace(config, cluster=clustered), 1.2),
     )
     assert config.context.context_documents >= 6
-    assert [plan["estimated_context_seconds"] for plan in (one, all_six, surrogate)] == pytest.approx(
-        [0.1, 0.6, 1.8]
-    )
+    for settings, seconds in expected:
+        plan = plan_index([source], root, "c", settings)
+        assert plan["estimated_context_seconds"] == pytest.approx(seconds)
 
 
 def test_plan_with_context_encodes_the_sample_behind_as_many_vectors_as_will_be_drawn(
