@@ -52,6 +52,7 @@ from cairn.pipeline.model.backbone_loader import load_backbone, token_projection
 from cairn.pipeline.model.batching import one_torch_thread
 from cairn.pipeline.model.document_encoder import embed_chunks, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.folders.model_defaults import query_settings
 from cairn.pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
 from cairn.pipeline.model.landmarks import Chunks, chunk_spans, lay_out, split_into_chunks
 from cairn.pipeline.model.late_backbone import LateBackbone
@@ -127,6 +128,7 @@ class DocumentEncoder:
         is_latent = pooling_rule(config.pooling).needs_latent_attention
         self._token_head = latent_attention_of(self.backbone) if is_latent else None
         self._mixer = mixer_of(self.backbone)
+        self._asking = self._encoder_of_queries()
         context_CD = usable_context(config, context, self.backbone)
         # The context is read by the transformer, or mixed in behind it.
         self._context_CD = context_CD if self._mixer is None else None
@@ -138,7 +140,21 @@ class DocumentEncoder:
             context=context.fingerprint if config.use_context and context is not None else None,
             **hashed_settings(config),
             **({"landmark_mixer": MIXING_VERSION} if self._mixer else {}),
+            **({} if self._asking is None else {"queries": self._asking.fingerprint}),
         )
+
+    def _encoder_of_queries(self) -> DocumentEncoder | None:
+        """Return the encoder of queries alone, None where the documents' model reads them."""
+        asked = None if self.backbone.of_queries is None else query_settings(self.config)
+        if asked is None:
+            return None
+        asking = DocumentEncoder(asked, None, self.backbone.of_queries)
+        if asking.vector_dim != self.vector_dim:
+            raise ModelError(
+                "the models of queries and of documents must have vectors of one width, got "
+                f"{asking.vector_dim:,} and {self.vector_dim:,}; fetch the model again"
+            )
+        return asking
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -195,7 +211,9 @@ class DocumentEncoder:
         return replace(encoded, chunk_vectors_MV=chunk_vectors_MV, document_vectors_NV=documents_NV)
 
     def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "Q V"]:
-        """Encode texts as documents are, but for the queries' prefix and temperature."""
+        """Encode texts as documents are, but for the queries' prefix, temperature and model."""
+        if self._asking is not None:
+            return self._asking.encode_queries(texts)
         if isinstance(self.backbone, LateBackbone):
             return self.encode_query_tokens(texts)[0]
         return self._query_vectors(self._encode_queries(texts, None))
@@ -203,7 +221,12 @@ class DocumentEncoder:
     def encode_query_tokens(
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """Encode queries, and return the states of their words' tokens from the same pass, too."""
+        """Encode queries, and return the states of their words' tokens from the same pass, too.
+
+        None where another model reads queries: they compare with no document's tokens.
+        """
+        if self._asking is not None:
+            return self.encode_queries(texts), [QueryTokens.none()] * len(texts)
         tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
         if isinstance(self.backbone, LateBackbone):
             return self._late_queries(self.backbone, tokens)

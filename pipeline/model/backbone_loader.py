@@ -25,6 +25,7 @@ from cairn.pipeline.model.families import language_model
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint, weights_sha256_of
 from cairn.pipeline.model.folders.first_layers import first_layers, split_stages
 from cairn.pipeline.model.folders.late_interaction import LateInteraction
+from cairn.pipeline.model.folders.model_defaults import query_settings
 from cairn.pipeline.model.folders.model_types import (
     CAUSAL_TYPES,
     MODEL_TYPES,
@@ -40,6 +41,7 @@ from cairn.pipeline.model.folders.names import (
     require_official_weights,
     require_shipped_files,
 )
+from cairn.pipeline.model.folders.sentence_transformers_folder import SentenceTransformersFolder
 from cairn.pipeline.model.late_backbone import LateBackbone, linear_of
 from cairn.pipeline.model.static_backbone import StaticBackbone
 from cairn.pipeline.model.transformers_backbone import TransformersBackbone
@@ -51,8 +53,19 @@ MAX_SENTENCE_CHARACTERS: Final = 1_000
 """A longer sentence quotes a file's content and not a setting."""
 
 
-def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> Backbone:
-    """Load a model as its configuration says: precision, backend, first layers, causal mask."""
+_NOT_ACROSS_MODELS: Final = ("token_bytes", "use_context", "layers", "temperature", "query_temperature")
+"""Settings that need queries and documents to be read by one model."""
+
+
+def load_backbone(
+    config: EncoderConfig,
+    device: torch.device | None = None,
+    modules: SentenceTransformersFolder | None = None,
+) -> Backbone:
+    """Load a model as its configuration says: precision, backend, first layers, causal mask.
+
+    ``modules`` stand for what its folder says.
+    """
     if is_endpoint(config.model):
         raise ConfigError(
             f"a model must run here for this, got the endpoint {config.model}; choose a name or a folder"
@@ -61,15 +74,25 @@ def load_backbone(config: EncoderConfig, device: torch.device | None = None) -> 
     device = device or (torch.device("cpu") if on_openvino else default_device())
     if on_openvino:
         _require_openvino(device)
-    precision = resolve_precision(config.precision, device)
-    dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _packed)
     folder = model_folder(config.model)
     if config.model == DEFAULT_MODEL:
         require_shipped_files()
     with odd_files_reported(folder):
-        checkpoint = read_checkpoint(folder)
+        checkpoint = read_checkpoint(folder, modules=modules)
     if config.model in MODEL_NAMES:
         require_official_weights(checkpoint.weights_sha256)
+    backbone = _loaded(config, checkpoint, device)
+    asked = None if checkpoint.asking is None else query_settings(config)
+    if asked is not None:
+        backbone.of_queries = load_backbone(asked, device, checkpoint.asking)
+        backbone.lacks = (*backbone.lacks, *_NOT_ACROSS_MODELS)
+    return backbone
+
+
+def _loaded(config: EncoderConfig, checkpoint: Checkpoint, device: torch.device) -> Backbone:
+    precision = resolve_precision(config.precision, device)
+    on_openvino, folder = config.backend == "openvino", model_folder(config.model)
+    dtype, run_on = (torch.float32, _to_openvino(precision)) if on_openvino else (precision, _packed)
     model_type = checkpoint.config.get("model_type")
     if is_run_by_transformers(checkpoint.config):
         return _run_beside_engine(config, checkpoint, precision, device)

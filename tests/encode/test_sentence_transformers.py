@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 
 import numpy as np
 import pytest
 import torch
+from cairn import Collection, load_encoder
+from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_warnings
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -74,6 +79,120 @@ def test_vectors_of_a_static_model_equal_sentence_transformers(tiny_model_folder
     assert np.isfinite(encoder.encode([""]).document_vectors_NV).all()
     with pytest.raises(ConfigError, match="pooling must be left out"):
         ours(tmp_path, pooling="lmk")
+
+
+@pytest.fixture
+def make_routed(make_folder, tiny_model_folder):
+    """Return a writer of a folder whose Router reads queries by a table, or by a BERT through a layer."""
+
+    def make(asks, settings=None, rows=32):
+        folder = make_folder(settings=settings)
+        generator = torch.Generator().manual_seed(1)
+        types = {"document_0_Transformer": "Transformer", "document_1_Pooling": "Pooling"}
+        (folder / "document_0_Transformer").mkdir()
+        for path in [each for each in folder.iterdir() if each.is_file() and each.name != "modules.json"]:
+            if path.name != "config_sentence_transformers.json":
+                path.rename(folder / "document_0_Transformer" / path.name)
+        (folder / "1_Pooling").rename(folder / "document_1_Pooling")
+        if asks == "table":
+            types["query_0_StaticEmbedding"] = "StaticEmbedding"
+            query = folder / "query_0_StaticEmbedding"
+            query.mkdir()
+            tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
+            tokenizer.no_truncation()
+            tokenizer.save(str(query / "tokenizer.json"))
+            table_VD = torch.randn(tokenizer.get_vocab_size(), rows, generator=generator)
+            save_file({"embedding.weight": table_VD}, query / "model.safetensors")
+        else:
+            names = {
+                "Transformer": "query_0_Transformer",
+                "Pooling": "query_1_Pooling",
+                "Dense": "query_2_Dense",
+            }
+            types |= {name: kind for kind, name in names.items()}
+            shutil.copytree(folder / "document_0_Transformer", folder / names["Transformer"])
+            weights = folder / names["Transformer"] / "model.safetensors"
+            save_file(
+                {name: 1.1 * each for name, each in load_file(weights).items()}, weights, {"format": "pt"}
+            )
+            (folder / names["Pooling"]).mkdir()
+            pooling = {"embedding_dimension": 32, "pooling_mode": "cls"}
+            (folder / names["Pooling"] / "config.json").write_text(json.dumps(pooling))
+            write_dense(folder / names["Dense"], rows, 32)
+        structure = {
+            route: [name for name in sorted(types) if name.startswith(route)]
+            for route in ("query", "document")
+        }
+        kinds = {name: f"sentence_transformers.models.{kind}" for name, kind in types.items()}
+        (folder / "router_config.json").write_text(
+            json.dumps({"types": kinds, "structure": structure, "parameters": {"default_route": "document"}})
+        )
+        modules = [("", "Router"), ("1_Normalize", "Normalize")]
+        (folder / "modules.json").write_text(
+            json.dumps(
+                [
+                    {
+                        "idx": idx,
+                        "name": str(idx),
+                        "path": path,
+                        "type": f"sentence_transformers.models.{kind}",
+                    }
+                    for idx, (path, kind) in enumerate(modules)
+                ]
+            )
+        )
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("asks", ["table", "transformer"])
+@pytest.mark.parametrize("settings", [None, {"prompts": {"query": "old mark: ", "document": "stone: "}}])
+def test_vectors_of_both_routes_of_a_router_equal_sentence_transformers(make_routed, asks, settings):
+    folder = make_routed(asks, settings)
+    encoder = assert_equal_vectors(folder)
+    vectors_QV, tokens = encoder.encode_query_tokens(QUERIES)
+    np.testing.assert_array_equal(vectors_QV, encoder.encode_queries(QUERIES))
+    assert [len(each.states_TD) for each in tokens] == [0, 0]
+
+
+def test_fingerprint_of_a_router_changes_with_the_model_of_queries(make_routed):
+    folder = make_routed("table")
+    before = ours(folder).fingerprint
+    path = folder / "query_0_StaticEmbedding" / "model.safetensors"
+    save_file({name: 2 * each for name, each in load_file(path).items()}, path)
+    assert ours(folder).fingerprint != before
+
+
+def test_router_is_ingested_and_answers_and_says_what_it_lacks(make_routed, tmp_path):
+    folder = make_routed("table")
+    rows = [{"id": str(number), "text": text or "old"} for number, text in enumerate(TEXTS)]
+    collection = Collection.create("c", root=tmp_path / "root", model=str(folder))
+    collection.add(rows)
+    said = settings_warnings(encoder_config({"model": str(folder)}), ContextConfig())
+    assert len(collection.search("old stone path").hits) > 0
+    assert any("reads queries by a model of their own" in each for each in said)
+    with pytest.raises(ConfigError, match="token_bytes must be left out"):
+        ours(folder, token_bytes=24)
+    with pytest.raises(ModelError, match="must be one transformer, got one with a Router"):
+        load_encoder(folder).save(tmp_path / "saved")
+    with pytest.raises(ModelError, match="must be one transformer, got one with a Router"):
+        LandmarkEncoder(read_checkpoint(folder))
+
+
+@pytest.mark.parametrize("kinds", [["Router", "Transformer"], ["Transformer", "Router"]])
+def test_router_without_the_routes_of_texts_is_refused(make_routed, kinds):
+    folder = make_routed("table")
+    (folder / "router_config.json").write_text(json.dumps({"types": {}, "structure": {"image": []}}))
+    modules = [{"path": "", "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match=r"must have the routes query and document|got 'Router'"):
+        ours(folder)
+
+
+def test_router_of_two_widths_is_refused(make_routed):
+    with pytest.raises(ModelError, match="must have vectors of one width, got 24 and 32"):
+        ours(make_routed("transformer", rows=24))
 
 
 @pytest.mark.parametrize(

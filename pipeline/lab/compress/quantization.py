@@ -104,6 +104,7 @@ def read_engine(
     checkpoint: Checkpoint, *, is_causal: bool, dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """Return a checkpoint as float32 on the CPU, weights as they lie; a misfit raises :class:`ModelError`."""
+    checkpoint.require_alone()
     read = reader_of(checkpoint.config.get("model_type"))
     settings = {"is_causal": True} if is_causal else {}
     return read(language_model(checkpoint), dtype=dtype, device=torch.device("cpu"), **settings)

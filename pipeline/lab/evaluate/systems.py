@@ -264,6 +264,8 @@ def choose_systems(
                     raise ConfigError("an endpoint shows no states of tokens")
                 if isinstance(backbone, LateBackbone):
                     raise ConfigError("a late-interaction model judges by its own token vectors")
+                if backbone.of_queries is not None:
+                    raise ConfigError("another model reads queries, whose tokens compare with no document's")
         except CairnError as error:
             left_out[system.name] = str(error)
     systems = [system for system in systems if system.name not in left_out]

@@ -243,6 +243,7 @@ class LandmarkEncoder(_Parameters):
         second, _ = split_stages(checkpoint)
         tensors = NotedTensors(second.tensors)
         try:
+            checkpoint.require_alone()
             engine = self._read(replace(second, tensors=tensors), torch.float32, torch.device("cpu"))
         except ModelError as error:
             raise ModelError(

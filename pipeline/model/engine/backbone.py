@@ -32,6 +32,7 @@ class Backbone(ABC):
     are not the transformer's, such as a landmark mixer's. ``projection``: what stands behind the pooling;
     most have nothing. ``own_first_stage``: the backbone that embeds context documents, where the checkpoint
     holds one of its own (CDE §4.2). ``takes_document_prefix``: as a first stage it was trained behind it.
+    ``of_queries``: what reads queries, where that is another model.
     ``lacks``: the settings of :class:`cairn.pipeline.config.EncoderConfig` that it cannot follow.
     """
 
@@ -51,6 +52,7 @@ class Backbone(ABC):
     projection: Projection | None = None
     own_first_stage: Backbone | None = None
     takes_document_prefix: bool = False
+    of_queries: Backbone | None = None
     lacks: tuple[str, ...] = ()
 
     @property

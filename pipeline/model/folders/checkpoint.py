@@ -85,6 +85,7 @@ class Checkpoint:
     pad_id: int
     steps: tuple[Step, ...] = ()
     late: LateInteraction | None = None
+    asking: SentenceTransformersFolder | None = None
     extra_path: Path | None = None
     weights_sha256: str
     fingerprint: str
@@ -94,6 +95,14 @@ class Checkpoint:
         """Return the tensors that are not the transformer's."""
         own = [name for name in self.tensors if any(f".{prefix}" in f".{name}" for prefix in OWN_PREFIXES)]
         return {name: self.tensors[name] for name in own}
+
+    def require_alone(self) -> None:
+        """Raise :class:`ModelError` where another model reads queries: it would be left behind."""
+        if self.asking is not None:
+            raise ModelError(
+                "a model to save, train or compress must be one transformer, got one with a Router, which "
+                "has another for queries; copy its folder, or give that of one route"
+            )
 
     def number(self, *names: str, default: int | float | None = None) -> float:
         """Return the first of these settings, which families name differently, else the default."""
@@ -156,6 +165,7 @@ def read_checkpoint(
         pad_id=pad_id,
         steps=modules.steps,
         late=modules.late,
+        asking=modules.asking,
         extra_path=extra_path if extra_path.is_file() else None,
         weights_sha256=weights_sha256,
         fingerprint=fingerprint(

@@ -117,6 +117,7 @@ def save_encoder_folder(
             "a model to save must have one vector a text, got a late-interaction model; copy its "
             "folder instead"
         )
+    checkpoint.require_alone()
     for name, tensor in checkpoint.tensors.items():
         # A gate may be -inf, which closes it.
         if tensor.is_floating_point() and not bool((tensor < float("inf")).all()):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Set
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from cairn.pipeline.config import (
     NO_MODEL,
     TITLE_TOKENS,
     TOKEN_BYTES,
+    UNDESCRIBED,
     WHOLE_TEXT_TOKENS,
     WINDOW_TOKENS,
     ContextConfig,
@@ -158,9 +159,31 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
         brought = _of_architecture(_architecture(folder, described), is_described=described is not None)
         if described is not None:
             brought |= _of_description(described, {*brought, *chosen})
+            brought |= {} if described.asking is None else {"token_bytes": 0}
     if not (brought.get("pool_prefix") and _can_pool_prefix({**brought, **chosen})):
         brought.pop("pool_prefix", None)
     return {name: value for name, value in {"model": model, **brought}.items() if name not in chosen}
+
+
+def query_settings(config: EncoderConfig) -> EncoderConfig | None:
+    """Return how a model of queries alone reads them, None where documents' model does."""
+    described = read_sentence_transformers_folder(model_folder(config.model))
+    if described is None or described.asking is None:
+        return None
+    asking = described.asking
+    brought = _of_architecture(_architecture(described.transformer, asking), is_described=True)
+    brought["pooling"] = "mean" if asking.pooling is None else _pooling(asking)
+    brought["pool_prefix"] = asking.pools_prompt and _can_pool_prefix(
+        {"query_prefix": config.query_prefix, **brought}
+    )
+    unread = {
+        "document_prefix": "",
+        "token_bytes": 0,
+        "title_tokens": 0,
+        **UNDESCRIBED,
+        "backend": "torch",
+    }
+    return replace(config, attention="chunk", landmarks="fixed", **{"causal": False, **brought, **unread})
 
 
 def _architecture_of(model: str) -> dict[str, Any]:
@@ -407,9 +430,14 @@ def transformers_warning(config: EncoderConfig) -> str | None:
     )
 
 
-def late_interaction_warning(config: EncoderConfig) -> str | None:
-    """Return a sentence on how a late-interaction model ranks, None for another."""
+def kind_warning(config: EncoderConfig) -> str | None:
+    """Return a sentence on how a late-interaction model or one with a Router ranks, None for another."""
     described = read_sentence_transformers_folder(model_folder(config.model))
+    if described is not None and described.asking is not None:
+        return (
+            f"{config.model} reads queries by a model of their own: there are no token vectors and no "
+            "context; BM25 and vectors rank"
+        )
     if described is None or described.late is None:
         return None
     return (
@@ -425,7 +453,7 @@ def settings_warnings(config: EncoderConfig, context: ContextConfig) -> tuple[st
         return (_OF_GIVEN.format(_WITHOUT_MODEL if is_without else f"{config.model} encodes queries alone"),)
     if is_endpoint(config.model):
         return (_OF_ENDPOINTS.format(config.model),)
-    of_model = (transformers_warning, late_interaction_warning, untrained_settings_warning, window_warning)
+    of_model = (transformers_warning, kind_warning, untrained_settings_warning, window_warning)
     found: list[str | None] = []
     for warning in (*of_model, partial(context_warning, context=context)):
         with contextlib.suppress(CairnError):  # a model that cannot be read: whatever loads it says so

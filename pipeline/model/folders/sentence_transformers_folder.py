@@ -1,6 +1,7 @@
 """A Sentence-Transformers folder as it describes itself, without torch: modules, pooling, prompts.
 
     modules.json ─▶ Transformer ─▶ Pooling ─▶ Dense · LayerNorm · Normalize …
+    modules.json ─▶ Router ─▶ such modules for documents, and others for queries
     1_Pooling/config.json, 2_Dense/config.json ─▶ the settings of each module
     config_sentence_transformers.json ─▶ prompts, truncate_dim
     sentence_bert_config.json ─▶ do_lower_case
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -36,6 +37,7 @@ TRANSFORMER_SETTINGS_NAME: Final = "sentence_bert_config.json"
 
 _STEPS: Final = ("Dense", "LayerNorm", "Normalize")
 _ENCODERS: Final = ("Transformer", "StaticEmbedding")
+ROUTER_NAME: Final = "router_config.json"
 _MODULES: Final = (*_ENCODERS, "Pooling", *_STEPS, "Dropout", "MultiVectorMask")
 _OLD_POOLING_KEYS: Final = {
     "pooling_mode_cls_token": "cls",
@@ -62,6 +64,7 @@ class SentenceTransformersFolder:
 
     ``is_static``: in the transformer's place stands a table of token vectors. ``late``: how the tokens of a
     late-interaction model are read. ``steps`` leave out the last Normalize, which every vector gets.
+    ``asking``: the modules that read queries, where a Router has some of their own.
     """
 
     transformer: Path
@@ -74,13 +77,51 @@ class SentenceTransformersFolder:
     query_prompt: str = ""
     document_prompt: str = ""
     truncate_dim: int | None = None
+    asking: SentenceTransformersFolder | None = None
 
 
 def read_sentence_transformers_folder(folder: Path) -> SentenceTransformersFolder | None:
     """Read such a folder, None for one in another layout; what does not run here raises."""
     if not (folder / MODULES_NAME).is_file():
         return _stanford(folder)
-    modules = [(_kind(module), folder_inside(folder, module.get("path"))) for module in module_list(folder)]
+    listed = module_list(folder)
+    is_routed = bool(listed) and str(listed[0].get("type")).endswith(".Router")
+    behind = [(_kind(module), folder_inside(folder, module.get("path"))) for module in listed[is_routed:]]
+    if not is_routed:
+        return _described(folder, behind)
+    routes = routes_of(folder_inside(folder, listed[0].get("path")))
+    queries, documents = (
+        _described(folder, [*[(_kind({"type": kind}), path) for kind, path in route], *behind])
+        for route in routes
+    )
+    if not all(routes) or queries.late is not None:
+        raise ModelError(
+            "a model with a Router must have the routes query and document, each to one vector, got another; "
+            "choose another model"
+        )
+    return replace(documents, asking=queries)
+
+
+def routes_of(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, Path]]]:
+    """Return the kinds and folders of the modules that read queries, and of those that read documents."""
+    router = read_json(folder / ROUTER_NAME)
+    types, structure = router.get("types"), router.get("structure")
+    if not isinstance(types, dict) or not isinstance(structure, dict):
+        raise ModelError(
+            f"{ROUTER_NAME} of the model must hold types and structure, got others; fetch the model again"
+        )
+    kinds, routes = cast("Mapping[str, Any]", types), cast("Mapping[str, Sequence[str]]", structure)
+    queries, documents = (
+        [
+            (str(kinds.get(name)).rpartition(".")[2], folder_inside(folder, name))
+            for name in routes.get(route, ())
+        ]
+        for route in ("query", "document")
+    )
+    return queries, documents
+
+
+def _described(folder: Path, modules: Sequence[tuple[str, Path]]) -> SentenceTransformersFolder:
     encoder, transformer = next((each for each in modules if each[0] in _ENCODERS), ("", folder))
     pooling = next((read_json(path / "config.json") for kind, path in modules if kind == "Pooling"), None)
     settings = read_json_if_any(folder / SETTINGS_NAME)
@@ -185,7 +226,7 @@ def _stanford(folder: Path) -> SentenceTransformersFolder | None:
     )
 
 
-def _steps(modules: list[tuple[str, Path]], feature: str) -> tuple[Step, ...]:
+def _steps(modules: Sequence[tuple[str, Path]], feature: str) -> tuple[Step, ...]:
     steps = [
         Step(kind=kind, folder=path, config=read_json_if_any(path / "config.json"))
         for kind, path in modules

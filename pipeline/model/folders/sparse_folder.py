@@ -13,10 +13,10 @@ For Inference-Free Learned Sparse Retrievers").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
@@ -27,15 +27,12 @@ from cairn.pipeline.model.folders.sentence_transformers_folder import (
     prompts_of,
     read_json,
     read_json_if_any,
+    routes_of,
 )
 
-ROUTER_NAME: Final = "router_config.json"
 IDF_NAME: Final = "idf.json"
 _MASKED: Final = ("Transformer", "MLMTransformer")
 _STATIC: Final = ["SparseStaticEmbedding"]
-
-_Module = tuple[str, Path]
-"""The kind of a module and its folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +60,7 @@ def read_sparse_folder(folder: Path) -> SparseFolder:
     ]
     queries = modules
     if [kind for kind, _ in modules] == ["Router"]:
-        queries, modules = _routes(modules[0][1])
+        queries, modules = routes_of(modules[0][1])
     kinds = [kind for kind, _ in modules]
     if len(kinds) != 2 or kinds[0] not in _MASKED or kinds[1] != "SpladePooling":
         raise ModelError(
@@ -84,23 +81,6 @@ def read_sparse_folder(folder: Path) -> SparseFolder:
         query_prompt=query_prompt,
         document_prompt=document_prompt,
     )
-
-
-def _routes(folder: Path) -> tuple[list[_Module], list[_Module]]:
-    """Return the modules of queries and those of documents."""
-    router = read_json(folder / ROUTER_NAME)
-    types, structure = router.get("types"), router.get("structure")
-    if not isinstance(types, dict) or not isinstance(structure, dict):
-        raise ModelError(
-            f"{ROUTER_NAME} of the model must hold types and structure, got others; fetch the model again"
-        )
-    queries, documents = (
-        [(_kind(cast("Mapping[str, Any]", types).get(name)), folder_inside(folder, name)) for name in names]
-        for names in (
-            cast("Mapping[str, Sequence[str]]", structure).get(route, ()) for route in ("query", "document")
-        )
-    )
-    return queries, documents
 
 
 def _takes_log_twice(pooling: Mapping[str, Any]) -> bool:
