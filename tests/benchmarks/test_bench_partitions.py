@@ -53,6 +53,8 @@ NUM_CHUNKS = int(os.environ.get("CAIRN_BENCH_CHUNKS", "200000"))
 NUM_QUERIES, NUM_WARM, QUERY_TOKENS = 100, 20, 6
 VECTOR_DIM, TOKEN_BYTES = 64, 8
 SHARDS, PARTITIONS = 4, 8
+SEARCH_SECONDS = 900
+"""For starting Ray and all searches of a collection."""
 VECTORS = SearchOptions(hybrid=False, late=False, granularity="chunk", passages=1)
 maker.VECTOR_DIM, maker.CODE_BYTES = VECTOR_DIM, 64 * (TOKEN_BYTES + 1)
 maker.CODEBOOK = random_codebook(num_bytes=TOKEN_BYTES, model_dim=VECTOR_DIM)
@@ -86,7 +88,7 @@ def test_bench_search_over_ray_beside_one_process(roots: dict[str, Path]) -> Non
     for name, *others in (("four", roots["one"]), ("tenth",)):
         # In a process of its own, whose memory is that of what answers.
         command = [sys.executable, "-m", "tests.benchmarks.test_bench_partitions", str(roots[name])]
-        subprocess.run([*command, *map(str, others)], check=True)
+        subprocess.run([*command, *map(str, others)], check=True, timeout=SEARCH_SECONDS)
 
 
 def ask(root: Path, one: Path | None) -> None:
