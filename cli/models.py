@@ -9,7 +9,7 @@ from typing import Final
 import click
 from cairn.cli.settings import json_option
 from cairn.cli.terminal import echo, size, table
-from cairn.pipeline.config import DEFAULT_MODEL, NO_MODEL
+from cairn.pipeline.config import DEFAULT_MODEL, LANDMARK_MODEL, NO_MODEL
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.folders.names import MODEL_NAMES, hub_revision, model_folder
 
@@ -53,6 +53,7 @@ _GIVEN = PublicModel(NO_MODEL, 0, 0, "given vectors (--vector-column): texts are
 
 _INSTALLED = (
     PublicModel(DEFAULT_MODEL, 23, 384, "English, mixes the context in, token vectors; the default"),
+    PublicModel(LANDMARK_MODEL, 23, 384, "English, pools landmarks in rows of 512 tokens"),
     *(PublicModel(name, 23, 384, "English") for name in sorted(MODEL_NAMES)),
 )
 

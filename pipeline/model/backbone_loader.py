@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Final
 
 import torch
-from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig
+from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import CairnError, ConfigError, ModelError, install_command
 from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.engine.backbone import Backbone
@@ -75,8 +75,7 @@ def load_backbone(
     if on_openvino:
         _require_openvino(device)
     folder = model_folder(config.model)
-    if config.model == DEFAULT_MODEL:
-        require_shipped_files()
+    require_shipped_files(config.model)
     with odd_files_reported(folder):
         checkpoint = read_checkpoint(folder, modules=modules)
     if config.model in MODEL_NAMES:

@@ -228,7 +228,7 @@ def test_models_lists_those_here_and_public_ones(call: Call) -> None:
     code, out, _ = call("models", "--json")
     listed = {row["name"]: row for row in json.loads(out)}
     assert code == 0
-    assert listed["cairn-minilm"]["here"] == "installed"
+    assert [listed[name]["here"] for name in ("cairn-minilm", "cairn-lmk")] == ["installed", "installed"]
     assert listed["jxm/cde-small-v2"] == {
         "name": "jxm/cde-small-v2",
         "here": None,

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import open_collection
+from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.line.compatibility import stored_settings
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.numpy import load_file, save_file
 
 TEXTS = {
@@ -62,6 +65,38 @@ def test_ingest_of_a_folder_stores_what_it_brings_and_searches_with_it(folder: P
     cosines = dict(zip(TEXTS, encoder.encode_documents(list(TEXTS.values())) @ query, strict=True))
     assert [hit.doc_id for hit in answer.hits] == sorted(cosines, key=lambda doc_id: -cosines[doc_id])
     assert np.ptp(list(cosines.values())) > 1e-3
+
+
+def test_an_ingest_with_cairn_lmk_pools_landmarks_near_the_means_of_its_base(corpus: Path) -> None:
+    text = "\n\n".join(
+        f"{name}, as the stone masons of the valley knew it, was a long day's work: {fact}. " * 3
+        for name, fact in (
+            ("A cellar", "water had to be led away before a wall could stand"),
+            ("A chimney", "the draught depends on its height and on the wind over the ridge"),
+            ("A bridge", "its arch carries nothing until the last wedge is driven in"),
+        )
+    )
+    table = pa.table({"id": ["d"], "title": ["How masons built"], "text": [text]})
+    pq.write_table(table, corpus)
+    assert _ingest(corpus, "--model", "cairn-lmk") == 0
+    stored = stored_settings("cairn-data", "c")
+    assert stored is not None
+    named = ("pooling", "attention", "window_tokens", "title_tokens")
+    assert [stored["encoder"][name] for name in named] == ["lmk", "full", 512, 32]
+    assert open_collection("c").search("why does an arch stand?").hits[0].doc_id == "d"
+
+    as_shipped = encoder_config({"model": "cairn-lmk"})
+    chosen = (
+        as_shipped,
+        replace(as_shipped, model="all-MiniLM-L6-v2"),
+        encoder_config({"model": "all-MiniLM-L6-v2", "whole_text_tokens": 0}),
+    )
+    trained, untrained, means = (
+        DocumentEncoder(each).encode([text], titles=["How masons built"]).chunk_vectors_MV for each in chosen
+    )
+    assert len(trained) == len(means) >= 3
+    assert np.einsum("mv,mv->m", trained, means).mean() > 0.85
+    assert np.einsum("mv,mv->m", untrained, means).mean() < 0.7
 
 
 def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_now(
@@ -187,7 +222,7 @@ def test_search_after_the_cache_moved_to_another_revision_names_it_and_the_older
 def test_ingest_without_a_models_name_is_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert _ingest(corpus, "--model", "") == 2
     assert (
-        "model must be cairn-minilm, all-MiniLM-L6-v2, an endpoint's address, a folder"
+        "model must be cairn-minilm, cairn-lmk, all-MiniLM-L6-v2, an endpoint's address, a folder"
         in capsys.readouterr().err
     )
     assert not Path("cairn-data").exists()

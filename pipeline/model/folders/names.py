@@ -2,6 +2,7 @@
 
     all-MiniLM-L6-v2 ─▶ the embedded model
     cairn-minilm ─────▶ the default: what was trained for the embedded model, which its settings name as base
+    cairn-lmk ────────▶ the embedded model taught to pool landmarks: its changed layers, and the same base
     FOLDER ───────────▶ itself
     none ─────────────▶ the embedded model, whose tokenizer cuts texts that bring their vectors
     https://HOST… ────▶ the embedded model, whose tokenizer cuts the texts for a server
@@ -26,45 +27,50 @@ from pathlib import Path
 from typing import Final
 
 from cairn.pipeline import durable
-from cairn.pipeline.config import DEFAULT_MODEL, NO_MODEL
+from cairn.pipeline.config import DEFAULT_MODEL, LANDMARK_MODEL, NO_MODEL
 from cairn.pipeline.errors import ConfigError, ModelError
 
 HUB_NAME: Final = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?")
 _REVISION: Final = "main"
-_TRAINED: Final = Path(__file__).parents[1] / "cairn_minilm"
-_TRAINED_SHA256: Final = {
-    "cairn_extra.safetensors": "c2299df36898c75e897dbacb21fd0ed251352c6685dfd980049d0ee75db85ed6",
-    "cairn_late.safetensors": "8a6093820773e379af57b43de54a201e586eb6cfc022330edcd029cde567d7ba",
+_MODELS: Final = Path(__file__).parents[1]
+SHIPPED_SHA256: Final = {
+    DEFAULT_MODEL: {
+        "cairn_extra.safetensors": "c2299df36898c75e897dbacb21fd0ed251352c6685dfd980049d0ee75db85ed6",
+        "cairn_late.safetensors": "8a6093820773e379af57b43de54a201e586eb6cfc022330edcd029cde567d7ba",
+    },
+    LANDMARK_MODEL: {
+        "cairn_extra.safetensors": "1dd96f5c69a92515791cec738188056bbdd7352ac5c585d1ca923707e57ce799",
+    },
 }
+"""Models that Cairn brings, each the files of its folder that hold what was trained."""
 
 
 def model_folder(model: str) -> Path:
     """Return the folder of a model; a name that is not on this machine raises :class:`ConfigError`."""
     if model in MODEL_NAMES or is_endpoint(model) or model == NO_MODEL:
         return embedded_folder()  # of an endpoint, or no model: what cuts texts
-    if model == DEFAULT_MODEL:
-        return _TRAINED
+    if model in SHIPPED_SHA256:
+        return _MODELS / model.replace("-", "_")
     if is_folder(model):
         return Path(model).expanduser()
     for name in _hub_names(model):
         if snapshot := _cached_snapshot(name):
             return snapshot
     raise ConfigError(
-        "model must be cairn-minilm, all-MiniLM-L6-v2, an endpoint's address, a folder that holds "
-        "config.json, model.safetensors and tokenizer.json, or a name in "
+        f"model must be {', '.join(SHIPPED_SHA256)}, all-MiniLM-L6-v2, an endpoint's address, a folder that "
+        "holds config.json, model.safetensors and tokenizer.json, or a name in "
         f"the Hugging Face cache {cache_folder()}, got {model!r}; {how_to_get(model)}, or give the folder"
     )
 
 
-def require_shipped_files() -> None:
-    """Raise :class:`ModelError` unless the default model's files are those that Cairn is shipped with."""
-    for name, sha256 in _TRAINED_SHA256.items():
-        path = _TRAINED / name
+def require_shipped_files(model: str) -> None:
+    """Raise :class:`ModelError` unless the files of a model that Cairn brings are those it was shipped with."""
+    for name, sha256 in SHIPPED_SHA256.get(model, {}).items():
+        path = model_folder(model) / name
         found = durable.sha256_of_file(path) if path.is_file() else "no file"
         if found != sha256:
             raise ModelError(
-                f"{name} of {DEFAULT_MODEL} must have SHA-256 {sha256}, got {found}; it is damaged: install "
-                "Cairn again"
+                f"{name} of {model} must have SHA-256 {sha256}, got {found}; it is damaged: install Cairn again"
             )
 
 

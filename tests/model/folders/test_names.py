@@ -116,19 +116,20 @@ def test_name_not_to_be_had_says_how_to_get_it_and_where_it_was_looked_for(cache
 @pytest.mark.parametrize("model", ["x" * 5000, "a\0b", "../..--", "a/b/c", "stone--small"])
 def test_name_that_no_model_can_have_is_refused(cache, model, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="model must be cairn-minilm, all-MiniLM-L6-v2"):
+    with pytest.raises(ConfigError, match="model must be cairn-minilm, cairn-lmk, all-MiniLM-L6-v2"):
         model_folder(model)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "removed"])
-def test_default_model_is_served_only_as_it_was_shipped(damage, tmp_path, monkeypatch):
-    require_shipped_files()
-    folder = tmp_path / "cairn_minilm"
-    shutil.copytree(model_folder("cairn-minilm"), folder)
-    path = folder / "cairn_late.safetensors"
+@pytest.mark.parametrize("model", ["cairn-minilm", "cairn-lmk"])
+def test_shipped_model_is_served_only_as_it_was_shipped(model, damage, tmp_path, monkeypatch):
+    require_shipped_files(model)
+    folder = tmp_path / model.replace("-", "_")
+    shutil.copytree(model_folder(model), folder)
+    path = folder / "cairn_extra.safetensors"
     content = bytearray(path.read_bytes())
     content[-9] ^= 4
     path.unlink() if damage == "removed" else path.write_bytes(content)
-    monkeypatch.setattr(names, "_TRAINED", folder)
-    with pytest.raises(ModelError, match=r"^cairn_late\.safetensors of cairn-minilm must have SHA-256"):
-        DocumentEncoder(EncoderConfig(model="cairn-minilm"))
+    monkeypatch.setattr(names, "_MODELS", tmp_path)
+    with pytest.raises(ModelError, match=rf"^cairn_extra\.safetensors of {model} must have SHA-256"):
+        DocumentEncoder(EncoderConfig(model=model))
