@@ -64,13 +64,14 @@ def model_folder(model: str) -> Path:
 
 
 def require_shipped_files(model: str) -> None:
-    """Raise :class:`ModelError` unless the files of a model that Cairn brings are those it was shipped with."""
+    """Raise :class:`ModelError` unless the files of a model that Cairn brings are as they were shipped."""
     for name, sha256 in SHIPPED_SHA256.get(model, {}).items():
         path = model_folder(model) / name
         found = durable.sha256_of_file(path) if path.is_file() else "no file"
         if found != sha256:
             raise ModelError(
-                f"{name} of {model} must have SHA-256 {sha256}, got {found}; it is damaged: install Cairn again"
+                f"{name} of {model} must have SHA-256 {sha256}, got {found}; it is damaged: install "
+                "Cairn again"
             )
 
 
