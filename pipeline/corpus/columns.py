@@ -454,6 +454,7 @@ def _holds_objects(arrow_type: pa.DataType) -> bool:
 
 def _objects_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Mask]:
     """Return lists of objects as a column of ``target``, null where one has other values."""
+    values = [_with_floats(value) for value in values]
 
     def taken(some: Sequence[Any]) -> pa.Array | None:
         try:
@@ -466,6 +467,15 @@ def _objects_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, M
         return column, np.zeros(len(values), bool)
     bad = np.array([taken([value]) is None for value in values], bool)
     return pa.array([None if is_bad else each for is_bad, each in zip(bad, values, strict=True)], target), bad
+
+
+def _with_floats(value: Any) -> Any:
+    """Return a value of JSON with every number read."""
+    if isinstance(value, list):
+        return [_with_floats(each) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        return {name: _with_floats(each) for name, each in cast("dict[str, Any]", value).items()}
+    return float(value) if isinstance(value, WrittenNumber) else value
 
 
 def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Mask]:
