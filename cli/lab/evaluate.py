@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 )
 @add_options(EncoderConfig, ContextConfig, but=("sparse_model",))
 @click.option(
+    "--vector-column",
+    metavar="NAME",
+    help="Column of corpus and queries with vectors of their own, which are ranked in place of encoded ones.",
+)
+@click.option(
     "--known-items",
     type=COUNT,
     help="For a corpus without queries: so many first sentences find their texts.",
@@ -82,6 +87,7 @@ def evaluate(
     patterns: tuple[str, ...],
     against: str | None,
     baseline_model: str | None,
+    vector_column: str | None,
     known_items: int | None,
     max_queries: int | None,
     max_documents: int | None,
@@ -101,11 +107,13 @@ def evaluate(
     from cairn.pipeline.errors import ConfigError
     from cairn.pipeline.lab.evaluate.measures import require_measures
     from cairn.pipeline.lab.evaluate.retrieval_set import (
+        given_width,
         known_item_set,
         read_retrieval_set,
         require_distinct_names,
         sample_set,
     )
+    from cairn.pipeline.lab.evaluate.systems import given_systems, select_systems
     from cairn.pipeline.model.folders.model_defaults import context_config
 
     if public:
@@ -115,9 +123,17 @@ def evaluate(
         return 0
     if not folders:
         raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
+    if vector_column is not None and (ablate or baseline_model or known_items):
+        raise ConfigError(
+            "--vector-column must go without --ablate, --baseline-model and --known-items, which encode "
+            "texts; leave them out"
+        )
     sets: list[RetrievalSet] = []
     for folder in folders:
-        whole = known_item_set(folder, known_items, seed) if known_items else read_retrieval_set(folder)
+        if known_items:
+            whole = known_item_set(folder, known_items, seed)
+        else:
+            whole = read_retrieval_set(folder, vector_column)
         sets.append(sample_set(whole, max_queries=max_queries, max_documents=max_documents, seed=seed))
     require_distinct_names(sets)
     require_measures()
@@ -125,7 +141,11 @@ def evaluate(
     context = context_config(
         settings.get("model", DEFAULT_MODEL), {**chosen(ctx, ContextConfig), "seed": seed}
     )
-    systems = _systems(settings, context, baseline_model, patterns, ablate=ablate)
+    if vector_column is None:
+        systems = _systems(settings, context, baseline_model, patterns, ablate=ablate)
+    else:
+        dims = given_width(sets)
+        systems = select_systems(given_systems(settings, vector_column, dims), patterns)
     names = [system.name for system in systems]
     if against is not None and against not in names:
         raise ConfigError(f"--against must name one of {', '.join(names)}, got {against!r}")
@@ -273,7 +293,10 @@ def advice_lines(report: Report, seed: int) -> Iterator[str]:
     speed = own.tokens / own.encode_seconds if own.encode_seconds else 0.0
     yield f"\nuse: {own.system}   (quality {own.quality:.4f})"
     yield f"  ingest SOURCE --collection NAME {own.ingest_flags}".rstrip()
-    yield f"  cairn search QUERY --collection NAME {own.search_flags}".rstrip()
+    if own.ingest_flags.startswith("--vector-column"):  # a text alone would be answered by words
+        yield f"  search_vectors(VECTORS, queries=TEXTS), as with the flags {own.search_flags or '(none)'}"
+    else:
+        yield f"  cairn search QUERY --collection NAME {own.search_flags}".rstrip()
     yield (
         f"  costs {duration(own.encode_seconds)} to encode {thousands(own.tokens)} tokens "
         f"({thousands(speed)} a second), "

@@ -28,6 +28,7 @@ from cairn.pipeline.corpus.formats.format import (
     damage_of,
     damage_reported,
 )
+from cairn.pipeline.corpus.given_vectors import is_vector_column, read_type
 from cairn.pipeline.corpus.sources import resolve_sources
 from cairn.pipeline.errors import SchemaError, SourceError
 
@@ -95,13 +96,7 @@ def read_columns(file: SourceFile, required: Sequence[str], optional: Sequence[s
     types = {
         found: _type_read(file, name, footer.schema.field(found).type) for name, found in present.items()
     }
-    batches: list[pa.RecordBatch] = []
-    for item in damage_reported(file, file.format.read(file, types, config)):
-        if isinstance(item, Undecoded):
-            raise _damaged(file, item.detail)
-        if FAULT in item.schema.names and (faults := item.column(FAULT).drop_null()):
-            raise _damaged(file, faults[0].as_py().partition(" ")[2])
-        batches.append(item)
+    batches = list(_batches(file, types, config))
     missing = [name for name in required if names[name] is None]
     if missing and footer.num_rows:
         raise SchemaError(
@@ -112,6 +107,32 @@ def read_columns(file: SourceFile, required: Sequence[str], optional: Sequence[s
         return _as_table(batches, {name: (found, types[found]) for name, found in present.items()})
     except DECODE_ERRORS as error:
         raise _damaged(file, damage_of(error)) from error
+
+
+def read_vector_column(folder: Path, name: JudgedFile, column: str) -> pa.Array:
+    """Return a column of vectors, a value a row, of a file that :func:`read_judged_file` has read."""
+    path = find_judged_file(folder, name)
+    assert path is not None, "the file was read before"
+    file, config = resolve_sources([str(path)])[0], CorpusConfig(vector_column=column)
+    schema = file.format.read_footer(file, config).schema
+    if schema.names.count(column) != 1 or not is_vector_column(schema.field(column).type):
+        raise SchemaError(
+            f"{path.name} must have one column {column!r} of vectors, lists of numbers, got columns "
+            f"{', '.join(schema.names[:MAX_SHOWN])}; name another with --vector-column"
+        )
+    batches = _batches(file, {column: read_type(schema.field(column))}, config)
+    return pa.chunked_array([batch.column(column) for batch in batches]).combine_chunks()
+
+
+def _batches(
+    file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
+) -> Iterator[pa.RecordBatch]:
+    for item in damage_reported(file, file.format.read(file, types, config)):
+        if isinstance(item, Undecoded):
+            raise _damaged(file, item.detail)
+        if FAULT in item.schema.names and (faults := item.column(FAULT).drop_null()):
+            raise _damaged(file, faults[0].as_py().partition(" ")[2])
+        yield item
 
 
 def _as_table(batches: Sequence[pa.RecordBatch], columns: Mapping[str, tuple[str, pa.DataType]]) -> pa.Table:

@@ -90,8 +90,8 @@ def run_bench(
     document_bm25 = None
     if any(system.reads("document BM25") for system in systems):
         document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress)
-    for encoding in dict.fromkeys(system.encoding for system in systems):
-        sharing = [system for system in systems if system.encoding == encoding]
+    for shared in dict.fromkeys((system.encoding, system.is_baseline) for system in systems):
+        sharing = [system for system in systems if (system.encoding, system.is_baseline) == shared]
         encoded, codebook = _encode(judged, sharing, context_config or ContextConfig(), progress, cache)
         ranker = make_ranker(judged, sharing, encoded, codebook, document_bm25, progress)
         for number, system in enumerate(sharing, start=1):
@@ -147,7 +147,7 @@ def make_ranker(
     encoding = sharing[0].encoding
     if not sharing[0].is_baseline:
         return SearchedSet(judged, encoded, codebook)
-    titles = judged.titles if encoding.has_titles else None
+    titles = judged.titles if encoding.has_titles or encoding.vector_column else None
     pieces = piece_texts(titles, judged.texts, encoded.chunk_offsets, encoded.start_char, encoded.end_char)
     piece_bm25 = None
     if any(

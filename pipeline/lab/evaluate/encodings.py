@@ -113,6 +113,7 @@ class Encoding:
 
     ``context`` says whose the context is that the encoder's settings ask for, ``none`` where they ask for
     none. ``stride_tokens`` divides the encoder's landmark interval; None: chunks do not overlap.
+    ``vector_column`` is where the set has its own vectors, which stand in place of encoded ones.
     """
 
     encoder: EncoderConfig
@@ -120,6 +121,7 @@ class Encoding:
     has_titles: bool = False
     max_document_tokens: int | None = None
     stride_tokens: int | None = None
+    vector_column: str | None = None
 
     def __post_init__(self) -> None:
         assert self.encoder.use_context == (self.context != "none"), (
@@ -203,7 +205,7 @@ def encode_set(
         titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
         names=KEPT,
     )
-    path = None if cache is None else cache / f"{key}.safetensors"
+    path = None if cache is None or judged.given is not None else cache / f"{key}.safetensors"
     if cache is not None and encoding.encoder.describe:
         cache.mkdir(parents=True, exist_ok=True)
         encoder.keep_paid(cache / "paid.sqlite")
@@ -215,7 +217,9 @@ def encode_set(
         for name in ("chunk_codes", "title_codes")
     }
     started, tokens = time.monotonic(), []
-    if encoder.token_codebook is None:
+    if judged.given is not None:
+        queries_QV = judged.given.queries_QV
+    elif encoder.token_codebook is None:
         queries_QV = encoder.encode_queries(judged.queries)
     else:
         queries_QV, tokens = encoder.encode_query_tokens(judged.queries)
@@ -240,7 +244,6 @@ def encoded_arrays(
     context_seconds: float,
 ) -> Mapping[str, np.ndarray]:
     """Encode the documents of a set into what is kept of them."""
-    assert not isinstance(encoder, GivenEncoder), "an evaluation encodes its documents"
     started, tokens = time.monotonic(), 0
 
     def count(more: int) -> None:
@@ -251,8 +254,12 @@ def encoded_arrays(
     arrays: dict[str, np.ndarray]
     texts = judged.texts
     if encoding.max_document_tokens is not None:
-        texts = first_tokens(encoder.backbone.tokenizer, texts, encoding.max_document_tokens)
-    if encoding.has_pieces:
+        texts = first_tokens(encoder.tokenizer, texts, encoding.max_document_tokens)
+    if isinstance(encoder, GivenEncoder):
+        assert judged.given is not None, "a set without vectors is encoded"
+        encoded = encoder.encode(texts, given=judged.given.documents)
+        arrays = {name: getattr(encoded, name) for name in KEPT}
+    elif encoding.has_pieces:
         pieces = cut_pieces(encoder.backbone, judged.titles, texts, encoding)
         whole = open_encoder(row_settings(encoding, encoder.backbone), None, encoder.backbone)
         chunk_MV = whole.encode(pieces.texts, count).document_vectors_NV

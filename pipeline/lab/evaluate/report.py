@@ -19,7 +19,7 @@ from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, default_overlap
 from cairn.pipeline.lab.evaluate.bench import SystemResult, primary_measures
 from cairn.pipeline.lab.evaluate.measures import Comparison, compare_paired, verdict_of
 from cairn.pipeline.lab.evaluate.systems import System
-from cairn.pipeline.model.folders.model_defaults import encoder_config
+from cairn.pipeline.model.folders.model_defaults import encoder_config, given_defaults
 from cairn.pipeline.options import Option, options_of
 from jaxtyping import Float64
 
@@ -188,15 +188,18 @@ def _is_as_given(system: System) -> bool:
 
 def ingest_flags(system: System) -> str:
     """Return the flags of ``ingest`` that give this system, beyond defaults and what the model brings."""
-    config = system.encoding.encoder
-    default = encoder_config({"model": config.model}, for_ingest=True)
-    brought = {**asdict(default), "model": DEFAULT_MODEL}
+    config, column = system.encoding.encoder, system.encoding.vector_column
+    if column is None:
+        default = {**asdict(encoder_config({"model": config.model}, for_ingest=True)), "model": DEFAULT_MODEL}
+    else:
+        default = asdict(EncoderConfig(**given_defaults({})))
     wanted = asdict(config)
-    return " ".join(
+    flags = [
         _flag(option, wanted[name])
         for name, option in options_of(EncoderConfig).items()
-        if option.about.help and wanted[name] is not None and wanted[name] != brought[name]
-    )
+        if option.about.help and wanted[name] is not None and wanted[name] != default[name]
+    ]
+    return " ".join(flags if column is None else [f"--vector-column {column}", *flags])
 
 
 def search_flags(system: System) -> str:

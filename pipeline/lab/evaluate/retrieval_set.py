@@ -20,16 +20,25 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.cluster.queries import leading_sentence
+from cairn.pipeline.corpus.columns import is_list
+from cairn.pipeline.corpus.given_vectors import first_width, packed, vector_records
 from cairn.pipeline.errors import ConfigError, SchemaError, SourceError
-from cairn.pipeline.lab.judged_files import JudgedFile, corpus_files, read_columns, read_judged_file
-from jaxtyping import Int64
+from cairn.pipeline.lab.judged_files import (
+    JudgedFile,
+    corpus_files,
+    read_columns,
+    read_judged_file,
+    read_vector_column,
+)
+from jaxtyping import Float32, Int64
 
+_Value = TypeVar("_Value", str, bytes)
 NO_SPAN = -1
 """Start and end of a judgement without evidence."""
 
@@ -55,6 +64,14 @@ class Judgements:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GivenVectors:
+    """What a set brings: the vectors of each document, as they are staged, and those of queries."""
+
+    documents: tuple[bytes, ...]
+    queries_QV: Float32[np.ndarray, "Q V"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class RetrievalSet:
     """Documents (titles empty for none), queries with a relevant one at least, and their judgements."""
 
@@ -66,6 +83,7 @@ class RetrievalSet:
     queries: tuple[str, ...]
     judgements: Judgements
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    given: GivenVectors | None = None
 
     @property
     def has_evidence(self) -> bool:
@@ -79,6 +97,7 @@ class RetrievalSet:
             self,
             query_ids=_pick(self.query_ids, kept_Q),
             queries=_pick(self.queries, kept_Q),
+            given=self.given and replace(self.given, queries_QV=self.given.queries_QV[kept_Q]),
             judgements=replace(kept, query_J=np.searchsorted(kept_Q, kept.query_J)),
         )
 
@@ -90,12 +109,16 @@ class RetrievalSet:
             doc_ids=_pick(self.doc_ids, kept_N),
             titles=_pick(self.titles, kept_N),
             texts=_pick(self.texts, kept_N),
+            given=self.given and replace(self.given, documents=_pick(self.given.documents, kept_N)),
             judgements=replace(judgements, document_J=np.searchsorted(kept_N, judgements.document_J)),
         )
 
 
-def read_retrieval_set(folder: Path) -> RetrievalSet:
-    """Read and check a folder; what cannot be evaluated at all raises an error."""
+def read_retrieval_set(folder: Path, vector_column: str | None = None) -> RetrievalSet:
+    """Read and check a folder; what cannot be evaluated at all raises an error.
+
+    ``vector_column`` is one of corpus and queries, which hold vectors of their own.
+    """
     if not folder.is_dir():
         raise SourceError(
             "a judged set must be a folder with the files corpus, queries and qrels, "
@@ -117,8 +140,32 @@ def read_retrieval_set(folder: Path) -> RetrievalSet:
         query_ids=query_ids,
         queries=queries,
         judgements=judgements,
+        given=None if vector_column is None else _given_vectors(folder, vector_column, texts),
     )
     return _with_usable_queries(whole, skipped)
+
+
+def _given_vectors(folder: Path, column: str, texts: Sequence[str]) -> GivenVectors:
+    documents, queries = (read_vector_column(folder, name, column) for name in ("corpus", "queries"))
+    if is_list(queries.type) and pa.types.is_struct(queries.type.value_type):
+        raise SchemaError(f"column {column} of the queries must hold one vector a query, got chunks; mend it")
+    vector_dim = first_width(documents)
+    if vector_dim is None:
+        raise SchemaError(f"column {column} of the corpus must hold vectors, got none; name another")
+    of_documents = _packed(documents, list(map(len, texts)), vector_dim, f"column {column} of the corpus")
+    of_queries = _packed(queries, [0] * len(queries), vector_dim, f"column {column} of the queries")
+    records = np.frombuffer(b"".join(of_queries), vector_records(vector_dim))
+    return GivenVectors(documents=of_documents, queries_QV=records["vector"])
+
+
+def _packed(column: pa.Array, lengths: Sequence[int], vector_dim: int, what: str) -> tuple[bytes, ...]:
+    vectors, faults = packed(column, np.array(lengths, np.int64), vector_dim)
+    for row in np.flatnonzero(faults != "").tolist():
+        raise SchemaError(
+            f"{what} must hold vectors of {vector_dim:,} numbers, got {faults[row]} in row {row + 1:,}; "
+            "mend it"
+        )
+    return tuple(vectors.to_pylist())
 
 
 def read_queries(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -143,6 +190,15 @@ def require_distinct_names(sets: Sequence[RetrievalSet]) -> None:
             raise ConfigError(f"folders must have names of their own, got {name!r} twice; rename one")
 
 
+def given_width(sets: Sequence[RetrievalSet]) -> int:
+    """Return how many numbers the vectors have that sets bring; :class:`ConfigError` where they differ."""
+    widths = {judged.given.queries_QV.shape[1] for judged in sets if judged.given is not None}
+    if len(widths) > 1:
+        shown = " and ".join(f"{width:,}" for width in sorted(widths))
+        raise ConfigError(f"vectors of all sets must have one width, got {shown}; evaluate them apart")
+    return widths.pop()
+
+
 def sample_set(
     whole: RetrievalSet, *, max_queries: int | None, max_documents: int | None, seed: int
 ) -> RetrievalSet:
@@ -162,7 +218,7 @@ def _draw(generator: np.random.Generator, count: int, limit: int | None) -> Int6
     return np.sort(generator.permutation(count)[:limit])
 
 
-def _pick(values: Sequence[str], positions: Int64[np.ndarray, " _"]) -> tuple[str, ...]:
+def _pick(values: Sequence[_Value], positions: Int64[np.ndarray, " _"]) -> tuple[_Value, ...]:
     return tuple(values[int(position)] for position in positions)
 
 

@@ -26,9 +26,10 @@ from cairn.pipeline.config import (
 )
 from cairn.pipeline.encode.encoder import load_cutter, require_encoder_fit
 from cairn.pipeline.encode.encoder_fit import prefixes_of, require_context_fit
+from cairn.pipeline.encode.given import require_given_fit
 from cairn.pipeline.errors import CairnError, ConfigError
 from cairn.pipeline.lab.evaluate.encodings import ContextKind, Encoding, row_settings
-from cairn.pipeline.model.folders.model_defaults import base_of_folder, encoder_config
+from cairn.pipeline.model.folders.model_defaults import base_of_folder, encoder_config, given_defaults
 from cairn.pipeline.model.folders.names import is_endpoint, model_folder
 from cairn.pipeline.model.late_backbone import LateBackbone
 from cairn.pipeline.options import did_you_mean, shown
@@ -201,6 +202,29 @@ def configured_systems(base: EncoderConfig) -> list[System]:
         System(name=f"{name}/{ranking}", encoding=Encoding(encoder=own, context=context), ranking=ranking)
         for name, own in settings.items()
         for ranking in rankings
+    ]
+
+
+def given_systems(chosen: Mapping[str, Any], column: str, vector_dim: int) -> list[System]:
+    """Return the ways to rank with the vectors that a set brings, and what a RAG pipeline builds from them.
+
+    Baselines have the same pieces, with titles in front for BM25.
+    """
+    if "model" in chosen:
+        raise ConfigError(
+            f"vectors of --vector-column must come with those of queries, got --model {chosen['model']}; "
+            "leave it out"
+        )
+    config = replace(EncoderConfig(**{**given_defaults(chosen), **chosen}), given_dims=vector_dim)
+    require_given_fit(config)
+    size = BASELINE_TOKENS[0]
+    words = Encoding(encoder=EncoderConfig(landmark_interval=size), stride_tokens=size)
+    given = Encoding(encoder=config, vector_column=column)
+    return [
+        System(name="bm25", encoding=words, ranking="bm25"),
+        System(name="vectors/dense", encoding=given, ranking="dense"),
+        System(name="vectors/convex", encoding=given, ranking="convex"),
+        *(replace(system, encoding=given) for system in configured_systems(config)),
     ]
 
 
