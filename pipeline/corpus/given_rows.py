@@ -24,6 +24,7 @@ from cairn.pipeline.types import Document
 
 _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 """How Arrow names a pandas index that has no name."""
+_TIMES: Final = (np.datetime64, np.timedelta64)
 _MISSING: Final = frozenset({"NaTType", "NAType"})
 
 
@@ -94,13 +95,18 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, UUID):
         return str(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "mM":
         return value.tolist()
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and isinstance(_first(value), _TIMES)):
+        return [_plain(each) for each in cast("Iterable[object]", value)]
     if isinstance(value, np.generic):
         item = value.item()  # of nanoseconds a bare number
-        is_time = isinstance(value, np.datetime64 | np.timedelta64)
-        return value if is_time and isinstance(item, int) else _plain(item)
+        return value if isinstance(value, _TIMES) and isinstance(item, int) else _plain(item)
     return value
+
+
+def _first(values: Sequence[object]) -> object:
+    return next((each for each in values if each is not None), None)
 
 
 def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.DataType]]:

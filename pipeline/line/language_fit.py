@@ -16,7 +16,7 @@ import pyarrow.compute as arrow_compute
 import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from cairn.pipeline.config import NO_MODEL, IngestConfig
-from cairn.pipeline.corpus.columns import PLAIN
+from cairn.pipeline.corpus.columns import PLAIN, are_names, decimals_of
 from cairn.pipeline.index.languages import AUTO, STEMMERS, UNSPACED, language_of
 from cairn.pipeline.index.tokenizer import main_languages, runs_of
 from cairn.pipeline.model.folders.names import describe_model, is_endpoint, model_folder
@@ -73,6 +73,7 @@ def language_warnings(config: IngestConfig, shards: Sequence[Path]) -> tuple[str
 def column_warnings(shards: Sequence[Path]) -> Iterator[str]:
     """Say which columns of staged rows are texts and hold numbers: with decimal commas, or beside texts."""
     commas: list[str] = []
+    points: list[str] = []
     mixed: list[str] = []
     rows = pa_dataset.dataset([str(path) for path in shards[:SAMPLE_SHARDS]])
     own = staged_schema([]).names
@@ -84,6 +85,8 @@ def column_warnings(shards: Sequence[Path]) -> Iterator[str]:
         others = len(column) - len(plain) - len(codes)
         if len(with_commas) + len(plain) == len(column) > len(plain):
             commas.append(f"{name!r}, such as {with_commas[0].as_py()!r}")
+        elif len(plain) == len(column) and (decimals := decimals_of(column.combine_chunks())):
+            points += [] if are_names(decimals) else [f"{name!r}, such as {plain[0].as_py()!r}"]
         elif len(plain) > others > 0:
             is_other = pc.invert(pc.match_substring_regex(column, "|".join(_NUMBERS[1:])))
             other = column.filter(is_other)[0].as_py()
@@ -91,8 +94,9 @@ def column_warnings(shards: Sequence[Path]) -> Iterator[str]:
     told = "are kept as texts, and filters compare them as such"
     if commas:
         yield (
-            f"numbers with decimal commas {told} ({'; '.join(commas)}); write decimal points, or leave the "
-            "columns out with --metadata-columns"
+            f"numbers with decimal commas {told} ({'; '.join(commas)}), and so are those with points beside "
+            f"them ({'; '.join(points) or 'none'}); write decimal points and no other signs, or leave "
+            "the columns out with --metadata-columns"
         )
     if mixed:
         yield (

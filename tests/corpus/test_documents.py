@@ -379,12 +379,15 @@ def test_a_mail_in_a_mail_is_read_and_named(tmp_path: Path) -> None:
     assert read(tmp_path)[0][0]["text"] == text
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
-def test_a_mail_that_names_no_encoding_is_read(tmp_path: Path, encoding: str) -> None:
-    text = "Subject: Öl für die Tür\n\nGrüße für die Tür"
+@pytest.mark.parametrize(
+    ("encoding", "subject"),
+    [("utf-8", "Öl für die Tür"), ("cp1252", "Öl für die Tür"), ("iso2022_jp", "日本語の文章です。")],
+)
+def test_a_mail_that_names_no_encoding_is_read(tmp_path: Path, encoding: str, subject: str) -> None:
+    text = f"Subject: {subject}\n\nUnd: {subject}"
     (tmp_path / "a.eml").write_bytes(text.encode(encoding))
     [row], _ = read(tmp_path)
-    assert (row["title"], row["text"]) == ("Öl für die Tür", text)
+    assert (row["title"], row["text"]) == (subject, text)
 
 
 @pytest.mark.usefixtures("own_children")

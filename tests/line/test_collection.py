@@ -261,6 +261,25 @@ def test_values_of_rows_are_taken_as_python_and_pandas_have_them(notes: cairn.Co
     ]
 
 
+def test_lists_and_arrays_of_numpys_dates_are_stored_as_dates(notes: cairn.Collection) -> None:
+    day, moment = dt.date(2024, 5, 31), dt.datetime.fromisoformat("2024-05-31T01:00")
+    days = np.array([day, "NaT"], "datetime64[D]")
+    moments = np.array([moment], "datetime64[ns]")
+    rows = [
+        {"id": "a", "text": "a", "days": days, "moments": moments},
+        {"id": "b", "text": "b", "days": list(days), "moments": list(moments)},
+        {"id": "c", "text": "c", "days": None, "moments": np.array([moment], "datetime64[us]")},
+    ]
+    assert notes.add(rows[:2]).indexed == 2
+    assert notes.add(rows[2:]).indexed == 1
+    stored = notes.documents.to_arrow(["doc_id", "days", "moments"]).to_pylist()
+    assert [(row["days"], row["moments"]) for row in stored] == [
+        ([day, None], [moment]),
+        ([day, None], [moment]),
+        (None, [moment]),
+    ]
+
+
 @pytest.mark.parametrize("given", [7, "no-such-folder", [1, 2], [{1: "x"}], [b"x"]], ids=repr)
 def test_add_refuses_what_is_no_document(notes: cairn.Collection, given: Any) -> None:
     with pytest.raises(UsageError):

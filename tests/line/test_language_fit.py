@@ -47,6 +47,8 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: P
         "size": ["3", "4", "n/a"],
         "zip": ["01234", "90210", "10115"],
         "name": ["a", "b", None],
+        "pieces": ["1.000", "12.500", None],
+        "version": ["3.9", "3.10", "3.11"],
     }
     pq.write_table(
         pa.table({"doc_id": ["1", "2", "3"], "text": ["1,5"] * 3, **columns}), tmp_path / "a.parquet"
@@ -54,6 +56,8 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: P
     commas, mixed = column_warnings([tmp_path / "a.parquet"])
     assert "decimal commas" in commas
     assert "('price', such as '1,5')" in commas
+    assert "('pieces', such as '1.000')" in commas
+    assert "version" not in commas
     assert "'size', with 'n/a' among them" in mixed
     assert "zip" not in mixed
     assert "--metadata-columns" in commas

@@ -20,7 +20,6 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 import pyarrow as pa
@@ -76,13 +75,17 @@ class CsvFormat(Format):
                 yield item.num_rows
 
         footer = learned_footer(file, parts(), decimals)
-        names = next(islice(_rows(file, config), 1, None), None)
+        rows = _rows(file, config)
+        told, names = next(rows), next(rows, None)
+        assert isinstance(told, list)
         assert not isinstance(names, str | Undecoded), "the header comes first"
         again = [pa.field(name, pa.null()) for name, count in Counter(names or ()).items() if count > 1]
-        # Where some numbers have decimal commas, the point of others is one between thousands.
-        has_points = {pa.float64()} if any(with_commas.values()) else set[pa.DataType]()
+        # Where some numbers have decimal commas, the point of others is one between thousands. In a file with
+        # commas between its fields, a comma stands between thousands itself, as in English.
+        are_doubted = any(with_commas.values()) and told[1] != ","
         fields = [
-            field.with_type(pa.string()) if field.type in has_points else field for field in footer.schema
+            field.with_type(pa.string()) if are_doubted and field.type == pa.float64() else field
+            for field in footer.schema
         ]
         return Footer(schema=pa.schema([*fields, *again]), num_rows=footer.num_rows)
 
@@ -98,11 +101,12 @@ def _batches(
     file: SourceFile, config: CorpusConfig, wanted: Sequence[str] | None
 ) -> Iterator[pa.RecordBatch | Undecoded]:
     rows = _rows(file, config)
-    encoding, names = next(rows), next(rows, None)
+    told, names = next(rows), next(rows, None)
     if names is None:
         return
+    assert isinstance(told, list)
     assert isinstance(names, list)
-    metadata = {ENCODING: encoding} if encoding else None
+    metadata = {ENCODING: told[0]} if told[0] else None
     places = {name: names.index(name) for name in wanted or names}
 
     def batch_of(some: Sequence[list[str] | str]) -> pa.RecordBatch:
@@ -132,13 +136,13 @@ def _texts(values: Sequence[str | None]) -> pa.Array:
 
 
 def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[list[str] | str | Undecoded]:
-    """Yield the encoding if it is a guess, the names of the columns, then each row's fields, or a fault."""
+    """Yield the encoding if it is a guess and the delimiter, the names, then a row's fields, or a fault."""
     limit = _ROW_DOCUMENTS * config.max_document_bytes
     csv.field_size_limit(limit)
     with opened_text(file, newline="", guesses=True) as (head, text):
         encoding, is_guess = encoding_of(head)
-        yield encoding if is_guess else ""
         delimiter, skipped, is_spaced = _dialect(head.decode(encoding, "ignore"))
+        yield [encoding if is_guess else "", delimiter]
         lines = TextLines(text, limit)
         for _ in range(skipped):
             lines.begin_row()

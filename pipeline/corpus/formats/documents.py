@@ -31,7 +31,7 @@ from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
-from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of
+from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, unmarked_encoding
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
 from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
@@ -560,7 +560,7 @@ def _header(part: EmailMessage, name: str) -> str:
     """Return a header; `email` would leave out letters of one that are neither ASCII nor marked."""
     found = next((value for key, value in part.raw_items() if key.lower() == name.lower()), "")
     raw = str(found).encode("utf-8", "surrogateescape")
-    text = str(found) if raw.isascii() else raw.decode(encoding_of(raw)[0], "replace")
+    text = raw.decode(encoding_of(raw)[0], "replace")
     return str(email.policy.default.header_factory(name, " ".join(text.split()))) if text else ""
 
 
@@ -579,7 +579,7 @@ def _bodies(part: EmailMessage) -> list[EmailMessage]:
 def _mail_part(part: EmailMessage) -> str:
     raw, charset = cast(bytes, part.get_payload(decode=True)), part.get_content_charset()
     try:
-        text = raw.decode(charset or "ascii")
+        text = raw.decode(charset or unmarked_encoding(raw) or "ascii")
     except (LookupError, UnicodeDecodeError):  # of none, of one that does not exist, or of another
         text = raw.decode(encoding_of(raw)[0], "replace")
     return str(converted(text, is_page=False).text) if part.get_content_subtype() == "html" else text

@@ -283,6 +283,14 @@ def test_in_a_csv_with_decimal_commas_a_point_stands_between_thousands(tmp_path:
     assert [(row["price"], row["pieces"]) for row in rows] == [("1,50", "1.000"), ("2,25", "12.500")]
 
 
+def test_in_a_csv_with_commas_between_fields_numbers_stay_beside_commas_between_thousands(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.csv").write_text('id,text,salary,rating\n1,x,"85,000",4.5\n2,y,"92,500",3.25\n')
+    rows, _ = read(tmp_path)
+    assert [(row["salary"], row["rating"]) for row in rows] == [("85,000", 4.5), ("92,500", 3.25)]
+
+
 @pytest.mark.parametrize("raw", ["id text\n1 foo\n", "1,foo\n2,bar\n", "Report,\nid,text\n1,foo\n"])
 def test_a_csv_that_names_no_columns_in_its_first_line_is_told_so(tmp_path: Path, raw: str) -> None:
     (tmp_path / "a.csv").write_text(raw)
