@@ -113,7 +113,7 @@ class ReadFiles:
                 yield rejected_rows(self._scan.files[place].name, indices, reasons, details, ids)
 
     def doubt(self) -> None:
-        """Note that rows of the file that is being read may stand in others; it is read each time."""
+        """Note that rows of the file being read may be lost or stand in others; it is read each time."""
         self._is_whole = False
 
     def reject(self, rejected: pa.RecordBatch) -> None:

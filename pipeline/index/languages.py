@@ -200,6 +200,16 @@ _FUNCTION_WORDS: Final[Mapping[str, frozenset[str]]] = {
 }
 STOP_WORDS: Final[Mapping[str, frozenset[str]]] = {**_FUNCTION_WORDS, "en": frozenset(_LUCENES.split())}
 """What BM25 leaves out of texts in a language; of English Lucene's."""
+_FURTHER = (
+    "after all although am another any because before being between both could doing done down during each "
+    "few from further her here him just may me might must nor off once out over own same shall should since "
+    "so though through too under until up upon us very where whether while whom whose why yet"
+)
+UNTOLD_WORDS: Final[Mapping[str, frozenset[str]]] = {
+    **_FUNCTION_WORDS,
+    "en": STOP_WORDS["en"] | _FUNCTION_WORDS["en"] | frozenset(_FURTHER.split()),
+}
+"""What is never shown as the word that was found, or as the name of a subject."""
 LEAST_FUNCTION_WORDS: Final = 2
 """How many function words show the language of a query: a single one, such as `war` in German, may be a
 word of another language."""

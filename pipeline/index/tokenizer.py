@@ -29,7 +29,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import regex
-from cairn.pipeline.index.languages import STOP_WORDS, WITHOUT_LATIN, languages_shown, stemmer_of
+from cairn.pipeline.index.languages import (
+    STOP_WORDS,
+    UNTOLD_WORDS,
+    WITHOUT_LATIN,
+    languages_shown,
+    stemmer_of,
+)
 
 MAX_WORD_CHARACTERS: Final = 40
 """Longer runs are keys, hashes or encoded bytes; their beginnings tell them apart."""
@@ -263,7 +269,7 @@ def terms_of_query(query: str, languages: Sequence[str]) -> list[Variants]:
 def is_function_word(word: str, languages: Sequence[str]) -> bool:
     """Whether a word says nothing of a subject in one of some languages."""
     folded = _folded(word)
-    return any(folded in STOP_WORDS.get(language, ()) for language in languages)
+    return any(folded in UNTOLD_WORDS.get(language, ()) for language in languages)
 
 
 Span = tuple[int, int]

@@ -174,6 +174,24 @@ def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
     assert len(stored(root)) == 10
 
 
+def test_sync_with_a_csv_cut_in_a_text_deletes_nothing_until_it_ends_with_a_line_end(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    source = tmp_path / "a.csv"
+    lines = ["id,title,text"] + [f"{number},stone,an old stone path {number}" for number in range(10)]
+    source.write_text("\n".join([*lines, ""]))
+    build_index([str(source)], root, "c", config)
+    source.write_text("\n".join(lines[:-1])[:-4])
+    for _ in range(2):
+        report = build_index([str(source)], root, "c", replace(config, sync=True))
+        assert report.deleted == 0
+        told = "its last row, in line 10, has no line end behind it and may be cut"
+        assert any(told in warning for warning in report.warnings)
+        assert "--sync deleted nothing" in report.warnings[-1]
+    source.write_text("\n".join([*lines[:-1], ""]))
+    assert build_index([str(source)], root, "c", replace(config, sync=True)).deleted == 1
+
+
 def test_second_ingest_does_not_embed_the_context_again(
     root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

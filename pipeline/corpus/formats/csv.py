@@ -5,7 +5,8 @@ it says; lines before it that begin with ``#`` are passed over, and a header ``#
 below has as many fields. An empty field is null, a row of them is none. Fields are texts here; a column is
 one of whole numbers, numbers or booleans where every field is written as one: ``007`` is a text, and so are
 ``3.9`` and ``3.10``, as all files of a source together write them. A row with more or fewer fields than the
-header is one damaged row; a quote that never closes damages the rest of the file.
+header is one damaged row; a quote that never closes damages the rest of the file. A file without a line end
+behind its last row may be cut there, and is told of.
 
 A quoted field may hold rows that its quote was never to enclose. Where each of its lines has the fields of a
 row, and the first of them looks like the others, that is doubted: rows of TSV, which knows no quotes, are
@@ -149,13 +150,17 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[list[str] | str | 
             with contextlib.suppress(LongLineError):
                 next(lines, None)
         reader = csv.reader(lines, delimiter=delimiter, skipinitialspace=is_spaced, strict=True)
-        num_fields = 0
+        num_fields, last = 0, ""
         while True:
+            last = (lines.of_row or [last])[-1]
             lines.begin_row()
             first = lines.number + 1
             try:
                 fields = next(reader)
             except StopIteration:
+                if num_fields and not last.endswith(("\n", "\r")):
+                    cut = f"its last row, in line {lines.number}, has no line end behind it and may be cut"
+                    yield Undecoded(num_rows=0, detail=f"{cut}; end the file with one if it is whole")
                 return
             except (csv.Error, LongLineError) as error:
                 if not num_fields:

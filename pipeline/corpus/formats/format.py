@@ -75,7 +75,7 @@ class Undecoded:
     """Rows that are in a file by its footer but not decoded.
 
     Such as a refused row group, or the rest of the file (``num_rows`` None). No rows: those that were read
-    may have swallowed others, and ``detail`` says why.
+    may have swallowed others, or others may be cut off, and ``detail`` says why.
     """
 
     num_rows: int | None

@@ -28,7 +28,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.languages import STOP_WORDS
+from cairn.pipeline.index.languages import UNTOLD_WORDS
 from cairn.pipeline.search.hits import read_rows
 from jaxtyping import Float32, Int32, Int64
 
@@ -274,14 +274,8 @@ MAX_TEXT_TOKENS: Final = 2_000
 MAX_TEXT_CHARACTERS: Final = 600
 SAME_STEM_LETTERS: Final = 4
 
-_FUNCTION_WORDS: Final = STOP_WORDS["en"] | {
-    *("about", "after", "all", "also", "another", "any", "because", "been", "before", "being", "between"),
-    *("both", "can", "could", "did", "does", "doing", "done", "during", "each", "few", "from", "had", "has"),
-    *("have", "having", "her", "here", "him", "his", "how", "its", "just", "may", "might", "more", "most"),
-    *("must", "nor", "off", "once", "only", "other", "our", "out", "over", "own", "same", "shall", "she"),
-    *("should", "since", "some", "than", "them", "through", "too", "under", "until", "upon", "very", "were"),
-    *("what", "when", "where", "whether", "which", "while", "who", "whom", "whose", "why", "would", "you"),
-    *("your", "using", "use", "used", "via", "per", "within", "without", "one", "two", "many", "much"),
+_FUNCTION_WORDS: Final = UNTOLD_WORDS["en"] | {
+    *("using", "use", "used", "via", "per", "within", "without", "one", "two", "many", "much"),
 }
 """Words that say nothing of a subject. BM25 leaves out fewer, so that it finds what it found."""
 _WORD: Final = re.compile(r"(?<![^\W\d_])[^\W\d_]{3,24}(?![^\W\d_])")

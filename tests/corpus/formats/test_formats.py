@@ -188,6 +188,25 @@ def test_rows_that_a_quote_may_have_swallowed_are_told(
     assert bool(told) == bool(doubt)
 
 
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_file_that_is_cut_anywhere_in_its_last_row_is_told(tmp_path: Path, name: str, quote: str) -> None:
+    rows = [["id", "text"], ["1", "a stone"], ["2", "a path"]]
+    delimiter = "\t" if name == "a.tsv" else ","
+    lines = [delimiter.join(f"{quote}{field}{quote}" for field in row) for row in rows]
+    if name == "a.jsonl":
+        lines = [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]]
+    stop = len(lines[-1]) + (name != "a.jsonl")  # an object that closes is whole without a line end
+    for size in range(1, stop):
+        (tmp_path / name).write_text("\n".join([*lines[:-1], lines[-1][:size]]))
+        batches = [*read_checked(scan_sources([str(tmp_path)], CorpusConfig()), CorpusConfig())]
+        told = {row["reason"] for batch in batches for row in batch.rejected.to_pylist()}
+        assert "damaged_rows" in told or any(batch.doubt for batch in batches), lines[-1][:size]
+    (tmp_path / name).write_text("\n".join([*lines, ""]))
+    batches = [*read_checked(scan_sources([str(tmp_path)], CorpusConfig()), CorpusConfig())]
+    assert not any(batch.doubt or batch.rejected.num_rows for batch in batches)
+
+
 @pytest.mark.parametrize(
     ("name", "raw"),
     [
