@@ -36,11 +36,13 @@ BASE_MODEL = "all-MiniLM-L6-v2"
 """The transformer that comes as a package, as published; the defaults of :class:`EncoderConfig` are its."""
 
 DEFAULT_MODEL = "cairn-minilm"
-LANDMARK_MODEL = "cairn-lmk"
 """Default model of an ingest.
 
 The base model with the landmark mixer trained for it, which ships with Cairn.
 """
+
+LANDMARK_MODEL = "cairn-lmk"
+"""The base model taught to pool landmarks, which ships with Cairn, too."""
 
 WINDOW_TOKENS: Final = 512
 """How long a window is where nothing else is asked."""

@@ -178,6 +178,8 @@ class Decimals:
 
     def add_value(self, name: str, value: object) -> None:
         """Take a value, or a list of them, of which those are told that are written numbers."""
+        if self._seen.get(name) == _NO_NAMES:
+            return
         values = cast("list[object]", value) if isinstance(value, list) else [value]
         written = [str(each) for each in values if isinstance(each, WrittenNumber)]
         if written:
@@ -454,7 +456,6 @@ def _holds_objects(arrow_type: pa.DataType) -> bool:
 
 def _objects_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Mask]:
     """Return lists of objects as a column of ``target``, null where one has other values."""
-    values = [_with_floats(value) for value in values]
 
     def taken(some: Sequence[Any]) -> pa.Array | None:
         try:
@@ -462,6 +463,7 @@ def _objects_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, M
         except (pa.ArrowException, TypeError):
             return None
 
+    values = [_with_floats(value) for value in values]
     column = taken(values)
     if column is not None:
         return column, np.zeros(len(values), bool)
@@ -496,7 +498,7 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
         bad = np.array([isinstance(value, list | tuple | dict) for value in values], bool)
         kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
         if not is_text(target):
-            kept = [float(value) if isinstance(value, WrittenNumber) else value for value in kept]
+            kept = [_with_floats(value) for value in kept]
         own = _natural(kept)
     column, more = fitted(own, target)
     return column, bad if more is None else bad | more
@@ -557,6 +559,10 @@ def without_views(column: pa.Array) -> pa.Array:
         return column.cast(pa.large_string())
     if not is_list(arrow_type):
         return column
+    if isinstance(arrow_type.value_type, pa.BaseExtensionType):
+        lengths = np.asarray(pc.list_value_length(column).fill_null(0))
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(offsets, without_views(column.flatten()), mask=column.is_null())
     element = pa.large_string() if pa.types.is_string_view(arrow_type.value_type) else arrow_type.value_type
     is_plain = pa.types.is_list(arrow_type) and element == arrow_type.value_type
     return column if is_plain else column.cast(pa.list_(element))

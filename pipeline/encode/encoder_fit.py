@@ -105,7 +105,7 @@ def usable_context(
     if embeddings_CD.ndim != 2 or not len(embeddings_CD) or embeddings_CD.shape[1] != backbone.context_dim:
         raise ConfigError(
             f"the context must be one or more rows of {backbone.context_dim} numbers, got shape "
-            f"{embeddings_CD.shape}; it was made by another model"
+            f"{embeddings_CD.shape}; it was made by another model, or for one that reads no context"
         )
     if backbone.max_context is not None and len(embeddings_CD) > backbone.max_context:
         raise ConfigError(

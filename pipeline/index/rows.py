@@ -342,7 +342,7 @@ class LanceTables:
         return self._database.open_table(name)
 
     def dataset(self, name: str, version: int | None = None) -> lance.LanceDataset:
-        """Return a table as Lance has it, at a version, None is the latest; each is opened once."""
+        """Return a table as Lance has it, at a version, None the latest; each is opened once."""
         use_lance()
         if (name, version) not in self._opened:
             self._opened[name, version] = lance.dataset(str(self._path(name)), version=version)
@@ -495,7 +495,9 @@ class LanceTables:
             first = 0 if force else first_to_merge(live, stored)
             if first is None:
                 return
-            self._opened.pop((name, None)).optimize.compact_files(
+            changed = self._opened[name, None]
+            self._opened = {key: each for key, each in self._opened.items() if each is not changed}
+            changed.optimize.compact_files(
                 excluded_fragment_ids=[fragment.fragment_id for fragment in fragments[:first]],
                 target_rows_per_fragment=sum(stored) + 1,  # none is large enough to be left out
                 batch_size=COMPACTION_ROWS,

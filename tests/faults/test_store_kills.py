@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from cairn.pipeline.index import replica as replica_module
@@ -20,9 +19,6 @@ from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
 from tests.nightly.forks import forked
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.slow
 

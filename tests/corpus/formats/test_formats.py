@@ -596,13 +596,13 @@ def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(t
     ids = [uuid.UUID(int=1), uuid.UUID(int=2)]
     column = pa.array([each.bytes for each in ids], pa.uuid())
     notes = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None]))
-    pq.write_table(
-        pa.table({"id": column, "text": ["x", "y"], "owner": column, "j": notes}), tmp_path / "a.parquet"
-    )
+    both = pa.ListArray.from_arrays(pa.array([0, 2, 2]), column, mask=pa.array([False, True]))
+    table = {"id": column, "text": ["x", "y"], "owner": column, "j": notes, "both": both}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
     rows, rejected = read(tmp_path)
-    assert [(row["doc_id"], row["owner"], row["j"]) for row in rows] == [
-        (str(ids[0]), str(ids[0]), '{"a": 1}'),
-        (str(ids[1]), str(ids[1]), None),
+    assert [(row["doc_id"], row["owner"], row["j"], row["both"]) for row in rows] == [
+        (str(ids[0]), str(ids[0]), '{"a": 1}', [str(each) for each in ids]),
+        (str(ids[1]), str(ids[1]), None, None),
     ]
     assert rejected == []
 

@@ -8,7 +8,12 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.folders import names
-from cairn.pipeline.model.folders.names import embedded_folder, model_folder, require_shipped_files
+from cairn.pipeline.model.folders.names import (
+    SHIPPED_SHA256,
+    embedded_folder,
+    model_folder,
+    require_shipped_files,
+)
 
 COMMIT = "1f0c" * 10
 OLDER = "2e9b" * 10
@@ -121,15 +126,17 @@ def test_name_that_no_model_can_have_is_refused(cache, model, monkeypatch, tmp_p
 
 
 @pytest.mark.parametrize("damage", ["flipped", "removed"])
-@pytest.mark.parametrize("model", ["cairn-minilm", "cairn-lmk"])
-def test_shipped_model_is_served_only_as_it_was_shipped(model, damage, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("model", "name"), [(model, name) for model in SHIPPED_SHA256 for name in SHIPPED_SHA256[model]]
+)
+def test_shipped_model_is_served_only_as_it_was_shipped(model, name, damage, tmp_path, monkeypatch):
     require_shipped_files(model)
     folder = tmp_path / model.replace("-", "_")
     shutil.copytree(model_folder(model), folder)
-    path = folder / "cairn_extra.safetensors"
+    path = folder / name
     content = bytearray(path.read_bytes())
     content[-9] ^= 4
     path.unlink() if damage == "removed" else path.write_bytes(content)
     monkeypatch.setattr(names, "_MODELS", tmp_path)
-    with pytest.raises(ModelError, match=rf"^cairn_extra\.safetensors of {model} must have SHA-256"):
+    with pytest.raises(ModelError, match=rf"^{re.escape(name)} of {model} must have SHA-256"):
         DocumentEncoder(EncoderConfig(model=model))
