@@ -26,6 +26,9 @@ from jaxtyping import Float, Float32
 UNBOUND_POSITIONS: Final = 8_192
 """Tokens of a row at most where positions are relative and the configuration names no length."""
 
+_FP32_ALONE: Final = frozenset({"deberta"})
+"""Types whose code in transformers mixes fp32 into what it computes, and fails in another precision."""
+
 _UNUSED: Final = ("pooler.", "embeddings.position_ids")
 """Weights behind the last states, or none at all; a file may lack them."""
 
@@ -40,9 +43,10 @@ class TransformersBackbone(Backbone):
         self.cls_id, self.landmark_id = checkpoint.cls_id, checkpoint.landmark_id
         self.pad_id = checkpoint.pad_id
         self.weights_fingerprint, self.own_tensors = checkpoint.fingerprint, checkpoint.own_tensors
-        self.dtype, self.device = dtype, device
+        self.dtype = torch.float32 if self._type in _FP32_ALONE else dtype
+        self.device = device
         _require_frame(checkpoint)
-        self._model = load_model(checkpoint, dtype).to(device)
+        self._model = load_model(checkpoint, self.dtype).to(device)
         self.max_positions = max_positions(self._model, checkpoint)
         self._table = self._model.get_input_embeddings().weight
         # Whether it reads tokens, and how wide its states are, is seen by asking it.
