@@ -95,6 +95,8 @@ def _plain(value: Any) -> Any:
         return None
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, np.ndarray) and not value.ndim:
+        return _plain(value[()])
     if isinstance(value, np.ndarray) and value.dtype.kind not in "mM":
         return value.tolist()
     if isinstance(value, np.ndarray) or (isinstance(value, list) and isinstance(_first(value), _TIMES)):

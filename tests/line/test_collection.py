@@ -268,7 +268,7 @@ def test_lists_and_arrays_of_numpys_dates_are_stored_as_dates(notes: cairn.Colle
     rows = [
         {"id": "a", "text": "a", "days": days, "moments": moments},
         {"id": "b", "text": "b", "days": list(days), "moments": list(moments)},
-        {"id": "c", "text": "c", "days": None, "moments": np.array([moment], "datetime64[us]")},
+        {"id": "c", "text": "c", "days": None, "moments": np.array(moment, "datetime64[us]")},
     ]
     assert notes.add(rows[:2]).indexed == 2
     assert notes.add(rows[2:]).indexed == 1

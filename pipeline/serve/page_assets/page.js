@@ -260,7 +260,7 @@ const whyUnready = ({ status: state }) => WHY_UNREADY[state];
 
 /** Make a collection for files that are added where there is none; give its name, null where that is not wanted or refused. */
 async function createCollection() {
-  const name = prompt("There is no collection yet. Name of the new one:", "documents")?.trim();
+  const name = prompt("There is no collection yet. Name of the new one:", "documents")?.trim().toLowerCase().replace(/\s+/g, "-");
   if (!name) return null;
   try {
     return (await post("collections", { name })).name;
