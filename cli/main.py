@@ -40,6 +40,7 @@ _VERBS = {
     "pretrain": "Pretrain an encoder on text, before it is fine-tuned.",
     "train": "Fine-tune an encoder for landmarks and context on your own pairs.",
     "train-landmarks": "Teach a model to pool landmarks, from texts alone.",
+    "experiment": "Measure a claim of the papers, on your own pairs and judged sets.",
     "compress": "Prune and quantise a model, and measure what that costs.",
     "distill": "Let a smaller model follow a larger one on plain texts.",
     "schedule": "Run ingests at the times of cron expressions.",
@@ -62,7 +63,7 @@ _HOMES = {
     "lab.compare": ("compare",),
     "lab.compress": ("compress",),
     "lab.evaluate": ("evaluate",),
-    "lab.training": ("distill", "pretrain", "train", "train-landmarks"),
+    "lab.training": ("distill", "experiment", "pretrain", "train", "train-landmarks"),
 }
 _MODULES = {verb: module for module, verbs in _HOMES.items() for verb in verbs}
 """Where a verb stands, if not in a module of its name."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from cairn.cli.options import COUNT, NamedPath, add_options, chosen, given
@@ -19,6 +19,8 @@ from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train.settings import (
     DistillConfig,
+    ExperimentConfig,
+    ExperimentName,
     LandmarkConfig,
     PretrainConfig,
     TrainConfig,
@@ -231,3 +233,22 @@ def train_landmarks(
     from cairn.pipeline.lab.train.landmark_distillation import train_landmarks as run
 
     return run(sources=texts, config=config, **own, **limits)
+
+
+@click.command(context_settings={"show_default": True})
+@click.argument("name", type=click.Choice(get_args(ExperimentName)))
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", type=_PATH)
+@click.option("--judged", multiple=True, required=True, type=_PATH, help="Judged set to score on; repeat.")
+@click.option(
+    "--texts", multiple=True, type=_PATH, help="Texts for lmk and distil, some of them long; repeat."
+)
+@_trains(ExperimentConfig)
+def experiment(config: ExperimentConfig, limits: Mapping[str, Any], **own: Any) -> Any:
+    """Measure a claim of the papers on SOURCES, pairs as of `cairn train`, and on judged sets.
+
+    Prints nDCG@10 by vectors of every variant and its difference from the first, with 95 % intervals over
+    seeds and queries. FOLDER/NAME/results.jsonl has the score of every query. The same command goes on.
+    """
+    from cairn.pipeline.lab.experiments import run_experiment as run
+
+    return run(config=config, **own, **limits)

@@ -47,7 +47,7 @@ FEWER_STEPS = {"2000": "2", "200": "2", "400": "8"}
 SETTINGS = {
     "EVALUATE_CONTEXT_DOCUMENTS": "4", "TRAIN_BATCH_PAIRS": "8", "TRAIN_HELDOUT_PAIRS": "4",
     "TRAIN_CONTEXT_DOCUMENTS": "4", "PRETRAIN_BATCH_ROWS": "2", "PRETRAIN_MAX_TOKENS": "64",
-    "SAMPLE_MAX_DOCUMENTS": "8",
+    "SAMPLE_MAX_DOCUMENTS": "8", "EXPERIMENT_SEEDS": "1", "EXPERIMENT_BATCH_PAIRS": "8",
 }  # fmt: skip
 """Of ``CAIRN_*``: training that takes seconds."""
 TOPICS = ("passwords", "accounts", "invoices", "deliveries", "returns", "languages", "printers", "backups")

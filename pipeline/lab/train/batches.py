@@ -191,11 +191,12 @@ class BatchPlan:
             np.stack([side[list(unit)].mean(axis=0) for unit in self.units])
             for side in (vectors.document_NV, vectors.query_NV)
         )
+        is_mixed = config.batches == "mixed"
         self._domains = cluster_domains(
-            [pairs.sources[unit[0]] for unit in self.units],
+            ["" if is_mixed else pairs.sources[unit[0]] for unit in self.units],
             self._phi,
             self._psi,
-            self._batch_units,
+            len(self.units) if is_mixed else self._batch_units,  # of one cluster, batches are as drawn
             ClusterConfig(seed=config.seed),
         )
         self._epoch, self._batches = -1, np.zeros((0, 0), np.int64)

@@ -77,8 +77,10 @@ def pair_batch(
     units: Sequence[Sequence[int]],
     step: int,
     config: TrainConfig,
+    *,
+    teaches_rows: bool = False,
 ) -> Batch:
-    """Lay out the units of a step."""
+    """Lay out the units of a step; a teacher reads each chunk alone, or rows as the model does."""
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
     seed = int(generator.integers(2**62))
@@ -105,7 +107,8 @@ def pair_batch(
     }
 
     def backward() -> torch.Tensor:
-        teacher_BD = None if teacher is None else _teach(teacher, parts, config)
+        read = parts if teaches_rows else [part.alone for part in parts]
+        teacher_BD = None if teacher is None else _teach(teacher, read, config)
 
         def loss_of(embedded: Embedded) -> torch.Tensor:
             return batch_loss(embedded[0], batch, data, teacher_BD, config, model.model_dim)
@@ -240,9 +243,9 @@ def _embed_texts(
 
 @torch.no_grad()
 def _teach(teacher: LandmarkEncoder, parts: Sequence[PackedRows], config: TrainConfig) -> torch.Tensor:
-    """Return the base's embeddings of a batch's chunks, each read alone."""
+    """Return the base's embeddings of a batch's chunks."""
     with autocast(teacher, config):
-        return torch.cat([F.normalize(teacher(part.alone).float(), dim=1) for part in parts])
+        return torch.cat([F.normalize(teacher(part).float(), dim=1) for part in parts])
 
 
 SERVED_INTERVAL: Final = 64
@@ -266,10 +269,14 @@ class PairObjective:
     plan: BatchPlan
     config: TrainConfig
     folder: EncoderFolder
+    teaches_rows: bool = False
 
     def batch(self, step: int) -> Batch:
         """See :class:`Objective`."""
-        return pair_batch(self.model, self.teacher, self.data, self.plan.at(step), step, self.config)
+        units = self.plan.at(step)
+        return pair_batch(
+            self.model, self.teacher, self.data, units, step, self.config, teaches_rows=self.teaches_rows
+        )
 
     def score(self) -> Score | None:
         """See :class:`Objective`: queries of held-out pairs find their documents."""
@@ -324,7 +331,8 @@ def train(
     checkpoint = read_checkpoint(model_folder(base))
     config = resolved(config)
     model, base_teacher = _models(checkpoint, config)
-    served = _served_settings(config, encoder_config({"model": base}), model.max_positions)
+    of_base = encoder_config({"model": base})
+    served = _served_settings(config, of_base, model.max_positions)
     _check_fit(config, checkpoint, model)
     pairs = without_judged(_read(sources, documents, config), judged, progress)
     heldout = choose_heldout(pairs, config.heldout_pairs)
@@ -357,6 +365,8 @@ def train(
                 settings=replace(served, landmark_interval=interval),
                 context=config.context,
             ),
+            # What a base pools as it will be served says more of a chunk than its mean of the chunk alone.
+            teaches_rows=(of_base.pooling, of_base.attention) == (config.pooling, config.attention),
         )
         report = Trainer(
             objective=objective,

@@ -2,6 +2,7 @@
 
     RunConfig    what the one loop reads of any run
                  TrainConfig, PretrainConfig, DistillConfig, LandmarkConfig
+    ExperimentConfig    what the trainings of an experiment share
 
 Defaults of ``cairn train`` follow CDE §5 (τ, peak rate, sequence dropout, linear decay) and NV-Embed §4.1.1
 (negatives below 95 % of the positive), those of ``cairn pretrain`` m³BERT §2.3 (masking, peak rate, decay,
@@ -23,6 +24,7 @@ from cairn.pipeline.poolings import POOLING_RULES, POOLINGS
 Schedule = Literal["linear", "cosine"]
 TrainedPooling = Literal["mean", "lmk", "cls", "latent"]
 TrainedAttention = Literal["chunk", "full"]
+ExperimentName = Literal["cde", "lmk", "m3bert", "distil", "tempscale", "nvembed"]
 TrainedPrecision = Literal["auto", "fp32", "bf16"]
 
 MIN_INTERVAL: Final = 8
@@ -77,10 +79,14 @@ class TrainConfig(RunConfig):
     its own shares the input tables where those stay as they are. Prefixes stand before the texts in training
     and, in the saved folder, at serving. ``landmark_intervals`` are LMK's variable granularity (§5), a single
     one its fixed granularity. With ``attention`` full a document is a row, with chunk each of its chunks.
-    ``margin`` is ε of the false negatives. Chunks follow the vectors of the base by ``distillation_weight``.
+    ``margin`` is ε of the false negatives. Chunks follow the vectors of the base by ``distillation_weight``:
+    those of whole rows where it pools as is trained, else those of each chunk alone.
     """
 
     batch_pairs: int = option(64, About("Pairs of a batch.", low=2))
+    batches: Literal["clustered", "mixed"] = option(
+        "clustered", About("What a batch is of: a cluster of one source, or pairs of all, as drawn.")
+    )
     sequence_documents: int = option(
         4, About("Neighbouring documents of one title that stay together in a batch.", low=1)
     )
@@ -286,3 +292,24 @@ class LandmarkConfig(RunConfig):
                 f"{self.window_tokens} beside a title of {self.title_tokens} tokens, got "
                 f"{list(self.landmark_intervals)}"
             )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExperimentConfig:
+    """Settings of ``cairn experiment``; every variant is trained with them, with each of ``seeds``."""
+
+    seeds: int = option(3, About("Trainings of each variant, with seeds from 0.", low=1, high=100))
+    steps: int = option(60, About("Steps of a training.", low=1))
+    batch_pairs: int = option(64, About("Pairs of a batch.", low=2))
+    layers: int = option(2, About("First layers of all-MiniLM-L6-v2 that are trained.", low=2, high=6))
+    max_document_tokens: int = option(64, About("Tokens of a document that are read in training.", low=8))
+    context_documents: int = option(16, About("Most documents of a context.", low=1))
+    lengths: tuple[int, ...] = option(
+        (256, 1024, 4096), About("Tokens of the texts asked for.", default_text="256,1024,4096")
+    )
+    max_queries: int = option(200, About("Queries drawn of each judged set.", low=1))
+    max_documents: int = option(400, About("Documents drawn of each, judged ones first.", low=1))
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        object.__setattr__(self, "lengths", tuple(sorted(self.lengths)))

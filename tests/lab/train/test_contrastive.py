@@ -605,3 +605,20 @@ def test_rank_scores_that_are_no_numbers_find_nothing():
     }
     one = np.array([[np.nan, 0.5, 0.1]], np.float32)
     assert rank_scores(one, np.array([1]))["heldout_mrr_at_10"] == 0.5  # the NaN stands before it
+
+
+@pytest.mark.parametrize("served", ["lmk", "mean"])
+def test_a_base_that_pools_as_is_trained_teaches_what_it_makes_of_whole_rows(
+    served, one_thread, tiny_model_folder, pairs_file, tmp_path
+):
+    settings = EncoderConfig(pooling=served, attention="full")
+    save_encoder_folder(tmp_path / "base", read_checkpoint(tiny_model_folder), settings)
+
+    def first_loss(weight: float) -> float:
+        own = {**LOOP_SETTINGS, "steps": 1, "context_documents": 0, "distillation_weight": weight}
+        folder = tmp_path / f"run-{weight}"
+        train([pairs_file], folder, TrainConfig(**own), base=str(tmp_path / "base"))
+        return next(record["loss"] for record in read_log(folder / "log.jsonl") if "loss" in record)
+
+    follows_itself = first_loss(1.0) == pytest.approx(first_loss(0.0), abs=1e-5)
+    assert follows_itself == (served == "lmk")

@@ -279,6 +279,17 @@ def test_batch_plan_batches_are_of_one_topic(world):
     assert np.mean([len(set(batch)) for batch in batches]) < 4  # of eight; in random batches 7.7
 
 
+def test_batch_plan_mixed_batches_are_of_all_topics_and_sources(world):
+    pairs, vectors = world
+    sources = tuple(name.split()[0] for name in pairs.queries)
+    pairs = replace(pairs, sources=sources)
+    config = TrainConfig(steps=8, batch_pairs=SIZE, sequence_documents=1, batches="mixed")
+    plan = BatchPlan(pairs, np.zeros(0, np.int64), vectors, config)
+    batches = [[pair for unit in plan.at(step) for pair in unit] for step in range(8)]
+    assert sorted(pair for batch in batches for pair in batch) == list(range(len(pairs)))
+    assert np.mean([len({sources[pair] for pair in batch}) for batch in batches]) > 6  # of eight
+
+
 def test_mean_cosine_equals_the_mean_over_all_pairs_of_rows():
     vectors = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
