@@ -10,8 +10,8 @@ What changes a file's content changes the time of its last write; a disk that lo
 and ``cairn verify`` hashes everything. A file written within the last seconds is not noted: a second write
 might bear the same time. Notes are a cache of one machine: where they cannot be read, files are hashed.
 
-LanceDB is imported only where a table of its own is opened: it takes a second and a half of a process, more
-than all else that a search without a filter loads. Lance is imported where a table is opened.
+Lance is imported where a table is opened. LanceDB itself is used by writers alone: importing it takes a
+second and a half of a process, more than all else that a search loads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from cairn.pipeline.manifest import FileRecord
 
 if TYPE_CHECKING:
     import lance
-    import lancedb
 
 LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
 """What Lance and LanceDB raise: they have no exceptions of their own that can be relied on."""
@@ -121,14 +120,6 @@ def require_file(folder: Path, version: int) -> None:
     path = version_path(folder, version)
     if not path.is_file():
         raise FileNotFoundError(f"{path.name} must be a file")
-
-
-def open_pinned_table(database: Path, name: str, version: int) -> lancedb.table.Table:
-    """Open a table as LanceDB has it, at a version; LanceDB's own errors pass, also of the latest version."""
-    import lancedb  # as the module says
-
-    use_lance()
-    return lancedb.connect(str(database)).open_table(name, version=version)
 
 
 KEPT_TYPES = frozenset({"manifest", "data file", "deletion file"})

@@ -7,14 +7,10 @@ publishes beside it. Building one is ``publish``'s business.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
-import shutil
-import tempfile
 import threading
-import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -23,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
+from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.exact_index import VectorIndex
@@ -32,10 +28,7 @@ from cairn.pipeline.index.files import (
     SCAN_BUFFER_BYTES,
     WatchedFiles,
     damaged_lance_files,
-    lance_errors,
     open_pinned_dataset,
-    open_pinned_table,
-    version_path,
 )
 from cairn.pipeline.index.layout import (
     HASHES,
@@ -60,11 +53,10 @@ from cairn.pipeline.index.segments.segment import (
 )
 from cairn.pipeline.index.tokenizer import main_languages
 from cairn.pipeline.manifest import Manifest
-from jaxtyping import Float32, Int32, Int64, UInt64
+from jaxtyping import Float32, Int32, Int64
 
 if TYPE_CHECKING:
     import lance
-    import lancedb
 
 
 SAMPLED_CHUNKS = 4_096
@@ -155,6 +147,17 @@ class Generation(JoinedColumns):
         """The documents table's schema."""
         return self.dataset.schema
 
+    def scan_columns(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Stream columns of all documents of a generation without partitions."""
+        scanner = self.dataset.scanner(
+            columns=list(names),
+            scan_in_order=True,
+            batch_readahead=1,
+            fragment_readahead=1,
+            io_buffer_size=SCAN_BUFFER_BYTES,
+        )
+        return iter(scanner.to_batches())
+
     def read_column(self, name: str) -> pa.ChunkedArray:
         """Read a column of all documents."""
         if self.parts:
@@ -184,48 +187,13 @@ class Generation(JoinedColumns):
 
     def _read_values(self, name: str, max_bytes: int) -> ColumnValues | None:
         parts: list[pa.DictionaryArray] = []
-        scanner = self.dataset.scanner(
-            columns=[name],
-            scan_in_order=True,
-            batch_readahead=1,
-            fragment_readahead=1,
-            io_buffer_size=SCAN_BUFFER_BYTES,
-        )
-        for batch in scanner.to_batches():
+        for batch in self.scan_columns([name]):
             parts.append(batch.column(0).dictionary_encode())
             max_bytes -= parts[-1].nbytes
             if max_bytes < 0:
                 return None
         whole = pa.chunked_array(parts).unify_dictionaries().combine_chunks()
         return ColumnValues(values=whole.dictionary, codes_N=whole.indices.fill_null(-1).to_numpy())
-
-    @cached_property
-    def document_table(self) -> lancedb.table.Table:
-        """The pinned documents table as LanceDB has it, for filters.
-
-        All else asks ``dataset``: a take there costs a third of one through the table, which waits on a
-        background thread. LanceDB opens the latest version first, which may be broken: then the table is
-        opened by links to the files of this version alone.
-        """
-        version, stored = self.manifest.lance_versions[DOCUMENTS], self.layout.lance_folder
-        with contextlib.suppress(CairnError), lance_errors("opening the table of documents"):
-            return open_pinned_table(stored, DOCUMENTS, version)
-        database = Path(tempfile.mkdtemp(prefix="cairn-table-"))
-        weakref.finalize(self, shutil.rmtree, database, ignore_errors=True)
-        pinned = version_path(stored / f"{DOCUMENTS}.lance", version)
-        links = database / f"{DOCUMENTS}.lance"
-        (links / "_versions").mkdir(parents=True)
-        for entry in (pinned, *pinned.parent.parent.iterdir()):
-            if entry != pinned.parent:
-                (links / entry.relative_to(pinned.parent.parent)).symlink_to(entry)
-        return open_pinned_table(database, DOCUMENTS, version)
-
-    @cached_property
-    def row_ids(self) -> UInt64[np.ndarray, " N"]:
-        """Lance row ids by position, valid at the pinned version only."""
-        batches = self.dataset.scanner(columns=[], with_row_id=True, scan_in_order=True).to_batches()
-        parts = [batch.column("_rowid").to_numpy() for batch in batches]
-        return np.concatenate([np.empty(0, np.uint64), *parts])
 
     @cached_property
     def query_languages(self) -> tuple[str, ...]:
@@ -270,29 +238,6 @@ class Generation(JoinedColumns):
         Its product with a query is what an average chunk scores.
         """
         return mean_vector(self.chunks.reconstruct(sampled_chunks(self.num_chunks)))
-
-    @cached_property
-    def _row_order(self) -> Int64[np.ndarray, " N"]:
-        return np.argsort(self.row_ids, kind="stable")
-
-    @cached_property
-    def _sorted_row_ids(self) -> UInt64[np.ndarray, " N"]:
-        return self.row_ids[self._row_order]
-
-    def position_of_row_ids(self, row_ids: Sequence[int] | np.ndarray) -> Int64[np.ndarray, " A"]:
-        """Return the document position of each Lance row id.
-
-        An id of another version raises :class:`IntegrityError`.
-        """
-        wanted = np.asarray(row_ids, dtype=np.uint64)
-        found = np.searchsorted(self._sorted_row_ids, wanted)
-        if np.any(found >= self.num_documents) or np.any(
-            self._sorted_row_ids[np.minimum(found, self.num_documents - 1)] != wanted
-        ):
-            raise self.layout.damaged(
-                f"row ids must belong to generation {self.number} of {self.layout.name!r}", "verify"
-            )
-        return self._row_order[found]
 
     def require_whole(self) -> None:
         """Raise :class:`DamageError` where a file that is read was damaged since it was opened.

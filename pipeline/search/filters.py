@@ -7,11 +7,9 @@
     {"type": and|or, "filters": […]}
 
 A filter restricts the documents before they are searched. No part of it is ever SQL text: columns come from a
-list, values become typed literals. LanceDB, whose literals they are, is imported with the first filter:
-importing it takes longer than a search without one. Its expressions know neither lists nor nulls. A column
-that is asked about those is read, and tested in Arrow; such tests and expressions are combined as sets of
-positions. A column of texts or whole numbers that is asked for a value is kept in memory where it is small:
-one tenant of many costs little then.
+list, values become typed ones of Arrow. The columns that it asks are read in one scan, and tested in Arrow. A
+column of texts or whole numbers that is asked for a value is kept in memory where it is small: one tenant of
+many costs little then.
 
 ``contains`` asks for a part of a text, case and all, or for an element of a list. ``in`` asks of a list
 whether it holds any of the values, ``nin`` whether it holds none. An object without ``key`` and ``filters``
@@ -28,12 +26,13 @@ import contextlib
 import datetime as dt
 import json
 import math
-import operator
 import re
-from collections.abc import Callable, Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from fractions import Fraction
+from functools import partial
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -52,9 +51,6 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 from jaxtyping import Bool, Int64
 
-if TYPE_CHECKING:
-    from lancedb.expr import Expr
-
 pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
 MAX_DEPTH = 8
@@ -66,20 +62,17 @@ STORED_FILTER_COLUMNS = ("doc_id", "title", "source_file", "cluster_id", "num_to
 TREE_FIELDS: Final = frozenset({"key", "filters"})
 """An object with one of these fields is a node of a tree; one without names columns."""
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "gt": operator.gt,
-    "gte": operator.ge,
-    "lt": operator.lt,
-    "lte": operator.le,
+_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "gt": pc.greater,
+    "gte": pc.greater_equal,
+    "lt": pc.less,
+    "lte": pc.less_equal,
 }
-_ORDERS = ("gt", "gte", "lt", "lte")
 _NUMBER = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")
 _LISTS = ("in", "nin")
 _NULLS = ("is_null", "is_not_null")
 _LOGIC = ("and", "or")
-_TYPES = (*_COMPARISONS, "contains", *_LISTS, *_NULLS, *_LOGIC)
+_TYPES = ("eq", "ne", *_ORDERS, "contains", *_LISTS, *_NULLS, *_LOGIC)
 _EXPRESSION = re.compile(r"\s*(?P<key>.+?)\s*(?P<sign>>=|<=|!=|==|=|>|<|~)\s*(?P<value>.*?)\s*", re.DOTALL)
 _SIGNS = {"=": "eq", "==": "eq", "!=": "ne", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte", "~": "contains"}
 _SIGNS_OF_LISTS = {"eq": "contains", "contains": "contains", "ne": "nin"}
@@ -103,62 +96,37 @@ def table_errors(action: str, layout: CollectionLayout | None = None) -> Generat
             isinstance(error, RuntimeError | OSError | ValueError) or is_panic(error)
         ):
             raise
-        if "timeout" in str(error).lower():
-            raise TryAgainError(f"{action} did not finish in time; try again, or ask for less") from error
         advice = f"; run `{layout.command('verify')}`" if layout else ""
         raise StorageError(f"{action} failed{advice}") from error
 
 
+Holds: TypeAlias = Callable[[pa.Array], pa.Array]
+"""Tells of each value of a column whether it is asked for, of null as it likes."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IsNull:
-    """A column has no value; ``is_negated`` asks for those that have one."""
+class Test:
+    """Asks one column something of each document. Null matches where ``is_null`` says so.
+
+    A column that ``is_kept`` is kept in memory where there is room.
+    """
 
     column: str
-    is_negated: bool
+    holds: Holds
+    is_null: bool = False
+    is_kept: bool = False
 
     def matches(self, column_N: pa.Array) -> Bool[np.ndarray, " N"]:
         """Tell of each row whether it matches."""
-        return np.asarray(column_N.is_valid() if self.is_negated else column_N.is_null())
+        return np.asarray(pc.fill_null(self.holds(column_N), self.is_null))
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HoldsAny:
-    """A list holds at least one of ``values``, or none of them. A null matches neither."""
-
-    column: str
-    values: pa.Array
-    is_negated: bool
-
-    def matches(self, column_N: pa.ListArray) -> Bool[np.ndarray, " N"]:
-        """Tell of each row whether it matches."""
-        is_one = pc.is_in(column_N.flatten().cast(self.values.type), value_set=self.values)
-        holds_N = np.zeros(len(column_N), np.bool_)
-        holds_N[np.asarray(pc.list_parent_indices(column_N))[np.asarray(is_one)]] = True
-        return np.asarray(column_N.is_valid()) & (~holds_N if self.is_negated else holds_N)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HasValue:
-    """A metadata column of texts or whole numbers has one of ``members``. A null matches none."""
-
-    column: str
-    data_type: pa.DataType
-    members: Sequence[Any]
-
-    def positions(self, column: ColumnValues) -> Int64[np.ndarray, " A"]:
-        """Return which documents match, ascending."""
-        wanted = literals(self.column, self.data_type, self.members)
-        wanted = wanted.cast(column.values.type)
-        if len(wanted) == 1:  # a quarter of the time
-            code = column.values.index(wanted[0]).as_py()
-            return np.flatnonzero(column.codes_N == code) if code >= 0 else np.empty(0, np.int64)
-        is_wanted = np.asarray(pc.is_in(column.values, value_set=wanted))
-        return np.flatnonzero(np.append(is_wanted, False)[column.codes_N])
-
-    def expression(self) -> Expr:
-        """Return the condition as LanceDB has it."""
-        values = [literal(self.column, self.data_type, each) for each in self.members]
-        return _column(self.column) == values[0] if len(values) == 1 else _column(self.column).isin(values)
+    def matches_kept(self, column: ColumnValues) -> Bool[np.ndarray, " N"]:
+        """Tell of each document whether it matches, by the values there are."""
+        held = self.matches(column.values)
+        found = np.flatnonzero(held)
+        if len(found) == 1 and not self.is_null:  # a quarter of the time
+            return column.codes_N == found[0]
+        return np.append(held, self.is_null)[column.codes_N]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,19 +137,14 @@ class Combined:
     parts: Sequence[Condition]
 
 
-Condition: TypeAlias = "Expr | IsNull | HoldsAny | HasValue | Combined"
+Condition: TypeAlias = "Test | Combined"
+Masks: TypeAlias = "Mapping[int, Bool[np.ndarray, ' N']]"
+"""Which documents a test matches, by the test's ``id``."""
 
 
 def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Condition:
-    """Return one condition of several; expressions become one, which Lance answers at once."""
-    tests = [part for part in parts if isinstance(part, IsNull | HoldsAny | HasValue | Combined)]
-    expressions = [part for part in parts if not isinstance(part, IsNull | HoldsAny | HasValue | Combined)]
-    if expressions:
-        joined = reduce(lambda one, other: one & other if kind == "and" else one | other, expressions)
-        if not tests:
-            return joined
-        return Combined(kind=kind, parts=[joined, *tests])
-    return tests[0] if len(tests) == 1 else Combined(kind=kind, parts=tests)
+    """Return one condition of several."""
+    return parts[0] if len(parts) == 1 else Combined(kind=kind, parts=parts)
 
 
 def allowed_documents(
@@ -193,34 +156,61 @@ def allowed_documents(
     """
     if not generation.num_documents:
         return np.empty(0, dtype=np.int64)
-    if isinstance(condition, Combined):
-        found = [allowed_documents(generation, part, timeout) for part in condition.parts]
-        return reduce(np.intersect1d if condition.kind == "and" else np.union1d, found)
     if generation.parts:
         starts = zip(generation.part_starts, generation.parts, strict=False)
         within = partial(
             allowed_documents, condition=condition, timeout=timeout, num_parts=len(generation.parts)
         )
         return np.concatenate([start + within(part) for start, part in starts])
+    masks: dict[int, np.ndarray] = {}
+    asked: list[Test] = []
     with table_errors("reading the filter's documents", generation.layout):
-        if isinstance(condition, HasValue):
-            column = generation.column_values(condition.column, num_parts)
-            if column is not None:
-                return condition.positions(column)
-            condition = condition.expression()
-        search = generation.document_table.search()
-        is_test = isinstance(condition, IsNull | HoldsAny)
-        rows = (
-            (search if is_test else search.where(condition))
-            .with_row_id(True)
-            .select(["_rowid", condition.column] if is_test else ["_rowid"])
-            .limit(generation.num_documents)
-            .to_arrow(timeout=timeout)
+        for test in _tests(condition):
+            column = generation.column_values(test.column, num_parts) if test.is_kept else None
+            if column is None:
+                asked.append(test)
+            else:
+                masks[id(test)] = test.matches_kept(column)
+        masks |= _scan(generation, asked, timeout)
+    return np.flatnonzero(_mask(condition, masks))
+
+
+def _tests(condition: Condition) -> Iterator[Test]:
+    if isinstance(condition, Test):
+        yield condition
+    else:
+        for part in condition.parts:
+            yield from _tests(part)
+
+
+def _scan(generation: Generation, tests: Sequence[Test], timeout: dt.timedelta | None) -> Masks:
+    """Read the columns that some tests ask, each once."""
+    if not tests:
+        return {}
+    until = None if timeout is None else time.monotonic() + timeout.total_seconds()
+    found: list[list[np.ndarray]] = [[] for _ in tests]
+    for batch in generation.scan_columns(list(dict.fromkeys(test.column for test in tests))):
+        if until is not None and time.monotonic() > until:
+            raise TryAgainError(
+                "reading the filter's documents did not finish in time; try again, or ask less"
+            )
+        for test, own in zip(tests, found, strict=True):
+            own.append(test.matches(batch.column(test.column)))
+    masks = {id(test): np.concatenate(own) for test, own in zip(tests, found, strict=True)}
+    if any(len(mask) != generation.num_documents for mask in masks.values()):
+        raise generation.layout.damaged(
+            f"table `documents` of {generation.layout.name!r} must hold the documents of generation "
+            f"{generation.number}",
+            "verify",
         )
-    row_ids = rows.column("_rowid").to_numpy()
-    if is_test:
-        row_ids = row_ids[condition.matches(rows.column(condition.column).combine_chunks())]
-    return np.sort(generation.position_of_row_ids(row_ids))
+    return masks
+
+
+def _mask(condition: Condition, masks: Masks) -> Bool[np.ndarray, " N"]:
+    if isinstance(condition, Test):
+        return masks[id(condition)]
+    join = np.logical_and if condition.kind == "and" else np.logical_or
+    return join.reduce([_mask(part, masks) for part in condition.parts])
 
 
 def matching_documents(
@@ -367,7 +357,7 @@ class _Compiler:
         self._count()
         data_type = _require_column(key, self.columns)
         if value is None:
-            return IsNull(column=key, is_negated=False)
+            return Test(column=key, holds=pc.is_null, is_null=True)
         if isinstance(value, list | tuple):
             return self._compile_members("in", key, data_type, cast("Sequence[Any]", value))
         if isinstance(value, Mapping):
@@ -375,9 +365,7 @@ class _Compiler:
                 f"the value of column {key!r} must be a value or a list of them, got {shown_value(value)}; "
                 'a comparison reads like {"type": "gte", "key": …, "value": …}'
             )
-        if pa.types.is_list(data_type):
-            return _holds_any(key, data_type, [value], is_negated=False)
-        return _has_value(key, data_type, [value])
+        return _members_test("in", key, data_type, [value])
 
     def _compile_logic(self, kind: Literal["and", "or"], node: Mapping[str, Any], depth: int) -> Condition:
         _require_fields(kind, node, {"type", "filters"})
@@ -393,7 +381,8 @@ class _Compiler:
         key = node["key"]
         data_type = _require_column(key, self.columns)
         if kind in _NULLS:
-            return IsNull(column=key, is_negated=kind == "is_not_null")
+            is_null = kind == "is_null"
+            return Test(column=key, holds=pc.is_null if is_null else pc.is_valid, is_null=is_null)
         value = node["value"]
         if kind in _LISTS:
             return self._compile_members(kind, key, data_type, value)
@@ -403,18 +392,19 @@ class _Compiler:
                     f"column {key!r} holds lists and must be asked with contains, in, nin, is_null or "
                     f"is_not_null, got `{kind}`"
                 )
-            return _holds_any(key, data_type, [value], is_negated=False)
+            return _members_test("in", key, data_type, [value])
         if kind == "contains":
             if not is_text(data_type):
                 raise FilterError(f"`contains` must ask a column of text or lists, got {key!r}; use `eq`")
-            return _column(key).contains(literal(key, data_type, value))
+            part = _string(key, value)
+            return Test(column=key, holds=lambda column: pc.match_substring(_compared(column), part))
         if pa.types.is_boolean(data_type) and kind not in ("eq", "ne"):
             raise FilterError(
                 f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`"
             )
-        if kind == "eq":
-            return _has_value(key, data_type, [value])
-        return _COMPARISONS[kind](_column(key), literal(key, data_type, value))
+        if kind in ("eq", "ne"):
+            return _members_test("in" if kind == "eq" else "nin", key, data_type, [value])
+        return Test(column=key, holds=_order(kind, data_type, _checked(key, data_type, value)))
 
     def _compile_members(self, kind: str, key: str, data_type: pa.DataType, values: Any) -> Condition:
         if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_LIST_VALUES:
@@ -422,30 +412,76 @@ class _Compiler:
                 f"`{kind}` on {key!r} must have a list of 1 to {MAX_LIST_VALUES:,} values, got "
                 f"{shown_value(values)}"
             )
-        members = cast("Sequence[Any]", values)
-        if pa.types.is_list(data_type):
-            return _holds_any(key, data_type, members, is_negated=kind == "nin")
-        if kind == "in":
-            return _has_value(key, data_type, members)
-        return ~_column(key).isin([literal(key, data_type, member) for member in members])
+        return _members_test(kind, key, data_type, cast("Sequence[Any]", values))
 
 
-def _column(key: str) -> Any:
-    from lancedb.expr import col
+def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[Any]) -> Test:
+    """Ask whether a column has one of some values, whether a list holds one, or whether none of them."""
+    is_list = pa.types.is_list(data_type)
+    own_type = data_type.value_type if is_list else data_type
+    members = _members(own_type, [_checked(key, own_type, value) for value in values])
 
-    return col(key)
+    def is_one(column: pa.Array) -> pa.Array:
+        column = _compared(column)
+        return pc.equal(column, members[0]) if len(members) == 1 else pc.is_in(column, value_set=members)
+
+    def is_held(column: pa.ListArray) -> pa.Array:
+        holds_N = np.zeros(len(column), np.bool_)
+        parents = np.asarray(pc.list_parent_indices(column))
+        holds_N[parents[np.asarray(pc.fill_null(is_one(column.flatten()), False))]] = True
+        return pa.array(holds_N, mask=np.asarray(column.is_null()))
+
+    held = is_held if is_list else is_one
+    if kind == "nin":
+        # What is null is not said to be none of them.
+        return Test(
+            column=key, holds=lambda column: pc.and_kleene(pc.is_valid(column), pc.invert(held(column)))
+        )
+    is_kept = is_text(data_type) or pa.types.is_integer(data_type)
+    return Test(column=key, holds=held, is_kept=is_kept and key not in STORED_FILTER_COLUMNS)
 
 
-def _has_value(key: str, data_type: pa.DataType, members: Sequence[Any]) -> Condition:
-    found = HasValue(column=key, data_type=data_type, members=members)
-    if key not in STORED_FILTER_COLUMNS and (is_text(data_type) or pa.types.is_integer(data_type)):
-        literals(key, data_type, members)  # refuses what does not fit
-        return found
-    return found.expression()
+def _order(kind: str, data_type: pa.DataType, value: Any) -> Holds:
+    """Compare a column with a value by their order; whole numbers with what lies between them, too."""
+    stored = _stored_type(data_type)
+    if not pa.types.is_integer(stored):
+        return lambda column: _ORDERS[kind](_compared(column), pa.scalar(value, stored))
+    is_upper, bounds = kind in ("lt", "lte"), np.iinfo(stored.to_pandas_dtype())
+    below, above = math.floor(value), math.ceil(value)
+    bound = {"gt": below + 1, "gte": above, "lt": above - 1, "lte": below}[kind]
+    if bound < bounds.min or bound > bounds.max:
+        is_all = (bound > bounds.max) == is_upper
+        return lambda column: pc.and_(pc.is_valid(column), is_all)
+    compare, edge = (pc.less_equal if is_upper else pc.greater_equal), pa.scalar(bound, stored)
+    return lambda column: compare(_compared(column), edge)
 
 
-def _holds_any(key: str, data_type: pa.ListType, values: Sequence[Any], *, is_negated: bool) -> HoldsAny:
-    return HoldsAny(column=key, values=literals(key, data_type.value_type, values), is_negated=is_negated)
+def _stored_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type that a column's values are compared in: days and instants are whole numbers."""
+    if is_text(data_type):
+        return pa.large_string()
+    if pa.types.is_floating(data_type):
+        return pa.float64()
+    if pa.types.is_date32(data_type):
+        return pa.int32()
+    return pa.int64() if pa.types.is_temporal(data_type) else data_type
+
+
+def _compared(column: pa.Array) -> pa.Array:
+    """Return a column in the type that its values are compared in."""
+    column = column.cast(_stored_type(column.type))
+    return pc.add(column, 0.0) if pa.types.is_floating(column.type) else column  # there is one zero
+
+
+def _members(data_type: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Return values as they are compared, without whole numbers that no value of the column can equal."""
+    stored = _stored_type(data_type)
+    if pa.types.is_integer(stored):
+        bounds = np.iinfo(stored.to_pandas_dtype())
+        values = [int(each) for each in values if bounds.min <= each <= bounds.max and each == int(each)]
+    elif pa.types.is_floating(stored):
+        values = [each + 0.0 for each in values]
+    return pa.array(values, stored)
 
 
 def _require_fields(kind: str, node: Mapping[str, Any], expected: set[str]) -> None:
@@ -507,7 +543,7 @@ def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
             except ValueError:
                 continue
         raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(text)}")
-    literal(key, data_type, text)
+    _checked(key, data_type, text)
     return text
 
 
@@ -518,38 +554,6 @@ def is_text(data_type: pa.DataType) -> bool:
     return pa.types.is_string(data_type) or pa.types.is_large_string(data_type)
 
 
-def literal(key: str, data_type: pa.DataType, value: Any) -> Expr:
-    """Return the typed literal of a value that fits its column, as LanceDB has it."""
-    from lancedb.expr import lit
-
-    checked = _checked(key, data_type, value)
-    if isinstance(checked, int) and checked not in _INT64:  # larger than the numbers that LanceDB takes
-        return lit(str(checked)).cast(pa.uint64())
-    # Lance reads a literal timestamp in the column's own zone.
-    return lit(checked).cast(_instant_type(data_type)) if pa.types.is_timestamp(data_type) else lit(checked)
-
-
-def literals(key: str, data_type: pa.DataType, values: Sequence[Any]) -> pa.Array:
-    """Return values that fit a column's type in the type that they are compared in.
-
-    Whole numbers that no value of the column can equal are left out.
-    """
-    checked = [_checked(key, data_type, value) for value in values]
-    if is_text(data_type):
-        return pa.array(checked, pa.string())
-    if pa.types.is_boolean(data_type) or pa.types.is_date(data_type):
-        return pa.array(checked, pa.bool_() if pa.types.is_boolean(data_type) else pa.date32())
-    if pa.types.is_timestamp(data_type):
-        return pa.array(checked, pa.int64()).cast(_instant_type(data_type))
-    if pa.types.is_floating(data_type):
-        return pa.array(checked, pa.float64())
-    bounds = np.iinfo(data_type.to_pandas_dtype())
-    return pa.array(
-        [int(number) for number in checked if bounds.min <= number <= bounds.max and number == int(number)],
-        data_type,
-    )
-
-
 def _checked(key: str, data_type: pa.DataType, value: Any) -> Any:
     """Return a value as its column's type is compared, or refuse it."""
     if is_text(data_type):
@@ -557,7 +561,7 @@ def _checked(key: str, data_type: pa.DataType, value: Any) -> Any:
     if pa.types.is_boolean(data_type):
         return _boolean(key, value)
     if pa.types.is_date(data_type):
-        return _date(key, value)
+        return _days(key, data_type, value)
     if pa.types.is_timestamp(data_type):
         return _ticks(key, data_type, value)
     return _number_of(key, data_type, value)
@@ -598,7 +602,8 @@ def _number_of(key: str, data_type: pa.DataType, value: Any) -> int | float:
     return value
 
 
-def _date(key: str, value: Any) -> dt.date:
+def _days(key: str, data_type: pa.DataType, value: Any) -> int:
+    """Return the day in the unit of its column."""
     sentence = f"column {key!r} is a date: its value must read like 2024-05-31, got {shown_value(value)}"
     if isinstance(value, str):
         try:
@@ -607,18 +612,15 @@ def _date(key: str, value: Any) -> dt.date:
             raise FilterError(sentence) from None
     if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
         raise FilterError(sentence)
-    return value
+    days = (value - _EPOCH.date()).days
+    return days if pa.types.is_date32(data_type) else days * 86_400_000
 
 
-def _instant_type(data_type: pa.TimestampType) -> pa.TimestampType:
-    return pa.timestamp("ns" if data_type.unit == "ns" else "us", data_type.tz)
+_TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
-def _ticks(key: str, data_type: pa.TimestampType, value: Any) -> int:
-    """Return the instant in the unit of :func:`_instant_type`.
-
-    Nanoseconds beyond 2262, which Lance wraps, are refused.
-    """
+def _ticks(key: str, data_type: pa.TimestampType, value: Any) -> Fraction:
+    """Return the instant in the unit of its column."""
     example = "2024-05-31T08:30:00" if data_type.tz is None else "2024-05-31T08:30:00Z"
     sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {shown_value(value)}"
     if isinstance(value, str):
@@ -635,8 +637,9 @@ def _ticks(key: str, data_type: pa.TimestampType, value: Any) -> int:
             f"column {key!r} has no time zone: its value must have no UTC offset, got "
             f"{shown_value(value.isoformat())}"
         )
-    ticks = (value - _EPOCH) // dt.timedelta(microseconds=1) * (1_000 if data_type.unit == "ns" else 1)
-    if ticks not in _INT64:
+    microseconds = (value - _EPOCH) // dt.timedelta(microseconds=1)
+    ticks = Fraction(microseconds * _TICKS_A_SECOND[data_type.unit], 1_000_000)
+    if not -(2**63) <= ticks < 2**63:
         raise FilterError(
             f"the value of column {key!r} must lie between the years 1678 and 2262, got "
             f"{shown_value(value.isoformat())}"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index.exact_index import ExactIndex
 from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
@@ -68,16 +67,6 @@ def test_fetch_documents_of_no_position_is_an_empty_table(generation: Generation
     assert fetched.column_names == ["doc_id", "year"]
 
 
-def test_position_of_row_ids_inverts_row_ids(generation: Generation) -> None:
-    wanted = np.array([7, 0, 19])
-    assert generation.position_of_row_ids(generation.row_ids[wanted]).tolist() == wanted.tolist()
-
-
-def test_position_of_row_ids_of_an_unknown_row_is_refused(generation: Generation) -> None:
-    with pytest.raises(IntegrityError, match="must belong to generation 1"):
-        generation.position_of_row_ids([1 << 50])
-
-
 def test_generation_of_no_documents_opens_and_finds_nothing(published: CollectionLayout) -> None:
     from cairn.pipeline.index.maintenance import delete_documents
 
@@ -88,8 +77,6 @@ def test_generation_of_no_documents_opens_and_finds_nothing(published: Collectio
         [-1, -1, -1]
     ]
     assert generation.chunk_offsets.tolist() == [0]
-    with pytest.raises(IntegrityError):
-        generation.position_of_row_ids([0])
 
 
 def test_open_latest_intact_generation_of_a_whole_one_has_no_warning(published: CollectionLayout) -> None:

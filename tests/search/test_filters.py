@@ -64,13 +64,7 @@ def generation(stones) -> Generation:
 def rows(generation: Generation) -> list[dict[str, Any]]:
     """Rows as stored: floats in the column's own precision."""
     columns = list(filterable_columns(generation.document_schema))
-    return (
-        generation.document_table.search()
-        .select(columns)
-        .limit(generation.num_documents)
-        .to_arrow()
-        .to_pylist()
-    )
+    return generation.fetch_documents(range(generation.num_documents), columns).to_pylist()
 
 
 def filtered_ids(generation: Generation, tree: dict[str, Any]) -> list[str]:

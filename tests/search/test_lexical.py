@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cairn.pipeline.errors import StorageError, TryAgainError
+from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.search import candidates
 from cairn.pipeline.search.candidates import MAX_WORDS, bm25_documents, bm25_passages, bounded_words
@@ -68,11 +68,6 @@ def test_table_errors_hide_the_text_of_the_error() -> None:
     with pytest.raises(StorageError, match="reading failed") as caught, table_errors("reading"):
         raise RuntimeError("lance error: /root/secret/path.lance:17")
     assert "secret" not in str(caught.value)
-
-
-def test_table_errors_of_a_timeout_ask_to_try_again() -> None:
-    with pytest.raises(TryAgainError, match="in time"), table_errors("reading"):
-        raise RuntimeError("lance error: Query timeout after 50 ms, /root/x.rs")
 
 
 def test_bm25_finds_words_of_titles(generation: Generation, stones: Any) -> None:
