@@ -22,7 +22,7 @@ from cairn.pipeline.errors import DamageError, IntegrityError
 FORMAT_VERSION: Final = 8
 """What is written and read."""
 TOKENIZER_VERSION: Final = 1
-"""How texts become words: see ``cairn.pipeline.index.tokenizer``."""
+"""How texts become words: see ``cairn.pipeline.lexical.tokenizer``."""
 MANIFEST_NAME = "MANIFEST.json"
 COLLECTION_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 

@@ -13,10 +13,15 @@ from cairn.pipeline import faiss_device
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.config import ClusterConfig, IndexConfig, IngestConfig
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.index.faiss_build import build_faiss_index
-from cairn.pipeline.index.faiss_index import BRUTE_FORCE_POSITIONS, FAISS_KINDS, FaissIndex, open_faiss_index
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
+from cairn.pipeline.vector_index.faiss_build import build_faiss_index
+from cairn.pipeline.vector_index.faiss_index import (
+    BRUTE_FORCE_POSITIONS,
+    FAISS_KINDS,
+    FaissIndex,
+    open_faiss_index,
+)
 
 KINDS = tuple(FAISS_KINDS)
 ROUNDING = 1e-4

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline import errors
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.index.bm25 import Totals
+from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.reader import (
     MatchesAsked,

@@ -5,8 +5,8 @@
                        (LanceDB)      of files     last, atomically    immutable
 
 ``names`` says what files are called, ``files`` whether they are as recorded, ``layout`` where they lie.
-``segments`` holds the parts of a generation: ``columns`` and ``words`` are their Arrow files, ``faiss_build``
-and ``faiss_index`` their vectors, with ``exact_index`` as the oracle; ``bm25`` scores words. ``verify`` finds
-damage and ``recovery`` mends it. ``maintenance`` compacts and deletes, ``status`` and ``aliases`` tell and
-switch. ``replica`` keeps a copy of a collection in an ``object_folder``.
+``segments`` holds the parts of a generation: ``columns`` and ``words`` are their Arrow files, and those of
+FAISS are ``pipeline/vector_index``'s. ``verify`` finds damage and ``recovery`` mends it. ``maintenance``
+compacts and deletes, ``status`` and ``aliases`` tell and switch. ``replica`` keeps a copy of a collection in an
+``object_folder``.
 """

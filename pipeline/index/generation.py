@@ -20,10 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import DamageError, IntegrityError
-from cairn.pipeline.index.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.index.columns import TokenVectors
-from cairn.pipeline.index.exact_index import VectorIndex
-from cairn.pipeline.index.faiss_index import FaissIndex
 from cairn.pipeline.index.files import (
     SCAN_BUFFER_BYTES,
     WatchedFiles,
@@ -51,8 +48,11 @@ from cairn.pipeline.index.segments.segment import (
     open_segment,
     open_token_vectors,
 )
-from cairn.pipeline.index.tokenizer import main_languages
+from cairn.pipeline.lexical.bm25 import DocumentBM25, PassageBM25
+from cairn.pipeline.lexical.tokenizer import main_languages
 from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.vector_index.exact_index import VectorIndex
+from cairn.pipeline.vector_index.faiss_index import FaissIndex
 from jaxtyping import Float32, Int32, Int64
 
 if TYPE_CHECKING:

@@ -21,12 +21,11 @@ from typing import Final
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.manifest import MANIFEST_NAME, SegmentRecord
 from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.vector_index.faiss_index import REFINE_SUFFIX
 
 DOCUMENTS, CHUNKS = "documents", "chunks"
 TABLES: Final = (DOCUMENTS, CHUNKS)
 
-REFINE_SUFFIX: Final = ".refine"
-"""Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
 DOCUMENTS_FAISS: Final = "documents.faiss"
 CHUNKS_FAISS: Final = "chunks.faiss"
 VECTOR_FILES: Final = ((DOCUMENTS, DOCUMENTS_FAISS), (CHUNKS, CHUNKS_FAISS))

@@ -1,6 +1,6 @@
 """Words of chunks and titles as BM25 counts them: ``passages.arrow`` and ``titles.arrow``.
 
-Texts are split by :mod:`cairn.pipeline.index.tokenizer`, each in its own language. A title is the one chunk
+Texts are split by :mod:`cairn.pipeline.lexical.tokenizer`, each in its own language. A title is the one chunk
 of its document, whose language it has.
 
     term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
@@ -20,8 +20,8 @@ from typing import IO, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.index.columns import mapped, open_positions, unnamed_file
-from cairn.pipeline.index.languages import AUTO, LANGUAGES, NO_LANGUAGE, language_of
-from cairn.pipeline.index.tokenizer import pieces_of, runs_of, term_of
+from cairn.pipeline.lexical.languages import AUTO, LANGUAGES, NO_LANGUAGE, language_of
+from cairn.pipeline.lexical.tokenizer import pieces_of, runs_of, term_of
 from cairn.pipeline.types import SPARSE_WEIGHT
 from jaxtyping import Int64, UInt8
 

@@ -17,8 +17,8 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from cairn.pipeline.config import NO_MODEL, IngestConfig
 from cairn.pipeline.corpus.columns import PLAIN, are_names, decimals_of
-from cairn.pipeline.index.languages import AUTO, STEMMERS, UNSPACED, language_of
-from cairn.pipeline.index.tokenizer import main_languages, runs_of
+from cairn.pipeline.lexical.languages import AUTO, STEMMERS, UNSPACED, language_of
+from cairn.pipeline.lexical.tokenizer import main_languages, runs_of
 from cairn.pipeline.model.folders.names import describe_model, is_endpoint, model_folder
 from cairn.pipeline.types import staged_schema
 from tokenizers import Tokenizer

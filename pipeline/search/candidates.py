@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cairn.pipeline.index.bm25 import FewDocuments, Totals
-from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import JoinedColumns
+from cairn.pipeline.lexical.bm25 import FewDocuments, Totals
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.late import best_places
+from cairn.pipeline.vector_index.exact_index import NO_POSITION
 from jaxtyping import Bool, Float, Float32, Int64
 
 MAX_CHUNK_HITS = 16_384

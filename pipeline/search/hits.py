@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.corpus.pages import page_of
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.tokenizer import Span, is_function_word, word_at
+from cairn.pipeline.lexical.tokenizer import Span, is_function_word, word_at
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import blocks
 from cairn.pipeline.search.filters import table_errors

@@ -28,7 +28,6 @@ from functools import partial
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.index.faiss_index import one_faiss_thread
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
@@ -56,6 +55,7 @@ from cairn.pipeline.search.reader import (
     WordScores,
 )
 from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.vector_index.faiss_index import one_faiss_thread
 from jaxtyping import Float, Float32, Float64, Int64
 
 LEXICAL_PARTS = ("bm25", "passage_bm25", "sparse")

@@ -33,10 +33,10 @@ import torch
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IndexDevice
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.faiss_device import use_index_device
-from cairn.pipeline.index.faiss_build import build_faiss_index
-from cairn.pipeline.index.faiss_index import open_faiss_index
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
+from cairn.pipeline.vector_index.faiss_build import build_faiss_index
+from cairn.pipeline.vector_index.faiss_index import open_faiss_index
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -25,13 +25,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
-from cairn.pipeline.index.exact_index import ExactIndex
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema
+from cairn.pipeline.vector_index.exact_index import ExactIndex
 
 pytestmark = pytest.mark.bench
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.exact_index import ExactIndex
 from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.vector_index.exact_index import ExactIndex
 
 from tests.index import stones
 

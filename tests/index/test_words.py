@@ -13,7 +13,7 @@ from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index import words as words_module
 from cairn.pipeline.index.words import STORED_LANGUAGES, open_passage_terms, write_passage_terms
 
-from tests.index.terms import terms_of
+from tests.lexical.terms import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking", "GitHub", "E1042")
 

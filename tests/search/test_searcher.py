@@ -17,15 +17,15 @@ from cairn.pipeline.errors import (
     UsageError,
 )
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.languages import language_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.tokenizer import terms_of_query
+from cairn.pipeline.lexical.languages import language_of
+from cairn.pipeline.lexical.tokenizer import terms_of_query
 from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity, SearchOptions
 from cairn.pipeline.types import Hit, SearchResult
 
-from tests.index.terms import terms_of
+from tests.lexical.terms import terms_of
 
 if TYPE_CHECKING:
     from tests.search.conftest import StoneEncoder, Stones

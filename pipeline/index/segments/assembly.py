@@ -28,7 +28,6 @@ from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.faiss_build import Codebook
 from cairn.pipeline.index.files import has_sha256
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import (
@@ -47,6 +46,7 @@ from cairn.pipeline.index.segments.segment import SegmentRows, bits_of, open_row
 from cairn.pipeline.index.segments.writer import SegmentWriter, largest, needs_training, read_codebook
 from cairn.pipeline.manifest import FileRecord, Manifest, SegmentRecord
 from cairn.pipeline.types import ProgressListener
+from cairn.pipeline.vector_index.faiss_build import Codebook
 
 NO_LINKS: Final = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What the file system says where a file cannot have a second name."""

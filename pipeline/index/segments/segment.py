@@ -34,8 +34,6 @@ from cairn.pipeline.index.columns import (
     open_positions,
     open_token_file,
 )
-from cairn.pipeline.index.exact_index import NO_POSITION
-from cairn.pipeline.index.faiss_index import FaissIndex, best_first, open_faiss_index
 from cairn.pipeline.index.names import (
     CHUNKS,
     CHUNKS_ARROW,
@@ -54,6 +52,8 @@ from cairn.pipeline.manifest import Manifest, SegmentRecord
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
+from cairn.pipeline.vector_index.exact_index import NO_POSITION
+from cairn.pipeline.vector_index.faiss_index import FaissIndex, best_first, open_faiss_index
 from jaxtyping import Float32, Int32, Int64, Integer, UInt8, UInt32
 
 FEW_DOCUMENTS: Final = 64
@@ -348,7 +348,7 @@ def _live_rows(deleted: DeletedRows) -> Int64[np.ndarray, " L"]:
 
 
 class JoinedIndex:
-    """A :class:`~cairn.pipeline.index.exact_index.VectorIndex` over segments, in their order.
+    """A :class:`~cairn.pipeline.vector_index.exact_index.VectorIndex` over segments, in their order.
 
     Each comes with its deleted rows, which its own index already leaves out of every answer.
     """
@@ -492,7 +492,7 @@ def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words
 
 
 class _Words:
-    """One file of :mod:`cairn.pipeline.index.passage_terms`, without its deleted chunks."""
+    """One file of :mod:`cairn.pipeline.index.words`, without its deleted chunks."""
 
     def __init__(self, terms: pa.RecordBatch, deleted: DeletedRows) -> None:
         column = terms.column("term")

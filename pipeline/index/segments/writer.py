@@ -30,14 +30,6 @@ from cairn.pipeline.index.columns import (
     write_document_positions,
     write_token_vectors,
 )
-from cairn.pipeline.index.faiss_build import (
-    Codebook,
-    VectorStream,
-    build_faiss_index,
-    write_coded,
-    write_flat,
-)
-from cairn.pipeline.index.faiss_index import choose_kind, faiss_kind, read_faiss_file
 from cairn.pipeline.index.names import (
     CHUNKS,
     CHUNKS_ARROW,
@@ -45,7 +37,6 @@ from cairn.pipeline.index.names import (
     DOCUMENTS_ARROW,
     LENGTHS_ARROW,
     PASSAGES_ARROW,
-    REFINE_SUFFIX,
     SPARSE_ARROW,
     TITLES_ARROW,
     TOKENS_ARROW,
@@ -61,6 +52,14 @@ from cairn.pipeline.index.words import (
 )
 from cairn.pipeline.manifest import SegmentRecord
 from cairn.pipeline.types import SPARSE_FIELDS, ProgressListener
+from cairn.pipeline.vector_index.faiss_build import (
+    Codebook,
+    VectorStream,
+    build_faiss_index,
+    write_coded,
+    write_flat,
+)
+from cairn.pipeline.vector_index.faiss_index import REFINE_SUFFIX, choose_kind, faiss_kind, read_faiss_file
 from jaxtyping import Int64, UInt8
 
 EXACT_VECTORS: Final = 512

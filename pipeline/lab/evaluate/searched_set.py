@@ -21,18 +21,17 @@ import pyarrow as pa
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.encode.token_rows import TokenRows
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.bm25 import DocumentBM25
 from cairn.pipeline.index.columns import CodeColumn, TokenVectors
-from cairn.pipeline.index.faiss_index import FaissIndex
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import JoinedWords, none_deleted
-from cairn.pipeline.index.tokenizer import main_languages
 from cairn.pipeline.index.words import count_languages, num_words, write_passage_terms
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, RankedDocuments, Spans
 from cairn.pipeline.lab.evaluate.retrieval_set import RetrievalSet
 from cairn.pipeline.lab.evaluate.systems import Ranking as AnyRanking
 from cairn.pipeline.lab.evaluate.systems import System
+from cairn.pipeline.lexical.bm25 import DocumentBM25
+from cairn.pipeline.lexical.tokenizer import main_languages
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.passages import default_window
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking, rank_queries
@@ -40,6 +39,7 @@ from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import unit_vectors
 from cairn.pipeline.search_options import MAX_TOP_K, SearchOptions
 from cairn.pipeline.token_vectors.codebook import TokenCoder
+from cairn.pipeline.vector_index.faiss_index import FaissIndex
 from jaxtyping import Bool, Float32, Int64
 from typing_extensions import override
 

@@ -22,10 +22,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import IntegrityError, StorageError
-from cairn.pipeline.index.bm25 import Totals
-from cairn.pipeline.index.exact_index import NO_POSITION, VectorIndex
 from cairn.pipeline.index.generation import Generation, open_parts
 from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.search.candidates import (
     PassageScores,
     bm25_documents,
@@ -47,6 +46,7 @@ from cairn.pipeline.search.reader import (
     TokenMatches,
     WindowScores,
 )
+from cairn.pipeline.vector_index.exact_index import NO_POSITION, VectorIndex
 from jaxtyping import Float32, Int64
 
 

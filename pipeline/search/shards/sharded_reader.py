@@ -24,9 +24,8 @@ from operator import add
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.index.exact_index import NO_POSITION
 from cairn.pipeline.index.generation import mean_vector, sampled_chunks
-from cairn.pipeline.index.tokenizer import terms_of_query
+from cairn.pipeline.lexical.tokenizer import terms_of_query
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
     bounded_words,
@@ -60,6 +59,7 @@ from cairn.pipeline.search.shards.parts import (
 )
 from cairn.pipeline.search.shards.placement import Placement, Places
 from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration, gathered
+from cairn.pipeline.vector_index.exact_index import NO_POSITION
 from jaxtyping import Float32, Int64
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.languages import UNTOLD_WORDS
+from cairn.pipeline.lexical.languages import UNTOLD_WORDS
 from cairn.pipeline.search.hits import read_rows
 from jaxtyping import Float32, Int32, Int64
 

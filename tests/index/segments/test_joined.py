@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import IndexConfig
-from cairn.pipeline.index.faiss_build import build_faiss_index, write_coded, write_flat
-from cairn.pipeline.index.faiss_index import FaissIndex, open_faiss_index
 from cairn.pipeline.index.segments.segment import SAMPLED_TERMS, DeletedRows, JoinedIndex, JoinedWords
 from cairn.pipeline.index.segments.writer import read_codebook
 from cairn.pipeline.index.words import write_passage_terms
+from cairn.pipeline.vector_index.faiss_build import build_faiss_index, write_coded, write_flat
+from cairn.pipeline.vector_index.faiss_index import FaissIndex, open_faiss_index
 
 SIZES = (900, 300, 40, 300)
 QUERIES = np.random.default_rng(1).standard_normal((5, 16)).astype(np.float32)

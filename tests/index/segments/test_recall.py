@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.exact_index import ExactIndex, VectorIndex
-from cairn.pipeline.index.faiss_build import build_faiss_index
-from cairn.pipeline.index.faiss_index import open_faiss_index
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.rows import LanceTables, vectors_of
 from cairn.pipeline.index.segments import writer
+from cairn.pipeline.vector_index.exact_index import ExactIndex, VectorIndex
+from cairn.pipeline.vector_index.faiss_build import build_faiss_index
+from cairn.pipeline.vector_index.faiss_index import open_faiss_index
 
 from tests.index import stones
 

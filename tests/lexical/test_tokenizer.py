@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 
 import pytest
-from cairn.pipeline.index.tokenizer import (
+from cairn.pipeline.lexical.tokenizer import (
     MAX_QUERY_WORDS,
     MAX_WORD_CHARACTERS,
     is_function_word,
@@ -18,7 +18,7 @@ from cairn.pipeline.index.tokenizer import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.index.terms import terms_of
+from tests.lexical.terms import terms_of
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.index import bm25 as bm25_module
-from cairn.pipeline.index.bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
 from cairn.pipeline.index.segments.segment import JoinedWords, none_deleted
 from cairn.pipeline.index.words import write_passage_terms
+from cairn.pipeline.lexical import bm25 as bm25_module
+from cairn.pipeline.lexical.bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
 
-from tests.index.terms import terms_of
+from tests.lexical.terms import terms_of
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking")
 QUERIES = ("stone path", "old old river", "the mark of a stone", "zebra", "walks")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cairn.pipeline.index.languages import FUNCTION_WORDS, LANGUAGES, STEMMERS, language_of, stemmer_of
+from cairn.pipeline.lexical.languages import FUNCTION_WORDS, LANGUAGES, STEMMERS, language_of, stemmer_of
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cairn.pipeline.index.tokenizer import pieces_of, runs_of, term_of
+from cairn.pipeline.lexical.tokenizer import pieces_of, runs_of, term_of
 
 
 def terms_of(text: str, language: str = "en") -> list[str]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.exact_index import ExactIndex
+from cairn.pipeline.vector_index.exact_index import ExactIndex
 
 
 def naive_search(vectors: np.ndarray, query: np.ndarray, top_k: int, allowed: list[int]) -> list[int]:

@@ -20,14 +20,29 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
-from cairn.pipeline.index.segments.segment import KEPT_TERMS, JoinedWords
-from cairn.pipeline.index.tokenizer import terms_of_query
+from cairn.pipeline.lexical.tokenizer import terms_of_query
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 
 K1, B = 1.2, 0.75
+KEPT_TERMS = 1_024
+"""Terms of which a field keeps how many texts hold them."""
+
+
+class Postings(Protocol):
+    """Which texts hold a term, and how often; ``pipeline/index/segments`` reads them from files."""
+
+    def postings(
+        self, term: str, few_A: Int64[np.ndarray, " A"] | None = None
+    ) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the positions of the texts that hold a term, ascending, and how often each does.
+
+        Of a few texts, ascending, returns their places among them.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +137,8 @@ class DocumentBM25:
 
     def __init__(
         self,
-        text: JoinedWords,
-        title: JoinedWords,
+        text: Postings,
+        title: Postings,
         chunk_documents: Int64[np.ndarray, " M"],
         text_words: Int32[np.ndarray, " N"],
         title_words: Int32[np.ndarray, " N"],
@@ -242,7 +257,7 @@ class PassageBM25:
 
     def __init__(
         self,
-        words: JoinedWords,
+        words: Postings,
         chunk_offsets: Int64[np.ndarray, " N_plus_1"],
         start_char: Int64[np.ndarray, " M"],
         end_char: Int64[np.ndarray, " M"],

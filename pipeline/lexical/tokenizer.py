@@ -15,7 +15,7 @@
 - Pieces are folded: compatibility forms (NFKC), case, and digits of all scripts. What is left is the stem of
   a language without accents, unless the word is one of its function words.
 
-A collection keeps the rules it was built with: who changes them, or :mod:`cairn.pipeline.index.languages`,
+A collection keeps the rules it was built with: who changes them, or :mod:`cairn.pipeline.lexical.languages`,
 counts :data:`cairn.pipeline.manifest.TOKENIZER_VERSION` up.
 """
 
@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import regex
-from cairn.pipeline.index.languages import (
+from cairn.pipeline.lexical.languages import (
     STOP_WORDS,
     UNTOLD_WORDS,
     WITHOUT_LATIN,

@@ -1,6 +1,6 @@
 """FAISS files opened for reading: memory-mapped, searched by inner product, filtered by position.
 
-``faiss_kinds`` lists the kinds and ``faiss_build`` writes them. No hash is checked here: a file reaches
+``faiss_build`` writes them. No hash is checked here: a file reaches
 :func:`open_faiss_index` only after its SHA-256 matched the manifest.
 """
 
@@ -24,11 +24,12 @@ from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.faiss_device import CardCopy
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.index.exact_index import NO_POSITION, top_k_of
-from cairn.pipeline.index.names import REFINE_SUFFIX
+from cairn.pipeline.vector_index.exact_index import NO_POSITION, top_k_of
 from jaxtyping import Float32, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
+REFINE_SUFFIX: Final = ".refine"
+"""Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
 MIN_LISTED_VECTORS = 256
 """Below this there is nothing to train lists on, and nothing to save."""
 
@@ -162,7 +163,7 @@ class NearestLists:
 
 
 class FaissIndex:
-    """A :class:`~cairn.pipeline.index.exact_index.VectorIndex` over one FAISS file.
+    """A :class:`~cairn.pipeline.vector_index.exact_index.VectorIndex` over one FAISS file.
 
     Safe to search from several threads.
     """
