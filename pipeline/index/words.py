@@ -5,23 +5,24 @@ of its document, whose language it has.
 
     term ─▶ chunks that hold it (ascending), how often each does        one row a term, terms by code point
 
-Files are sorted on disk: memory grows with the vocabulary and :data:`BLOCK_POSTINGS`, not with the corpus.
+Postings are sorted in files: memory of its own grows with the vocabulary and :data:`BLOCK_POSTINGS`, not with
+the corpus.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from io import SEEK_END
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.index.columns import mapped, open_positions, unnamed_file
 from cairn.pipeline.lexical.languages import AUTO, LANGUAGES, NO_LANGUAGE, language_of
 from cairn.pipeline.lexical.tokenizer import pieces_of, runs_of, term_of
+from cairn.pipeline.ragged import ranges
 from cairn.pipeline.types import SPARSE_WEIGHT
 from jaxtyping import Int64, UInt8
 
@@ -168,9 +169,13 @@ def sparse_term(token: int) -> str:
 
 
 def _write_sorted(blocks: Iterable[np.ndarray], terms: Sequence[str], path: Path) -> None:
-    """Write the file from postings by chunk, whose terms are numbers of ``terms``, which may still grow."""
-    with ExitStack() as spools:
-        spool, spill, chunks, counts = (spools.enter_context(unnamed_file(path)) for _ in range(4))
+    """Write the file from postings by chunk, whose terms are numbers of ``terms``, which may still grow.
+
+    Postings wait in a spool until all terms are known. Then the place of each in the file is known, too, and
+    block after block is laid out there.
+    """
+    with ExitStack() as files:
+        spool, *columns = (files.enter_context(unnamed_file(path)) for _ in range(3))
         num_chunks_T = np.zeros(0, np.int64)
         for postings in blocks:
             spool.write(postings.data)
@@ -178,16 +183,35 @@ def _write_sorted(blocks: Iterable[np.ndarray], terms: Sequence[str], path: Path
                 num_chunks_T = np.pad(num_chunks_T, (0, 2 * len(terms) - len(num_chunks_T)))
             seen, times = np.unique(postings["term"], return_counts=True)
             num_chunks_T[seen] += times
-        num_chunks_T = num_chunks_T[: len(terms)]
         order = np.array(sorted(range(len(terms)), key=terms.__getitem__), np.int64)
-        ends_T = np.cumsum(num_chunks_T[order])
-        rank_T = np.empty(len(order), np.uint32)
-        rank_T[order] = np.arange(len(order), dtype=np.uint32)
-        for ordered in _by_rank(spool, spill, rank_T, ends_T):
-            chunks.write(np.ascontiguousarray(ordered["chunk"]).data)
-            counts.write(np.ascontiguousarray(ordered["count"]).data)
+        offsets_T = np.append(0, np.cumsum(num_chunks_T[order]))
+        next_T = np.empty(len(order), np.int64)
+        next_T[order] = offsets_T[:-1]
+        postings = np.frombuffer(mapped(spool), _POSTING)
+        chunks_P, counts_P = (
+            np.memmap(file, _POSTING[name], "w+", shape=len(postings)) if len(postings) else postings[name]
+            for file, name in zip(columns, ("chunk", "count"), strict=True)
+        )
+        for start in range(0, len(postings), BLOCK_POSTINGS):
+            block = postings[start : start + BLOCK_POSTINGS]
+            block = block[np.argsort(next_T[block["term"]], kind="stable")]
+            seen, sizes = np.unique(next_T[block["term"]], return_counts=True)
+            place_P = ranges(seen, sizes)
+            chunks_P[place_P], counts_P[place_P] = block["chunk"], block["count"]
+            firsts = block["term"][np.cumsum(sizes) - sizes]
+            next_T[firsts] += sizes
+        lists = [
+            pa.LargeListArray.from_arrays(
+                pa.array(offsets_T),
+                pa.Array.from_buffers(field.type.value_type, len(column), [None, pa.py_buffer(column)]),
+                type=field.type,
+            )
+            for field, column in zip(list(PASSAGE_TERMS_SCHEMA)[1:], (chunks_P, counts_P), strict=True)
+        ]
         ordered_terms = pa.array([terms[number] for number in order.tolist()], pa.large_string())
-        _write_postings(ordered_terms, ends_T, chunks, counts, path)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:
+            rows = pa.RecordBatch.from_arrays([ordered_terms, *lists], schema=PASSAGE_TERMS_SCHEMA)
+            writer.write_batch(rows)
 
 
 def count_languages(languages_N: UInt8[np.ndarray, " N"]) -> dict[str, int]:
@@ -265,81 +289,3 @@ def _postings(
     postings["term"], postings["chunk"] = pairs & 0xFFFF_FFFF, pairs >> 32
     postings["count"] = np.minimum(counts, MAX_COUNT)
     return postings
-
-
-def _by_rank(
-    spool: IO[bytes], spill: IO[bytes], rank_T: np.ndarray, ends_T: Int64[np.ndarray, " T"]
-) -> Iterator[np.ndarray]:
-    """Yield all postings by their term's rank, then by chunk, a block of whole terms at a time.
-
-    The spool is read once: what belongs to a block is gathered in the block's own region of the spill file,
-    whose place is known.
-    """
-    postings = np.frombuffer(mapped(spool), _POSTING)
-    bounds = _block_bounds(ends_T)
-    begins = np.append(0, ends_T)[bounds]
-    if len(bounds) > 2:
-        _gather(postings, spill, rank_T, bounds, begins[:-1].copy())
-        postings = np.frombuffer(mapped(spill), _POSTING)
-    for begin, end in pairwise(begins.tolist()):
-        block = postings[begin:end]
-        yield block[np.argsort(rank_T[block["term"]], kind="stable")]
-
-
-def _block_bounds(ends_T: Int64[np.ndarray, " T"]) -> list[int]:
-    """Return the ranks at which blocks of whole terms begin, and T.
-
-    Each of :data:`BLOCK_POSTINGS` at most, or of one term.
-    """
-    bounds, done = [0], 0
-    while bounds[-1] < len(ends_T):
-        bounds.append(max(int(np.searchsorted(ends_T, done + BLOCK_POSTINGS, side="right")), bounds[-1] + 1))
-        done = int(ends_T[bounds[-1] - 1])
-    return bounds
-
-
-def _gather(
-    postings: np.ndarray,
-    spill: IO[bytes],
-    rank_T: np.ndarray,
-    bounds: Sequence[int],
-    cursors: Int64[np.ndarray, " B"],
-) -> None:
-    """Write each posting behind the last one of its block; ``cursors`` say where blocks begin, in postings.
-
-    Keeps the order in a block.
-    """
-    for start in range(0, len(postings), BLOCK_POSTINGS):
-        part = postings[start : start + BLOCK_POSTINGS]
-        block_of = np.searchsorted(bounds, rank_T[part["term"]], side="right") - 1
-        sizes = np.bincount(block_of, minlength=len(cursors))
-        for block, run in enumerate(
-            np.split(part[np.argsort(block_of, kind="stable")], np.cumsum(sizes)[:-1])
-        ):
-            if len(run):
-                spill.seek(int(cursors[block]) * _POSTING.itemsize)
-                spill.write(run.data)
-        cursors += sizes
-    spill.seek(0, SEEK_END)
-
-
-def _write_postings(
-    terms: pa.Array,
-    ends_T: Int64[np.ndarray, " T"],
-    chunks: IO[bytes],
-    counts: IO[bytes],
-    path: Path,
-) -> None:
-    """Write the file from terms in order, where the postings of each end, and all postings in two files."""
-    offsets = pa.array(np.append(0, ends_T))
-    num_postings = int(ends_T[-1]) if len(ends_T) else 0
-    columns = [terms]
-    for field, stream in zip(
-        (PASSAGE_TERMS_SCHEMA.field("chunks"), PASSAGE_TERMS_SCHEMA.field("counts")),
-        (chunks, counts),
-        strict=True,
-    ):
-        values = pa.Array.from_buffers(field.type.value_type, num_postings, [None, mapped(stream)])
-        columns.append(pa.LargeListArray.from_arrays(offsets, values, type=field.type))
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=PASSAGE_TERMS_SCHEMA))
