@@ -105,7 +105,7 @@ Holds: TypeAlias = Callable[[pa.Array], pa.Array]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Test:
+class ColumnTest:
     """Asks one column something of each document. Null matches where ``is_null`` says so.
 
     A column that ``is_kept`` is kept in memory where there is room.
@@ -137,7 +137,7 @@ class Combined:
     parts: Sequence[Condition]
 
 
-Condition: TypeAlias = "Test | Combined"
+Condition: TypeAlias = "ColumnTest | Combined"
 Masks: TypeAlias = "Mapping[int, Bool[np.ndarray, ' N']]"
 """Which documents a test matches, by the test's ``id``."""
 
@@ -163,7 +163,7 @@ def allowed_documents(
         )
         return np.concatenate([start + within(part) for start, part in starts])
     masks: dict[int, np.ndarray] = {}
-    asked: list[Test] = []
+    asked: list[ColumnTest] = []
     with table_errors("reading the filter's documents", generation.layout):
         for test in _tests(condition):
             column = generation.column_values(test.column, num_parts) if test.is_kept else None
@@ -175,15 +175,15 @@ def allowed_documents(
     return np.flatnonzero(_mask(condition, masks))
 
 
-def _tests(condition: Condition) -> Iterator[Test]:
-    if isinstance(condition, Test):
+def _tests(condition: Condition) -> Iterator[ColumnTest]:
+    if isinstance(condition, ColumnTest):
         yield condition
     else:
         for part in condition.parts:
             yield from _tests(part)
 
 
-def _scan(generation: Generation, tests: Sequence[Test], timeout: dt.timedelta | None) -> Masks:
+def _scan(generation: Generation, tests: Sequence[ColumnTest], timeout: dt.timedelta | None) -> Masks:
     """Read the columns that some tests ask, each once."""
     if not tests:
         return {}
@@ -207,7 +207,7 @@ def _scan(generation: Generation, tests: Sequence[Test], timeout: dt.timedelta |
 
 
 def _mask(condition: Condition, masks: Masks) -> Bool[np.ndarray, " N"]:
-    if isinstance(condition, Test):
+    if isinstance(condition, ColumnTest):
         return masks[id(condition)]
     join = np.logical_and if condition.kind == "and" else np.logical_or
     return join.reduce([_mask(part, masks) for part in condition.parts])
@@ -357,7 +357,7 @@ class _Compiler:
         self._count()
         data_type = _require_column(key, self.columns)
         if value is None:
-            return Test(column=key, holds=pc.is_null, is_null=True)
+            return ColumnTest(column=key, holds=pc.is_null, is_null=True)
         if isinstance(value, list | tuple):
             return self._compile_members("in", key, data_type, cast("Sequence[Any]", value))
         if isinstance(value, Mapping):
@@ -382,7 +382,7 @@ class _Compiler:
         data_type = _require_column(key, self.columns)
         if kind in _NULLS:
             is_null = kind == "is_null"
-            return Test(column=key, holds=pc.is_null if is_null else pc.is_valid, is_null=is_null)
+            return ColumnTest(column=key, holds=pc.is_null if is_null else pc.is_valid, is_null=is_null)
         value = node["value"]
         if kind in _LISTS:
             return self._compile_members(kind, key, data_type, value)
@@ -397,14 +397,14 @@ class _Compiler:
             if not is_text(data_type):
                 raise FilterError(f"`contains` must ask a column of text or lists, got {key!r}; use `eq`")
             part = _string(key, value)
-            return Test(column=key, holds=lambda column: pc.match_substring(_compared(column), part))
+            return ColumnTest(column=key, holds=lambda column: pc.match_substring(_compared(column), part))
         if pa.types.is_boolean(data_type) and kind not in ("eq", "ne"):
             raise FilterError(
                 f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`"
             )
         if kind in ("eq", "ne"):
             return _members_test("in" if kind == "eq" else "nin", key, data_type, [value])
-        return Test(column=key, holds=_order(kind, data_type, _checked(key, data_type, value)))
+        return ColumnTest(column=key, holds=_order(kind, data_type, _checked(key, data_type, value)))
 
     def _compile_members(self, kind: str, key: str, data_type: pa.DataType, values: Any) -> Condition:
         if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_LIST_VALUES:
@@ -415,7 +415,7 @@ class _Compiler:
         return _members_test(kind, key, data_type, cast("Sequence[Any]", values))
 
 
-def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[Any]) -> Test:
+def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[Any]) -> ColumnTest:
     """Ask whether a column has one of some values, whether a list holds one, or whether none of them."""
     is_list = pa.types.is_list(data_type)
     own_type = data_type.value_type if is_list else data_type
@@ -434,11 +434,11 @@ def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[
     held = is_held if is_list else is_one
     if kind == "nin":
         # What is null is not said to be none of them.
-        return Test(
+        return ColumnTest(
             column=key, holds=lambda column: pc.and_kleene(pc.is_valid(column), pc.invert(held(column)))
         )
     is_kept = is_text(data_type) or pa.types.is_integer(data_type)
-    return Test(column=key, holds=held, is_kept=is_kept and key not in STORED_FILTER_COLUMNS)
+    return ColumnTest(column=key, holds=held, is_kept=is_kept and key not in STORED_FILTER_COLUMNS)
 
 
 def _order(kind: str, data_type: pa.DataType, value: Any) -> Holds:

@@ -2,10 +2,11 @@ import datetime as dt
 import operator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from cairn.pipeline.errors import FilterError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.filters import allowed_documents, compile_filter, filterable_columns
+from cairn.pipeline.search.filters import ColumnTest, allowed_documents, compile_filter, filterable_columns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -315,6 +316,29 @@ def test_violation_is_one_sentence(generation: Generation, tree: Any, word: str)
     with pytest.raises(FilterError, match=word) as caught:
         compile_filter(tree, generation.document_schema)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("tree", "column", "expected"),
+    [
+        (
+            leaf("gte", "x", "2020-01-01T00:00:00.5"),
+            pa.array([1577836800, 1577836801], pa.timestamp("s")),
+            [0, 1],
+        ),
+        (leaf("eq", "x", "2020-01-01T00:00:00.5"), pa.array([1577836800], pa.timestamp("s")), [0]),
+        (leaf("contains", "x", 0), pa.array([[-0.0], [0.5], [0.0, 1.0]]), [1, 0, 1]),
+        (leaf("gt", "x", -0.5), pa.array([0, 255], pa.uint8()), [1, 1]),
+        (leaf("lt", "x", 2**62 + 0.0), pa.array([2**62 - 1, 2**62], pa.int64()), [1, 0]),
+        (leaf("lte", "x", 300), pa.array([0, 255], pa.uint8()), [1, 1]),
+    ],
+)
+def test_value_between_or_beyond_those_of_a_column_is_compared_exactly(
+    tree: dict[str, Any], column: pa.Array, expected: list[int]
+) -> None:
+    condition = compile_filter(tree, pa.schema([pa.field("x", column.type)]))
+    assert isinstance(condition, ColumnTest)
+    assert condition.matches(column).tolist() == [bool(each) for each in expected]
 
 
 def test_limits_themselves_are_allowed(generation: Generation) -> None:
