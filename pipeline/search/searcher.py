@@ -349,7 +349,7 @@ def _explanations(search: PreparedSearch, encoded: EncodedQueries) -> list[Expla
         return None
     queries = [LateQuery.of(tokens, stored.codebook) for tokens in encoded.tokens]
     return [
-        None if late is None else Explanation.of(search.generation, search.reader, text, tokens, late)
+        None if late is None else Explanation.of(search, stored.codebook, text, tokens, late)
         for text, tokens, late in zip(search.queries, encoded.tokens, queries, strict=True)
     ]
 

@@ -108,6 +108,10 @@ class TokenCodebook:
         """Return the inner products of what codes stand for with a query's unit states."""
         return inner_products(self.decode(codes), np.ascontiguousarray(query_qD.T))
 
+    def average_similarities(self, query_qD: Float32[np.ndarray, "q D"]) -> Float32[np.ndarray, " q"]:
+        """Return the inner products of the mean of all centroids with a query's unit states."""
+        return query_qD @ self.centroids.mean(axis=1, dtype=np.float32).ravel()
+
     def project(self, states_TD: Float32[np.ndarray, "T D"]) -> Float32[np.ndarray, "T D"]:
         """Return a query's unit states as they are."""
         return states_TD

@@ -78,6 +78,10 @@ class TokenProjection:
         """Return the cosines of what codes stand for with a query's projected tokens."""
         return self.codec.cosines(codes, query_qV)
 
+    def average_similarities(self, query_qV: Float32[np.ndarray, "q V"]) -> Float32[np.ndarray, " q"]:
+        """Return zeros: it was trained to tell tokens apart, so that they have nothing in common."""
+        return np.zeros(len(query_qV), np.float32)
+
     def save(self, folder: Path) -> None:
         """Write the file into a folder, whole or not at all."""
         tensors = {

@@ -14,6 +14,7 @@ from cairn.pipeline.encode import documents
 from cairn.pipeline.search import hits
 from cairn.pipeline.search.hits import MAX_WORDS
 from cairn.pipeline.types import Highlight, Passage
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 WORDS = {"old", "cafe\u0301", "हिन्दी", "1\ufe0f\u20e3", "stone", "river"}
@@ -143,3 +144,18 @@ def test_highlights_pair_no_function_word_where_a_model_finds_all_tokens_alike(
     assert shown
     assert asked
     assert not {"how", "does", "too"} & {*shown, *asked}
+
+
+def test_highlights_pair_no_unlike_words_of_a_model_whose_states_have_much_in_common(
+    late_folder: Path, tmp_path: Path
+):
+    weights = load_file(late_folder / "model.safetensors")
+    last = max(name for name in weights if name.endswith("output.LayerNorm.bias"))
+    weights[last][0] += 8.0
+    save_file(weights, late_folder / "model.safetensors", {"format": "pt"})
+    like = found_by(late_folder, tmp_path / "like", "old river", "old river")
+    unlike = found_by(late_folder, tmp_path / "unlike", "old river", "stone mountain cat")
+
+    assert words_of("old river", like.highlights) == ["old", "river"]
+    assert unlike.scores["late"] > hits.LEAST_COSINE
+    assert unlike.highlights == ()

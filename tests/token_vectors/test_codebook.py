@@ -32,6 +32,14 @@ def test_code_names_the_nearest_centroid_of_each_subspace():
     )
 
 
+def test_average_similarity_is_that_of_the_mean_of_all_codes():
+    codebook, states = random_codebook(32, num_bytes=4), unit_states(3)
+    every = codebook.decode(np.repeat(np.arange(256, dtype=np.uint8)[:, None], 4, axis=1))
+
+    mean = codebook.similarities(codebook.encode(every), states).mean(axis=0)
+    np.testing.assert_allclose(codebook.average_similarities(states), mean, atol=1e-4)
+
+
 def test_fitted_codes_are_near_what_was_coded_and_the_same_each_time():
     states, weights = unit_states(4_000), np.ones(5, np.float32)
     codebook = TokenCodebook.fit(states, weights, 16)
