@@ -16,7 +16,6 @@ Widths and layers are Matryoshka's: Kusupati et al. 2022, and m³BERT §2.1 for 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -60,8 +59,6 @@ from cairn.pipeline.model.landmarks import draw_intervals
 from cairn.pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64
-
-logger = logging.getLogger(__name__)
 
 RANKING_TEMPERATURE: Final = 0.05
 """Of a chunk's ranking of the others, by which the student follows the base."""
@@ -269,14 +266,16 @@ class PairObjective:
     plan: BatchPlan
     config: TrainConfig
     folder: EncoderFolder
-    teaches_rows: bool = False
+    random_cosine: float
+    teaches_rows: bool
 
     def batch(self, step: int) -> Batch:
         """See :class:`Objective`."""
         units = self.plan.at(step)
-        return pair_batch(
+        batch = pair_batch(
             self.model, self.teacher, self.data, units, step, self.config, teaches_rows=self.teaches_rows
         )
+        return replace(batch, report=lambda: {**batch.report(), "random_cosine": self.random_cosine})
 
     def score(self) -> Score | None:
         """See :class:`Objective`: queries of held-out pairs find their documents."""
@@ -347,11 +346,6 @@ def train(
         interval = served_interval(config.landmark_intervals, longest)
         plan = BatchPlan(pairs, heldout, data.vectors, config)
         batch_cosine, random_cosine = plan.cosines()
-        logger.info(
-            "documents of a batch have a mean cosine of %.3f, of random batches %.3f",
-            batch_cosine,
-            random_cosine,
-        )
         objective = PairObjective(
             model=model.to(device),
             teacher=None if base_teacher is None else base_teacher.to(device),
@@ -365,6 +359,7 @@ def train(
                 settings=replace(served, landmark_interval=interval),
                 context=config.context,
             ),
+            random_cosine=random_cosine,
             # What a base pools as it will be served says more of a chunk than its mean of the chunk alone.
             teaches_rows=(of_base.pooling, of_base.attention) == (config.pooling, config.attention),
         )

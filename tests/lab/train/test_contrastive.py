@@ -57,6 +57,8 @@ def test_train_loss_falls_the_best_score_is_remembered_and_the_folder_is_served_
     }
     assert list(scores) == [0, 10, 20, 30]
     assert report.details["batch_cosine"] > report.details["random_cosine"]
+    logged = {record["random_cosine"] for record in records if "loss" in record}
+    assert logged == {report.details["random_cosine"]}
     assert report.best_score == scores[report.best_step] == max(scores.values())
     expected = {"attention": "full", "pooling": "lmk", "use_context": True, "title_tokens": 16}
     require_served(tmp_path / "run" / "model", expected)
