@@ -205,16 +205,18 @@ def _is_loop(link: Path) -> bool:
     return False
 
 
-def remove_folder(path: Path) -> None:
+def remove_folder(path: Path, *, flushes: bool = True) -> None:
     """Remove a folder, or what stands in its place.
 
     It is first renamed to a temporary name, so that no reader finds half of it. Killed in between, this
-    leaves ``.name.removed.tmp``, which :func:`clear_temporary` removes.
+    leaves ``.name.removed.tmp``, which :func:`clear_temporary` removes. Without ``flushes``, a power cut may
+    bring some of it back under its name: for what no one believes by its name.
     """
     aside = path.with_name(f".{path.name}.removed.tmp")
     remove_entry(aside)
     path.rename(aside)
-    fsync_folder(path.parent)
+    if flushes:
+        fsync_folder(path.parent)
     commit_point("folder.set-aside")
     remove_entry(aside)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -148,8 +148,9 @@ class Manifest:
         return IndexConfig(**self.settings["index"])
 
     def write(self, folder: Path) -> None:
-        """Write ``MANIFEST.json`` durably into a generation's folder."""
-        durable.write_json(folder / MANIFEST_NAME, asdict(self))
+        """Write ``MANIFEST.json`` durably into a generation's folder: in one line."""
+        content = json.dumps(self, default=_plain, sort_keys=True, ensure_ascii=False)
+        durable.write_bytes(folder / MANIFEST_NAME, f"{content}\n".encode())
 
     @classmethod
     def read(cls, folder: Path, sha256: str | None = None) -> Manifest:
@@ -209,3 +210,8 @@ class Manifest:
         except (KeyError, TypeError, AttributeError) as error:
             raise DamageError(f"{what} is malformed") from error
         return cls(**raw)
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """Return the fields of a record; ``asdict`` would copy all that they hold."""
+    return {item.name: getattr(record, item.name) for item in fields(record)}

@@ -356,10 +356,9 @@ class CairnVectorStore(VectorStore):
 
 
 def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Document:
-    kept = metadata.get(METADATA_COLUMN)
-    return Document(
-        id=doc_id, page_content=text, metadata=dict(metadata) if kept is None else json.loads(kept)
-    )
+    own = {name: value for name, value in metadata.items() if name != METADATA_COLUMN}
+    kept = metadata.get(METADATA_COLUMN)  # null where the document came another way
+    return Document(id=doc_id, page_content=text, metadata=own if kept is None else json.loads(kept))
 
 
 def _highlights(hit: Hit) -> dict[str, Any]:

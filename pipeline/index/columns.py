@@ -26,6 +26,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -160,12 +161,25 @@ def mapped(stream: IO[bytes]) -> pa.Buffer:
     )
 
 
+_mapped: WeakValueDictionary[tuple[int, int, int, int], pa.RecordBatch] = WeakValueDictionary()
+"""Files that someone reads, so that none of their inodes is another file's."""
+
+
 def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
-    """Map a position file; anything but one batch of the schema raises :class:`DamageError`."""
+    """Map a position file; anything but one batch of the schema raises :class:`DamageError`.
+
+    One that is mapped already, under another generation's name too, is not mapped again.
+    """
     try:
+        found = path.stat()
+        key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        known = _mapped.get(key)
+        if known is not None and known.schema.equals(schema):
+            return known
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         if reader.num_record_batches == 1 and reader.schema.equals(schema):
-            return reader.get_batch(0)
+            batch = _mapped[key] = reader.get_batch(0)
+            return batch
     except (pa.ArrowInvalid, OSError) as error:
         raise DamageError(f"{path.name} cannot be read") from error
     raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")

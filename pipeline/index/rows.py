@@ -137,6 +137,8 @@ def _addresses(dataset: lance.LanceDataset, doc_id: str, rows: slice) -> list[in
 PRIMARY_KEYS = {DOCUMENTS: "doc_id", CHUNKS: "chunk_id"}
 
 SCAN_ROWS = 4_096
+KEPT_BYTES: Final = 4 << 20
+"""Of rows that a commit adds, what stays in memory: a server's publications read them seven times."""
 COMPACTION_ROWS = 512
 """Rows a compaction holds at once: their text may be long."""
 
@@ -163,6 +165,8 @@ class LanceTables:
         self.vector_dim = vector_dim
         self.deleted_ids = pa.array([], pa.large_string())
         self.num_added: dict[str, int] = dict.fromkeys(TABLES, 0)
+        self._kept: dict[str, tuple[int, int, pa.Table]] = {}
+        """The rows that the last commit added, where they are few: the version, and the row they begin at."""
         self._opened: dict[tuple[str, int | None], lance.LanceDataset] = {}
         """Tables by name and version, None is the latest: this is its one writer."""
         self.schemas = {
@@ -318,6 +322,10 @@ class LanceTables:
         first: int = 0,
     ) -> Iterator[pa.RecordBatch]:
         """Stream columns of a pinned version in stored order from a row on, in bounded memory."""
+        version, start, kept = self._kept.get(table, (None, None, None))
+        if kept is not None and (version, start) == (versions[table], first):
+            yield from kept.select(list(columns)).to_batches(max_chunksize=batch_rows)
+            return
         with lance_errors(f"reading table `{table}`", damaged=True):
             scanner = self.dataset(table, versions[table]).scanner(
                 columns=list(columns),
@@ -441,21 +449,39 @@ class LanceTables:
 
     def _append(self, name: str, rows: pa.RecordBatchReader, expected: int) -> None:
         """Append all of the rows or nothing, as fragments that one commit names."""
-        before = self.dataset(name)
-        fragments = self._write_fragments(name, rows, expected)
+        num_before = self.dataset(name).count_rows()
+        kept: list[pa.RecordBatch] = []
+        fragments = self._write_fragments(name, rows, expected, kept)
         with lance_errors(f"appending to table `{name}`"):
             self._commit(name, lance.LanceOperation.Append(fragments))
-        _require_grown(name, expected, self.dataset(name).count_rows() - before.count_rows())
+        after = self.dataset(name)
+        _require_grown(name, expected, after.count_rows() - num_before)
+        if kept:
+            self._kept[name] = after.version, num_before, pa.Table.from_batches(kept)
 
     def _write_fragments(
-        self, name: str, rows: pa.RecordBatchReader, num_rows: int, *, replaces: bool = False
+        self,
+        name: str,
+        rows: pa.RecordBatchReader,
+        num_rows: int,
+        kept: list[pa.RecordBatch] | None = None,
+        *,
+        replaces: bool = False,
     ) -> list[FragmentMetadata]:
-        """Write so many rows beside those of a table, or in their place."""
+        """Write so many rows beside those of a table, or in their place; ``kept`` takes them if few."""
+        num_bytes = 0
         raised: list[CairnError] = []  # Lance hides what its source raises
 
         def checked() -> Iterator[pa.RecordBatch]:
+            nonlocal num_bytes
             try:
-                yield from _checked(name, self.schemas[name], rows)
+                for batch in _checked(name, self.schemas[name], rows):
+                    num_bytes += batch.nbytes
+                    if kept is not None:
+                        kept.append(batch)
+                        if num_bytes > KEPT_BYTES:
+                            kept.clear()
+                    yield batch
             except CairnError as error:
                 raised.append(error)
                 raise

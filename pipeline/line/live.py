@@ -73,6 +73,7 @@ log = logging.getLogger(__name__)
 
 TURN_SECONDS: Final = 0.03
 """Between two publications: an ingest that waits looks at the lock three times in it."""
+TURN_EVERY_SECONDS: Final = 1.0
 REST_SHARE: Final = 2.0
 """While searches wait: how many times as long as a publication took the next one is put off."""
 LONGEST_REST_SECONDS: Final = 6.0
@@ -135,6 +136,7 @@ class LiveWriter:
         self._settings: Mapping[str, Any] = {}
         self._known_config: tuple[object, IngestConfig] | None = None
         self._stop_at: float | None = None
+        self._turn_at = 0.0
         self._is_begun = layout.is_begun()
         self.trouble: str | None = None
         """Why nothing is published just now, None where nothing is wrong."""
@@ -427,7 +429,9 @@ class LiveWriter:
     def _rest(self, seconds: float) -> None:
         """Let an ingest take its turn, then searches that wait, for longer than a publication took."""
         until = time.monotonic() + min(REST_SHARE * seconds, LONGEST_REST_SECONDS)
-        time.sleep(TURN_SECONDS)
+        if time.monotonic() >= self._turn_at:
+            time.sleep(TURN_SECONDS)
+            self._turn_at = time.monotonic() + TURN_EVERY_SECONDS
         while self._stop_at is None and self._is_busy() and time.monotonic() < until:
             time.sleep(TURN_SECONDS)
 
@@ -463,7 +467,6 @@ class LiveWriter:
                     return
                 self._pause(error)
             else:
-                self._take_up(generation)
                 self._settle(writes, Outcome(state="searchable", generation=generation))
                 return
 
@@ -472,7 +475,10 @@ class LiveWriter:
             log.error("writes.not_published collection=%s sentence=%s", self.layout.name, error)
         self.trouble = str(error) if isinstance(error, CairnError) else type(error).__name__
         with self._changed:
-            self._changed.wait_for(lambda: self._stop_at is not None, RETRY_SECONDS)
+            if self._stop_at is None:
+                self._changed.wait_for(lambda: self._stop_at is not None, RETRY_SECONDS)
+            else:
+                self._changed.wait(min(RETRY_SECONDS, max(0.0, self._stop_at - time.monotonic())))
 
     def _build(self, writes: Sequence[Write]) -> int:
         """Publish writes with the settings of the collection, which another process may change meanwhile."""
@@ -488,7 +494,9 @@ class LiveWriter:
         root, name = self.layout.root, self.layout.name
         if writes[0].source is not None:
             own = replace(config, corpus=config.remembered_corpus, remembered_corpus=None)
-            return build_index([writes[0].source], root, name, own, engine=self._loaded(own)).generation
+            generation = build_index([writes[0].source], root, name, own, engine=self._loaded(own)).generation
+            self._take_up(generation)
+            return generation
         sources, deleted = last_rows((write.rows, write.deleted) for write in writes)
         if not sources[0].table.num_rows and not (deleted and self.layout.exists()):
             return self.layout.current_generation_number() or 0  # there is nothing to publish

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cairn import open_collection
 from cairn.langchain import CairnEmbeddings, CairnRetriever, CairnVectorStore
 from cairn.pipeline.client import CairnClient
 from cairn.pipeline.encode.text_encoder import load_encoder
@@ -162,6 +163,15 @@ def test_highlights_are_words_of_the_whole_document(tmp_path: Path, tiny_model_f
     assert places
     assert [(each["start_char"], each["end_char"]) for each in found.metadata["title_highlights"]] == [(0, 8)]
     assert "highlights" not in store.similarity_search("old cat", k=1)[0].metadata
+
+
+def test_document_that_came_another_way_has_its_own_metadata_alone(
+    make_store: MakeStore, tmp_path: Path
+) -> None:
+    make_store().add_texts(["first note"], ids=["1"])
+    open_collection("notes", root=tmp_path / "root").add([{"id": "2", "text": "second note", "year": 2020}])
+    (found,) = make_store().get_by_ids(["2"])
+    assert found.metadata == {"year": 2020}
 
 
 def test_another_store_opens_what_one_wrote(make_store: MakeStore) -> None:

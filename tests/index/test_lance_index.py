@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.errors import IntegrityError, SchemaError
+from cairn.pipeline.index import rows
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS, TABLES
 from cairn.pipeline.index.rows import LanceTables, StoredRows, Versions
@@ -184,8 +185,26 @@ def test_published_hashes_lists_every_document_at_the_pinned_version(tables: Lan
 
 def test_stored_rows_stream_the_stored_matrix(tables: LanceTables) -> None:
     versions = commit(tables, stones.document_ids(9))
-    rows = StoredRows(tables=tables, versions=versions)
+    stored = StoredRows(tables=tables, versions=versions)
     expected = (
         stones.document_rows(stones.document_ids(9)).column("vector").flatten().to_numpy().reshape(9, -1)
     )
-    assert np.array_equal(np.concatenate(list(rows.vectors(DOCUMENTS))), expected)
+    assert np.array_equal(np.concatenate(list(stored.vectors(DOCUMENTS))), expected)
+
+
+@pytest.mark.parametrize("kept_bytes", [rows.KEPT_BYTES, 0])
+def test_rows_just_added_are_scanned_as_they_are_stored(
+    layout: CollectionLayout, tables: LanceTables, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
+) -> None:
+    monkeypatch.setattr(rows, "KEPT_BYTES", kept_bytes)
+    commit(tables, stones.document_ids(9))
+    versions = commit(tables, stones.document_ids(5, "later"))
+    stored = LanceTables.open(layout, versions)
+    for name, schema in tables.schemas.items():
+        first = tables.count_rows(name, versions) - tables.num_added[name]
+        both = [
+            pa.Table.from_batches(each.scan(name, schema.names, versions, 2, first=first))
+            for each in (tables, stored)
+        ]
+        assert both[0].equals(both[1])
+        assert both[0].num_rows == tables.num_added[name]

@@ -137,3 +137,14 @@ def test_spool_on_a_full_disk_leaves_no_file_open(tmp_path: Path, monkeypatch: p
         spool.close()
     assert len(files) == 3
     assert all(each.closed for each in files)
+
+
+def test_position_file_under_another_name_is_the_same_and_one_that_is_written_over_is_read_again(
+    tmp_path: Path, documents: pa.Table
+) -> None:
+    path, link = tmp_path / "documents.arrow", tmp_path / "linked.arrow"
+    written = write_document_positions(batches(documents, 30), path)
+    link.hardlink_to(path)
+    assert open_positions(link, DOCUMENT_POSITIONS_SCHEMA) is written
+    write_document_positions(batches(documents.slice(0, 7), 7), path)
+    assert open_positions(path, DOCUMENT_POSITIONS_SCHEMA).num_rows == 7

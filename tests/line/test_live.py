@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from cairn.pipeline import durable
+from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line import live
 from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.serve.writers import ServedDocuments
 
 
 def opened(layout: CollectionLayout) -> LiveWriter:
@@ -69,3 +71,22 @@ def test_writer_rests_twice_as_long_as_a_publication_took_while_searches_wait(tm
     assert busy >= 0.6
     assert quiet < 0.6, "no search waits"
     assert stopping < live.LONGEST_REST_SECONDS
+
+
+def test_stopping_writer_whose_publication_fails_waits_between_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = list[float]()
+
+    def fail(*_: object) -> int:
+        attempts.append(time.monotonic())
+        raise StorageError("the disk is away")
+
+    monkeypatch.setattr(LiveWriter, "_build", fail)
+    writer = opened(CollectionLayout(tmp_path, "c"))
+    writer.write([{"doc_id": "a", "title": None, "text": "a stone", "metadata": {}}], ServedDocuments(None))
+    while not attempts:
+        time.sleep(0.01)
+    writer.stop(0.5)
+    assert not writer.is_open
+    assert 2 <= len(attempts) <= 3, "one more at once, and perhaps one at the end"

@@ -233,20 +233,20 @@ async function loadCollections() {
   const signal = begin();
   try {
     const { collections: found, is_writable: isWritable } = await get("collections", signal);
-    showCollections(found);
+    showCollections(found, isWritable);
     if (!collections.length && isWritable) uploads.use(found.find(({ status: state }) => state === "empty")?.name ?? "");
   } catch (error) {
     if (!signal.aborted) fail(error);
   }
 }
 
-function showCollections(found) {
+function showCollections(found, isWritable) {
   const ready = found.filter((collection) => collection.status === "ready").map(({ name }) => name);
   collections.replaceChildren(...ready.map((name) => make("option", { value: name }, name)));
   notice.hidden = ready.length > 0;
   again.hidden = false;
   const others = found.map((collection) => `${collection.name} ${whyUnready(collection)}`);
-  const none = ["There is no collection to search yet: ", make("code", {}, "ingest SOURCE --collection NAME"), " makes one."];
+  const none = ["There is no collection to search yet: ", make("code", {}, "ingest SOURCE --collection NAME"), ` makes one${isWritable ? ", and so do files that are dropped here" : ""}.`];
   complaint.replaceChildren(...(others.length ? [`Nothing can be searched yet: ${others.join(", ")}.`] : none));
   if (!ready.length) return;
   if (!wanted.collection || ready.includes(wanted.collection)) return useCollection(wanted.collection || ready[0]);

@@ -66,6 +66,7 @@ def test_first_files_make_a_collection(
 ) -> None:
     tab = visit("", at=start(ServeSettings(root=tmp_path, writable=True, deadline_seconds=300.0)))
     tab.locator(".drop").wait_for()
+    tab.get_by_text("makes one, and so do files that are dropped here.").wait_for()
     tab.on("dialog", lambda question: question.accept("gems"))
     tab.evaluate(DROP, {f"{name}.txt": f"{name} is a stone" for name in ("ruby", "opal", "jade")})
     for place in range(3):
