@@ -38,8 +38,8 @@ class About:
 
     ``low`` and ``high`` are inclusive bounds, ``above`` is an exclusive one. ``default_text`` says what holds
     where nothing is chosen, if that is not the default itself. ``is_infinity_allowed`` takes inf beyond the
-    bounds. ``flag`` replaces the field's name on the
-    command line, ``off_flag`` turns a flag off, ``variable`` replaces ``CAIRN_<VERB>_<NAME>``.
+    bounds. ``is_column`` names a column of documents, which the search checks. ``flag`` replaces the field's
+    name on the command line, ``off_flag`` turns a flag off, ``variable`` replaces ``CAIRN_<VERB>_<NAME>``.
     """
 
     help: str = ""
@@ -48,6 +48,7 @@ class About:
     high: float = MAX_NUMBER
     above: float | None = None
     is_infinity_allowed: bool = False
+    is_column: bool = False
     default_text: str | None = None
     flag: str | None = None
     off_flag: str | None = None

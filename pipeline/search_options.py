@@ -107,7 +107,8 @@ class SearchOptions:
     )
     filters: Mapping[str, Any] | None = option(None, About("What documents must match."))
     group_by: str | None = option(
-        None, About("Column of whose values each may have `group_size` documents in the answer.")
+        None,
+        About("Column of whose values each may have `group_size` documents in the answer.", is_column=True),
     )
     group_size: int = option(1, About("Documents of one value of `group_by`.", low=1, high=MAX_TOP_K))
     mmr: float | None = option(

@@ -48,6 +48,8 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.generation import ColumnValues, Elsewhere, Generation
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.options import options_of
+from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 from jaxtyping import Bool, Int64
 
@@ -245,11 +247,13 @@ def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
     }
 
 
-def require_groupable(column: str | None, schema: pa.Schema) -> None:
-    """Raise :class:`ConfigError` unless documents can be grouped by this column, or by none."""
+def require_columns(options: SearchOptions, schema: pa.Schema) -> None:
+    """Raise :class:`ConfigError` where an option names a column that no filter can, or one of lists."""
     columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]
-    if column is not None and column not in columns:
-        raise ConfigError(f"group_by must be one of {', '.join(columns)}, got {column[:80]!r}")
+    for name, each in options_of(SearchOptions).items():
+        column = getattr(options, name) if each.about.is_column else None
+        if column is not None and column not in columns:
+            raise ConfigError(f"{name} must be one of {', '.join(columns)}, got {column[:80]!r}")
 
 
 def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Condition:

@@ -34,7 +34,7 @@ from cairn.pipeline.search.documents import read_document, read_lineage, visible
 from cairn.pipeline.search.filters import (
     compile_both,
     matching_documents,
-    require_groupable,
+    require_columns,
     text_order_warnings,
 )
 from cairn.pipeline.search.hits import Explanation, make_hits, read_rows
@@ -233,7 +233,7 @@ def _answer(
 ) -> list[SearchResult]:
     """Answer from one generation: encode, read what the filter allows, rank, make hits."""
     generation, settings = served.generation, served.generation.manifest.settings
-    require_groupable(options.group_by, generation.document_schema)
+    require_columns(options, generation.document_schema)
     compile_both(options.filters, options.restriction, generation.document_schema)  # refuses before encoding
     warnings = text_order_warnings(options.filters or {}, generation.document_schema)
     window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
