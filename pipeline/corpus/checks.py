@@ -24,6 +24,7 @@ from cairn.pipeline.corpus.columns import (
     is_text,
     not_showable,
     pieces,
+    plain_type,
     unfit,
     value_bytes,
     without_views,
@@ -120,7 +121,10 @@ class RowChecker:
         for name, column in zip(raw.schema.names, _without(raw.columns, verdict), strict=True):
             columns[name], bad = fitted(column, self.stored_types[name])
             if bad is not None:
-                reason, _, detail = unfit(self.sources[name], columns[name].type, column.type).partition(" ")
+                own = column.type
+                if pa.types.is_string(own):  # of CSV, which has texts alone
+                    own = plain_type(column.filter(pa.array(bad)))
+                reason, _, detail = unfit(self.sources[name], columns[name].type, own).partition(" ")
                 _reject(verdict, bad, reason, detail)
         for name, column in columns.items():
             # Arrow's reader trusts that strings are UTF-8.

@@ -91,10 +91,7 @@ def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:
     if faults:
         (file, fault), *others = faults
         also = f" and of {len(others):,} more" if others else ""
-        yield (
-            f"the front matter of {file.name}{also} cannot be read and was left in the text: {fault}; "
-            "put a value with a colon into quotes"
-        )
+        yield f"the front matter of {file.name}{also} cannot be read and was left in the text: {fault}"
 
 
 def scan_sources(
@@ -147,7 +144,7 @@ def scan_sources(
         columns=tuple(of for _, _, of in read),
         identities=tuple(identities[file.address] for file, _, _ in read),
         schema=schema,
-        damaged_files=tuple(damaged),
+        damaged_files=(*damaged, *schema.unusable),
         left_out=left_out,
         faults=faults,
     )

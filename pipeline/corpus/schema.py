@@ -7,6 +7,7 @@ may lack any column but its id and text: its rows have nulls there.
     left out, with a warning    a column of a type, or with a name, that cannot be stored, or null so far
     stored as ``metadata_…``    a column whose name is one of Cairn's own
     left out by name            a table in a folder that has no id or no text
+    quarantined                 a file in a folder whose id or text is of a type that cannot be one
     refused                     what was asked for and is not there, or cannot be stored
 
 A document, such as Markdown, has its id, title and text from the file; its other columns may be asked for as
@@ -55,12 +56,13 @@ class CorpusSchema:
     """What every file of the corpus is read as.
 
     ``columns`` has for each file the source column of each stored one; None of a file that is left out, for
-    the reason in ``left_out``.
+    the reason in ``left_out``, or whose id, text or the like is ``unusable``.
     """
 
     metadata_fields: tuple[pa.Field, ...]
     columns: tuple[Mapping[str, str] | None, ...]
     left_out: tuple[tuple[SourceFile, str], ...]
+    unusable: tuple[tuple[SourceFile, str], ...]
     warnings: tuple[str, ...]
 
 
@@ -92,16 +94,24 @@ def agree_on_schema(
     of_documents = {name for file, schema in files if file.format.is_document for name in schema.names}
     roles: list[Mapping[str, str] | None] = []
     left_out: list[tuple[SourceFile, str]] = []
+    first: SchemaError | None = None
+    unusable: list[tuple[SourceFile, SchemaError]] = []
     for file, schema in files:
         found = _roles(file, schema, config, of_documents)
-        missing = [role for role in _needed(config) if role not in found]
+        missing = next((role for role in _needed(config) if role not in found), None)
+        error = _unusable(file, schema, found) if missing is None else None
+        roles.append(None if missing or error else found)
         if missing:
-            asked, _ = role_columns(config)[missing[0]]
-            left_out.append((file, f"tables without the {_label(missing[0])} column {asked!r}"))
-        roles.append(None if missing else found)
-    named = next((file for file, _ in left_out if file.is_named), left_out[0][0] if left_out else None)
-    if named is not None and (named.is_named or all(each is None for each in roles)):
-        _refuse_without_role(named, {file.name: schema for file, schema in files}[named.name], config)
+            label, (asked, usual) = _label(missing), role_columns(config)[missing]
+            error = _missing(label, asked or usual, [(file, schema)], f"{label}-column")
+            left_out.append((file, f"tables without the {label} column {asked!r}"))
+        elif error:
+            unusable.append((file, error))
+        first = first or error
+        if error and file.is_named:
+            raise error
+    if first is not None and all(each is None for each in roles):
+        raise first
     read = [(*each, of) for each, of in zip(files, roles, strict=True) if of is not None]
     for role, (asked, usual) in role_columns(config).items():
         if asked not in (None, usual) and files and not any(of.get(role) == asked for _, _, of in read):
@@ -119,6 +129,7 @@ def agree_on_schema(
         metadata_fields=tuple(fields),
         columns=tuple(columns),
         left_out=tuple(left_out),
+        unusable=tuple((file, str(error)) for file, error in unusable),
         warnings=tuple(warnings),
     )
 
@@ -137,14 +148,8 @@ def _roles(
         name = asked or usual
         if name not in counts or (asked is None and not _may_be_text(schema.field(name).type)):
             continue
-        if asked is None and name in (config.id_column, config.text_column):
+        if asked is None and (counts[name] > 1 or name in (config.id_column, config.text_column)):
             continue
-        if counts[name] > 1:
-            raise SchemaError(
-                f"the name of the {_label(role)} column must be unique, got {name!r} more than once in "
-                f"{file.name}; rename one of them"
-            )
-        _check_role(role, name, schema.field(name).type, file)
         found[role] = name
     return found
 
@@ -159,35 +164,37 @@ def _label(role: str) -> str:
     return {"doc_id": "id", GIVEN_VECTORS: "vector"}.get(role, role)
 
 
-def _check_role(role: str, column: str, arrow_type: pa.DataType, file: SourceFile) -> None:
-    """Refuse a typed column that is no text. What no file said a type of is judged row by row.
+def _unusable(file: SourceFile, schema: pa.Schema, found: Mapping[str, str]) -> SchemaError | None:
+    """Return what is wrong with a column that a file has for a role.
 
-    A column of vectors is refused in either.
+    What no file said a type of is judged row by row; a column of vectors is told from others in either.
     """
-    if role == GIVEN_VECTORS:
-        if not is_vector_column(arrow_type):
-            raise SchemaError(
-                f"vector column {column!r} must hold lists of numbers, or of objects with start, end and "
-                f"vector, got {arrow_type} in {file.name}; name another with --vector-column"
+    for role, column in found.items():
+        label = _label(role)
+        if schema.names.count(column) > 1:
+            return SchemaError(
+                f"the name of the {label} column must be unique, got {column!r} more than once in "
+                f"{file.name}; rename one of them"
             )
-        return
-    is_fine = not file.format.is_typed or is_text(arrow_type) or pa.types.is_null(arrow_type)
-    if is_fine or (role == "doc_id" and pa.types.is_integer(arrow_type)):
-        return
-    if role in ("title", "query") and _may_be_text(arrow_type):
-        return
-    expected = "string or integer" if role == "doc_id" else "string"
-    raise SchemaError(
-        f"{_label(role)} column {column!r} must be of type {expected}, got {arrow_type} in {file.name}; "
-        f"name another with --{_label(role)}-column, in Python with {_label(role)}_column"
-    )
+        own = pa.null() if column not in schema.names else schema.field(column).type
+        if contract := _contract(role, own, file):
+            return SchemaError(
+                f"{label} column {column!r} must {contract}, got {own} in {file.name}; name another with "
+                f"--{label}-column, in Python with {label}_column"
+            )
+    return None
 
 
-def _refuse_without_role(file: SourceFile, schema: pa.Schema, config: CorpusConfig) -> None:
-    for role in _needed(config):
-        asked = role_columns(config)[role][0]
-        if asked is not None and asked not in schema.names:
-            raise _missing(_label(role), asked, [(file, schema)], f"{_label(role)}-column")
+def _contract(role: str, own: pa.DataType, file: SourceFile) -> str | None:
+    """Return what a column of a type does not keep in a role, None where it does."""
+    if role == GIVEN_VECTORS:
+        is_fine = is_vector_column(own)
+        return None if is_fine else "hold lists of numbers, or of objects with start, end and vector"
+    is_fine = not file.format.is_typed or is_text(own) or pa.types.is_null(own)
+    if role == "doc_id":
+        return None if is_fine or pa.types.is_integer(own) else "be of type string or integer"
+    is_fine = is_fine or (role != "text" and _may_be_text(own))
+    return None if is_fine else "be of type string"
 
 
 def _missing(kind: str, column: str, files: Schemas, option: str) -> SchemaError:
@@ -319,7 +326,8 @@ def _take(
 
 def _value_kinds(file: SourceFile, field: pa.Field) -> Sequence[str]:
     """Return of which kinds the values of a column are; of CSV, all are texts."""
-    kinds = (field.metadata or {}).get(KINDS, (kind_of(field.type) or "").encode()).decode()
+    own = kind_of(stored_type(field.type) or field.type) or ""
+    kinds = (field.metadata or {}).get(KINDS, own.encode()).decode()
     return kinds.split(", ") if kinds and ".csv" not in file.format.suffixes else ()
 
 

@@ -133,7 +133,8 @@ def build_index(
         if staged.indexed or vanished or deleted or (is_publishing and is_repointed(run.base, config)):
             view = view_corpus(run, staged.shards)
             if run.base is None and staged.shards:
-                notes = (*language_warnings(run.config, staged.shards), *column_warnings(staged.shards))
+                columns = column_warnings(staged.shards, scan.warnings)
+                notes = (*language_warnings(run.config, staged.shards), *columns)
             if until != "cluster":
                 encoded = encode_shards(run, view, staged.shards, staged.characters)
                 notes += undescribed_warnings(run)

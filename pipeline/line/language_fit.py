@@ -35,8 +35,8 @@ _UNKNOWN: Final = ("[UNK]", "<unk>")
 SAMPLE_SHARDS: Final = 16
 SHOWN_CHARACTERS: Final = 40
 _NUMBER: Final = next(pattern for pattern, kind in PLAIN.items() if kind == pa.float64())
-_NUMBERS: Final = (r"^-?[0-9][0-9.]*,[0-9]+$", _NUMBER, r"^0[0-9]+$")
-"""Numbers with a decimal comma, those that are read as such, and codes such as 007."""
+_NUMBERS: Final = (r"^-?[0-9][0-9. '\x{a0}\x{202f}]*,[0-9]+$", _NUMBER, r"^0[0-9]+$")
+"""Numbers with a comma, also one between thousands, those that are read as such, and codes such as 007."""
 
 
 def language_warnings(config: IngestConfig, shards: Sequence[Path]) -> tuple[str, ...]:
@@ -70,8 +70,11 @@ def language_warnings(config: IngestConfig, shards: Sequence[Path]) -> tuple[str
     return tuple(warnings)
 
 
-def column_warnings(shards: Sequence[Path]) -> Iterator[str]:
-    """Say which columns of staged rows are texts and hold numbers: with decimal commas, or beside texts."""
+def column_warnings(shards: Sequence[Path], given: Sequence[str] = ()) -> Iterator[str]:
+    """Say which columns of staged rows are texts and hold numbers: with commas, or beside texts.
+
+    What other warnings that were ``given`` say of a column is not said again.
+    """
     commas: list[str] = []
     points: list[str] = []
     mixed: list[str] = []
@@ -79,6 +82,8 @@ def column_warnings(shards: Sequence[Path]) -> Iterator[str]:
     own = staged_schema([]).names
     fields = [field.name for field in rows.schema if field.type == pa.string()]
     for name in [name for name in fields if name not in own]:
+        if any(each.startswith(f"column {name!r} holds ") for each in given):
+            continue
         column = rows.to_table(columns=[name]).column(name).drop_null()
         shown = {pattern: column.filter(pc.match_substring_regex(column, pattern)) for pattern in _NUMBERS}
         with_commas, plain, codes = shown.values()
@@ -94,7 +99,7 @@ def column_warnings(shards: Sequence[Path]) -> Iterator[str]:
     told = "are kept as texts, and filters compare them as such"
     if commas:
         yield (
-            f"numbers with decimal commas {told} ({'; '.join(commas)}), and so are those with points beside "
+            f"numbers with commas {told} ({'; '.join(commas)}), and so are those with points beside "
             f"them ({'; '.join(points) or 'none'}); write decimal points and no other signs, or leave "
             "the columns out with --metadata-columns"
         )

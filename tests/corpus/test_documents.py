@@ -183,7 +183,9 @@ def book(path: Path, algorithm: str = "http://www.idpf.org/2008/embedding") -> P
     )
     method = f'<x:EncryptionMethod xmlns:x="{XML_ENCRYPTION}" Algorithm="{algorithm}"/>'
     with zipfile.ZipFile(path, "w") as made:
-        made.writestr("META-INF/encryption.xml", f"<encryption>{method}</encryption>")
+        made.writestr(
+            "META-INF/encryption.xml", f"<encryption><EncryptedData>{method}</EncryptedData></encryption>"
+        )
         made.writestr("META-INF/container.xml", '<c><rootfile full-path="in%20a/book.opf"/></c>')
         made.writestr("in a/book.opf", package)
         made.writestr("in a/b.xhtml", "<html><body><h1>One</h1><p>Once.</p><aside>Note</aside></body></html>")
@@ -368,6 +370,46 @@ def test_a_mail_has_the_plain_one_of_alternatives_and_each_other_text(tmp_path: 
     assert row["text"] == "Subject: Lunch\n\nAt **noon**.\n\nSent to all."
 
 
+@pytest.mark.parametrize(
+    ("head", "body", "text"),
+    [
+        (
+            "multipart/alternative; boundary=B",
+            "--B\nContent-Type: text/plain\n\n\n--B\nContent-Type: text/html\n\n<p>At noon</p>\n--B--",
+            "Subject: a\n\nAt noon",
+        ),
+        ("text/plain; charset=iso-8859-1", "\x84noon\x93 \x80", "Subject: a\n\n„noon“ €"),
+        (
+            "text/plain; format=flowed",
+            "At noon \nor one\n> no \n-- \nAnn",
+            "Subject: a\n\nAt noon or one\n> no \n-- \nAnn",
+        ),
+        ("text/plain; format=flowed; delsp=yes", "after \nnoon", "Subject: a\n\nafternoon"),
+        ("application/pkcs7-mime; name=smime.p7m", "x", "Subject: a\nAttachments: smime.p7m"),
+    ],
+    ids=["empty plain text", "windows-1252", "flowed", "flowed without blanks", "encrypted"],
+)
+def test_a_mail_is_read_as_programs_of_mail_show_it(tmp_path: Path, head: str, body: str, text: str) -> None:
+    (tmp_path / "a.eml").write_bytes(f"Subject: a\nContent-Type: {head}\n\n{body}\n".encode("latin-1"))
+    assert read(tmp_path)[0][0]["text"].strip() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    [
+        ("a.eml", b"Subject: a\nContent-Type: multipart/mixed; boundary=B\n\n--B\n\nkept"),
+        ("a.rtf", rb"{\rtf1 kept {\b \{ "),
+    ],
+)
+def test_a_text_that_ends_before_its_parts_do_is_kept_and_told_to_be_cut(
+    tmp_path: Path, name: str, raw: bytes
+) -> None:
+    (tmp_path / name).write_bytes(raw)
+    [row], [rejected] = read(tmp_path)
+    assert "kept" in row["text"]
+    assert (rejected["reason"], "the rest is missing" in rejected["detail"]) == ("damaged_page", True)
+
+
 def test_a_mail_in_a_mail_is_read_and_named(tmp_path: Path) -> None:
     inner, made = EmailMessage(), EmailMessage()
     inner["Subject"], made["Subject"] = "Budget", "Fwd"
@@ -432,6 +474,88 @@ def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, 
     (tmp_path / "a.rtf").write_bytes(rb"{\rtf1\ansi\ansicpg1251{\info{\title%s}}text}" % written)
     [row], _ = read(tmp_path)
     assert row["title"] == title
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (rb"{\rtf1\ansi\ansicpg932 \'93\'fa\'96{\b \'7b} \'83\'5c\'83t\'83o}", "日本 ソフバ"),
+        (rb"{\rtf1\mac Gr\'9a\'a7e}", "Größe"),
+        (rb"{\rtf1\pca Gr\'94\'e1e}", "Größe"),
+    ],
+)
+def test_letters_of_rtf_are_read_as_its_program_wrote_them(tmp_path: Path, raw: bytes, text: str) -> None:
+    (tmp_path / "a.rtf").write_bytes(raw.replace(rb"{\b \'7b}", rb"\'7b"))
+    assert read(tmp_path)[0][0]["text"] == text
+
+
+def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path) -> None:
+    made = Workbook()
+    made.worksheets[0].append(["hens", 2, "=B1*3"])
+    made.save(tmp_path / "a.xlsx")
+    (tmp_path / "b.xls").write_bytes((tmp_path / "a.xlsx").read_bytes())
+    cells = "<table:table-cell><text:p>no type</text:p></table:table-cell><table:table-cell/>"
+    names = "".join(
+        f' xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
+        for name in ("office", "table", "text")
+    )
+    with zipfile.ZipFile(tmp_path / "c.ods", "w") as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.spreadsheet")
+        archive.writestr("META-INF/manifest.xml", "<manifest/>")
+        archive.writestr(
+            "content.xml",
+            f"<office:document-content{names}><office:body><office:spreadsheet><table:table "
+            f'table:name="S"><table:table-row>{cells}</table:table-row></table:table></office:spreadsheet>'
+            "</office:body></office:document-content>",
+        )
+    rows, rejected = read(tmp_path)
+    assert [row["text"].splitlines()[-1] for row in rows] == ["| hens | 2 | =B1*3 |"] * 2 + ["| no type |"]
+    assert rejected == []
+
+
+def test_signs_and_brackets_of_a_formula_stay(tmp_path: Path) -> None:
+    math = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    run = "<m:e><m:r><m:t>x</m:t></m:r></m:e>"
+    sums = "".join(
+        f"<m:nary>{told}{run}</m:nary>" for told in ("", '<m:naryPr><m:chr m:val="∑"/></m:naryPr>')
+    )
+    brackets = f'<m:d>{run}</m:d><m:d><m:dPr><m:begChr m:val="["/></m:dPr>{run}</m:d><m:rad>{run}</m:rad>'
+    made = Document()
+    paragraph = made.add_paragraph()
+    paragraph._p.append(parse_xml(f"<m:oMath {math}>{sums}{brackets}</m:oMath>"))
+    made.save(str(tmp_path / "a.docx"))
+    assert read(tmp_path)[0][0]["text"] == "∫x∑x(x)[x)√x"
+
+
+def test_formulas_of_opendocument_are_read_from_their_own_files(tmp_path: Path) -> None:
+    names = (
+        'xmlns:o="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
+        'xmlns:t="urn:oasis:names:tc:opendocument:xmlns:text:1.0" xmlns:d="drawing" xmlns:x="xlink"'
+    )
+    formula = "<math><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow>%s</math>"
+    with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
+        objects = "".join(f'<d:object x:href="./Object {number}"/>' for number in (1, 2))
+        archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
+        archive.writestr("Object 1/content.xml", formula % "")
+        archive.writestr("Object 2/content.xml", formula % "<annotation>a over b</annotation>")
+    assert read(tmp_path)[0][0]["text"].split() == ["so", "a+b", "a", "over", "b", "end"]
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [
+        ({"text/latex": ["$x$"]}, "$x$"),
+        ({"text/html": ["<p>a <b>b</b>"]}, "a **b**"),
+        ({"application/json": {"é": 1}}, '{"é": 1}'),
+        ({"text/plain": ["\x1b[31mred\x1b[0m"], "text/html": "<p>x"}, "red"),
+    ],
+)
+def test_what_a_cell_shows_is_read_in_whatever_form_it_is_kept(
+    tmp_path: Path, data: object, shown: str
+) -> None:
+    cell = {"cell_type": "code", "source": "f()", "outputs": [{"output_type": "display_data", "data": data}]}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
+    assert read(tmp_path)[0][0]["text"] == f"```\nf()\n```\n\n```\n{shown}\n```"
 
 
 def test_pages_of_word_end_at_breaks_of_the_author_where_no_layout_is_noted(tmp_path: Path) -> None:
@@ -546,7 +670,8 @@ def _written(content: bytes) -> Callable[[Path], Path]:
         ("a.pdf", _written(b"nothing"), "Failed to load document"),
         ("a.rtf", _written(b"nothing"), "it does not begin as RTF does"),
         ("a.xls", _written(b"nothing"), "it cannot be read as .xls: "),
-        ("a.ipynb", _written(b"{}"), "it cannot be read as .ipynb: 'worksheets'"),
+        ("a.ipynb", _written(b"{}"), "it has no cells, as a notebook has"),
+        ("b.xls", _written(b"<html><table><tr><td>a"), "it is HTML or XML and no workbook; name it .html"),
         ("a.epub", _protected_book, "it is protected against copying"),
         ("a.eml", _written(b"text"), "it has no header of a mail"),
         ("a.docx", _written(b""), "the file is empty"),

@@ -171,6 +171,14 @@ def test_corpus_behind_fsspec_is_read() -> None:
         filesystem.rm("/cairn-parquet", recursive=True)
 
 
+def test_a_number_of_csv_that_does_not_fit_is_told_with_the_type_that_takes_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,text,price\na,x,1.5\n")
+    scan = scan_sources([str(tmp_path)], CONFIG, stored=[pa.field("price", pa.int64())])
+    [batch] = read_checked(scan, CONFIG)
+    [rejected] = batch.rejected.to_pylist()
+    assert rejected["detail"].endswith("got double that does not fit; `cairn retype` to double makes it fit")
+
+
 def test_a_value_that_does_not_fit_its_column_costs_its_row_alone(write_corpus: WriteCorpus) -> None:
     path = write_corpus(id=["a", "b", "c"], text=["x"] * 3, year=["7", "late", None])
     scan = scan_sources([str(path)], CONFIG, stored=[pa.field("year", pa.int64())])

@@ -66,6 +66,24 @@ def test_id_of_other_type_is_refused(id_type: pa.DataType) -> None:
         agree({"id": id_type, "text": pa.string()})
 
 
+def test_a_file_of_which_the_id_cannot_be_one_is_quarantined_and_the_others_read(tmp_path: Path) -> None:
+    for name, ids in (("a", [b"bin"]), ("b", [1.5]), ("c", ["kept"])):
+        pq.write_table(pa.table({"id": ids, "text": ["text"]}), tmp_path / f"{name}.parquet")
+    rows, rejected = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["kept"]
+    assert [(each["reason"], each["detail"].partition("; ")[0]) for each in rejected] == [
+        ("damaged_file", f"id column 'id' must be of type string or integer, got {kind} in {tmp_path}/{name}")
+        for kind, name in (("binary", "a.parquet"), ("double", "b.parquet"))
+    ]
+    with pytest.raises(SchemaError, match="got double in"):
+        read(tmp_path / "b.parquet", tmp_path / "c.parquet")
+
+
+def test_columns_of_large_strings_are_texts_and_no_numbers() -> None:
+    schema = agree({**BASE, "tag": pa.large_string()}, {**BASE, "tag": pa.string()})
+    assert (fields(schema), schema.warnings) == ({"tag": pa.string()}, ())
+
+
 def test_missing_column_error_lists_columns_and_suggests_the_closest() -> None:
     with pytest.raises(
         SchemaError, match=r"which has: Texts, body, id; did you mean 'Texts'\? .*--text-column"

@@ -43,7 +43,7 @@ def test_languages_that_a_model_does_not_know_are_named_with_what_helps(tmp_path
 
 def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: Path) -> None:
     columns = {
-        "price": ["1,5", "1.200,75", "3"],
+        "price": ["1,5", "1.200,75", "1\N{NO-BREAK SPACE}000,00"],
         "size": ["3", "4", "n/a"],
         "zip": ["01234", "90210", "10115"],
         "name": ["a", "b", None],
@@ -54,7 +54,9 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: P
         pa.table({"doc_id": ["1", "2", "3"], "text": ["1,5"] * 3, **columns}), tmp_path / "a.parquet"
     )
     commas, mixed = column_warnings([tmp_path / "a.parquet"])
-    assert "decimal commas" in commas
+    told = "column 'size' holds numbers and texts, as in a.jsonl"
+    assert list(column_warnings([tmp_path / "a.parquet"], [told])) == [commas]
+    assert "numbers with commas" in commas
     assert "('price', such as '1,5')" in commas
     assert "('pieces', such as '1.000')" in commas
     assert "version" not in commas

@@ -17,6 +17,8 @@ from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
 from typing_extensions import override
 
 _MAGIC: Final = b"ARROW1"
+_END: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""What stands behind the last batch of a stream; one that was cut between two batches can be read without."""
 
 
 class ArrowFormat(Format):
@@ -50,6 +52,9 @@ class ArrowFormat(Format):
                     _as_binary(column).validate(full=True)
                 for start in range(0, batch.num_rows, config.batch_rows):
                     yield chosen.slice(start, config.batch_rows)
+            is_stream = isinstance(reader, pa.RecordBatchStreamReader)
+        if is_stream and not _is_ended(file):
+            yield Undecoded(num_rows=0, detail="nothing marks its end, so it may be cut; write it again")
 
 
 @contextmanager
@@ -64,6 +69,12 @@ def _opened(
         opened = pa.ipc.open_file if magic == _MAGIC else pa.ipc.open_stream
         with opened(stream, options=options) as reader:
             yield reader
+
+
+def _is_ended(file: SourceFile) -> bool:
+    with file.open() as stream:
+        stream.seek(max(stream.size() - len(_END), 0))
+        return bytes(stream.read()) == _END
 
 
 def _batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:

@@ -20,6 +20,7 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
+from email.errors import CloseBoundaryNotFoundDefect
 from email.message import EmailMessage
 from functools import partial
 from itertools import chain, product, zip_longest
@@ -31,7 +32,7 @@ from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
-from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, unmarked_encoding
+from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, text_of
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
 from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
@@ -174,13 +175,14 @@ class _Walk(NamedTuple):
 
     ``prefixes`` are those of Word's styles of headings and lists, ``notes`` its notes. Pages end at breaks
     that the author made where they are not ``is_laid_out``. Texts stand between elements where they are
-    ``is_mixed``, as in OpenDocument, else in elements of their own.
+    ``is_mixed``, as in OpenDocument, else in elements of their own; ``objects`` are its formulas and charts.
     """
 
     prefixes: Mapping[str, str] = {}
     notes: Mapping[tuple[str, str], Element] = {}
     is_laid_out: bool = True
     is_mixed: bool = False
+    objects: Mapping[str, str] = {}
 
     def text(self, element: Element, inside: bool = False) -> str:
         kind = _name(element)
@@ -204,6 +206,8 @@ class _Walk(NamedTuple):
         if kind in ("footnoteReference", "endnoteReference"):
             note = self.notes.get((kind.removesuffix("Reference"), _attribute(element, "id")))
             return "" if note is None else f" ({_line(self.text(note))})"
+        if kind == "object" and (part := self.objects.get(_attribute(element, "href").strip("./"))):
+            return f" {part} "
         inside = inside or (self.is_mixed and kind in ("p", "h"))
         parts = [element.text or ""] if inside else []
         for child in element:
@@ -230,6 +234,9 @@ class _Walk(NamedTuple):
             return f" {_line(inner)} "
         if kind == "note-body":
             return f" ({_line(inner)})"
+        if element.tag.endswith(("math}nary", "math}d", "math}rad")):
+            begin, end = ("√", "") if kind == "rad" else _signs(element)
+            return f"{begin}{inner}{end}"
         if kind == "sp":
             place = element.find("{*}nvSpPr/{*}nvPr/{*}ph")
             role = "" if place is None else place.get("type", "")
@@ -267,6 +274,14 @@ def _symbol(font: str, code: int) -> str:
         if 0 <= (code & 0xFF) - first < len(shown):
             return shown[(code & 0xFF) - first]
     return chr(code)
+
+
+def _signs(formula: Element) -> tuple[str, str]:
+    """Return the sign of a sum or integral, or brackets; Word has its own where a formula tells none."""
+    usual = {"chr": "∫", "endChr": ""} if _name(formula) == "nary" else {"begChr": "(", "endChr": ")"}
+    told = ((formula.find(f"*/{{*}}{name}"), sign) for name, sign in usual.items())
+    begin, end = (sign if each is None else _attribute(each, "val") for each, sign in told)
+    return begin, end
 
 
 def _name(element: Element) -> str:
@@ -360,10 +375,17 @@ MAX_COPIED_BYTES: Final = 64 << 20
 """How large the texts of a workbook may be that is copied for its errors such as #N/A."""
 MAX_CELLS: Final = 1 << 23
 """How many cells a sheet may span before its empty rows and columns are left out."""
-_SHEET: Final = re.compile(r"xl/worksheets/[^/]*\.xml")
+_SHEET: Final = re.compile(r"xl/worksheets/[^/]*\.xml|content\.xml")
 _DIMENSION: Final = re.compile(rb'<(?:\w+:)?dimension ref="[A-Z]+\d+:([A-Z]+)(\d+)"')
 _CELL: Final = re.compile(rb'(<(?:\w+:)?c\s(?:[^<>]*\s)?r=")([A-Z]{1,3})(\d+)')
 _ERROR: Final = re.compile(rb'(<(?:\w+:)?c\s[^<>]*\bt=)"e"')
+_FORMULA: Final = re.compile(
+    rb'<((?:\w+:)?)c((?![^<>]*\bt="str")[^<>]*?)(?:\st="\w+")?([^<>]*)><\1f(?:\s[^<>]*)?>([^<]+)</\1f>'
+    rb"(?:<\1v\s*/>|<\1v></\1v>)?</\1c>"
+)
+"""A cell whose value its program did not store, as libraries do that write workbooks."""
+_UNTYPED: Final = re.compile(rb"<table:table-cell(?![^<>]*value-type)(?=[^<>]*[^/<>]>|>)")
+"""A cell of OpenDocument that does not say of which type it is; programs show its text."""
 _COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii_uppercase, repeat=size)]
 
 
@@ -392,6 +414,9 @@ class ExcelFormat(PagedFormat):
         import python_calamine
 
         file: Any = path
+        with Path(path).open("rb") as opened:
+            if opened.read(256).lstrip()[:1] == b"<":
+                raise UnreadableError("it is HTML or XML and no workbook; name it .html, or save it as .xlsx")
         if is_zipfile(path):
             archive = _Archive(path)
             names = filter(_SHEET.fullmatch, archive.namelist())
@@ -403,23 +428,30 @@ class ExcelFormat(PagedFormat):
                 file = io.BytesIO()
                 with ZipFile(file, "w") as copy:
                     for name in archive.namelist():
-                        if name.endswith(_TEXTS):
+                        if name.endswith((*_TEXTS, "mimetype")):
                             copy.writestr(name, sheets.get(name) or archive.read(name))
                 file.seek(0)
+            elif PurePosixPath(path).suffix.lower() == ".xls":
+                file = io.BytesIO(Path(path).read_bytes())
         book = python_calamine.load_workbook(file)
         return Opened("", (partial(_sheet, book, each.name) for each in book.sheets_metadata))
 
 
 def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
-    """Return a sheet with errors such as #N/A as texts, which calamine would leave out, and few empty cells.
+    """Return a sheet with texts of cells that calamine would leave out, and few empty cells.
+
+    Such are errors such as #N/A, formulas without a value, and cells of OpenDocument without a type.
 
     Nothing where that is the sheet as it is. calamine makes a cell of all between the first and the last, so
     empty rows and columns go where there are many.
     """
-    num_errors = 0
-    if with_errors and b't="e"' in sheet:
-        sheet, num_errors = _ERROR.subn(rb'\1"str"', sheet)
-    as_is = sheet if num_errors else b""
+    shown = sheet
+    if with_errors:
+        shown = _ERROR.sub(rb'\1"str"', shown) if b't="e"' in shown else shown
+        shown = _FORMULA.sub(rb'<\1c\2\3 t="str"><\1v>=\4</\1v></\1c>', shown)
+        shown = _UNTYPED.sub(rb'<table:table-cell office:value-type="string"', shown)
+    as_is = b"" if shown is sheet or shown == sheet else shown
+    sheet = shown
     places = {letters: place for place, letters in enumerate(_COLUMNS)}
     told = _DIMENSION.search(sheet, 0, 1 << 12)
     if told and (places.get(told[1].decode(), MAX_CELLS) + 1) * int(told[2]) <= MAX_CELLS:
@@ -467,8 +499,19 @@ class OpenDocumentFormat(PagedFormat):
         manifest = "META-INF/manifest.xml"
         if manifest in archive.namelist() and b"encryption-data" in archive.read(manifest):
             raise UnreadableError("it is encrypted; save it without a password")
-        pages = _laid_out(_Walk(is_mixed=True).text(archive.xml("content.xml")))
+        content = "/content.xml"
+        names = [name for name in archive.namelist() if name.endswith(content)]
+        objects = {name.removesuffix(content): _object(archive.xml(name)) for name in names}
+        pages = _laid_out(_Walk(is_mixed=True, objects=objects).text(archive.xml("content.xml")))
         return Opened(archive.title("meta.xml"), pages)
+
+
+def _object(part: Element) -> str:
+    """Return the text of a formula, as it was written where that is kept, or of a chart."""
+    formula = part.find(".//{*}annotation")
+    if formula is not None:
+        return _line(formula.text or "")
+    return _line("".join(part.itertext()) if _name(part) == "math" else _Walk(is_mixed=True).text(part))
 
 
 _ENCRYPTION: Final = "META-INF/encryption.xml"
@@ -486,8 +529,9 @@ class EpubFormat(PagedFormat):
     def open(self, path: str) -> Opened:
         archive = _Archive(path)
         if _ENCRYPTION in archive.namelist():
-            methods = archive.xml(_ENCRYPTION).iterfind(".//{*}EncryptionMethod")
-            if any(each.get("Algorithm") not in _OF_FONTS for each in methods):
+            parts = archive.xml(_ENCRYPTION).iterfind(".//{*}EncryptedData")
+            methods = [each.find("{*}EncryptionMethod") for each in parts]
+            if any(each is None or each.get("Algorithm") not in _OF_FONTS for each in methods):
                 raise UnreadableError("it is protected against copying")
         root = archive.xml("META-INF/container.xml").find(".//{*}rootfile")
         name = archive.named("content.opf" if root is None else root.get("full-path", ""))
@@ -506,7 +550,14 @@ def _chapter(archive: _Archive, name: str) -> str:
 _RTF_TITLE: Final = re.compile(r"\{\\title( [^{}]*)\}")
 _RTF_NOTE: Final = re.compile(r"\{\s*(\\\*)?\\footnote\b")
 """What striprtf leaves out with all that is in it."""
-_RTF_ENCODING: Final = re.compile(r"\\ansicpg\d+")
+_RTF_ENCODING: Final = re.compile(r"\\ansicpg(\d+)")
+_RTF_MACHINES: Final = {"\\mac": "mac_roman", "\\pca": "cp850", "\\pc": "cp437"}
+_RTF_PAIRS: Final = ("932", "936", "949", "950")
+"""Encodings of two bytes a letter, of which the second may stand as the sign that it is in ASCII."""
+_RTF_PAIR: Final = re.compile(
+    r"(\\'(?:[89][1-9a-f]|[89a-f]0|[e-f][1-9a-f]))(?:\\'[0-9a-f]{2}|([@-\[\]-z|~]))", re.IGNORECASE
+)
+_RTF_ESCAPED: Final = re.compile(r"\\[\\{}]")
 
 
 class RtfFormat(PagedFormat):
@@ -525,9 +576,16 @@ class RtfFormat(PagedFormat):
             raise UnreadableError("it does not begin as RTF does")
         text = _RTF_NOTE.sub("{", raw.decode("cp1252", "replace"))
         title, encoding = _RTF_TITLE.search(text), _RTF_ENCODING.search(text)
+        if encoding and encoding[1] in _RTF_PAIRS:
+            text = _RTF_PAIR.sub(lambda pair: f"{pair[1]}\\'{ord(pair[2]):02x}" if pair[2] else pair[0], text)
+        of_machine = next((name for word, name in _RTF_MACHINES.items() if word in text[:64]), "cp1252")
         head = f"{{\\rtf1{encoding[0] if encoding else ''}"
-        shown = rtf_to_text(f"{head}{title[1]}}}", errors="replace") if title else ""
-        return Opened(_given_title(shown), [partial(rtf_to_text, text, errors="replace")])
+        shown = rtf_to_text(f"{head}{title[1]}}}", of_machine, "replace") if title else ""
+        pages = [partial(rtf_to_text, text, of_machine, "replace")]
+        plain = _RTF_ESCAPED.sub("", text)
+        if plain.count("{") > plain.count("}"):
+            pages.append(partial(_cut, "its last group"))
+        return Opened(_given_title(shown), pages)
 
 
 class MailFormat(PagedFormat):
@@ -542,18 +600,31 @@ class MailFormat(PagedFormat):
             message = email.message_from_binary_file(file, policy=email.policy.default)
         if not message.keys():
             raise UnreadableError("it has no header of a mail")
-        return Opened(_header(message, "Subject"), [partial(_mail, message)])
+        pages = [partial(_mail, message)]
+        faults = (each for part in message.walk() for each in part.defects)
+        if any(isinstance(each, CloseBoundaryNotFoundDefect) for each in faults):
+            pages.append(partial(_cut, "its last part"))
+        return Opened(_header(message, "Subject"), pages)
+
+
+def _cut(what: str) -> str:
+    raise ValueError(f"the file ends before {what} does, so the rest is missing")
 
 
 def _mail(message: EmailMessage) -> str:
-    parts = [part for part in message.walk() if not part.is_multipart()]
-    names = [part.get_filename() or part.get_content_type() for part in parts if part.is_attachment()]
+    bodies = _bodies(message)
+    others = [part for part in message.walk() if not (part.is_multipart() or part in bodies)]
+    names = [
+        part.get_filename() or part.get_content_type()
+        for part in others
+        if part.is_attachment() or part.get_content_maintype() != "text"
+    ]
     inner = (_header(part, "Subject") for part in message.walk() if part is not message)
     names += filter(None, inner)
     shown = ((name, _header(message, name)) for name in ("From", "To", "Cc", "Date", "Subject"))
     head = [f"{name}: {value}" for name, value in shown if value]
     head += [f"Attachments: {', '.join(names)}"] if names else []
-    return "\n\n".join(["\n".join(head), *(_mail_part(part).strip() for part in _bodies(message))])
+    return "\n\n".join(["\n".join(head), *(_mail_part(part).strip() for part in bodies)])
 
 
 def _header(part: EmailMessage, name: str) -> str:
@@ -565,10 +636,10 @@ def _header(part: EmailMessage, name: str) -> str:
 
 
 def _bodies(part: EmailMessage) -> list[EmailMessage]:
-    """Return the texts of a part that are shown, of alternatives the plain one, or else the first."""
+    """Return the texts of a part that are shown, of alternatives with a text the plain one or the first."""
     if not part.is_multipart():
         is_shown = part.get_content_maintype() == "text" and not part.is_attachment()
-        return [part] if is_shown else []
+        return [part] if is_shown and _mail_part(part).strip() else []
     found = [bodies for each in part.iter_parts() if (bodies := _bodies(cast(EmailMessage, each)))]
     if part.get_content_type() == "multipart/alternative":
         found.sort(key=lambda bodies: bodies[0].get_content_subtype() != "plain")
@@ -577,12 +648,28 @@ def _bodies(part: EmailMessage) -> list[EmailMessage]:
 
 
 def _mail_part(part: EmailMessage) -> str:
-    raw, charset = cast(bytes, part.get_payload(decode=True)), part.get_content_charset()
-    try:
-        text = raw.decode(charset or unmarked_encoding(raw) or "ascii")
-    except (LookupError, UnicodeDecodeError):  # of none, of one that does not exist, or of another
-        text = raw.decode(encoding_of(raw)[0], "replace")
-    return str(converted(text, is_page=False).text) if part.get_content_subtype() == "html" else text
+    text, _ = text_of(cast(bytes, part.get_payload(decode=True)), part.get_content_charset() or "")
+    if part.get_content_subtype() == "html":
+        return str(converted(text, is_page=False).text)
+    if part.get_param("format") != "flowed":
+        return text
+    return _unflowed(text, "" if part.get_param("delsp") == "yes" else " ")
+
+
+def _unflowed(text: str, between: str) -> str:
+    """Return lines that end with a blank together with those they go on in; quoted ones stay."""
+    lines, goes_on = list[str](), False
+    for line in text.splitlines():
+        is_own = line.startswith(">") or line in ("", "-- ")
+        if goes_on and not is_own:
+            lines[-1] = f"{lines[-1][:-1]}{between}{line}"
+        else:
+            lines.append(line)
+        goes_on = line.endswith(" ") and not is_own
+    return "\n".join(lines)
+
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class NotebookFormat(PagedFormat):
@@ -594,6 +681,8 @@ class NotebookFormat(PagedFormat):
     @override
     def open(self, path: str) -> Opened:
         book = json.loads(Path(path).read_bytes())
+        if not (isinstance(book, dict) and {"cells", "worksheets"} & book.keys()):
+            raise UnreadableError("it has no cells, as a notebook has")
         cells = (
             book["cells"]
             if "cells" in book
@@ -610,7 +699,7 @@ def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
     if cell["cell_type"] != "code":
         return without_pictures(source.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
     outputs = ["".join(_shown(each)) for each in cell.get("outputs", [])]
-    printed = "".join(each.rstrip() + "\n" for each in outputs if each)
+    printed = _COLOURS.sub("", "".join(each.rstrip() + "\n" for each in outputs if each))
     fences = [f"```{language}\n{source.rstrip()}\n```", f"```\n{printed}```" if printed else ""]
     return "\n\n".join(filter(None, fences))
 
@@ -619,7 +708,13 @@ def _shown(output: Mapping[str, Any]) -> str | Sequence[str]:
     if "ename" in output:
         return f"{output['ename']}: {output.get('evalue', '')}"
     data = output.get("data", {})
-    return output.get("text") or data.get("text/plain") or data.get("text/markdown", "")
+    if shown := output.get("text") or data.get("text/plain") or data.get("text/markdown"):
+        return shown
+    if "text/html" in data:
+        return str(converted("".join(data["text/html"]), is_page=False).text)
+    if "application/json" in data:
+        return json.dumps(data["application/json"], ensure_ascii=False)
+    return next((value for kind, value in data.items() if kind.startswith("text/")), "")
 
 
 class CodeFormat(TextFormat):

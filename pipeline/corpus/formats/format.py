@@ -40,6 +40,7 @@ ENCODING: Final = b"encoding"
 _ASCII: Final = bytes(range(128))
 _SCRIPT_SHARE: Final = 0.8
 """How much of UTF-16 without a mark is letters of one script and signs of ASCII, at least."""
+_WIDE_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 _JAPANESE_SHIFTS: Final = (b"\x1b$B", b"\x1b$@")
 """What ISO-2022-JP begins a run of Japanese with."""
 _SAMPLE_BYTES: Final = 1 << 20
@@ -276,7 +277,7 @@ def encoding_of(raw: bytes) -> tuple[str, bool]:
     """
     if raw.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "utf-32", False
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if raw.startswith(_WIDE_MARKS):
         return "utf-16", False
     if unmarked := unmarked_encoding(raw):
         return unmarked, True
@@ -316,6 +317,43 @@ def unmarked_encoding(raw: bytes) -> str | None:
             codecs.getincrementaldecoder("iso2022_jp")().decode(raw)
             return "iso2022_jp"
     return None
+
+
+_AS_BROWSERS: Final = {
+    "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "gb2312": "gb18030",
+    "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
+}  # fmt: skip
+"""Encodings whose names stand for larger ones, as the Encoding Standard of the web has it."""
+_SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
+"""Encodings whose texts could be ASCII as well."""
+
+
+def text_of(raw: bytes, declared: str = "") -> tuple[str, str]:
+    """Return a text, and its encoding where that is a guess or where damaged characters are U+FFFD.
+
+    It is UTF-8 where it can be, else what is ``declared``, else what it looks like.
+    """
+    try:
+        codec = codecs.lookup(declared).name
+        "".encode(codec)
+    except (LookupError, ValueError):  # of one that does not exist, or is none of texts
+        codec = ""
+    order = [_AS_BROWSERS.get(codec, codec), "utf-8-sig"]
+    is_seven_bits = codec.startswith(_SEVEN_BITS)
+    if is_seven_bits or not (raw.startswith(_WIDE_MARKS) or unmarked_encoding(raw)):
+        for each in filter(None, order if is_seven_bits else reversed(order)):
+            with contextlib.suppress(UnicodeDecodeError):
+                return raw.decode(each), ""
+    return guessed_text(raw, *encoding_of(raw))
+
+
+def guessed_text(raw: bytes, encoding: str, is_guess: bool) -> tuple[str, str]:
+    """Return a text of an encoding that :func:`encoding_of` gave, as :func:`text_of` does."""
+    try:
+        return raw.decode(encoding), encoding if is_guess else ""
+    except UnicodeDecodeError:
+        told = f"{encoding.removesuffix('-sig')} with U+FFFD for damaged characters"
+        return raw.decode(encoding, "replace"), told
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, unmarked_encoding
+from cairn.pipeline.corpus.formats.format import SourceFile, text_of
 from cairn.pipeline.corpus.formats.text import Document, DocumentFormat
 from typing_extensions import override
 
@@ -75,13 +75,18 @@ class HtmlFormat(DocumentFormat):
 
 def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     """Return title and Markdown of a page, or of a chapter or mail, whose notes are its own."""
+    from bs4.dammit import EncodingDetector
+    from bs4.element import Declaration
     from bs4.exceptions import ParserRejectedMarkup
 
     try:
-        markup, encoding = _decoded(raw)
+        declared = "" if isinstance(raw, str) else EncodingDetector.find_declared_encoding(raw, is_html=True)
+        markup, encoding = (raw, "") if isinstance(raw, str) else text_of(raw, declared or "")
         page = _page_class()(markup, "html.parser")
     except (ParserRejectedMarkup, AssertionError) as error:  # on declarations such as <![foo[bar]]>
         raise ValueError("its markup cannot be parsed") from error
+    for told in page.find_all(string=lambda text: isinstance(text, Declaration)):  # of Word, for browsers
+        told.extract()
     for element in page.find_all("math"):
         _say_once(element)
     for element in page.find_all("img"):
@@ -183,26 +188,7 @@ def _converter() -> MarkdownConverter:
     return Converter(heading_style="ATX", bullets="-", escape_asterisks=False, escape_underscores=False)
 
 
-def _decoded(raw: bytes | str) -> tuple[str | bytes, str]:
-    """Return a page as text, or as bytes that declare their encoding, and an encoding that is a guess."""
-    from bs4.dammit import EncodingDetector
-
-    if isinstance(raw, str):
-        return raw, ""
-    declared = (EncodingDetector.find_declared_encoding(raw, is_html=True) or "").lower()
-    if declared.startswith("iso-2022"):  # seven bits that are ASCII, too
-        return raw, ""
-    if unmarked := unmarked_encoding(raw):
-        return raw.decode(unmarked, "replace"), unmarked
-    try:
-        return raw.decode("utf-8-sig"), ""
-    except UnicodeDecodeError:
-        if declared not in ("", "utf-8", "utf8"):
-            return raw, ""
-        encoding, is_guess = encoding_of(raw)
-        return raw.decode(encoding, "replace"), encoding if is_guess else ""
-
-
 def _title(page: BeautifulSoup) -> str:
-    named = page.title or page.find(["h1", "h2"])
+    titles = (each for each in page.find_all("title") if not each.find_parent("svg"))
+    named = next(titles, None) or page.find(["h1", "h2"])
     return " ".join(named.get_text().split()) if named else ""

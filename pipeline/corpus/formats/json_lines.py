@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -104,7 +104,7 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[tuple[Row, int]]:
 
 def _parsed(line: str, number: int) -> Row:
     try:
-        row: object = json.loads(line, parse_float=WrittenNumber)
+        row: object = json.loads(line, parse_float=WrittenNumber, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         return f"line {number} is not JSON: {str(error) or type(error).__name__}"[:300]
     if not isinstance(row, dict):
@@ -113,3 +113,12 @@ def _parsed(line: str, number: int) -> Row:
     if not is_utf8("".join(columns)):
         return f"line {number} has a key that is not valid Unicode"
     return columns
+
+
+def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice[:100]!r} stands twice in an object")
+    return found

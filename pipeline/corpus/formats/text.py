@@ -42,6 +42,7 @@ from cairn.pipeline.corpus.formats.format import (
     Format,
     SourceFile,
     encoding_of,
+    guessed_text,
     is_utf8,
 )
 from cairn.pipeline.types import RESERVED_COLUMNS
@@ -170,7 +171,8 @@ def _utf8(raw: bytes) -> tuple[bytes, str]:
     encoding, is_guess = encoding_of(raw)
     if encoding == "utf-8-sig":
         return raw.removeprefix(codecs.BOM_UTF8), ""
-    return raw.decode(encoding, "replace").encode(), encoding if is_guess else ""
+    text, told = guessed_text(raw, encoding, is_guess)
+    return text.encode(), told
 
 
 @cache
@@ -208,9 +210,9 @@ class FrontMatter(NamedTuple):
 def read_front_matter(raw: bytes) -> FrontMatter:
     """Read the front matter at the start of a file.
 
-    A key that is a name of Cairn's own, such as `id` or `text`, gets the prefix `front_matter_`. A value that
-    is neither a scalar nor a list of scalars is an empty dictionary. Where the block cannot be read,
-    ``fault`` says why, and the text is the whole file.
+    A key that is a name of Cairn's own, such as `id` or `text`, gets the prefix `front_matter_`, and so does
+    a title that is no text. A value that is neither a scalar nor a list of scalars is an empty dictionary.
+    Where the block cannot be read, ``fault`` says why, and the text is the whole file.
     """
     head = raw[:FRONT_MATTER_BYTES]
     if head[:1] == b"{":
@@ -234,7 +236,8 @@ def _checked(keyed: Mapping[str, Any], text_start: int) -> FrontMatter:
         if not (0 < len(key) <= MAX_KEY_CHARACTERS and key.isprintable() and is_utf8(key)):
             fault = f"a key must be printable text of at most {MAX_KEY_CHARACTERS} characters"
             return FrontMatter({}, 0, fault)
-    values = {f"front_matter_{key}" if key in _OWN_NAMES else key: value for key, value in keyed.items()}
+    names = _OWN_NAMES | ({"title"} if isinstance(keyed.get("title"), dict | list) else set())
+    values = {f"front_matter_{key}" if key in names else key: value for key, value in keyed.items()}
     return FrontMatter(values, text_start)
 
 
@@ -276,6 +279,11 @@ def _yaml(raw: bytes) -> Mapping[str, Any] | None:
         return {}
     if not isinstance(node, yaml.MappingNode):
         return None
+    met = set[str]()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.value in met:
+            raise yaml.MarkedYAMLError(problem=f"key {key.value!r} stands twice", problem_mark=key.start_mark)
+        met.add(key.value if isinstance(key, yaml.ScalarNode) else "")
     return {key.value if isinstance(key, yaml.ScalarNode) else "": _value(value) for key, value in node.value}
 
 
@@ -308,5 +316,7 @@ def _scalar(node: yaml.ScalarNode) -> str | bool | int | float | None:
 def _fault(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         # The first line of the file is the one of three hyphens.
-        return f"line {error.problem_mark.line + 2}: {error.problem}"
+        has_colon = (error.problem or "").startswith("mapping values are not allowed")
+        advice = "; put a value with a colon into quotes" if has_colon else ""
+        return f"line {error.problem_mark.line + 2}: {error.problem}{advice}"
     return str(error).splitlines()[0]

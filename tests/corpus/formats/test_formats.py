@@ -399,6 +399,26 @@ def test_a_file_cut_short_is_damaged_and_no_row_is_lost_count_of(tmp_path: Path,
         assert len(rows) >= 3, size
 
 
+def test_a_stream_that_may_be_cut_between_two_batches_is_told_of(tmp_path: Path) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=1)
+    whole = sink.getvalue().to_pybytes()
+    (tmp_path / "a.arrow").write_bytes(whole)
+    (tmp_path / "b.arrow").write_bytes(whole[:-8].replace(b"abc", b"def"))
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    doubts = [batch.doubt for batch in read_checked(scan, CorpusConfig()) if batch.doubt]
+    assert doubts == [f"{tmp_path}/b.arrow: nothing marks its end, so it may be cut; write it again"]
+
+
+def test_a_key_that_stands_twice_in_json_lines_costs_its_row(tmp_path: Path) -> None:
+    lines = ['{"id": "a", "text": "one", "text": "two"}', '{"id": "b", "text": "kept"}']
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    rows, [rejected] = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["b"]
+    assert "key 'text' stands twice" in rejected["detail"]
+
+
 def test_flipped_bytes_of_arrow_files_end_no_process(tmp_path: Path) -> None:
     WRITERS["rows.csv"](tmp_path / "whole.csv")
     for name in ("rows.feather", "rows.arrow"):
@@ -613,11 +633,32 @@ def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(t
         (b"<meta charset=utf-8><p>Gr\xc3\xb6\xc3\x9fe \xff", "Größe \ufffd"),
         ("<meta charset=iso-2022-jp><p>日本".encode("iso-2022-jp"), "日本"),
         ("<p>Łódź".encode("utf-8-sig"), "Łódź"),
+        ("<meta charset=iso-8859-1><p>„Größe“ €".encode("cp1252"), "„Größe“ €"),
+        ("<meta charset=gb2312><p>镕基".encode("gb18030"), "镕基"),
+        ("<meta charset=x-unknown><p>Größe".encode("cp1252"), "Größe"),
+        (b"<meta charset=base64><p>plain", "plain"),
+        (b"<p><![if !supportLists]>1.<![endif]> one</p>", "1. one"),
     ],
 )
 def test_html_is_utf8_before_any_guess(tmp_path: Path, raw: bytes, text: str) -> None:
     (tmp_path / "a.html").write_bytes(raw)
     assert read(tmp_path)[0][0]["text"] == text
+
+
+def test_html_with_damaged_characters_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_bytes(b"<meta charset=utf-8><p>Gr\xc3\xb6\xc3\x9fe \xff")
+    (tmp_path / "b.html").write_bytes("<meta charset=iso-8859-1><p>Größe".encode("latin-1"))
+    (tmp_path / "c.txt").write_bytes("cut".encode("utf-16")[:-1])
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    told = [batch.encoding for batch in read_checked(scan, CorpusConfig())]
+    assert told == [
+        f"{name} with U+FFFD for damaged characters" if name else None for name in ("utf-8", "", "utf-16")
+    ]
+
+
+def test_a_title_in_a_drawing_is_none_of_the_page(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text("<svg><title>logo</title></svg><h1>Page</h1>")
+    assert read(tmp_path)[0][0]["title"] == "Page"
 
 
 @pytest.mark.parametrize("markup", ["<![foo[bar]]>", "<![ CDATA[", "<![1]>"])

@@ -56,7 +56,11 @@ def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -
         (b"---\na: 1\nno end", 0, None),
         (b"----\na: 1\n---\n", 0, None),
         (b"---\ncaf\xe9: 1\n---\n", 0, None),
-        (b"---\ntitle: a: b\n---\nx", 0, "line 2: mapping values are not allowed here"),
+        (
+            b"---\ntitle: a: b\n---\nx",
+            0,
+            "line 2: mapping values are not allowed here; put a value with a colon into quotes",
+        ),
         (b"---\n? [a]\n: 1\n---\nx", 0, "a key must be printable text of at most 256 characters"),
         (b'---\n"\\ud800": 1\n---\nx', 0, "a key must be printable text of at most 256 characters"),
         (b"---\n" + b"[" * 60_000 + b"\n---\nx", 0, "it is nested too deeply"),
@@ -136,6 +140,22 @@ def test_a_key_can_be_the_id_and_a_file_without_it_is_quarantined(tmp_path: Path
         read(tmp_path, config=CorpusConfig(id_column="slgu"))
     with pytest.raises(SchemaError, match="metadata column 'yaer' must be there"):
         read(tmp_path, config=CorpusConfig(metadata_columns=("yaer",)))
+
+
+def test_a_key_that_stands_twice_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
+    text = "---\ntitle: one\ntitle: two\n---\nbody"
+    write(tmp_path, a=text)
+    [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
+    assert warning.endswith("left in the text: line 3: key 'title' stands twice")
+    assert read(tmp_path)[0][0]["text"] == text
+
+
+def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) -> None:
+    write(tmp_path, a="---\ntitle: [A, B]\n---\nbody", b="---\ntitle: {en: A}\n---\nbody")
+    [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
+    assert warning.startswith(f"values of column 'front_matter_title' in {tmp_path}/b.md are left out")
+    rows, _ = read(tmp_path)
+    assert [(row["title"], row["front_matter_title"]) for row in rows] == [("a", ["A", "B"]), ("b", None)]
 
 
 def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
