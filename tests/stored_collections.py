@@ -1,4 +1,4 @@
-"""What a reader can see of a collection, whether two of them hold the same."""
+"""What a reader can see of a collection, whether two of them hold the same, and leases of their files."""
 
 from __future__ import annotations
 

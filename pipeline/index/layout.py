@@ -265,7 +265,7 @@ class CollectionLayout:
             is_held = is_locked(self.lock_path)
         except StorageError:
             return "damaged"
-        if is_held:
+        if is_held or (self.replica is not None and self.replica.is_being_written(self.name)):
             return "building"
         if self.writes_path.exists():
             return "empty"
@@ -412,12 +412,12 @@ class CollectionLayout:
 
         Raises :class:`CollectionBusyError` if another process holds it; one that is a server, which takes
         writes and publishes them in turns, is waited for. The kernel drops the lock when the
-        holder dies, so a killed run never leaves a stale one. A copy of an object store is up to date inside
-        the block.
+        holder dies, so a killed run never leaves a stale one. In an object store others wait for the lease of
+        a killed run to expire; the copy is up to date inside the block.
         """
         with (
             self._copy_lock(),
-            contextlib.nullcontext() if self.replica is None else self.replica.writing(),
+            contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name),
         ):
             yield
 

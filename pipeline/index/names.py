@@ -96,6 +96,10 @@ STORE_URI: Final = re.compile(r"s3:/+(?P<bucket>[^/@]+)(?:/(?P<prefix>.*?))?/*")
 """``s3://bucket/prefix``; a path made of it has lost a slash."""
 
 
+LEASE_KEY: Final = "LEASE"
+"""The object in a store that names the writer of a collection."""
+
+
 def cache_folder() -> Path:
     """Return the folder of what this machine can make or fetch again.
 

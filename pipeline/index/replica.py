@@ -5,6 +5,7 @@ Everything else works on the copy as on any local collection.
     s3://bucket/prefix/NAME/                          the copy's folder
       CURRENT        which generations there are  ──▶ CURRENT
       files/<sha256> every file of theirs, once   ──▶ generations/<n>/, lance/, partitions/
+      LEASE          who is writing
       runs/, quarantine/, origins/
 
 A file never changes under its name, so nothing can be torn: :meth:`Replica.push` uploads what is new and then
@@ -12,8 +13,9 @@ swaps ``CURRENT``, which succeeds only if no one else has swapped it since this 
 reader pulls what ``CURRENT`` names and checks every hash. Files that no generation needs are removed once
 they are a day old, by the store's clock: a reader that misses one begins again with what ``CURRENT`` names.
 
-Two machines may write at a time: the swap that only one of them can win decides, and the other begins again
-from what was published.
+No kernel drops the writer's lease with its holder: it expires, and a holder renews it in time. It saves two
+writers from doing the same work, and nothing else hangs on it: the swap that only one writer can win decides,
+whatever its clock and its lease say.
 """
 
 from __future__ import annotations
@@ -22,10 +24,14 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
+import secrets
+import socket
+import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +42,7 @@ from cairn.pipeline.index.files import has_sha256, keep_only, write_copies
 from cairn.pipeline.index.names import (
     COPIES,
     KEPT_GENERATIONS,
+    LEASE_KEY,
     Current,
     generation_name,
 )
@@ -59,9 +66,90 @@ def _read(found: StoredObject, uri: str) -> Current:
     return current
 
 
+LEASE_SECONDS: Final = 60.0
+"""How long others wait for a writer that was killed."""
+RENEWALS: Final = 3
+"""Times a lease is renewed before it would expire."""
+
+
+class Lease:
+    """A lease on one collection, held inside ``with``."""
+
+    def __init__(self, store: ObjectFolder, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._token = secrets.token_hex(8)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Hold the lease during the block; raise :class:`CollectionBusyError` where another writer does."""
+        self._acquire()
+        released = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=[released], name="cairn-lease", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            released.set()
+            renewing.join()
+            self._release()
+
+    def is_held(self) -> bool:
+        """Tell whether a writer holds the lease now."""
+        holder = _holder(self._store.read(LEASE_KEY))
+        return holder is not None and datetime.now(UTC) < holder[1]
+
+    def _acquire(self) -> None:
+        found = self._store.read(LEASE_KEY)
+        holder = _holder(found)
+        if holder is not None and datetime.now(UTC) < holder[1]:
+            raise CollectionBusyError(
+                f"collection {self._name!r} is being written by another run ({holder[0]}); try again "
+                "when it has finished, "
+                f"or after {holder[1]:%H:%M:%S} UTC should it have been killed"
+            )
+        try:
+            is_mine, unsure = self._store.swap(LEASE_KEY, self._content(), found and found.e_tag), None
+        except TryAgainError as error:
+            is_mine, unsure = False, error
+        if not is_mine and self._own() is None:  # a reply may be lost, and the write repeated on the way
+            raise unsure or CollectionBusyError(
+                f"collection {self._name!r} is being written by another run; try again when it has finished"
+            )
+
+    def _content(self) -> bytes:
+        until = datetime.now(UTC) + timedelta(seconds=LEASE_SECONDS)
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        return json.dumps({"token": self._token, "holder": holder, "until": until.isoformat()}).encode()
+
+    def _own(self) -> StoredObject | None:
+        found = self._store.read(LEASE_KEY)
+        return found if found is not None and self._token.encode() in found.content else None
+
+    def _renew(self, released: threading.Event) -> None:
+        while not released.wait(LEASE_SECONDS / RENEWALS):
+            with contextlib.suppress(
+                TryAgainError
+            ):  # the next renewal may get through; should none, others may write, and one of us wins
+                own = self._own()
+                if own is None or not self._store.swap(LEASE_KEY, self._content(), own.e_tag):
+                    return
+
+    def _release(self) -> None:
+        with contextlib.suppress(TryAgainError):  # it expires
+            if self._own() is not None:
+                self._store.delete([LEASE_KEY])
+
+
+def _holder(found: StoredObject | None) -> tuple[str, datetime] | None:
+    try:
+        content: Any = json.loads(found.content) if found else None
+        return (str(content["holder"]), datetime.fromisoformat(content["until"])) if content else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
 CURRENT_KEY: Final = "CURRENT"
-CLOCK_KEY: Final = "CLOCK"
-"""An object without content: the time of its last write is what the store's clock says."""
 PARTITIONS: Final = "partitions"
 KEPT_SECONDS: Final = 24 * 3_600.0
 """How old a file of no generation is when it is removed: most readers pull files that are newer."""
@@ -103,18 +191,23 @@ class Replica:
         self._looked_seconds = -REFRESH_SECONDS
 
     @contextlib.contextmanager
-    def writing(self) -> Generator[None]:
-        """Begin the block with an up-to-date copy; upload records of runs at its end."""
-        self.pull()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(CairnError):  # what was published stands; the next run uploads them
-                self._upload_records()
+    def writing(self, name: str) -> Generator[None]:
+        """Hold the lease and an up-to-date copy during the block; upload records of runs at its end."""
+        with Lease(self._store, name).held():
+            self.pull()
+            try:
+                yield
+            finally:
+                with contextlib.suppress(CairnError):  # what was published stands; the next run uploads them
+                    self._upload_records()
 
     def is_published(self) -> bool:
         """Say whether the store has the collection."""
         return self._store.read(CURRENT_KEY) is not None
+
+    def is_being_written(self, name: str) -> bool:
+        """Say whether a writer of any machine holds the lease."""
+        return Lease(self._store, name).is_held()
 
     def is_due(self) -> bool:
         """Say whether it is time to look at the store again; asked, it counts as having looked."""
@@ -183,7 +276,7 @@ class Replica:
     def remove(self) -> None:
         """Remove the collection from the store, what says that there is one first."""
         self._store.delete([CURRENT_KEY])
-        self._store.delete(self._store.list(""))
+        self._store.delete(key for key in self._store.list("") if key != LEASE_KEY)
 
     def sha256_of(self, number: int) -> str | None:
         """Return the hash of a generation's manifest, None where the store did not name it."""
@@ -256,14 +349,13 @@ class Replica:
         for generation in self._kept().items():
             with contextlib.suppress(DamageError):  # one that no machine can pull: nothing of it is relied on
                 kept |= self._keys(*generation)
-        self._store.write(CLOCK_KEY, b"")
-        clock = self._store.read(CLOCK_KEY)
+        lease = self._store.read(LEASE_KEY)  # renewed a moment ago: the store's clock
 
         def is_there(key: str, record: FileRecord) -> bool:
             size, modified_at = stored.get(key, (-1, None))
             if size != record.size_bytes or modified_at is None:
                 return False
-            is_new = clock and clock.modified_at - modified_at < timedelta(seconds=REUSED_SECONDS)
+            is_new = lease and lease.modified_at - modified_at < timedelta(seconds=REUSED_SECONDS)
             return bool(is_new) or key in kept
 
         missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, record)]

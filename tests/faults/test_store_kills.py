@@ -6,10 +6,12 @@ Others see the old or the new generation, and a rerun converges.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.replica import REPLICA_POINTS
@@ -26,6 +28,7 @@ Kill = Callable[[str, Callable[[], None]], None]
 
 
 def write() -> None:
+    replica_module.LEASE_SECONDS = 0.1
     stones.publish_change(CollectionLayout.at(Path(ROOT), "stones"), "n")
 
 
@@ -37,6 +40,7 @@ def read() -> None:
 def kill() -> Kill:
     def kill_at(point: str, work: Callable[[], None]) -> None:
         assert forked(work, kill=point).signal == signal.SIGKILL
+        time.sleep(0.2)  # until its lease has expired
 
     return kill_at
 

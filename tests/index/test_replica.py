@@ -14,6 +14,7 @@ import pytest
 from cairn.pipeline.durable import exclusive_lock
 from cairn.pipeline.errors import (
     CollectionBusyError,
+    CollectionNotFoundError,
     DamageError,
     IntegrityError,
 )
@@ -209,6 +210,7 @@ def test_writer_that_was_overtaken_publishes_nothing_and_its_next_run_goes_on_fr
 
     def overtaken(self: Replica, number: int) -> None:
         monkeypatch.setattr(Replica, "push", push)
+        assert self._store.swap("LEASE", b"{}", self._store.read("LEASE").e_tag)  # type: ignore[union-attr]  # as if it had expired
         stones.publish_documents(machine("b"), stones.document_ids(5, "faster"))
         push(self, number)
 
@@ -220,6 +222,12 @@ def test_writer_that_was_overtaken_publishes_nothing_and_its_next_run_goes_on_fr
     stones.publish_documents(machine("a"), stones.document_ids(5, "slower"))
     assert served(machine("b")) == sorted(expected | set(stones.document_ids(5, "slower")))
     assert verify_collection(machine("a")) == []
+
+
+def test_two_writers_at_a_time_let_one_work_and_send_the_other_away(machine: Machine) -> None:
+    with machine("a").writer_lock(), pytest.raises(CollectionBusyError, match="being written by another run"):
+        stones.publish_documents(machine("b"), stones.document_ids(5))
+    stones.publish_documents(machine("b"), stones.document_ids(5))
 
 
 def test_file_that_was_changed_in_the_store_is_refused_and_the_copy_from_before_served(
@@ -378,3 +386,13 @@ def test_manifest_that_points_out_of_its_collection_is_refused(
     bucket.write("CURRENT", Current({1: record.sha256}).to_bytes())
     with pytest.raises(DamageError, match="must lie in its collection"):
         open_generation(machine("b"))
+
+
+def test_first_ingest_of_another_machine_is_building_while_it_holds_the_lease(machine: Machine) -> None:
+    writer, reader = machine("a"), machine("b")
+    assert reader.first_ingest() is None
+    with writer.writer_lock():
+        assert (writer.first_ingest(), reader.first_ingest()) == ("building", "building")
+        with pytest.raises(CollectionNotFoundError, match="has not finished yet"):
+            reader.require_exists()
+    assert (writer.first_ingest(), reader.first_ingest()) == ("unfinished", None)

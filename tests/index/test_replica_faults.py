@@ -33,7 +33,7 @@ def served(layout: CollectionLayout) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/CLOCK")]
+    ("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
 )
 @pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
 def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
