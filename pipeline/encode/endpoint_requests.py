@@ -10,7 +10,8 @@ from the environment, goes into one header, and stands in no other place: no red
 Broken connections and the statuses of :data:`PASSING` are tried again after Retry-After, which holds for all
 threads, else after pauses that double. An answer that cannot be used is tried again, too, but not for long. A
 batch that is refused for its size is halved, and later ones are no larger, unless it was one text that the
-server refused. How long all this goes on is a :class:`Patience`.
+server refused. Where requests are answered too late, half as many are sent at once. How long all this goes on
+is a :class:`Patience`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -169,6 +171,8 @@ class Server:
         self._gives, self._key_variable = gives, key_variable
         self._resume_at = 0.0
         self._lock = threading.Lock()
+        self._turns = threading.Condition()
+        self._running, self._most_at_once = 0, num_requests
         headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
         self._key = os.environ.get(key_variable, "").strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
@@ -214,16 +218,20 @@ class Server:
 
         self._wait_for_turn(began_at + patience.retry_seconds)
         where = self.address.describe()
-        left = min(ANSWER_SECONDS, max(0.05, began_at + patience.total_seconds - time.monotonic()))
-        timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
-        try:
-            response = self._http.post(self.address.url, json=asked, timeout=timeout)
-        except httpx2.TimeoutException:
-            raise _PassingError(f"the endpoint {where} must answer in {left:.0f} s, got nothing") from None
-        except httpx2.HTTPError as error:
-            raise _PassingError(
-                f"the endpoint {where} must be reachable, got {type(error).__name__}"
-            ) from None
+        with self._place(began_at, patience) as most_at_once:
+            left = min(ANSWER_SECONDS, max(0.05, began_at + patience.total_seconds - time.monotonic()))
+            timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
+            try:
+                response = self._http.post(self.address.url, json=asked, timeout=timeout)
+            except httpx2.TimeoutException:
+                if most_at_once:
+                    self._most_at_once = min(self._most_at_once, max(1, most_at_once // 2))
+                sentence = f"the endpoint {where} must answer in {left:.0f} s, got nothing"
+                raise _PassingError(sentence) from None
+            except httpx2.HTTPError as error:
+                raise _PassingError(
+                    f"the endpoint {where} must be reachable, got {type(error).__name__}"
+                ) from None
         if response.status_code != 200:
             self._refuse(response)
         try:
@@ -236,6 +244,27 @@ class Server:
                 f"the endpoint {where} must answer with {self._gives}, got something else ({kind})",
                 is_answer=True,
             ) from None
+
+    @contextmanager
+    def _place(self, began_at: float, patience: Patience) -> Generator[int]:
+        """Hold one of the places for requests at once, and yield how many there are; 0 for a query.
+
+        Requests of documents that were answered too late halve them: a slow server that is asked for less at
+        once answers in time. Queries wait for no place, and take none away.
+        """
+        if patience.total_seconds <= ANSWER_SECONDS:
+            yield 0
+            return
+        with self._turns:
+            left = began_at + patience.retry_seconds - time.monotonic()
+            self._turns.wait_for(lambda: self._running < self._most_at_once, max(0.0, left))
+            self._running += 1
+        try:
+            yield self._most_at_once
+        finally:
+            with self._turns:
+                self._running -= 1
+                self._turns.notify()
 
     def _wait_for_turn(self, ends_at: float) -> None:
         """Wait while the server wants no request, from whatever thread it was told."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -120,6 +121,24 @@ def test_retry_after_holds_for_all_requests(embedding_server):
     encoder.encode(TEXTS)
     assert sum(at < limited_at[0] + 0.5 for at in others_at) <= 1, "one was on its way"
     assert all(embedding_server.embedded[text] == 1 for text in TEXTS)
+
+
+def test_server_that_answers_several_requests_too_late_is_asked_fewer_at_once(embedding_server, monkeypatch):
+    encoder = encoder_of(embedding_server, endpoint_requests=3)
+    encoder.check()
+    monkeypatch.setattr(endpoint_requests, "ANSWER_SECONDS", 1.0)
+    running, most, is_over = set[int](), list[int](), threading.Event()
+
+    def watched(*_):
+        running.add(threading.get_ident())
+        most.append(len(running))
+        time.sleep(0.1)
+        running.discard(threading.get_ident())
+
+    embedding_server.faults = [*[lambda *_: is_over.wait(60.0) and None] * 3, *[watched] * 20]
+    encoder.encode(TEXTS)
+    is_over.set()
+    assert set(most) == {1}
 
 
 PASSING = {
