@@ -21,7 +21,7 @@ from typing import Final
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.manifest import MANIFEST_NAME, SegmentRecord
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from cairn.pipeline.vector_index.faiss_index import REFINE_SUFFIX
+from cairn.pipeline.vector_index import REFINE_SUFFIX
 
 DOCUMENTS, CHUNKS = "documents", "chunks"
 TABLES: Final = (DOCUMENTS, CHUNKS)

@@ -5,3 +5,8 @@
 
 Knows no collection: ``pipeline/index/segments`` says which files there are, and checks them.
 """
+
+from typing import Final
+
+REFINE_SUFFIX: Final = ".refine"
+"""Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""

@@ -25,7 +25,8 @@ import numpy as np
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.faiss_device import CardCopy, train_kmeans
 from cairn.pipeline.faiss_library import faiss
-from cairn.pipeline.vector_index.faiss_index import REFINE_SUFFIX, choose_kind, faiss_kind, one_faiss_thread
+from cairn.pipeline.vector_index import REFINE_SUFFIX
+from cairn.pipeline.vector_index.faiss_index import choose_kind, faiss_kind, one_faiss_thread
 from jaxtyping import Float32, Int64, UInt8
 
 VectorStream = Callable[[], Iterator[np.ndarray]]

@@ -24,12 +24,11 @@ from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.faiss_device import CardCopy
 from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.vector_index import REFINE_SUFFIX
 from cairn.pipeline.vector_index.exact_index import NO_POSITION, top_k_of
 from jaxtyping import Float32, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
-REFINE_SUFFIX: Final = ".refine"
-"""Beside ``x.faiss``, ``x.faiss.refine`` holds the 8-bit codes that re-score RaBitQ's candidates."""
 MIN_LISTED_VECTORS = 256
 """Below this there is nothing to train lists on, and nothing to save."""
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig, IndexKind
 from cairn.pipeline.errors import DamageError, IntegrityError
-from cairn.pipeline.vector_index import faiss_build
+from cairn.pipeline.vector_index import REFINE_SUFFIX, faiss_build
 from cairn.pipeline.vector_index.exact_index import ExactIndex
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
 from cairn.pipeline.vector_index.faiss_index import (
     BRUTE_FORCE_POSITIONS,
     FAISS_KINDS,
-    REFINE_SUFFIX,
     FaissIndex,
     choose_kind,
     open_faiss_index,

@@ -52,6 +52,7 @@ from cairn.pipeline.index.words import (
 )
 from cairn.pipeline.manifest import SegmentRecord
 from cairn.pipeline.types import SPARSE_FIELDS, ProgressListener
+from cairn.pipeline.vector_index import REFINE_SUFFIX
 from cairn.pipeline.vector_index.faiss_build import (
     Codebook,
     VectorStream,
@@ -59,7 +60,7 @@ from cairn.pipeline.vector_index.faiss_build import (
     write_coded,
     write_flat,
 )
-from cairn.pipeline.vector_index.faiss_index import REFINE_SUFFIX, choose_kind, faiss_kind, read_faiss_file
+from cairn.pipeline.vector_index.faiss_index import choose_kind, faiss_kind, read_faiss_file
 from jaxtyping import Int64, UInt8
 
 EXACT_VECTORS: Final = 512
