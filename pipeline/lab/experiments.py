@@ -6,7 +6,7 @@
                 context, that of another set, random words, none (Morris & Rush 2024, table 1)
     lmk         landmarks of drawn or fixed intervals, mean and [CLS] on new rotary weights, as texts grow
     m3bert      one model of several widths and depths against one for each (table 2)
-    distil      the first layers as they stand, and following the whole model (m³BERT, appendix A.2)
+    distil      the first layers as they stand, and following the whole model (NV-Embed, appendix A.2)
     tempscale   temperatures of documents and queries in rows of 510 tokens; nothing is trained (table 2)
     nvembed     a second stage on a query's own negatives, blended or a source a batch (§3.3); negatives
                 whatever their score (§4.1.1)
