@@ -29,7 +29,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -110,13 +110,15 @@ Holds: TypeAlias = Callable[[pa.Array], pa.Array]
 class ColumnTest:
     """Asks one column something of each document. Null matches where ``is_null`` says so.
 
-    A column that ``is_kept`` is kept in memory where there is room.
+    A column that ``is_kept`` is kept in memory where there is room. ``members`` are all values that match,
+    where that is all it asks.
     """
 
     column: str
     holds: Holds
     is_null: bool = False
     is_kept: bool = False
+    members: pa.Array | None = None
 
     def matches(self, column_N: pa.Array) -> Bool[np.ndarray, " N"]:
         """Tell of each row whether it matches."""
@@ -145,7 +147,18 @@ Masks: TypeAlias = "Mapping[int, Bool[np.ndarray, ' N']]"
 
 
 def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Condition:
-    """Return one condition of several."""
+    """Return one condition of several; any of some values of a column is asked for at once."""
+    sought = dict[str, ColumnTest]()
+    others: list[Condition] = []
+    for part in parts:
+        if kind == "and" or not isinstance(part, ColumnTest) or part.members is None:
+            others.append(part)
+        elif part.column not in sought:
+            sought[part.column] = part
+        else:
+            members = pa.concat_arrays([sought[part.column].members, part.members])
+            sought[part.column] = replace(part, holds=_one_of(members), members=members)
+    parts = [*others, *sought.values()]
     return parts[0] if len(parts) == 1 else Combined(kind=kind, parts=parts)
 
 
@@ -425,9 +438,7 @@ def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[
     own_type = data_type.value_type if is_list else data_type
     members = _members(own_type, [_checked(key, own_type, value) for value in values])
 
-    def is_one(column: pa.Array) -> pa.Array:
-        column = _compared(column)
-        return pc.equal(column, members[0]) if len(members) == 1 else pc.is_in(column, value_set=members)
+    is_one = _one_of(members)
 
     def is_held(column: pa.ListArray) -> pa.Array:
         holds_N = np.zeros(len(column), np.bool_)
@@ -442,7 +453,20 @@ def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[
             column=key, holds=lambda column: pc.and_kleene(pc.is_valid(column), pc.invert(held(column)))
         )
     is_kept = is_text(data_type) or pa.types.is_integer(data_type)
-    return ColumnTest(column=key, holds=held, is_kept=is_kept and key not in STORED_FILTER_COLUMNS)
+    return ColumnTest(
+        column=key,
+        holds=held,
+        is_kept=is_kept and key not in STORED_FILTER_COLUMNS,
+        members=None if is_list else members,
+    )
+
+
+def _one_of(members: pa.Array) -> Holds:
+    def holds(column: pa.Array) -> pa.Array:
+        column = _compared(column)
+        return pc.equal(column, members[0]) if len(members) == 1 else pc.is_in(column, value_set=members)
+
+    return holds
 
 
 def _order(kind: str, data_type: pa.DataType, value: Any) -> Holds:
