@@ -65,14 +65,25 @@ class RayEngine:
         self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
         # Tokens are heard of shard by shard.
-        sizes = [shard.stat().st_size for shard in shards]
+        pool, left, are_seen = self._at_work(), [*range(len(shards))], True
         if shards:
-            self._at_work().step("share", *_shared_folder(shards[0].parent))
-        for number, encoded in self._at_work().map(
-            "encode_shard", lambda number: (shards[number].read_bytes(),), sizes
-        ):
-            on_tokens(encoded.num_tokens)
-            yield number, encoded
+            pool.step("share", *_shared_folder(shards[0].parent))
+
+        def staged(place: int) -> tuple[Path | bytes]:
+            shard = shards[left[place]]
+            return (shard.absolute() if are_seen else shard.read_bytes(),)
+
+        while left:
+            unseen: list[int] = []
+            sizes = [shards[number].stat().st_size for number in left]
+            for place, encoded in pool.map("encode_staged", staged, sizes):
+                if encoded is None:  # by a machine without the folder: from here on all get bytes
+                    are_seen = False
+                    unseen.append(left[place])
+                    continue
+                on_tokens(encoded.num_tokens)
+                yield left[place], encoded
+            left = unseen
 
     @property
     def run_tasks(self) -> RunTasks | None:

@@ -3,10 +3,9 @@
     DirectLine, in the ingress               Listener, in the shard's process
     where do you listen? ──── Ray ────────▶  node, address
     question             ── Unix socket ──▶
-                         ◀──────────────     answer, or error of Cairn
+                         ◀──────────────     answer
 
 Nothing is sent to or read from another user's process: the kernel says whose is at the other end.
-:mod:`cairn.jobs.ray_serve.wire` makes bytes of questions and answers.
 A connection carries one question at a time, and whatever goes wrong with it closes it.
 """
 
@@ -22,9 +21,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, NamedTuple
-
-from cairn.jobs.ray_serve.wire import pack, unpack
-from cairn.pipeline.errors import CairnError
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +50,13 @@ class _Connection:
             raise ConnectionRefusedError("the other side is another user's process")
         self._socket, self._reader = connected, connected.makefile("rb")
 
-    def send(self, message: Any) -> None:
-        payload = pack(message)
-        self._socket.sendall(_SIZE.pack(len(payload)) + payload)
+    def send(self, message: bytes) -> None:
+        self._socket.sendall(_SIZE.pack(len(message)) + message)
 
-    def receive(self) -> Any:
+    def receive(self) -> bytearray:
         """Return the next message; raises an OSError where the other side is gone or late."""
         (size,) = _SIZE.unpack(self._read(_SIZE.size))
-        return unpack(self._read(size))
+        return self._read(size)
 
     def close(self) -> None:
         self._reader.close()
@@ -77,7 +72,7 @@ class _Connection:
 class Listener:
     """Answers questions on connections of this machine, each on a thread of its own."""
 
-    def __init__(self, answer: Callable[..., Any], node: str) -> None:
+    def __init__(self, answer: Callable[[bytearray], bytes], node: str) -> None:
         self._answer = answer
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind("")  # Linux gives it an address of its own
@@ -101,12 +96,7 @@ class Listener:
             return
         try:
             while True:
-                question = connection.receive()
-                try:
-                    answer = self._answer(*question)
-                except CairnError as error:
-                    answer = error
-                connection.send(answer)
+                connection.send(self._answer(connection.receive()))
         except OSError:  # it has closed the connection
             pass
         finally:  # after any other error, too: who asked then asks by Ray, which tells the error
@@ -121,11 +111,11 @@ class DirectLine:
         self._idle: deque[_Connection] = deque()
         self._found: Future[Listening] | None = None
 
-    def send(self, actor: Any, question: tuple[Any, ...]) -> Callable[[], Any] | None:
+    def send(self, actor: Any, question: bytes) -> Callable[[], bytearray] | None:
         """Send a question and return what waits for its answer; None where Ray has to be asked.
 
-        That is where the process is on another machine, or where it is not known yet where it listens. The
-        answer raises an error of the shard, and an OSError where there is none in time.
+        That is where the process is on another machine, or where it is not known yet where it listens. An
+        answer that does not come in time is an OSError.
         """
         try:
             connection = self._connection(actor)
@@ -136,15 +126,13 @@ class DirectLine:
             self.forget()
             return None
 
-        def answer() -> Any:
+        def answer() -> bytearray:
             try:
                 answer = connection.receive()
             except BaseException:
                 connection.close()
                 raise
             self._idle.append(connection)
-            if isinstance(answer, CairnError):
-                raise answer
             return answer
 
         return answer

@@ -1,11 +1,11 @@
 """What encodes staged shards: by itself an engine in this process; a Ray cluster runs many as actors.
 
     load ─▶ embed_sample, draw_context    once for a collection, by one worker
-    load ─▶ begin ─▶ encode_shard, …      by every worker
+    load ─▶ begin ─▶ encode_staged, …     by every worker
 
 A worker loads torch and the model at its first call, is given Parquet bytes and returns Parquet bytes. So it
-needs no disk in common with the driver. Where it sees the driver's folder, it leaves the files there under
-names of its own, and returns those: what crosses the network is a tenth. Where it reaches the collection's
+needs no disk in common with the driver. Where it sees the driver's folder, it is given names of files, leaves
+its own files there and returns their names: no row passes the driver. Where it reaches the collection's
 object store, it may be told to leave them there. The driver alone gives them the names that count, so a
 worker that was believed dead cannot damage anything when it wakes.
 """
@@ -258,6 +258,14 @@ class EncoderWorker:
             num_characters=sum(map(len, texts)),
             num_tokens=int(encoded.num_tokens.sum()),
         )
+
+    def encode_staged(self, staged: bytes | Path) -> EncodedShard | None:
+        """Encode a staged shard of a driver, given as bytes or by name; None where its file is not seen."""
+        if isinstance(staged, Path):
+            if self._folder is None or not staged.is_file():
+                return None
+            staged = staged.read_bytes()
+        return self.encode_shard(staged)
 
     def _handed_over(self, table: pa.Table) -> pa.Buffer | Path:
         """Return a table's Parquet file: in the shared folder, or as bytes where it cannot be written."""

@@ -56,7 +56,7 @@ class Served:
     @property
     def encodes_no_queries(self) -> bool:
         """Tell whether documents brought their vectors, and texts are ranked by words alone."""
-        return self.generation.manifest.encoder.model == NO_MODEL
+        return self.generation.manifest.settings["encoder"]["model"] == NO_MODEL
 
 
 class ServedGeneration:

@@ -3,8 +3,9 @@
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_partitions.py
 
 ``CAIRN_BENCH_CHUNKS`` (200,000) chunks as in ``test_bench_segments.py``, but of 64 dimensions and 8 bytes a
-token, are searched in one process and in four partitions, in turn, from one process that asks both. Its
-memory is compared with that of a process which asks a tenth of the chunks.
+token, are searched in one process and in four partitions, in turn, from one process that asks both. One, two
+and four processes hold the partitions. The memory of the process that asks is compared with that of one which
+asks for a tenth of the chunks.
 
 Goals: at p50 3 ms more by vectors and 5 ms with BM25 and token vectors; memory independent of the corpus; no
 partition above 1.1 times its share of the bytes; a changed document .3 s and one partition.
@@ -45,6 +46,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import TOKEN_FIELDS, EncodedQueries, ProgressListener, QueryTokens
 
 from tests.benchmarks import test_bench_segments as maker
+from tests.jobs.ray_serve.served_shards import shard_processes
 from tests.late_models import random_codebook
 
 pytestmark = pytest.mark.bench
@@ -53,6 +55,7 @@ NUM_CHUNKS = int(os.environ.get("CAIRN_BENCH_CHUNKS", "200000"))
 NUM_QUERIES, NUM_WARM, QUERY_TOKENS = 100, 20, 6
 VECTOR_DIM, TOKEN_BYTES = 64, 8
 SHARDS, PARTITIONS = 4, 8
+PROCESSES = (1, 2, 4)
 SEARCH_SECONDS = 900
 """For starting Ray and all searches of a collection."""
 VECTORS = SearchOptions(hybrid=False, late=False, granularity="chunk", passages=1)
@@ -85,38 +88,52 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
 
 
 def test_bench_search_over_ray_beside_one_process(roots: dict[str, Path]) -> None:
-    for name, *others in (("four", roots["one"]), ("tenth",)):
+    asked = [(processes, "four", roots["one"]) for processes in PROCESSES]
+    for processes, name, *others in (*asked, (SHARDS, "tenth")):
         # In a process of its own, whose memory is that of what answers.
-        command = [sys.executable, "-m", "tests.benchmarks.test_bench_partitions", str(roots[name])]
-        subprocess.run([*command, *map(str, others)], check=True, timeout=SEARCH_SECONDS)
+        command = [sys.executable, "-m", "tests.benchmarks.test_bench_partitions", str(processes)]
+        subprocess.run([*command, str(roots[name]), *map(str, others)], check=True, timeout=SEARCH_SECONDS)
 
 
-def ask(root: Path, one: Path | None) -> None:
+def ask(processes: int, root: Path, one: Path | None = None) -> None:
     """Print what searches over shards take, and in one process where there is one, and the memory."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     connection = RayConnection(None)
     from cairn.jobs.ray_serve.shard_calls import ShardCalls, stop_shards
 
-    cluster = ClusterSettings(engine="ray", shards=SHARDS, shard_replicas=1)
+    cluster = ClusterSettings(engine="ray", shards=processes, shard_replicas=1)
     calls = ShardCalls(connection.ray, ServeSettings(root=root), cluster)
     searchers = {"shards": Searcher(CollectionLayout(root, "bench"), NoEncoder(), open_one=calls.open)}
     if one is not None:
         searchers["one process"] = Searcher(CollectionLayout(one, "bench"), NoEncoder())
     rng = np.random.default_rng(1)
+    print(f"\n{processes} processes")
     for name, options in (("vectors", VECTORS), ("BM25 and token vectors", SearchOptions())):
-        seconds: dict[str, list[float]] = {each: [] for each in searchers}
-        for _ in range(NUM_WARM + NUM_QUERIES):
+        before = processor_seconds()
+        taken: dict[str, list[tuple[float, float]]] = {each: [] for each in searchers}
+        for number in range(NUM_WARM + NUM_QUERIES):
             text, encoded = query(rng)
+            if number == NUM_WARM:
+                before = processor_seconds()
             for each, searcher in searchers.items():
-                started = time.perf_counter()
+                started, processor = time.perf_counter(), time.process_time()
                 searcher.answer([text], options, encoded=encoded)
-                seconds[each].append(time.perf_counter() - started)
-        p50 = {each: 1e3 * float(np.median(taken[NUM_WARM:])) for each, taken in seconds.items()}
-        print(name, ", ".join(f"{each} p50 {taken:.2f} ms" for each, taken in p50.items()))
+                taken[each].append((time.perf_counter() - started, time.process_time() - processor))
+        of_shards = processor_seconds() - before
+        for each, all_taken in taken.items():
+            wall, processor = 1e3 * np.array(all_taken[NUM_WARM:]).T
+            p10, p50 = np.percentile(wall, (10, 50))
+            print(f"{name}, {each}: p10 {p10:.2f}, p50 {p50:.2f} ms; {processor.mean():.2f} of a processor")
+        print(f"{name}, of a processor in shards: {1e3 * of_shards / NUM_QUERIES:.2f} ms")
     own_mib = psutil.Process().memory_full_info().uss >> 20
     print(f"memory of its own {own_mib} MiB, load {os.getloadavg()[0]:.1f}")
     stop_shards(connection.ray)
     connection.close()
+
+
+def processor_seconds() -> float:
+    """Return what the processes of shards below this one have taken of processors."""
+    return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in shard_processes(os.getpid()))
 
 
 def query(rng: np.random.Generator) -> tuple[str, EncodedQueries]:
@@ -187,4 +204,4 @@ def replaced(
 
 
 if __name__ == "__main__":
-    ask(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    ask(int(sys.argv[1]), *map(Path, sys.argv[2:]))

@@ -159,7 +159,9 @@ class Sleeper:
     It does so as bytes, or as files in a ``folder`` shared with the driver.
     """
 
-    def work(self, staged: bytes, seconds: float, folder: Path | None) -> tuple[Any, Any]:
+    def work(self, staged: bytes | Path, seconds: float, folder: Path | None) -> tuple[Any, Any]:
+        if isinstance(staged, Path):
+            staged.read_bytes()
         time.sleep(seconds)
         handed = bytes(ENCODED_BYTES // 8), bytes(ENCODED_BYTES)
         if folder is None:
@@ -260,10 +262,11 @@ def test_bench_drivers_memory_at_ten_times_the_corpus(
 
 
 def _finish(pool: WorkerPool, folder: Path, count: int, seconds: float, shared: Path | None) -> None:
-    arguments = (bytes(STAGED_BYTES), seconds, shared)
+    staged = folder.with_suffix(".given")
+    staged.write_bytes(bytes(STAGED_BYTES))
+    arguments = (staged.read_bytes() if shared is None else staged, seconds, shared)
     for number, (documents, chunks) in pool.map("work", lambda _: arguments, [STAGED_BYTES] * count):
-        moved = folder.with_suffix(".staged")
-        moved.write_bytes(arguments[0])
+        moved = Path(shutil.copy(staged, folder.with_suffix(".staged")))
         if shared is None:
             documents, chunks = map(pa.py_buffer, (documents, chunks))
         write_encoded_shard(folder, number, moved, documents, chunks)

@@ -27,8 +27,7 @@ class Placement:
     """The documents and chunks of each shard, given how many each has."""
 
     def __init__(self, num_documents: Sequence[int], num_chunks: Sequence[int]) -> None:
-        self._documents = np.cumsum([0, *num_documents])[:-1]
-        self._chunks = np.cumsum([0, *num_chunks])[:-1]
+        self._documents, self._chunks = (np.cumsum([0, *each])[:-1] for each in (num_documents, num_chunks))
         self.filled = [shard for shard, count in enumerate(num_documents) if count]
         """The shards that have documents."""
 
@@ -51,6 +50,6 @@ class Placement:
 
 def _split(positions: Places, bounds: Places) -> Iterator[tuple[int, Places, Places]]:
     owners = np.searchsorted(bounds, positions, side="right") - 1
-    for owner in np.unique(owners).tolist():
+    for owner in np.flatnonzero(np.bincount(owners)).tolist():
         places = np.flatnonzero(owners == owner)
         yield owner, places, positions[places] - bounds[owner]

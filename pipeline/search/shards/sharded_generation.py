@@ -35,7 +35,7 @@ from cairn.pipeline.search.shards.parts import Ask, MetDocuments, PartFacts, Par
 from cairn.pipeline.search.shards.placement import Placement, Places, cut_partitions
 from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from jaxtyping import Float32, Int32, Int64, Shaped
+from jaxtyping import Bool, Float32, Int32, Int64, Shaped
 from typing_extensions import override
 
 MAX_KNOWN: Final = 16_384
@@ -113,6 +113,11 @@ class _Known(NamedTuple):
     firsts: Places
     ends: Places
 
+    def places_of(self, documents: Places) -> tuple[Places, Bool[np.ndarray, " A"]]:
+        """Return where documents stand or would stand, and which of them do."""
+        places = np.searchsorted(self.documents, documents)
+        return places, np.append(self.documents, -1)[places] == documents
+
 
 _NOTHING: Final = _Known(*(np.empty(0, np.int64) for _ in range(3)))
 
@@ -176,18 +181,20 @@ class ShardedGeneration(Elsewhere):
             )
             for shard, each in found.items()
         ]
-        met = [np.concatenate(columns) for columns in zip(*own, strict=True)]
+        met = _Known(*(np.concatenate(columns) for columns in zip(*own, strict=True)))
         with self._lock:
-            known = self._met if len(self._met.documents) + len(met[0]) <= MAX_KNOWN else _NOTHING
-            joined = [np.concatenate(each) for each in zip(known, met, strict=True)]
-            _, places = np.unique(joined[0], return_index=True)
-            vars(self)["_met"] = _Known(*(each[places] for each in joined))
+            known = self._met if len(self._met.documents) + len(met.documents) <= MAX_KNOWN else _NOTHING
+            places, is_known = known.places_of(met.documents)
+            new = np.flatnonzero(~is_known)
+            if len(new):
+                new = new[np.unique(met.documents[new], return_index=True)[1]]
+                columns = zip(known, met, strict=True)
+                vars(self)["_met"] = _Known(*(np.insert(old, places[new], add[new]) for old, add in columns))
 
     @override
     def chunks_of(self, documents: Places) -> tuple[Places, Places]:
         known = self._met
-        places = np.searchsorted(known.documents, documents)
-        is_known = np.append(known.documents, -1)[places] == documents
+        places, is_known = known.places_of(documents)
         if np.all(is_known):
             return known.firsts[places], known.ends[places]
         placement = self.shards.placement

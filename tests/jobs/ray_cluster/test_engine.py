@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from cairn.cli.cluster import open_engine
 from cairn.jobs.engine import EngineConfig
 from cairn.jobs.ray_cluster import engine as ray_engine
 from cairn.jobs.ray_cluster import tasks
+from cairn.jobs.ray_cluster.engine import RayEngine
 from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
@@ -25,6 +26,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.engine import EncodedShard
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
@@ -175,3 +177,44 @@ def test_unchanged_ray_ingest_connects_to_nothing(tmp_path: Path, config: Ingest
 def _counts(report: Any) -> dict[str, int]:
     names = ("rows", "indexed", "unchanged", "quarantined", "deleted", "encoded", "chunks", "tokens")
     return {name: getattr(report, name) for name in names}
+
+
+class HalfBlindPool:
+    """Workers of which every other one does not see the driver's files; ``given`` are their shards."""
+
+    def __init__(self) -> None:
+        self.given: list[Path | bytes] = []
+
+    def step(self, *_: Any) -> None:
+        """Take a step that nobody hears of."""
+
+    def map(
+        self, _: str, arguments: Callable[[int], tuple[Path | bytes]], sizes: Sequence[int]
+    ) -> Iterator[tuple[int, EncodedShard | None]]:
+        for place in range(len(sizes)):
+            (staged,) = arguments(place)
+            self.given.append(staged)
+            if isinstance(staged, Path):
+                yield place, None if place % 2 else encoded(staged.read_bytes())
+            else:
+                yield place, encoded(staged)
+
+
+def encoded(staged: bytes) -> EncodedShard:
+    content = pa.py_buffer(staged)
+    return EncodedShard(
+        documents=content, chunks=content, num_documents=1, num_characters=1, num_tokens=len(staged)
+    )
+
+
+def test_shards_that_a_worker_does_not_see_are_sent_to_it(tmp_path: Path, config: IngestConfig) -> None:
+    shards = [tmp_path / f"shard-{number}" for number in range(6)]
+    for number, shard in enumerate(shards):
+        shard.write_bytes(b"%d" % number)
+    pool, tokens = HalfBlindPool(), list[int]()
+    engine = RayEngine(EngineConfig(name="ray"), config)
+    engine._pool = pool  # type: ignore[assignment]
+    found = {number: each.documents.to_pybytes() for number, each in engine.encode(shards, tokens.append)}
+    assert found == {number: b"%d" % number for number in range(6)}
+    assert pool.given == [*shards[:2], *(found[number] for number in (2, 3, 4, 5, 1))]
+    assert sum(tokens) == 6

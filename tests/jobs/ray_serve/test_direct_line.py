@@ -1,4 +1,4 @@
-"""Questions over a connection of their own: answers, errors, strangers and silence."""
+"""Questions over a connection of their own: answers, strangers and silence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from cairn.jobs.ray_serve.direct_line import DirectLine, Listener, Listening
-from cairn.pipeline.errors import StorageError
 
 ANSWER_SECONDS = 60.0
 
@@ -34,14 +33,12 @@ class Actor:
         return found
 
 
-def answer(method: str, argument: Any) -> Any:
-    if method == "damaged":
-        raise StorageError("a part must be whole, got damage")
-    if method == "fails":
+def answer(question: bytearray) -> bytes:
+    if question == b"fails":
         os.stat("/no/such/file")  # noqa: PTH116 - an OSError that is not one of the connection
-    if method == "late":
+    if question == b"late":
         time.sleep(5.0)
-    return method, argument
+    return bytes(question)
 
 
 @pytest.fixture
@@ -52,61 +49,56 @@ def actor() -> Actor:
 @pytest.fixture
 def line(actor: Actor) -> Iterator[DirectLine]:
     line = DirectLine("here", ANSWER_SECONDS)
-    assert line.send(actor, ("any", 0)) is None  # asks where the process listens
+    assert line.send(actor, b"any") is None  # asks where the process listens
     yield line
     line.forget()
 
 
-def ask(line: DirectLine, actor: Actor, *question: Any) -> Any:
+def ask(line: DirectLine, actor: Actor, question: bytes) -> bytearray:
     wait = line.send(actor, question)
     assert wait is not None
     return wait()
 
 
 def test_questions_of_several_threads_get_their_own_answers(line: DirectLine, actor: Actor) -> None:
-    found: list[Any] = []
+    found: list[bytearray] = []
+    questions = [b"%d" % each for each in range(50)]
     threads = [
-        threading.Thread(target=lambda: found.extend(ask(line, actor, "any", each) for each in range(50)))
+        threading.Thread(target=lambda: found.extend(ask(line, actor, each) for each in questions))
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == sorted(("any", each) for each in [*range(50)] * 4)
+    assert sorted(found) == sorted(questions * 4)
     assert actor.asked == 1
 
 
-def test_error_of_the_part_is_raised_and_the_connection_stays(line: DirectLine, actor: Actor) -> None:
-    with pytest.raises(StorageError, match="got damage"):
-        ask(line, actor, "damaged", 0)
-    assert ask(line, actor, "any", 1) == ("any", 1)
-
-
-@pytest.mark.parametrize("method", ["fails", "late"])
+@pytest.mark.parametrize("question", [b"fails", b"late"])
 def test_no_answer_is_an_error_of_the_connection(
-    line: DirectLine, actor: Actor, method: str, monkeypatch: pytest.MonkeyPatch
+    line: DirectLine, actor: Actor, question: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if method == "late":
+    if question == b"late":
         monkeypatch.setattr(line, "_answer_seconds", 0.2)
     with pytest.raises(OSError, match=r"closed the connection|timed out"):
-        ask(line, actor, method, 0)
+        ask(line, actor, question)
     monkeypatch.undo()
-    assert ask(line, actor, "any", 1) == ("any", 1)
+    assert ask(line, actor, b"any") == b"any"
 
 
 def test_line_to_another_machine_is_not_opened(actor: Actor) -> None:
     line = DirectLine("elsewhere", ANSWER_SECONDS)
-    assert [line.send(actor, ("any", 0)) for _ in range(3)] == [None] * 3
+    assert [line.send(actor, b"any") for _ in range(3)] == [None] * 3
 
 
 def test_process_that_is_gone_is_asked_for_again(actor: Actor) -> None:
     here, actor.here = actor.here, actor.here._replace(address=b"\0nobody")
     line = DirectLine("here", ANSWER_SECONDS)
-    assert [line.send(actor, ("any", 0)) for _ in range(2)] == [None] * 2
+    assert [line.send(actor, b"any") for _ in range(2)] == [None] * 2
     actor.here = here
-    assert line.send(actor, ("any", 0)) is None
-    assert ask(line, actor, "any", 1) == ("any", 1)
+    assert line.send(actor, b"any") is None
+    assert ask(line, actor, b"any") == b"any"
     line.forget()
 
 
@@ -114,14 +106,14 @@ def test_another_users_process_is_neither_answered_nor_asked(
     actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = DirectLine("here", ANSWER_SECONDS)
-    line.send(actor, ("any", 0))
+    line.send(actor, b"any")
     with monkeypatch.context() as patch, socket.socket(socket.AF_UNIX) as stranger:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         stranger.connect(actor.here.address)
         assert stranger.recv(1) == b""
-        assert line.send(actor, ("any", 0)) is None
-    assert line.send(actor, ("any", 0)) is None  # asks again where the process listens
-    assert ask(line, actor, "any", 1) == ("any", 1)
+        assert line.send(actor, b"any") is None
+    assert line.send(actor, b"any") is None  # asks again where the process listens
+    assert ask(line, actor, b"any") == b"any"
     line.forget()
 
 
@@ -138,6 +130,6 @@ def test_listener_without_a_descriptor_goes_on_when_there_is_one(monkeypatch: py
     actor = Actor(Listener(answer, "here").listening)
     assert failed.wait(60.0)
     line = DirectLine("here", ANSWER_SECONDS)
-    assert line.send(actor, ("any", 0)) is None
-    assert ask(line, actor, "any", 1) == ("any", 1)
+    assert line.send(actor, b"any") is None
+    assert ask(line, actor, b"any") == b"any"
     line.forget()

@@ -11,7 +11,13 @@ from pathlib import Path
 
 import pytest
 from cairn.jobs.ray_cluster.runtime import RayConnection
-from cairn.jobs.ray_serve.shard_calls import await_machines, computing_machines
+from cairn.jobs.ray_serve.settings import ClusterSettings
+from cairn.jobs.ray_serve.shard_calls import ShardCalls, await_machines, computing_machines, stop_shards
+from cairn.pipeline.errors import StorageError
+from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.search.shards.parts import PartKey, Question
+from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration
+from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.jobs.ray_serve.served_shards import (
     REPLICAS,
@@ -70,3 +76,22 @@ def test_shards_wait_for_machines_that_are_to_come(ray_cluster: RayCluster) -> N
         ray_cluster.restore()
         waiting.result(START_SECONDS)
         assert len(computing_machines(connection.ray)) == 2
+
+
+def test_error_that_every_process_gives_is_raised_as_it_is(
+    ray_cluster: RayCluster, tmp_path: Path, tiny_model_folder: Path
+) -> None:
+    root = tmp_path / "root"
+    ingest(root, tiny_model_folder, range(60))
+    with closing(RayConnection(ray_cluster.address)) as connection:
+        cluster = ClusterSettings(engine="ray", shards=SHARDS, shard_replicas=1)
+        calls = ShardCalls(connection.ray, ServeSettings(root=root), cluster)
+        try:
+            opened = calls.open(CollectionLayout(root, "stones"), 1, Checks())
+            assert isinstance(opened, ShardedGeneration)
+            for shard, key in enumerate(opened.shards.keys):
+                other: PartKey = key._replace(manifest="0" * 64)
+                with pytest.raises(StorageError, match="must be the same for every process"):
+                    calls.ask([Question(shard, other, "facts", ())])
+        finally:
+            stop_shards(connection.ray)
