@@ -146,10 +146,12 @@ def _roles(
                 found[role] = name
             continue
         name = asked or usual
-        if name not in counts or (asked is None and not _may_be_text(schema.field(name).type)):
+        if name not in counts:
             continue
-        if asked is None and (counts[name] > 1 or name in (config.id_column, config.text_column)):
-            continue
+        if asked is None:
+            has_another_role = name in (config.id_column, config.text_column)
+            if has_another_role or counts[name] > 1 or not _may_be_text(schema.field(name).type):
+                continue
         found[role] = name
     return found
 

@@ -235,6 +235,10 @@ def test_repeated_column_name_is_refused_where_it_has_a_role_and_left_out_elsewh
     twice = [pa.field("id", pa.string()), pa.field("text", pa.string()), pa.field("x", pa.int8())] * 2
     with pytest.raises(SchemaError, match=r"'id' more than once in a\.parquet"):
         agree_on_schema([(file, pa.schema(twice))], CorpusConfig())
+    titles = [pa.field("title", pa.string())] * 2
+    schema = agree_on_schema([(file, pa.schema(twice[:2] + titles))], CorpusConfig())
+    assert schema.columns == ({"doc_id": "id", "text": "text"},)
+    assert "column 'title'" in schema.warnings[0]
     schema = agree_on_schema([(file, pa.schema(twice[:3] + twice[2:3]))], CorpusConfig())
     assert fields(schema) == {}
     assert "its name stands more than once" in schema.warnings[0]

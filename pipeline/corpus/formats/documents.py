@@ -12,6 +12,7 @@ numbers of numbered headings, and attachments of mail, which are named.
 
 from __future__ import annotations
 
+import codecs
 import email
 import email.policy
 import io
@@ -415,7 +416,7 @@ class ExcelFormat(PagedFormat):
 
         file: Any = path
         with Path(path).open("rb") as opened:
-            if opened.read(256).lstrip()[:1] == b"<":
+            if opened.read(256).lstrip(codecs.BOM_UTF8 + b" \r\n\t").startswith(b"<"):
                 raise UnreadableError("it is HTML or XML and no workbook; name it .html, or save it as .xlsx")
         if is_zipfile(path):
             archive = _Archive(path)
@@ -583,7 +584,7 @@ class RtfFormat(PagedFormat):
         shown = rtf_to_text(f"{head}{title[1]}}}", of_machine, "replace") if title else ""
         pages = [partial(rtf_to_text, text, of_machine, "replace")]
         plain = _RTF_ESCAPED.sub("", text)
-        if plain.count("{") > plain.count("}"):
+        if plain.count("{") > plain.count("}") and "\\bin" not in plain:
             pages.append(partial(_cut, "its last group"))
         return Opened(_given_title(shown), pages)
 
@@ -669,7 +670,8 @@ def _unflowed(text: str, between: str) -> str:
     return "\n".join(lines)
 
 
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_COLOURS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
+"""What colours a text on a terminal, or makes a link of it there."""
 
 
 class NotebookFormat(PagedFormat):
@@ -707,7 +709,7 @@ def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
 def _shown(output: Mapping[str, Any]) -> str | Sequence[str]:
     if "ename" in output:
         return f"{output['ename']}: {output.get('evalue', '')}"
-    data = output.get("data", {})
+    data = output.get("data") or {}
     if shown := output.get("text") or data.get("text/plain") or data.get("text/markdown"):
         return shown
     if "text/html" in data:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from cairn.pipeline.corpus.formats.format import (
     batched,
     is_utf8,
     learned_footer,
+    once,
     opened_text,
 )
 from typing_extensions import override
@@ -104,7 +105,7 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[tuple[Row, int]]:
 
 def _parsed(line: str, number: int) -> Row:
     try:
-        row: object = json.loads(line, parse_float=WrittenNumber, object_pairs_hook=_once)
+        row: object = json.loads(line, parse_float=WrittenNumber, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         return f"line {number} is not JSON: {str(error) or type(error).__name__}"[:300]
     if not isinstance(row, dict):
@@ -113,12 +114,3 @@ def _parsed(line: str, number: int) -> Row:
     if not is_utf8("".join(columns)):
         return f"line {number} has a key that is not valid Unicode"
     return columns
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {twice[:100]!r} stands twice in an object")
-    return found

@@ -44,6 +44,7 @@ from cairn.pipeline.corpus.formats.format import (
     encoding_of,
     guessed_text,
     is_utf8,
+    once,
 )
 from cairn.pipeline.types import RESERVED_COLUMNS
 from markdown_it import MarkdownIt
@@ -245,7 +246,7 @@ def _read_json(head: bytes) -> FrontMatter:
     """Read an object that ends with its line; what is none is text."""
     try:
         text = head.decode("utf-8", "ignore")
-        found, end = json.JSONDecoder(parse_float=WrittenNumber).raw_decode(text)
+        found, end = json.JSONDecoder(parse_float=WrittenNumber, object_pairs_hook=once).raw_decode(text)
     except (ValueError, RecursionError):
         return FrontMatter({}, 0)
     if text[end : end + 1] not in ("\n", "\r") or not found:

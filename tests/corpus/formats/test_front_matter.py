@@ -150,6 +150,11 @@ def test_a_key_that_stands_twice_is_warned_of_and_stays_in_the_text(tmp_path: Pa
     assert read(tmp_path)[0][0]["text"] == text
 
 
+def test_json_with_a_key_that_stands_twice_is_text(tmp_path: Path) -> None:
+    write(tmp_path, a='{"year": 1, "year": 2}\nbody')
+    assert read(tmp_path)[0][0]["text"] == '{"year": 1, "year": 2}\nbody'
+
+
 def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) -> None:
     write(tmp_path, a="---\ntitle: [A, B]\n---\nbody", b="---\ntitle: {en: A}\n---\nbody")
     [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
