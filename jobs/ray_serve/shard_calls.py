@@ -43,6 +43,8 @@ QUESTIONS_AT_A_TIME: Final = 8
 """Threads of a shard."""
 LATE_SECONDS: Final = 2.0
 """A replica that is silent for so long is passed over, and the next one is asked."""
+START_SECONDS: Final = 60.0
+"""How long a start waits for all processes; then requests are told to try again until they run."""
 OPEN_SECONDS: Final = 60.0
 """How long a new generation waits for all replicas to open it; then one of each shard is enough."""
 PAUSE_SECONDS: Final = 0.1
@@ -104,6 +106,8 @@ class ShardCalls:
         await_machines(ray, self._num_replicas)
         places = [*itertools.product(range(cluster.shards), range(self._num_replicas))]
         self._actors = {place: self._start(place) for place in places}
+        started = [actor.listening.remote() for actor in self._actors.values()]
+        ray.wait(started, num_returns=len(started), timeout=START_SECONDS)
         node = ray.get_runtime_context().get_node_id()
         self._lines = {place: DirectLine(node, LATE_SECONDS) for place in places}
         self._turn = itertools.count()
