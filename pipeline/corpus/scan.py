@@ -24,7 +24,6 @@ from cairn.pipeline.corpus.formats.format import (
     Footer,
     SourceFile,
     Undecoded,
-    damage_of,
     damage_reported,
 )
 from cairn.pipeline.corpus.given_vectors import first_width, read_type
@@ -120,7 +119,7 @@ def scan_sources(
             footers.append((file, footer))
         except DECODE_ERRORS as error:
             file.require_reachable(error)
-            damaged.append((file, damage_of(error)))
+            damaged.append((file, file.damage(error)))
     if not footers:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
         raise SourceError(

@@ -32,6 +32,7 @@ from urllib.parse import unquote
 import fsspec
 import pyarrow as pa
 from cairn.pipeline.corpus.formats import FORMAT_OF, PARQUET, READABLE
+from cairn.pipeline.corpus.formats.file_kind import HEAD, other_kind
 from cairn.pipeline.corpus.formats.format import (
     COMPRESSED,
     Format,
@@ -270,9 +271,10 @@ def _named_file(root: _Root) -> SourceFile:
         raise SourceError(f"{root.name} cannot be read: reading {suffix} needs another package; {missing}")
     if suffix and found is None:
         with root.filesystem.open_input_stream(root.path, compression=None) as stream:
-            magic = stream.read(len(_PARQUET_MAGIC))
-        if magic != _PARQUET_MAGIC:
+            head = stream.read(HEAD)
+        if not head.startswith(_PARQUET_MAGIC):
             hint = f"write JSON as {AS_LINES}" if suffix == ".json" else "convert it to one"
+            hint = other_kind(head, suffix) or hint
             raise SourceError(
                 f"{root.name} must be of a kind that is read ({READABLE}), got {suffix}; {hint}"
             )

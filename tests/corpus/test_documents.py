@@ -41,6 +41,7 @@ from tests.corpus.test_read_files import Published
 PIXEL = b"q 99 0 0 99 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID x EI Q"
 BOMB = b"/F0 Do"
 FORMS = 9
+OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600)
 XML_ENCRYPTION = "http://www.w3.org/2001/04/xmlenc#"
 
 
@@ -515,6 +516,13 @@ def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path)
     assert rejected == []
 
 
+def test_a_workbook_is_read_as_what_it_is_whatever_its_name_says(tmp_path: Path) -> None:
+    for name in ("a.xls", "b.ods", "c.xlsb"):
+        sheets(tmp_path / name.replace(name[1:], ".xlsx")).rename(tmp_path / name)
+    rows, rejected = read(tmp_path)
+    assert ({row["text"].splitlines()[-1] for row in rows}, len(rows), rejected) == ({"| Oslo |"}, 3, [])
+
+
 def test_signs_and_brackets_of_a_formula_stay(tmp_path: Path) -> None:
     math = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
     run = "<m:e><m:r><m:t>x</m:t></m:r></m:e>"
@@ -664,20 +672,27 @@ def _written(content: bytes) -> Callable[[Path], Path]:
         ("a.pdf", _encrypted_pdf, "it is encrypted; remove its password"),
         (
             "a.docx",
-            _written(b"\xd0\xcf\x11\xe0" + bytes(600)),
-            "it is encrypted, or of an Office before 2007",
+            _written(OLD_OFFICE),
+            "it is of an Office before 2007, or encrypted, and not .docx: save it as .docx",
         ),
         ("a.docx", _zip_bomb, "its texts unpack to 513 MiB"),
         ("b.docx", _entity_bomb, "limit on input amplification"),
         ("a.pptx", _written(b"PK\x03\x04"), "File is not a zip file"),
-        ("a.pdf", _written(b"nothing"), "Failed to load document"),
+        ("a.pdf", _written(b"%PDF-1.7\n\xff"), "Failed to load document"),
         ("a.rtf", _written(b"nothing"), "it does not begin as RTF does"),
-        ("a.xls", _written(b"nothing"), "it cannot be read as .xls: "),
+        ("a.xls", _written(OLD_OFFICE), "it cannot be read as .xls: "),
+        ("c.xlsx", _written(OLD_OFFICE + "EncryptedPackage".encode("utf-16-le")), "it is encrypted; save it"),
+        ("d.xlsx", _written(b"id,text\n1,x\n"), "it is a text, and not .xlsx: name it .txt, .csv or what"),
+        ("e.docx", sheets, "it is .xlsx, and not .docx: name it so"),
+        ("f.pdf", _written(b"<!DOCTYPE html><p>Not found"), "it is HTML or XML, and not .pdf: name it .html"),
+        ("g.txt", pdf, "it is PDF, and not .txt: name it .pdf"),
+        ("h.md", word, "it is a zip archive, and not .md: unpack it, or name it what it is"),
+        ("i.html", _written(b"{\\rtf1 x}"), "it is RTF, and not .html: name it .rtf"),
         ("a.ipynb", _written(b"{}"), "it has no cells, as a notebook has"),
         (
             "b.xls",
             _written(b"\xef\xbb\xbf <html><table><tr><td>a"),
-            "it is HTML or XML and no workbook; name it .html",
+            "it is HTML or XML, and not .xls: name it .html",
         ),
         ("a.epub", _protected_book, "it is protected against copying"),
         ("a.eml", _written(b"text"), "it has no header of a mail"),

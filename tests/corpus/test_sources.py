@@ -1,3 +1,4 @@
+import gzip
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,9 @@ def test_formats_stand_side_by_side_and_what_is_not_read_is_counted_by_its_reaso
 def test_a_named_file_of_another_kind_is_told_what_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("[{}]")
     with pytest.raises(SourceError, match=r"must be of a kind that is read \(\.parquet, .*got \."):
+        resolve_sources([str(tmp_path / name)])
+    (tmp_path / name).write_bytes(gzip.compress(b"[{}]"))
+    with pytest.raises(SourceError, match=r"got \..*; it is compressed by gzip, and not \..*: unpack it$"):
         resolve_sources([str(tmp_path / name)])
 
 

@@ -8,6 +8,7 @@ A new format is one file here, with a subclass of ``format.Format`` or, where a 
     text, html          a document a file: id, title, text, and the keys of front matter
     documents, paged    PDF, Office and the like, each read in a child process, page by page
     tables              a data file of a table of Lance, Delta or Iceberg, or a table in memory
+    file_kind           what the first bytes of any file say that it is
 """
 
 from collections.abc import Mapping, Sequence

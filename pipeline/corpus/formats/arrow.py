@@ -12,6 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.formats.file_kind import ARROW
 from cairn.pipeline.corpus.formats.format import Footer, Format, SourceFile, Undecoded, check_names
 from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
 from typing_extensions import override
@@ -25,6 +26,7 @@ class ArrowFormat(Format):
     """Reads Arrow files and streams."""
 
     suffixes = (".arrow", ".feather")
+    kinds = (ARROW,)
 
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:

@@ -26,6 +26,7 @@ from typing import Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import FAULT, Decimals, pc, plain_type
+from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
     Footer,
@@ -51,6 +52,7 @@ class CsvFormat(Format):
     """Reads CSV files."""
 
     suffixes = (".csv", ".tsv")
+    kinds = (TEXT,)
     is_typed = False
     is_compressible = True
 

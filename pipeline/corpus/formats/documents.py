@@ -12,7 +12,6 @@ numbers of numbered headings, and attachments of mail, which are named.
 
 from __future__ import annotations
 
-import codecs
 import email
 import email.policy
 import io
@@ -31,8 +30,9 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
-from zipfile import BadZipFile, ZipFile, is_zipfile
+from zipfile import ZipFile, is_zipfile
 
+from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
 from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, text_of
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
@@ -41,7 +41,6 @@ from typing_extensions import override
 
 MAX_UNPACKED_BYTES: Final = 512 << 20
 """How large the texts in an archive may be; pictures and films do not count, as they are not read."""
-_OLD_OFFICE: Final = b"\xd0\xcf\x11\xe0"
 _TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".opf", ".bin", ".vml")
 _MADE_UP_TITLE: Final = re.compile(
     r"microsoft (word|powerpoint)\b.*|powerpoint presentation|\(?(untitled|anonymous)\)?|\S+\.[a-z]{2,5}",
@@ -56,6 +55,7 @@ class PdfFormat(PagedFormat):
     """Reads PDF in the order of its content; a hyphen at the end of a line joins the parts of a word."""
 
     suffixes = (".pdf",)
+    kinds = (PDF,)
     unit = "page"
     package = "pypdfium2"
     has_headings = False
@@ -106,14 +106,7 @@ class _Archive(ZipFile):
     """A file that is an archive of XML; one that unpacks to more than memory holds is refused."""
 
     def __init__(self, path: str) -> None:
-        try:
-            super().__init__(path)
-        except BadZipFile as error:
-            with Path(path).open("rb") as file:
-                if file.read(4) == _OLD_OFFICE:
-                    fault = "it is encrypted, or of an Office before 2007; save it as .docx, .pptx or .xlsx"
-                    raise UnreadableError(fault) from error
-            raise
+        super().__init__(path)
         self.unpacked = sum(
             each.file_size for each in self.infolist() if each.filename.lower().endswith(_TEXTS)
         )
@@ -154,6 +147,16 @@ class _Archive(ZipFile):
         """Return the title in a part of properties."""
         found = self.xml(name).find(".//{*}title") if name and name in self.namelist() else None
         return "" if found is None else _given_title("".join(found.itertext()))
+
+
+_OF_ROOTS: Final = {"document": ".docx", "presentation": ".pptx", "workbook": ".xlsx"}
+
+
+def _require_root(main: Element, name: str) -> None:
+    """Refuse a file of Office of another kind than its name says."""
+    other = _OF_ROOTS.get(_name(main), "")
+    if other and _name(main) != name:
+        raise UnreadableError(f"it is {other}, and not {_OF_ROOTS[name]}: name it so")
 
 
 _NOT_SHOWN: Final = frozenset(
@@ -314,6 +317,7 @@ class WordFormat(PagedFormat):
     """Reads Word; pages are those that Word last laid out, or end at the author's breaks where it did not."""
 
     suffixes = (".docx", ".docm", ".dotx")
+    kinds = (ZIP,)
 
     @override
     def open(self, path: str) -> Opened:
@@ -326,6 +330,7 @@ class WordFormat(PagedFormat):
             for note in archive.xml(name)
         }
         styles, document = archive.part("styles", main), archive.xml(main)
+        _require_root(document, "document")
         is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
         walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out)
         title = archive.title(archive.part("core-properties"))
@@ -350,6 +355,7 @@ class PowerPointFormat(PagedFormat):
     """Reads PowerPoint: texts of shapes in their order, then those of diagrams, charts and notes."""
 
     suffixes = (".pptx", ".pptm", ".ppsx")
+    kinds = (ZIP,)
     unit = "slide"
 
     @override
@@ -357,7 +363,9 @@ class PowerPointFormat(PagedFormat):
         archive = _Archive(path)
         main = archive.part("officeDocument") or "ppt/presentation.xml"
         parts = archive.related(main)
-        slides = archive.xml(main).findall("{*}sldIdLst/{*}sldId")
+        shown = archive.xml(main)
+        _require_root(shown, "presentation")
+        slides = shown.findall("{*}sldIdLst/{*}sldId")
         ids = [next(value for key, value in each.items() if key.endswith("}id")) for each in slides]
         title = archive.title(archive.part("core-properties"))
         return Opened(title, (partial(_slide, archive, parts.get(each, ("", ""))[1]) for each in ids))
@@ -374,6 +382,8 @@ def _slide(archive: _Archive, name: str) -> str:
 
 MAX_COPIED_BYTES: Final = 64 << 20
 """How large the texts of a workbook may be that is copied for its errors such as #N/A."""
+_ENCRYPTED: Final = "EncryptedPackage".encode("utf-16-le")
+"""What a workbook has that is kept with a password."""
 MAX_CELLS: Final = 1 << 23
 """How many cells a sheet may span before its empty rows and columns are left out."""
 _SHEET: Final = re.compile(r"xl/worksheets/[^/]*\.xml|content\.xml")
@@ -407,6 +417,7 @@ class ExcelFormat(PagedFormat):
     """Reads sheets of Excel and OpenDocument, with what formulas gave when the file was saved."""
 
     suffixes = (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods")
+    kinds = (ZIP, OLD_OFFICE)
     unit = "sheet"
     package = "python_calamine"
 
@@ -415,9 +426,6 @@ class ExcelFormat(PagedFormat):
         import python_calamine
 
         file: Any = path
-        with Path(path).open("rb") as opened:
-            if opened.read(256).lstrip(codecs.BOM_UTF8 + b" \r\n\t").startswith(b"<"):
-                raise UnreadableError("it is HTML or XML and no workbook; name it .html, or save it as .xlsx")
         if is_zipfile(path):
             archive = _Archive(path)
             names = filter(_SHEET.fullmatch, archive.namelist())
@@ -432,9 +440,13 @@ class ExcelFormat(PagedFormat):
                         if name.endswith((*_TEXTS, "mimetype")):
                             copy.writestr(name, sheets.get(name) or archive.read(name))
                 file.seek(0)
-            elif PurePosixPath(path).suffix.lower() == ".xls":
-                file = io.BytesIO(Path(path).read_bytes())
-        book = python_calamine.load_workbook(file)
+        try:
+            book = python_calamine.load_workbook(file)
+        except python_calamine.CalamineError:  # it takes the name of a path for its kind
+            raw = Path(path).read_bytes()
+            if _ENCRYPTED in raw:
+                raise UnreadableError("it is encrypted; save it without a password") from None
+            book = python_calamine.load_workbook(io.BytesIO(raw))
         return Opened("", (partial(_sheet, book, each.name) for each in book.sheets_metadata))
 
 
@@ -493,6 +505,7 @@ class OpenDocumentFormat(PagedFormat):
     """Reads texts of OpenDocument; pages are those of the last layout, and one where none is noted."""
 
     suffixes = (".odt", ".ott")
+    kinds = (ZIP,)
 
     @override
     def open(self, path: str) -> Opened:
@@ -524,6 +537,7 @@ class EpubFormat(PagedFormat):
     """Reads e-books, each chapter as a page of HTML."""
 
     suffixes = (".epub",)
+    kinds = (ZIP,)
     unit = "chapter"
 
     @override
@@ -565,6 +579,7 @@ class RtfFormat(PagedFormat):
     """Reads RTF, which tells no pages."""
 
     suffixes = (".rtf",)
+    kinds = (RTF,)
     package = "striprtf"
     has_headings = False
 
@@ -593,6 +608,7 @@ class MailFormat(PagedFormat):
     """Reads e-mail: who wrote when to whom, the text, and the names of attachments."""
 
     suffixes = (".eml",)
+    kinds = (TEXT,)
     has_headings = False
 
     @override
@@ -678,6 +694,7 @@ class NotebookFormat(PagedFormat):
     """Reads notebooks of Jupyter: text, code, and what code printed."""
 
     suffixes = (".ipynb",)
+    kinds = (TEXT,)
     unit = "cell"
 
     @override

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import Decimals, joined, learned_field
+from cairn.pipeline.corpus.formats.file_kind import BZIP2, GZIP, HEAD, ZSTD, no_kind, other_kind
 from cairn.pipeline.errors import TryAgainError
 from pyarrow.fs import FileSystem, LocalFileSystem
 
@@ -32,6 +33,7 @@ PAGE_BREAK: Final = "\n\f\n"
 HEADING_ID: Final = re.compile(r"(?<![ \t])[ \t]+\{#[\w.:-]+\}[ \t#]*$")
 """What generators of pages read as the address of a heading, and do not show."""
 COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+_PACKED: Final = {".gz": GZIP, ".zst": ZSTD, ".bz2": BZIP2}
 MAX_COLUMNS: Final = 10_000
 HEAD_BYTES: Final = 1 << 16
 """How much of a text is looked at to tell its encoding and dialect."""
@@ -95,6 +97,8 @@ class Format(ABC):
     """Whether one of ``COMPRESSED`` may follow the suffix."""
     unit: ClassVar[str | None] = None
     """What the pages of a document are called, None where it has none."""
+    kinds: ClassVar[tuple[str, ...]] = ()
+    """What the first bytes of a file may say that it is, of the kinds of ``file_kind``."""
 
     def missing(self) -> str | None:
         """Say what to do before files can be read, None where they can."""
@@ -179,6 +183,23 @@ class SourceFile:
         """Open for reading from the start, decompressed as its suffix says; the caller closes it."""
         compression = COMPRESSED.get(PurePosixPath(self.path.lower()).suffix)
         return self.filesystem.open_input_stream(self.path, compression=compression)
+
+    @property
+    def suffix(self) -> str:
+        """What the name ends with, also where it is compressed."""
+        name = PurePosixPath(self.path.lower())
+        return (PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else "") + name.suffix
+
+    def damage(self, error: BaseException) -> str:
+        """Say in a phrase why the file cannot be read: it is of another kind, else what an error says."""
+        packed = _PACKED.get(PurePosixPath(self.path.lower()).suffix)
+        with contextlib.suppress(*DECODE_ERRORS):
+            if self.part is None:
+                with self.filesystem.open_input_stream(self.path, compression=None) as stream:
+                    head = stream.read(HEAD)
+                if told := no_kind(head, self.suffix, (packed,) if packed else self.format.kinds):
+                    return told
+        return damage_of(error)
 
     def require_reachable(self, error: BaseException) -> None:
         """Raise :class:`TryAgainError` where an error of reading comes from a store that does not answer.
@@ -364,6 +385,8 @@ def opened_text(
     with file.open_stream() as stream:
         buffered = io.BufferedReader(cast("io.RawIOBase", stream), HEAD_BYTES)
         head = buffered.peek(HEAD_BYTES)
+        if told := other_kind(head, file.suffix, file.format.kinds):
+            raise ValueError(told)
         encoding, is_guess = encoding_of(head)
         is_wide = encoding.startswith(("utf-16", "utf-32"))
         if is_guess and not guesses and not is_wide:

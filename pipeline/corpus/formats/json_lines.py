@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import Decimals, WrittenNumber, batch_of, role_names, type_of
+from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     Footer,
     Format,
@@ -46,6 +47,7 @@ class JsonLinesFormat(Format):
     """Reads files of JSON lines."""
 
     suffixes = (".jsonl", ".ndjson")
+    kinds = (TEXT,)
     is_typed = False
     is_compressible = True
 

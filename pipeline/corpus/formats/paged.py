@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import FAULT, batch_of, role_names
+from cairn.pipeline.corpus.formats.file_kind import HEAD, no_kind, other_kind
 from cairn.pipeline.corpus.formats.format import PAGE_BREAK, Footer, Format, SourceFile, damage_of
 from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, TITLE_BYTES, TITLE_CHARACTERS, heading
 from cairn.pipeline.corpus.quarantine import Reason
@@ -290,14 +291,9 @@ def _answers(
     """Yield the title and then each page behind those that were read; without memory the child ends."""
     signal.alarm(page_seconds)  # ends this process
     try:
-        opened = reader.open(path)
-    except MemoryError:
-        raise
-    except UnreadableError as told:
-        yield {"refused": str(told)}
-        return
-    except Exception as error:  # noqa: BLE001 (a library may raise anything on a damaged file)
-        yield {"refused": f"it cannot be read as {suffix}: {damage_of(error)}"}
+        opened = _opened(suffix, reader, path)
+    except UnreadableError as error:
+        yield {"refused": str(error)}
         return
     finally:
         signal.alarm(0)
@@ -310,10 +306,25 @@ def _answers(
             raise
         except PageWithoutText as told:
             answer = {"fault": (Reason.PAGE_WITHOUT_TEXT, damage_of(told))}
-        except Exception as error:  # noqa: BLE001 (as above)
+        except Exception as error:  # noqa: BLE001 (a library may raise anything on a damaged one)
             answer = {"fault": (Reason.DAMAGED_PAGE, f"it cannot be read: {damage_of(error)}")}
         yield answer
     signal.alarm(0)
+
+
+def _opened(suffix: str, reader: PagedFormat, path: str) -> Opened:
+    """Open a file; :class:`UnreadableError` says why it cannot be."""
+    with Path(path).open("rb") as file:
+        head = file.read(HEAD)
+    if told := other_kind(head, suffix, reader.kinds):
+        raise UnreadableError(told)
+    try:
+        return reader.open(path)
+    except (MemoryError, UnreadableError):
+        raise
+    except Exception as error:
+        told = no_kind(head, suffix, reader.kinds)
+        raise UnreadableError(told or f"it cannot be read as {suffix}: {damage_of(error)}") from error
 
 
 def _clean(text: str) -> str:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import value_bytes
+from cairn.pipeline.corpus.formats.file_kind import PARQUET
 from cairn.pipeline.corpus.formats.format import (
     DECODE_ERRORS,
     Footer,
@@ -54,6 +55,7 @@ class ParquetFormat(Format):
     """Reads Parquet files."""
 
     suffixes = (".parquet", ".pq")
+    kinds = (PARQUET,)
 
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
@@ -64,7 +66,9 @@ class ParquetFormat(Format):
             if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
                 raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
             check_names(schema)
-            return Footer(schema=schema, num_rows=metadata.num_rows)
+            uuids = _uuids(leaves_of(metadata, schema.names), schema)
+            fields = [field.with_type(uuids.get(field.name, field.type)) for field in schema]
+            return Footer(schema=pa.schema(fields), num_rows=metadata.num_rows)
 
     @override
     def read(
@@ -74,6 +78,7 @@ class ParquetFormat(Format):
         with file.open() as stream, open_parquet(stream) as footer:
             metadata = footer.metadata
             leaves = leaves_of(metadata, [*types])
+            uuids = _uuids(leaves, footer.schema_arrow)
             for index in range(metadata.num_row_groups):
                 group, done = metadata.row_group(index), 0
                 try:
@@ -84,7 +89,14 @@ class ParquetFormat(Format):
                         continue
                     for batch in decode_row_group(stream, metadata, index, leaves, config):
                         done += batch.num_rows
-                        yield batch
+                        columns = zip(batch.schema.names, batch.columns, strict=True)
+                        yield (
+                            pa.RecordBatch.from_pydict(
+                                {name: column.cast(uuids.get(name, column.type)) for name, column in columns}
+                            )
+                            if uuids
+                            else batch
+                        )
                 except DECODE_ERRORS as error:  # the groups behind it have pages of their own
                     file.require_reachable(error)
                     yield Undecoded(num_rows=group.num_rows - done, detail=damage_of(error))
@@ -98,6 +110,7 @@ class Leaf:
     path: str
     column: str
     is_string: bool
+    is_uuid: bool
     is_repeated: bool
     value_bytes: int
 
@@ -108,6 +121,17 @@ class ReadPlan:
 
     rows: int
     as_dictionary: tuple[str, ...]
+
+
+def _uuids(leaves: Sequence[Leaf], schema: pa.Schema) -> Mapping[str, pa.DataType]:
+    """Return the types of columns of UUIDs, and of lists of them, where no schema of Arrow tells them.
+
+    Arrow's own way to tell them reads no column of JSON as dictionary.
+    """
+    names = {leaf.column for leaf in leaves if leaf.is_uuid and schema.names.count(leaf.column) == 1}
+    told = {pa.binary(16): pa.uuid(), pa.list_(pa.binary(16)): pa.list_(pa.uuid())}
+    found = ((name, schema.field(name).type, *each) for name in names for each in told.items())
+    return {name: uuids for name, own, plain, uuids in found if own == plain}
 
 
 def open_parquet(
@@ -143,6 +167,7 @@ def leaves_of(metadata: pq.FileMetaData, columns: Sequence[str]) -> tuple[Leaf, 
                     path=column.path,
                     column=name,
                     is_string=is_binary and column.logical_type.type != "DECIMAL",
+                    is_uuid=column.logical_type.type == "UUID",
                     is_repeated=column.max_repetition_level > 0,
                     value_bytes=narrow.get(column.physical_type, max(8, column.length or 0)),
                 )

@@ -27,6 +27,7 @@ import pyarrow as pa
 import yaml
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import (
+    FAULT,
     OBJECT,
     OBJECTS,
     Decimals,
@@ -35,6 +36,7 @@ from cairn.pipeline.corpus.columns import (
     role_names,
     type_of,
 )
+from cairn.pipeline.corpus.formats.file_kind import MARKUP, TEXT, other_kind
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
     HEADING_ID,
@@ -46,6 +48,7 @@ from cairn.pipeline.corpus.formats.format import (
     is_utf8,
     once,
 )
+from cairn.pipeline.corpus.quarantine import Reason
 from cairn.pipeline.types import RESERVED_COLUMNS
 from markdown_it import MarkdownIt
 from typing_extensions import override
@@ -93,6 +96,7 @@ class DocumentFormat(Format):
 
     is_typed = False
     is_document = True
+    kinds = (MARKUP, TEXT)
 
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
@@ -110,9 +114,14 @@ class DocumentFormat(Format):
         """Yield the one document; of a file that is too large, only so much that the row checks refuse it."""
         with file.open() as stream:
             raw = stream.read(config.max_document_bytes + 1)
-        read = Document("", raw) if len(raw) > config.max_document_bytes else self.document(file, raw)
+        other = other_kind(raw, file.suffix, self.kinds)
+        is_read = other is None and len(raw) <= config.max_document_bytes
+        read = self.document(file, raw) if is_read else Document("", raw)
         own = {"id": file.doc_id(config), "title": read.title or PurePosixPath(file.relative).stem}
         batch = batch_of([{**read.values, **own, "text": read.text}], types, role_names(config))
+        if other is not None:
+            refused = pa.array([f"{Reason.DAMAGED_DOCUMENT} {other}"])
+            batch = batch.set_column(batch.num_columns - 1, FAULT, refused)
         yield batch.replace_schema_metadata({ENCODING: read.encoding} if read.encoding else None)
 
 

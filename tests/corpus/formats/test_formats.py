@@ -365,6 +365,30 @@ def test_keys_and_values_that_no_column_can_hold_cost_at_most_their_row(tmp_path
     assert rejected[0]["detail"] == "line 2 has a key that is not valid Unicode"
 
 
+@pytest.mark.parametrize(
+    ("name", "raw", "told"),
+    [
+        ("a.csv", b"PK\x03\x04" + bytes(40), "a zip archive, and not .csv: unpack it, or name it what it is"),
+        ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(40), "of an Office before 2007, or encrypted"),
+        ("a.tsv", b"<html><body>Sign in", "HTML or XML, and not .tsv: name it .html or what it is"),
+        ("a.jsonl", gzip.compress(b'{"id": 1}'), "compressed by gzip, and not .jsonl: unpack it"),
+        ("a.jsonl.gz", b'{"id": 1}\n', "a text, and not .jsonl.gz: name it .txt, .csv or what it is"),
+        ("a.csv.gz", gzip.compress(b"%PDF-1.7"), "PDF, and not .csv.gz: name it .pdf"),
+        ("a.parquet", b"id,text\n1,x\n", "a text, and not .parquet: name it .txt, .csv or what it is"),
+        ("a.arrow", b"PAR1\x15" + bytes(40), "Parquet, and not .arrow: name it .parquet"),
+    ],
+)
+def test_a_table_that_is_of_another_kind_than_its_name_says_is_quarantined_with_what_it_is(
+    tmp_path: Path, name: str, raw: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(raw)
+    (tmp_path / "b.txt").write_text("PK is a zip, PAR1 Parquet and BZh9 bzip2")
+    rows, [rejected] = read(tmp_path)
+    assert [row["doc_id"] for row in rows] == ["b.txt"]
+    assert rejected["reason"] == "damaged_file"
+    assert rejected["detail"].startswith(f"it is {told}")
+
+
 def test_files_without_columns_or_with_too_many_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n[1]\n")
@@ -612,13 +636,17 @@ def test_numbers_of_json_lines_are_names_or_numbers_as_in_csv_and_no_digit_of_a_
     ]
 
 
-def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store_schema", [True, False])
+def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(
+    tmp_path: Path, store_schema: bool
+) -> None:
     ids = [uuid.UUID(int=1), uuid.UUID(int=2)]
     column = pa.array([each.bytes for each in ids], pa.uuid())
     notes = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1}', None]))
     both = pa.ListArray.from_arrays(pa.array([0, 2, 2]), column, mask=pa.array([False, True]))
     table = {"id": column, "text": ["x", "y"], "owner": column, "j": notes, "both": both}
-    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    # DuckDB and others write no schema of Arrow beside that of Parquet.
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", store_schema=store_schema)
     rows, rejected = read(tmp_path)
     assert [(row["doc_id"], row["owner"], row["j"], row["both"]) for row in rows] == [
         (str(ids[0]), str(ids[0]), '{"a": 1}', [str(each) for each in ids]),
