@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Final
@@ -118,6 +118,7 @@ def agree_on_schema(
             raise _missing(_label(role), asked, files, f"{_label(role)}-column")
     kinds = _kinds(read)
     fields, warnings = _metadata(read, kinds, config, stored)
+    warnings |= dict.fromkeys(_folders_overruled(read, config))
     columns = [
         of and {**of, **_own_metadata(schema, of, fields, config, kinds)}
         for (_, schema), of in zip(files, roles, strict=True)
@@ -270,6 +271,18 @@ def _kinds(read: Read) -> Kinds:
     return found
 
 
+def _folders_overruled(read: Read, config: CorpusConfig) -> Iterator[str]:
+    """Say of which keys of folders the files have columns, whose values are taken."""
+    found: dict[str, list[str]] = {}
+    for file, schema, _ in read:
+        for key, _ in file.partitions:
+            if key in schema.names and (config.metadata_columns is None or key in config.metadata_columns):
+                found.setdefault(key, []).append(file.name)
+    for key, names in found.items():
+        also = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+        yield f"column {key!r} of {names[0]}{also} is taken, and not the value of its folder {key}=…"
+
+
 def _take(
     name: str,
     kinds: Sequence[tuple[SourceFile, pa.Field]],
@@ -290,6 +303,7 @@ def _take(
     agreed = _OF_NAMES.get(agreed, agreed) if holds_names else agreed
     target = stored_name(name)
     where = (lost or kinds)[0][0].name
+    also = f" and {len(lost or kinds) - 1:,} more" if len(lost or kinds) > 1 else ""
     if target in fields:
         problem = None
         kept = fields[target].type
@@ -316,14 +330,13 @@ def _take(
                 None
             )
     if problem is not None:
-        sentence = f"column {name!r} of {where} cannot be stored: {problem}"
+        sentence = f"column {name!r} of {where}{also} cannot be stored: {problem}"
         if must_keep and "null" not in problem:
             raise SchemaError(f"{sentence}; take it out of the metadata columns or convert it")
         if "null" not in problem or any(file.format.is_typed for file, _ in kinds):
             warnings[f"{sentence}; it is left out"] = None
     elif lost:
-        others = f" and {len(lost) - 1:,} more" if len(lost) > 1 else ""
-        warnings[f"values of column {name!r} in {where}{others} are left out: {_why(lost[0][1])}"] = None
+        warnings[f"values of column {name!r} in {where}{also} are left out: {_why(lost[0][1])}"] = None
 
 
 def _value_kinds(file: SourceFile, field: pa.Field) -> Sequence[str]:

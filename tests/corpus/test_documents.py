@@ -530,11 +530,40 @@ def test_signs_and_brackets_of_a_formula_stay(tmp_path: Path) -> None:
         f"<m:nary>{told}{run}</m:nary>" for told in ("", '<m:naryPr><m:chr m:val="∑"/></m:naryPr>')
     )
     brackets = f'<m:d>{run}</m:d><m:d><m:dPr><m:begChr m:val="["/></m:dPr>{run}</m:d><m:rad>{run}</m:rad>'
+    accents = f'<m:acc>{run}</m:acc><m:acc><m:accPr><m:chr m:val="\u0303"/></m:accPr>{run}</m:acc>'
+    cells = f"<m:d><m:e><m:m>{f'<m:mr>{run}<m:e/></m:mr>' * 2}</m:m></m:e></m:d><m:d>{run}{run}</m:d>"
     made = Document()
     paragraph = made.add_paragraph()
-    paragraph._p.append(parse_xml(f"<m:oMath {math}>{sums}{brackets}</m:oMath>"))
+    paragraph._p.append(parse_xml(f"<m:oMath {math}>{sums}{brackets}{accents}{cells}</m:oMath>"))
     made.save(str(tmp_path / "a.docx"))
-    assert read(tmp_path)[0][0]["text"] == "∫x∑x(x)[x)√x"
+    assert read(tmp_path)[0][0]["text"] == "∫x∑x(x)[x)√xx\u0302x\u0303(x, ; x, )(x|x)"
+
+
+def test_code_in_opendocument_keeps_the_blanks_before_its_lines(tmp_path: Path) -> None:
+    names = 'xmlns:o="urn:oasis:names:tc:opendocument:xmlns:office:1.0" xmlns:t="text"'
+    lines = '<t:p>if a:</t:p><t:p>\n  <t:s t:c="4"/>b\n   = 1</t:p><t:p><t:tab/>c</t:p><t:h> <t:s/>D</t:h>'
+    with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
+        archive.writestr("content.xml", f"<o:text {names}>{lines}</o:text>")
+    assert read(tmp_path)[0][0]["text"] == "if a:\n    b = 1\n\tc\n# D"
+
+
+def test_fields_of_a_mail_that_could_not_be_delivered_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.eml").write_text(
+        "Subject: Undelivered\nContent-Type: multipart/report; boundary=b\n\n--b\n\nSorry.\n--b\n"
+        "Content-Type: message/delivery-status\n\nReporting-MTA: dns; mx.example\n\n"
+        "Final-Recipient: rfc822; bo@example.org\nStatus: 5.1.1\n\n--b--\n"
+    )
+    status = "Reporting-MTA: dns; mx.example\n\nFinal-Recipient: rfc822; bo@example.org\nStatus: 5.1.1"
+    assert read(tmp_path)[0][0]["text"] == f"Subject: Undelivered\n\nSorry.\n\n{status}"
+
+
+@pytest.mark.parametrize("kind", ["markdown", "code"])
+def test_characters_that_no_text_has_are_told_of_in_a_notebook(tmp_path: Path, kind: str) -> None:
+    cells = [{"cell_type": kind, "source": text} for text in ("fine", "a\0b", "c\ud800d")]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    [row], [rejected] = read(tmp_path)
+    assert "ab" in row["text"]
+    assert rejected["detail"].endswith("which became U+FFFD, stand in cell 2, 3")
 
 
 def test_formulas_of_opendocument_are_read_from_their_own_files(tmp_path: Path) -> None:

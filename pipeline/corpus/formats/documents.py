@@ -18,7 +18,7 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from email.errors import CloseBoundaryNotFoundDefect
 from email.message import EmailMessage
@@ -33,7 +33,7 @@ from xml.etree.ElementTree import Element
 from zipfile import ZipFile, is_zipfile
 
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
-from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, text_of
+from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, is_utf8, text_of
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
 from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
@@ -169,6 +169,7 @@ _MARKS: Final = {
 }  # fmt: skip
 _HEADING: Final = re.compile(r"(?:title|heading (\d))", re.IGNORECASE)
 """The names of Word's own styles, in every language."""
+_BLANKS: Final = re.compile("[ \t\r\n]+")
 _SIGNS: Final = {"den": "/", "sup": "^", "sub": "_"}
 """What stands before a part of a formula."""
 _NOT_OF_A_SLIDE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
@@ -212,17 +213,24 @@ class _Walk(NamedTuple):
             return "" if note is None else f" ({_line(self.text(note))})"
         if kind == "object" and (part := self.objects.get(_attribute(element, "href").strip("./"))):
             return f" {part} "
-        inside = inside or (self.is_mixed and kind in ("p", "h"))
-        parts = [element.text or ""] if inside else []
+        if "math}" in element.tag and (between := _between(kind, element)):
+            parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
+            return self._closed(kind, element, between.join(parts))
+        is_paragraph = self.is_mixed and kind in ("p", "h")
+        inside = inside or is_paragraph
+        parts = [_BLANKS.sub(" ", element.text or "")] if inside else []
+        parts = [part.lstrip() for part in parts] if is_paragraph else parts
         for child in element:
-            parts += [self.text(child, inside), (child.tail or "") if inside else ""]
+            parts += [self.text(child, inside), _BLANKS.sub(" ", child.tail or "") if inside else ""]
         return self._closed(kind, element, "".join(parts))
 
     def _closed(self, kind: str, element: Element, inner: str) -> str:
         breaks = "\f" * inner.count("\f")
         if kind in ("p", "h"):
             start = "\f" if inner.lstrip(" \t\n").startswith("\f") else ""
-            inner = inner.strip(" \t\n").removeprefix("\f")
+            inner = inner.replace("\f", "", 1) if start else inner
+            # OpenDocument has elements for the blanks that stand before a line, as in code.
+            inner = inner.rstrip(" \t\n").lstrip("\n" if self.is_mixed and kind == "p" else " \t\n")
             return start + (self._prefix(element) if inner else "") + inner + "\n"
         if kind == "list-item":
             return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
@@ -238,6 +246,8 @@ class _Walk(NamedTuple):
             return f" {_line(inner)} "
         if kind == "note-body":
             return f" ({_line(inner)})"
+        if element.tag.endswith("math}acc"):
+            return inner + _signs(element)[0]
         if element.tag.endswith(("math}nary", "math}d", "math}rad")):
             begin, end = ("√", "") if kind == "rad" else _signs(element)
             return f"{begin}{inner}{end}"
@@ -280,9 +290,23 @@ def _symbol(font: str, code: int) -> str:
     return chr(code)
 
 
+_USUAL_SIGNS: Final = {
+    "nary": {"chr": "∫", "endChr": ""},
+    "acc": {"chr": "\u0302", "endChr": ""},
+    "d": {"begChr": "(", "endChr": ")"},
+}
+
+
+def _between(kind: str, formula: Element) -> str:
+    """Return what stands between the cells of a matrix or its rows, lines, or parts in brackets."""
+    told = formula.find("*/{*}sepChr") if kind == "d" else None
+    usual = {"mr": ", ", "m": "; ", "eqArr": "; ", "d": "|"}.get(kind, "")
+    return usual if told is None else _attribute(told, "val")
+
+
 def _signs(formula: Element) -> tuple[str, str]:
-    """Return the sign of a sum or integral, or brackets; Word has its own where a formula tells none."""
-    usual = {"chr": "∫", "endChr": ""} if _name(formula) == "nary" else {"begChr": "(", "endChr": ")"}
+    """Return the sign of a sum or accent, or brackets; Word has its own where a formula tells none."""
+    usual = _USUAL_SIGNS[_name(formula)]
     told = ((formula.find(f"*/{{*}}{name}"), sign) for name, sign in usual.items())
     begin, end = (sign if each is None else _attribute(each, "val") for each, sign in told)
     return begin, end
@@ -654,6 +678,8 @@ def _header(part: EmailMessage, name: str) -> str:
 
 def _bodies(part: EmailMessage) -> list[EmailMessage]:
     """Return the texts of a part that are shown, of alternatives with a text the plain one or the first."""
+    if _is_report(part):
+        return [part]
     if not part.is_multipart():
         is_shown = part.get_content_maintype() == "text" and not part.is_attachment()
         return [part] if is_shown and _mail_part(part).strip() else []
@@ -664,7 +690,16 @@ def _bodies(part: EmailMessage) -> list[EmailMessage]:
     return [*chain.from_iterable(found)]
 
 
+def _is_report(part: EmailMessage) -> bool:
+    """Whether a part has fields that a program wrote, as of a mail that could not be delivered."""
+    mails = ("rfc822", "global", "partial", "external-body")
+    return part.get_content_maintype() == "message" and part.get_content_subtype() not in mails
+
+
 def _mail_part(part: EmailMessage) -> str:
+    if _is_report(part):
+        blocks = cast("list[EmailMessage]", part.get_payload())
+        return "\n\n".join("\n".join(f"{name}: {_header(each, name)}" for name in each) for each in blocks)
     text, _ = text_of(cast(bytes, part.get_payload(decode=True)), part.get_content_charset() or "")
     if part.get_content_subtype() == "html":
         return str(converted(text, is_page=False).text)
@@ -708,7 +743,26 @@ class NotebookFormat(PagedFormat):
             else [each for sheet in book["worksheets"] for each in sheet["cells"]]
         )
         language = book.get("metadata", {}).get("kernelspec", {}).get("language", "")
-        return Opened("", (partial(_notebook_cell, cell, language) for cell in cells))
+        return Opened("", _notebook_cells(cells, language))
+
+
+def _notebook_cells(cells: Sequence[Mapping[str, Any]], language: str) -> Iterator[Callable[[], str]]:
+    damaged = list[str]()
+
+    def text(number: int, cell: Mapping[str, Any]) -> str:
+        text = _notebook_cell(cell, language)
+        if "\0" in text or not is_utf8(text):
+            damaged.append(str(number))
+        return text
+
+    def told() -> str:
+        marks = "NUL characters, which are left out, or halves of characters, which became U+FFFD"
+        raise ValueError(f"{marks}, stand in cell {', '.join(damaged)}")
+
+    for number, cell in enumerate(cells, 1):
+        yield partial(text, number, cell)
+    if damaged:
+        yield told
 
 
 def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
@@ -716,7 +770,7 @@ def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
     if cell["cell_type"] == "heading":
         source = f"{'#' * int(cell.get('level', 1))} {source}"
     if cell["cell_type"] != "code":
-        return without_pictures(source.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
+        return without_pictures(source.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
     outputs = ["".join(_shown(each)) for each in cell.get("outputs", [])]
     printed = _COLOURS.sub("", "".join(each.rstrip() + "\n" for each in outputs if each))
     fences = [f"```{language}\n{source.rstrip()}\n```", f"```\n{printed}```" if printed else ""]

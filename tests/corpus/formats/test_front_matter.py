@@ -156,11 +156,18 @@ def test_json_with_a_key_that_stands_twice_is_text(tmp_path: Path) -> None:
 
 
 def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) -> None:
-    write(tmp_path, a="---\ntitle: [A, B]\n---\nbody", b="---\ntitle: {en: A}\n---\nbody")
+    objects = "---\ntitle: {en: A}\n---\nbody"
+    write(tmp_path, a="---\ntitle: [A, B]\n---\nbody", b=objects, c=objects)
     [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
-    assert warning.startswith(f"values of column 'front_matter_title' in {tmp_path}/b.md are left out")
+    assert warning.startswith(
+        f"values of column 'front_matter_title' in {tmp_path}/b.md and 1 more are left out"
+    )
     rows, _ = read(tmp_path)
-    assert [(row["title"], row["front_matter_title"]) for row in rows] == [("a", ["A", "B"]), ("b", None)]
+    told = [(row["title"], row["front_matter_title"]) for row in rows]
+    assert told == [("a", ["A", "B"]), ("b", None), ("c", None)]
+    (tmp_path / "a.md").unlink()
+    [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
+    assert warning.startswith(f"column 'front_matter_title' of {where} cannot be stored")
 
 
 def test_broken_yaml_is_warned_of_and_stays_in_the_text(tmp_path: Path) -> None:
