@@ -159,9 +159,8 @@ def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) 
     objects = "---\ntitle: {en: A}\n---\nbody"
     write(tmp_path, a="---\ntitle: [A, B]\n---\nbody", b=objects, c=objects)
     [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
-    assert warning.startswith(
-        f"values of column 'front_matter_title' in {tmp_path}/b.md and 1 more are left out"
-    )
+    where = f"{tmp_path}/b.md and 1 more"
+    assert warning.startswith(f"values of column 'front_matter_title' in {where} are left out")
     rows, _ = read(tmp_path)
     told = [(row["title"], row["front_matter_title"]) for row in rows]
     assert told == [("a", ["A", "B"]), ("b", None), ("c", None)]
