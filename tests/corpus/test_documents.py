@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import struct
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -521,6 +522,14 @@ def test_a_workbook_is_read_as_what_it_is_whatever_its_name_says(tmp_path: Path)
         sheets(tmp_path / name.replace(name[1:], ".xlsx")).rename(tmp_path / name)
     rows, rejected = read(tmp_path)
     assert ({row["text"].splitlines()[-1] for row in rows}, len(rows), rejected) == ({"| Oslo |"}, 3, [])
+
+
+def test_formulas_of_xls_are_told_of_where_none_has_a_value() -> None:
+    def cell(value: bytes) -> bytes:
+        return b"\x06\0" + struct.pack("<H6x8s6xH", 25, value, 3) + b"\x1e\1\0"
+
+    empty, number = cell(b"\3" + bytes(5) + b"\xff\xff"), cell(struct.pack("<d", 6))
+    assert [documents._unstored(raw) for raw in (empty * 2, empty + number, b"no formula")] == [2, 0, 0]
 
 
 def test_signs_and_brackets_of_a_formula_stay(tmp_path: Path) -> None:

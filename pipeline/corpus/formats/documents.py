@@ -419,6 +419,8 @@ _FORMULA: Final = re.compile(
     rb"(?:<\1v\s*/>|<\1v></\1v>)?</\1c>"
 )
 """A cell whose value its program did not store, as libraries do that write workbooks."""
+_OLD_FORMULA: Final = re.compile(rb"\x06\0(..).{6}(.{8}).{6}(..)", re.DOTALL)
+"""A cell of BIFF with a formula: the length of the record, the value, and the length of the formula."""
 _UNTYPED: Final = re.compile(rb"<table:table-cell(?![^<>]*value-type)(?=[^<>]*[^/<>]>|>)")
 """A cell of OpenDocument that does not say of which type it is; programs show its text."""
 _COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii_uppercase, repeat=size)]
@@ -471,7 +473,31 @@ class ExcelFormat(PagedFormat):
             if _ENCRYPTED in raw:
                 raise UnreadableError("it is encrypted; save it without a password") from None
             book = python_calamine.load_workbook(io.BytesIO(raw))
-        return Opened("", (partial(_sheet, book, each.name) for each in book.sheets_metadata))
+        pages = [partial(_sheet, book, each.name) for each in book.sheets_metadata]
+        if file is path and (num_formulas := _unstored(Path(path).read_bytes())):
+            pages.append(partial(_without_values, num_formulas))
+        return Opened("", pages)
+
+
+def _unstored(raw: bytes) -> int:
+    """Count the formulas of a `.xls` whose values are all empty, as of a program that stores none.
+
+    Some empty ones among others are what their formulas came to.
+    """
+    values = [value for size, value, own in _OLD_FORMULA.findall(raw) if _int(own) == _int(size) - 22]
+    are_empty = all(value[:1] == b"\3" and value[6:] == b"\xff\xff" for value in values)
+    return len(values) if are_empty else 0
+
+
+def _int(raw: bytes) -> int:
+    return int.from_bytes(raw, "little")
+
+
+def _without_values(num_formulas: int) -> str:
+    raise ValueError(
+        f"the values of all its formulas, {num_formulas:,}, are empty, so they may never have been computed; "
+        "open it in a program for sheets and save it"
+    )
 
 
 def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
