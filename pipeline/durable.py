@@ -322,14 +322,17 @@ def _open_lock(path: Path, flags: int) -> int:
 
 
 def _take(descriptor: int, waits: Callable[[], bool]) -> bool:
-    """Take a lock, unless another process holds it for longer than :func:`is_locked` does."""
+    """Take a lock, unless another process holds it for longer than :func:`is_locked` does.
+
+    A killed process lets go of its locks one after the other: what ``waits`` looks at may be free before.
+    """
     until = time.monotonic() + TURN_SECONDS
     attempts = 0
-    while attempts < LOCK_ATTEMPTS or (time.monotonic() < until and waits()):
+    while attempts < LOCK_ATTEMPTS:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            attempts += 1
+            attempts = 0 if time.monotonic() < until and waits() else attempts + 1
             time.sleep(LOCK_PAUSE_SECONDS)
         else:
             return True

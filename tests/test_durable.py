@@ -159,6 +159,21 @@ def test_who_looks_at_a_lock_keeps_no_writer_out(tmp_path: Path, monkeypatch: py
     os.close(descriptor)
 
 
+def test_who_waits_for_a_lock_gets_it_from_a_process_that_dies(tmp_path: Path) -> None:
+    path, looks = tmp_path / ".lock", [True, True, False]
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def is_alive() -> bool:  # until its other lock is gone, just before this one
+        if not looks[0]:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        return looks.pop(0)
+
+    with durable.exclusive_lock(path, "the lock", TryAgainError, is_alive):
+        assert durable.is_locked(path)
+    os.close(descriptor)
+
+
 def test_remove_folder_killed_in_the_middle_leaves_nothing_under_its_name_and_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.writers import ServedDocuments
 
+from tests.nightly.acknowledged import Acknowledged
 from tests.nightly.forks import FORKS, PATIENCE_SECONDS, start
 
 MAX_LIFE_SECONDS = 1.2
@@ -29,7 +30,7 @@ def test_killed_server_keeps_what_it_acknowledged(
     tmp_path: Path, tiny_model_folder: Path, kills: int
 ) -> None:
     rng = Random(kills)
-    allowed = dict[str, set[str | None]]()
+    told = Acknowledged()
     for seed in range(kills):
         ours, theirs = FORKS.Pipe()
         process = start(write_on, theirs, tmp_path, tiny_model_folder, seed)
@@ -41,17 +42,23 @@ def test_killed_server_keeps_what_it_acknowledged(
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join()
+        asked = None
         with contextlib.suppress(EOFError):
             while True:
                 is_kept, doc_id, text = ours.recv()
                 if is_kept:
-                    allowed[doc_id] = {text}
-                else:  # it was not told yet whether it is kept
-                    allowed.setdefault(doc_id, {None}).add(text)
+                    assert asked is not None
+                    told.keep(asked, is_shown=False)
+                else:
+                    asked = told.ask({doc_id: text})
+        if asked is not None:
+            told.lose(asked)
     publish_all(tmp_path, tiny_model_folder)
     stored = [(document.doc_id, document.text) for document in open_collection("c", root=tmp_path).documents]
     assert len(stored) == len(dict(stored))
-    assert all(dict(stored).get(doc_id) in texts for doc_id, texts in allowed.items()), allowed
+    now = told.now()
+    for doc_id in told.keys:
+        assert dict(stored).get(doc_id) in told.possible(doc_id, now, now, is_reader=False)
     assert verify_collection(CollectionLayout(tmp_path, "c")) == []
 
 

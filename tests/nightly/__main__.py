@@ -9,13 +9,14 @@ import random
 import sys
 from pathlib import Path
 
-from tests.nightly import damage, hostile, operations
+from tests.nightly import damage, hostile, operations, writes
 from tests.nightly.campaign import Tally, commit, run_campaigns, run_episode, write_summary
 
 CAMPAIGNS = {
     "operations": operations.episode,
     "hostile": hostile.episode,
     "damage": damage.episode,
+    "writes": writes.episode,
 }
 
 

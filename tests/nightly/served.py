@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.nightly.forks import start
 
 SEARCH = "/v1/collections/stones/search"
 START_SECONDS = 120.0
-SHED = frozenset({"overloaded", "deadline", "collection-opening", "server-stopping"})
+SHED = frozenset({"overloaded", "deadline", "collection-opening", "stopping"})
 """Problems by which a server says that it is busy; the same request may be sent again."""
 
 
@@ -69,13 +69,16 @@ class Client:
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
-    def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """Return status and JSON of one request."""
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, *, method: str | None = None, key: str = ""
+    ) -> tuple[int, Any]:
+        """Return status and JSON of one request: a POST if it has a body; ``key`` makes a write one."""
+        headers = {"Idempotency-Key": key} if key else {}
         if body is None:
-            self._connection.request("GET", path)
+            self._connection.request(method or "GET", path, headers=headers)
         else:
-            headers = {"Content-Type": "application/json"}
-            self._connection.request("POST", path, json.dumps(body), headers)
+            headers["Content-Type"] = "application/json"
+            self._connection.request(method or "POST", path, json.dumps(body), headers)
         response = self._connection.getresponse()
         return response.status, json.loads(response.read() or b"null")
 
@@ -108,10 +111,10 @@ def kind_of(reply: Any) -> str:
 
 
 @contextlib.contextmanager
-def server(root: Path, port: int | None = None) -> Generator[tuple[int, int]]:
+def server(root: Path, work: Callable[..., None] = serve, *arguments: Any) -> Generator[tuple[int, int]]:
     """Serve a root until the block ends and the server is killed; gives its port and its process id."""
-    port = free_port() if port is None else port
-    process = start(serve, root, port)
+    port = free_port()
+    process = start(work, root, port, *arguments)
     assert process.pid is not None
     try:
         _wait_until_up(process, port)
