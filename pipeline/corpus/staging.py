@@ -67,9 +67,8 @@ class Staged:
     """What stage 1 did; ``rows == indexed + unchanged + quarantined``.
 
     ``rows`` counts every row of the readable files, and each damaged file as one. ``is_complete`` is false
-    when a file or a part of one could not be read, or was doubted, or is a table without id or text: then a
-    document that was not met may still exist, and none may be deleted for it. ``characters`` counts staged
-    texts.
+    when a file or a part of one could not be read, or was doubted: then a document that was not met may still
+    exist, and none may be deleted for it. ``characters`` counts staged texts.
     ``passed_over`` are the places in the scan of files that were not read, as nothing has changed in them;
     their rows are counted as if they had been.
     """
@@ -230,12 +229,7 @@ class _Pass:
             characters=self._characters,
             quarantine_reasons=dict(sorted(reasons.items())),
             quarantine_examples=dict(sorted(self._examples.items())),
-            is_complete=not (
-                reasons[Reason.DAMAGED_FILE]
-                or reasons[Reason.DAMAGED_ROWS]
-                or self._doubts
-                or self.scan.schema.left_out
-            ),
+            is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS] or self._doubts),
             passed_over=tuple(self._files.passed_over),
             warnings=(*self._doubts, *self._replacements(), *self._encodings()),
         )

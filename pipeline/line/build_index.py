@@ -275,7 +275,7 @@ def stored_sources(stored: Sequence[StoredRows]) -> Callable[[], Iterable[pa.Rec
 def count_vanished(ledger: Ledger, config: IngestConfig, staged: Staged) -> int:
     """Count the documents that ``--sync`` is to delete.
 
-    None where a source file is damaged, doubted or left out: what it held cannot be told from what vanished.
+    None where a source file is damaged or doubted: what it held cannot be told from what vanished.
     """
     return sum(map(len, ledger.vanished_ids())) if config.sync and staged.is_complete else 0
 
@@ -356,10 +356,7 @@ def _warnings(run: Run, scan: Scan, staged: Staged) -> tuple[str, ...]:
     )
     warnings += staged.warnings
     if run.config.sync and not staged.is_complete:
-        kept = (
-            "--sync deleted nothing: documents of a source file that is damaged or left out cannot be told "
-            "from vanished ones"
-        )
+        kept = "--sync deleted nothing: documents of a damaged source file cannot be told from vanished ones"
         return (*warnings, kept)
     return warnings
 

@@ -136,14 +136,6 @@ def test_damaged_file_counts_as_one_row_and_makes_the_pass_incomplete(
     assert not run.staged.is_complete
 
 
-def test_a_table_left_out_for_lack_of_an_id_makes_the_pass_incomplete(
-    tmp_path: Path, write_corpus: WriteCorpus
-) -> None:
-    source = write_corpus("a.parquet", id=["a"], text=["x"]).parent
-    write_corpus("b.parquet", key=["b"], text=["y"])
-    assert not Run(tmp_path, source).staged.is_complete
-
-
 def test_older_shards_are_removed(tmp_path: Path, write_corpus: WriteCorpus) -> None:
     (tmp_path / "staged").mkdir()
     (tmp_path / "staged" / "000007.parquet").write_bytes(b"old")
