@@ -11,14 +11,15 @@ place, not the message, which may quote a text.
 The guard refuses what is not for this server, not authorised, or not strict JSON of bounded size. A page on
 another site must not reach a server on its reader's machine: the Host must be one this server answers for
 (DNS rebinding), and an Origin must be the server's own, or a name that it was given. There is no CORS. The
-whole body is read and checked: RFC 8259 has neither NaN nor lone surrogates, and the depth is bounded to
-protect parsers.
+whole body is read and checked: RFC 8259 has neither NaN nor lone surrogates, of a key that stands twice one
+value would be lost, and the depth is bounded to protect parsers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import re
 import time
@@ -28,6 +29,7 @@ from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
+from cairn.pipeline.corpus.formats.format import once
 from cairn.pipeline.errors import CairnError, is_panic
 from cairn.pipeline.index.allocator import return_freed_memory
 from cairn.pipeline.serve.keys import EVERYTHING, Grant, Keyring
@@ -351,6 +353,10 @@ async def _read_json(headers: Headers, receive: Receive, limit: int) -> bytes:
             "send UTF-8 JSON without a byte order mark, halves of surrogates, NaN, Infinity and numbers of "
             "thousands of digits, at most 200 deep",
         ) from None
+    try:
+        json.loads(body, object_pairs_hook=once)
+    except ValueError:
+        raise ProblemError(INVALID_JSON, "send every key of an object once; one got two values") from None
     return body
 
 

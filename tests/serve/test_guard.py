@@ -47,6 +47,15 @@ def test_body_that_is_no_json_is_refused(client: TestClient, body: bytes) -> Non
     assert outcome(client.post(SEARCH, content=body, headers=JSON)) == (400, "invalid-json")
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"query": "a", "query": "b"}', b'{"query": "a", "filters": {"a": 1, "\\u0061": 2}}']
+)
+def test_body_with_a_key_twice_is_refused(client: TestClient, body: bytes) -> None:
+    response = client.post(SEARCH, content=body, headers=JSON)
+    assert outcome(response) == (400, "invalid-json")
+    assert "every key of an object once" in response.json()["detail"]
+
+
 MEDIA_TYPES = ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
 
 

@@ -11,6 +11,7 @@ import contextlib
 import io
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -490,7 +491,6 @@ def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON; :class:`ValueError` where a key stands twice, of which one would be lost."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"key {twice[:100]!r} stands twice in an object")
     return found
