@@ -357,8 +357,8 @@ def _gives_way(name: str, kinds: Kinds) -> bool:
 
 
 def _odd_name(name: str) -> str | None:
-    is_odd = not name.strip() or any(each in name for each in ".`\0")
-    return "a name must not be blank, or hold a dot, a backtick or a NUL character" if is_odd else None
+    is_odd = not name.strip() or name == "*" or any(each in name for each in ".`\0")
+    return "a name must not be blank or *, or hold a dot, a backtick or a NUL character" if is_odd else None
 
 
 def _why(field: pa.Field) -> str:

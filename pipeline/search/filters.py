@@ -29,9 +29,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -110,27 +110,20 @@ Holds: TypeAlias = Callable[[pa.Array], pa.Array]
 class ColumnTest:
     """Asks one column something of each document. Null matches where ``is_null`` says so.
 
-    A column that ``is_kept`` is kept in memory where there is room. ``members`` are all values that match,
-    where that is all it asks.
+    A column that ``is_kept`` is kept in memory where there is room. ``asks`` says what is asked by
+    ``values``, where tests of one column may be joined.
     """
 
     column: str
     holds: Holds
     is_null: bool = False
     is_kept: bool = False
-    members: pa.Array | None = None
+    asks: str = ""
+    values: pa.Array | None = None
 
     def matches(self, column_N: pa.Array) -> Bool[np.ndarray, " N"]:
         """Tell of each row whether it matches."""
         return np.asarray(pc.fill_null(self.holds(column_N), self.is_null))
-
-    def matches_kept(self, column: ColumnValues) -> Bool[np.ndarray, " N"]:
-        """Tell of each document whether it matches, by the values there are."""
-        held = self.matches(column.values)
-        found = np.flatnonzero(held)
-        if len(found) == 1 and not self.is_null:  # a quarter of the time
-            return column.codes_N == found[0]
-        return np.append(held, self.is_null)[column.codes_N]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,52 +135,116 @@ class Combined:
 
 
 Condition: TypeAlias = "ColumnTest | Combined"
-Masks: TypeAlias = "Mapping[int, Bool[np.ndarray, ' N']]"
-"""Which documents a test matches, by the test's ``id``."""
 
 
 def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Condition:
-    """Return one condition of several; any of some values of a column is asked for at once."""
-    sought = dict[str, ColumnTest]()
+    """Return one condition of several; what one test of a column can ask is asked at once."""
+    joined = dict[tuple[str, str], list[ColumnTest]]()
     others: list[Condition] = []
     for part in parts:
-        if kind == "and" or not isinstance(part, ColumnTest) or part.members is None:
-            others.append(part)
-        elif part.column not in sought:
-            sought[part.column] = part
-        else:
-            members = pa.concat_arrays([sought[part.column].members, part.members])
-            sought[part.column] = replace(part, holds=_one_of(members), members=members)
-    parts = [*others, *sought.values()]
+        for each in part.parts if isinstance(part, Combined) and part.kind == kind else [part]:
+            if isinstance(each, ColumnTest) and kind in _JOINED_BY.get(each.asks, ()):
+                joined.setdefault((each.column, each.asks), []).append(each)
+            else:
+                others.append(each)
+    parts = [*(_joined(kind, tests) for tests in joined.values()), *others]
     return parts[0] if len(parts) == 1 else Combined(kind=kind, parts=parts)
 
 
-def allowed_documents(
-    generation: Generation, condition: Condition, timeout: dt.timedelta | None, num_parts: int = 1
-) -> Int64[np.ndarray, " A"]:
-    """Return the positions of all documents that a condition matches, ascending.
+def _joined(kind: Literal["and", "or"], tests: Sequence[ColumnTest]) -> ColumnTest:
+    first = tests[0]
+    if len(tests) == 1:
+        return first
+    values = pa.concat_arrays([test.values for test in tests])
+    if first.asks in _ORDERS:
+        is_least = (first.asks in ("gt", "gte")) == (kind == "or")
+        values = pa.array([(pc.min if is_least else pc.max)(values)], values.type)
+    return _joinable(first.asks, values, column=first.column, is_kept=first.is_kept)
 
-    ``num_parts`` says of how many partitions the generation is one.
-    """
-    if not generation.num_documents:
-        return np.empty(0, dtype=np.int64)
-    if generation.parts:
-        starts = zip(generation.part_starts, generation.parts, strict=False)
-        within = partial(
-            allowed_documents, condition=condition, timeout=timeout, num_parts=len(generation.parts)
-        )
-        return np.concatenate([start + within(part) for start, part in starts])
-    masks: dict[int, np.ndarray] = {}
-    asked: list[ColumnTest] = []
-    with table_errors("reading the filter's documents", generation.layout):
-        for test in _tests(condition):
-            column = generation.column_values(test.column, num_parts) if test.is_kept else None
-            if column is None:
-                asked.append(test)
-            else:
-                masks[id(test)] = test.matches_kept(column)
-        masks |= _scan(generation, asked, timeout)
-    return np.flatnonzero(_mask(condition, masks))
+
+def allowed_documents(
+    generation: Generation, condition: Condition, timeout: dt.timedelta | None
+) -> Int64[np.ndarray, " A"]:
+    """Return the positions of all documents that a condition matches, ascending."""
+    until = math.inf if timeout is None else time.monotonic() + timeout.total_seconds()
+    parts = generation.parts or [generation]
+    starts = generation.part_starts if generation.parts else [0]
+    found = [
+        start + np.flatnonzero(_Scan(part, condition, until, len(parts)).matches())
+        for start, part in zip(starts, parts, strict=False)
+        if part.num_documents
+    ]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+class _Scan:
+    """Tests the documents of a generation without partitions, those of one batch of the table at a time."""
+
+    def __init__(self, generation: Generation, condition: Condition, until: float, num_parts: int) -> None:
+        self.generation, self.condition, self.until = generation, condition, until
+        self.num_parts = num_parts
+        self.kept: dict[int, tuple[ColumnValues, Int64[np.ndarray, " V"]]] = {}
+        """By a test's ``id``: its column in memory, and the numbers of the values that match."""
+
+    def matches(self) -> Bool[np.ndarray, " N"]:
+        """Tell of each document whether it matches."""
+        generation, num_documents = self.generation, self.generation.num_documents
+        with table_errors("reading the filter's documents", generation.layout):
+            asked = list(
+                dict.fromkeys(test.column for test in _tests(self.condition) if not self._keep(test))
+            )
+            if not asked:
+                return self._mask(self.condition, slice(0, num_documents))
+            mask_N, end = np.empty(num_documents, np.bool_), 0
+            for batch in generation.scan_columns(asked):
+                rows = slice(end, end := end + batch.num_rows)
+                if end <= num_documents:
+                    mask_N[rows] = self._mask(self.condition, rows, batch)
+        if end != num_documents:
+            raise generation.layout.damaged(
+                f"table `documents` of {generation.layout.name!r} must hold the documents of generation "
+                f"{generation.number}",
+                "verify",
+            )
+        return mask_N
+
+    def _keep(self, test: ColumnTest) -> bool:
+        self._require_time()
+        column = self.generation.column_values(test.column, self.num_parts) if test.is_kept else None
+        if column is not None:
+            self.kept[id(test)] = column, np.flatnonzero(test.matches(column.values))
+        return column is not None
+
+    def _require_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise TryAgainError(
+                "reading the filter's documents did not finish in time; try again, or ask less"
+            )
+
+    def _mask(
+        self, condition: Condition, rows: slice, batch: pa.RecordBatch | None = None
+    ) -> Bool[np.ndarray, " B"]:
+        """Join the parts one by one, until none can change the whole."""
+        if isinstance(condition, Combined):
+            is_and = condition.kind == "and"
+            mask_B = self._mask(condition.parts[0], rows, batch)
+            for part in condition.parts[1:]:
+                if not mask_B.any() if is_and else mask_B.all():
+                    break
+                own_B = self._mask(part, rows, batch)
+                mask_B = mask_B & own_B if is_and else mask_B | own_B
+            return mask_B
+        self._require_time()
+        if id(condition) not in self.kept:
+            assert batch is not None, "the column is in memory or in the scan"
+            return condition.matches(batch.column(condition.column))
+        column, found = self.kept[id(condition)]
+        codes_B = column.codes_N[rows]
+        if len(found) == 1:  # a quarter of the time
+            return codes_B == found[0]
+        is_held = np.zeros(len(column.values) + 1, np.bool_)  # null is the last
+        is_held[found] = True
+        return is_held[codes_B]
 
 
 def _tests(condition: Condition) -> Iterator[ColumnTest]:
@@ -196,36 +253,6 @@ def _tests(condition: Condition) -> Iterator[ColumnTest]:
     else:
         for part in condition.parts:
             yield from _tests(part)
-
-
-def _scan(generation: Generation, tests: Sequence[ColumnTest], timeout: dt.timedelta | None) -> Masks:
-    """Read the columns that some tests ask, each once."""
-    if not tests:
-        return {}
-    until = None if timeout is None else time.monotonic() + timeout.total_seconds()
-    found: list[list[np.ndarray]] = [[] for _ in tests]
-    for batch in generation.scan_columns(list(dict.fromkeys(test.column for test in tests))):
-        if until is not None and time.monotonic() > until:
-            raise TryAgainError(
-                "reading the filter's documents did not finish in time; try again, or ask less"
-            )
-        for test, own in zip(tests, found, strict=True):
-            own.append(test.matches(batch.column(test.column)))
-    masks = {id(test): np.concatenate(own) for test, own in zip(tests, found, strict=True)}
-    if any(len(mask) != generation.num_documents for mask in masks.values()):
-        raise generation.layout.damaged(
-            f"table `documents` of {generation.layout.name!r} must hold the documents of generation "
-            f"{generation.number}",
-            "verify",
-        )
-    return masks
-
-
-def _mask(condition: Condition, masks: Masks) -> Bool[np.ndarray, " N"]:
-    if isinstance(condition, ColumnTest):
-        return masks[id(condition)]
-    join = np.logical_and if condition.kind == "and" else np.logical_or
-    return join.reduce([_mask(part, masks) for part in condition.parts])
 
 
 def matching_documents(
@@ -305,6 +332,8 @@ def compile_both(
 
 def text_order_warnings(tree: Mapping[str, Any], schema: pa.Schema) -> list[str]:
     """Say where a checked filter compares texts with a number by their order, which is that of letters."""
+    if not TREE_FIELDS & tree.keys():
+        return []
     if "filters" in tree:
         return [each for child in tree["filters"] for each in text_order_warnings(child, schema)]
     if tree.get("type") not in _ORDERS or not is_text(schema.field(tree["key"]).type):
@@ -414,14 +443,14 @@ class _Compiler:
             if not is_text(data_type):
                 raise FilterError(f"`contains` must ask a column of text or lists, got {key!r}; use `eq`")
             part = _string(key, value)
-            return ColumnTest(column=key, holds=lambda column: pc.match_substring(_compared(column), part))
+            return _joinable("contains", pa.array([part], pa.large_string()), column=key)
         if pa.types.is_boolean(data_type) and kind not in ("eq", "ne"):
             raise FilterError(
                 f"column {key!r} is boolean and must be compared with eq, ne, in or nin, got `{kind}`"
             )
         if kind in ("eq", "ne"):
             return _members_test("in" if kind == "eq" else "nin", key, data_type, [value])
-        return ColumnTest(column=key, holds=_order(kind, data_type, _checked(key, data_type, value)))
+        return _order(kind, key, data_type, _checked(key, data_type, value))
 
     def _compile_members(self, kind: str, key: str, data_type: pa.DataType, values: Any) -> Condition:
         if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_LIST_VALUES:
@@ -437,51 +466,87 @@ def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[
     is_list = pa.types.is_list(data_type)
     own_type = data_type.value_type if is_list else data_type
     members = _members(own_type, [_checked(key, own_type, value) for value in values])
-
-    is_one = _one_of(members)
-
-    def is_held(column: pa.ListArray) -> pa.Array:
-        holds_N = np.zeros(len(column), np.bool_)
-        parents = np.asarray(pc.list_parent_indices(column))
-        holds_N[parents[np.asarray(pc.fill_null(is_one(column.flatten()), False))]] = True
-        return pa.array(holds_N, mask=np.asarray(column.is_null()))
-
-    held = is_held if is_list else is_one
-    if kind == "nin":
-        # What is null is not said to be none of them.
-        return ColumnTest(
-            column=key, holds=lambda column: pc.and_kleene(pc.is_valid(column), pc.invert(held(column)))
-        )
-    is_kept = is_text(data_type) or pa.types.is_integer(data_type)
-    return ColumnTest(
+    is_kept = kind == "in" and (is_text(data_type) or pa.types.is_integer(data_type))
+    return _joinable(
+        f"{kind} list" if is_list else kind,
+        members,
         column=key,
-        holds=held,
         is_kept=is_kept and key not in STORED_FILTER_COLUMNS,
-        members=None if is_list else members,
     )
 
 
-def _one_of(members: pa.Array) -> Holds:
-    def holds(column: pa.Array) -> pa.Array:
-        column = _compared(column)
-        return pc.equal(column, members[0]) if len(members) == 1 else pc.is_in(column, value_set=members)
-
-    return holds
+def _joinable(asks: str, values: pa.Array, *, column: str, is_kept: bool = False) -> ColumnTest:
+    holds = partial(_HOLDS[asks], values=values)
+    return ColumnTest(column=column, holds=holds, is_kept=is_kept, asks=asks, values=values)
 
 
-def _order(kind: str, data_type: pa.DataType, value: Any) -> Holds:
+def _is_one(column: pa.Array, values: pa.Array) -> pa.Array:
+    column = _compared(column)
+    return pc.equal(column, values[0]) if len(values) == 1 else pc.is_in(column, value_set=values)
+
+
+def _list_holds(column: pa.ListArray, values: pa.Array) -> pa.Array:
+    holds_N = np.zeros(len(column), np.bool_)
+    parents = np.asarray(pc.list_parent_indices(column))
+    holds_N[parents[np.asarray(pc.fill_null(_is_one(column.flatten(), values), False))]] = True
+    return pa.array(holds_N, mask=np.asarray(column.is_null()))
+
+
+def _is_none(column: pa.Array, values: pa.Array, held: Callable[..., pa.Array]) -> pa.Array:
+    return pc.and_kleene(pc.is_valid(column), pc.invert(held(column, values)))  # of null it is not said
+
+
+def _has_part(column: pa.Array, values: pa.Array) -> pa.Array:
+    """Tell of texts whether they hold one of some parts; many are asked as one regular expression."""
+    column = _compared(column)
+    if len(values) == 1:
+        return pc.match_substring(column, values[0].as_py())
+    patterns, room = list[list[str]](), 0
+    for value in values.to_pylist():
+        room -= len(value.encode())
+        if room < 0 or not patterns:
+            patterns.append([])
+            room = MAX_STRING_BYTES  # a longer expression would be slow
+        patterns[-1].append(re.escape(value))
+    found = [pc.match_substring_regex(column, "|".join(each)) for each in patterns]
+    return reduce(pc.or_, found)
+
+
+def _compare(column: pa.Array, values: pa.Array, order: Callable[[Any, Any], Any]) -> pa.Array:
+    return order(_compared(column), values[0])
+
+
+_HOLDS: Final[dict[str, Callable[..., pa.Array]]] = {
+    "in": _is_one,
+    "in list": _list_holds,
+    "nin": partial(_is_none, held=_is_one),
+    "nin list": partial(_is_none, held=_list_holds),
+    "contains": _has_part,
+    **{kind: partial(_compare, order=order) for kind, order in _ORDERS.items()},
+}
+_JOINED_BY: Final[dict[str, tuple[str, ...]]] = {
+    "in": ("or",),
+    "in list": ("or",),
+    "nin": ("and",),
+    "nin list": ("and",),
+    "contains": ("or",),
+    **dict.fromkeys(_ORDERS, ("and", "or")),
+}
+
+
+def _order(kind: str, key: str, data_type: pa.DataType, value: Any) -> ColumnTest:
     """Compare a column with a value by their order; whole numbers with what lies between them, too."""
     stored = _stored_type(data_type)
     if not pa.types.is_integer(stored):
-        return lambda column: _ORDERS[kind](_compared(column), pa.scalar(value, stored))
+        value = float(value) if pa.types.is_floating(stored) else value
+        return _joinable(kind, pa.array([value], stored), column=key)
     is_upper, bounds = kind in ("lt", "lte"), np.iinfo(stored.to_pandas_dtype())
     below, above = math.floor(value), math.ceil(value)
     bound = {"gt": below + 1, "gte": above, "lt": above - 1, "lte": below}[kind]
     if bound < bounds.min or bound > bounds.max:
         is_all = (bound > bounds.max) == is_upper
-        return lambda column: pc.and_(pc.is_valid(column), is_all)
-    compare, edge = (pc.less_equal if is_upper else pc.greater_equal), pa.scalar(bound, stored)
-    return lambda column: compare(_compared(column), edge)
+        return ColumnTest(column=key, holds=lambda column: pc.and_(pc.is_valid(column), is_all))
+    return _joinable("lte" if is_upper else "gte", pa.array([bound], stored), column=key)
 
 
 def _stored_type(data_type: pa.DataType) -> pa.DataType:

@@ -100,6 +100,7 @@ def test_missing_column_error_lists_columns_and_suggests_the_closest() -> None:
         {"a.b": pa.int8()},
         {"a`b": pa.int8()},
         {"a\0": pa.int8()},
+        {"*": pa.int8()},
         {"zoned": pa.timestamp("s", "Nowhere/City")},
     ],
 )

@@ -2,11 +2,18 @@ import datetime as dt
 import operator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from cairn.pipeline.errors import FilterError
+from cairn.pipeline.errors import FilterError, TryAgainError
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search.filters import ColumnTest, allowed_documents, compile_filter, filterable_columns
+from cairn.pipeline.search.filters import (
+    ColumnTest,
+    allowed_documents,
+    compile_filter,
+    filterable_columns,
+    text_order_warnings,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -291,6 +298,8 @@ def deep_list(depth: int) -> list[Any]:
         (leaf("eq", "year", float("inf")), "finite"),
         (leaf("eq", "year", 2**63), "64 bits"),
         (leaf("eq", "year", 10**5000), "64 bits"),
+        (leaf("lte", "price", 10**5000), "64 bits"),
+        (leaf("gt", "price", -(2**63) - 1), "64 bits"),
         (leaf("eq", "year", deep_list(5000)), "must be a number"),
         (leaf("eq", "lang", 1), "must be a string"),
         (leaf("eq", "lang", "\ud800"), "surrogate"),
@@ -331,6 +340,9 @@ def test_violation_is_one_sentence(generation: Generation, tree: Any, word: str)
         (leaf("gt", "x", -0.5), pa.array([0, 255], pa.uint8()), [1, 1]),
         (leaf("lt", "x", 2**62 + 0.0), pa.array([2**62 - 1, 2**62], pa.int64()), [1, 0]),
         (leaf("lte", "x", 300), pa.array([0, 255], pa.uint8()), [1, 1]),
+        (leaf("lte", "x", 2**53 + 1), pa.array([2.0**53, 2.0**54, None]), [1, 0, 0]),
+        (leaf("gt", "x", -(2**63)), pa.array([-(2.0**63), -(2.0**62)], pa.float32()), [0, 1]),
+        (leaf("gte", "x", 2**63 - 1), pa.array([1.0, 2.0**63]), [0, 1]),
     ],
 )
 def test_value_between_or_beyond_those_of_a_column_is_compared_exactly(
@@ -339,6 +351,59 @@ def test_value_between_or_beyond_those_of_a_column_is_compared_exactly(
     condition = compile_filter(tree, pa.schema([pa.field("x", column.type)]))
     assert isinstance(condition, ColumnTest)
     assert condition.matches(column).tolist() == [bool(each) for each in expected]
+
+
+@pytest.mark.parametrize("kind", ["and", "or"])
+@pytest.mark.parametrize(
+    ("asked", "column"),
+    [
+        (
+            [leaf("contains", "x", each) for each in ("a.c", "(", "日", "\n \\", "é|", "y" * 8192)],
+            ["abc", "ac"],
+        ),
+        ([leaf("contains", "x", each) for each in ("", "no")], ["abc", "no", None]),
+        ([leaf("contains", "x", each) for each in ("y" * 8192, "z", "(")], ["(", "xyz", "y" * 8192, None]),
+        ([leaf("contains", "x", each) for each in ("a.c", "\\d#", "\0")], ["a.c\\d#\0", "1#", "\0", "abc"]),
+        ([leaf("ne", "x", each) for each in ("a", "b")], ["a", "b", "c", None]),
+        ([leaf("nin", "x", [each]) for each in ("a", "b")], [["a"], ["a", "b"], [None], [], None]),
+        ([leaf("contains", "x", each) for each in ("a", "b")], [["a"], ["a", "b"], [None], [], None]),
+        ([leaf("gt", "x", each) for each in ("a", "b")], ["a", "b", "c", None]),
+        ([leaf("lte", "x", each) for each in (1, 2.5, 2)], [1.0, 2.0, 2.5, 3.0, None]),
+        ([*(leaf("gte", "x", each) for each in (1, 2.5)), leaf("gt", "x", 2)], [1, 2, 3, None]),
+        ([leaf("lt", "x", each) for each in (1, 2**63 - 1)], [0, 1, None]),
+    ],
+)
+def test_joined_tests_of_a_column_match_what_each_matches(
+    kind: str, asked: list[dict[str, Any]], column: list[Any]
+) -> None:
+    column_N = pa.array(column)
+    schema = pa.schema([pa.field("x", column_N.type)])
+    each_TN = [compile_filter(one, schema).matches(column_N) for one in asked]  # type: ignore[union-attr]
+    whole = compile_filter({"type": kind, "filters": asked}, schema)
+    mask_N = getattr(np, f"logical_{kind}").reduce(each_TN)
+    if isinstance(whole, ColumnTest):
+        assert whole.matches(column_N).tolist() == mask_N.tolist()
+    else:
+        assert kind == ("and" if asked[0]["type"] == "contains" else "or")
+
+
+@pytest.mark.parametrize("tree", [{"lang": "it's"}, {"year": [1993, 1994]}, leaf("gt", "price", 3)])
+def test_filter_that_takes_too_long_asks_to_try_again(generation: Generation, tree: dict[str, Any]) -> None:
+    condition = compile_filter(tree, generation.document_schema)
+    with pytest.raises(TryAgainError, match="in time"):
+        allowed_documents(generation, condition, dt.timedelta(microseconds=-1))
+    expected = allowed_documents(generation, condition, None)
+    assert np.array_equal(allowed_documents(generation, condition, dt.timedelta(minutes=1)), expected)
+
+
+@pytest.mark.parametrize("tree", [{"type": ["guide", "note"]}, {"type": "gt"}, {"type": "lt", "other": "9"}])
+def test_column_that_is_named_type_is_no_order(tree: dict[str, Any]) -> None:
+    schema = pa.schema({"type": pa.string(), "other": pa.string()})
+    compile_filter(tree, schema)
+    both = {"type": "and", "filters": [tree, leaf("gt", "type", "9")]}
+    (warning,) = text_order_warnings(both, schema)
+    assert warning.startswith("column 'type' is text and compared with '9' letter by letter")
+    assert text_order_warnings(tree, schema) == []
 
 
 def test_limits_themselves_are_allowed(generation: Generation) -> None:
