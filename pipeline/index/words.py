@@ -11,11 +11,12 @@ the corpus.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -189,7 +190,7 @@ def _write_sorted(blocks: Iterable[np.ndarray], terms: Sequence[str], path: Path
         next_T[order] = offsets_T[:-1]
         postings = np.frombuffer(mapped(spool), _POSTING)
         chunks_P, counts_P = (
-            np.memmap(file, _POSTING[name], "w+", shape=len(postings)) if len(postings) else postings[name]
+            _mapped_column(file, _POSTING[name], len(postings)) if len(postings) else postings[name]
             for file, name in zip(columns, ("chunk", "count"), strict=True)
         )
         for start in range(0, len(postings), BLOCK_POSTINGS):
@@ -212,6 +213,12 @@ def _write_sorted(blocks: Iterable[np.ndarray], terms: Sequence[str], path: Path
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, PASSAGE_TERMS_SCHEMA) as writer:
             rows = pa.RecordBatch.from_arrays([ordered_terms, *lists], schema=PASSAGE_TERMS_SCHEMA)
             writer.write_batch(rows)
+
+
+def _mapped_column(file: IO[bytes], dtype: np.dtype[Any], num_rows: int) -> np.ndarray:
+    """Map a file for writing; a full disk fails here, where a page without a place would end the process."""
+    os.posix_fallocate(file.fileno(), 0, num_rows * dtype.itemsize)
+    return np.memmap(file, dtype, "r+", shape=num_rows)
 
 
 def count_languages(languages_N: UInt8[np.ndarray, " N"]) -> dict[str, int]:

@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index import words as words_module
-from cairn.pipeline.index.words import STORED_LANGUAGES, open_passage_terms, write_passage_terms
+from cairn.pipeline.index.words import (
+    STORED_LANGUAGES,
+    open_passage_terms,
+    write_passage_terms,
+    write_sparse_terms,
+)
+from cairn.pipeline.types import SPARSE_WEIGHT
 
 from tests.lexical.terms import terms_of
+from tests.nightly.forks import forked
+
+DISK_BYTES = 1 << 20
 
 WORDS = ("stone", "path", "way", "mark", "rivers", "the", "old", "walking", "GitHub", "E1042")
 
@@ -119,3 +129,20 @@ def test_titles_are_read_in_the_languages_of_their_texts(tmp_path: Path) -> None
     given = np.array([STORED_LANGUAGES.index("de")], np.uint8)
     terms, languages = languages_of(["Flüsse"], tmp_path / "titles.arrow", given)
     assert (terms, languages) == (["fluss"], ["de"])
+
+
+def write_many_postings(folder: Path) -> None:
+    """Write a file of 100,000 postings, which wait in 900 kB and take 500 kB more, twice."""
+    weights = np.ones(1_000, SPARSE_WEIGHT)
+    weights["token"] = np.arange(1_000)
+    column = pa.array([weights.tobytes()] * 100, pa.large_binary())
+    with storage_errors("writing words"):
+        write_sparse_terms([pa.record_batch([column], names=["weights"])], folder / "sparse.arrow")
+
+
+def test_disk_that_fills_up_while_postings_are_sorted_is_told_and_left_empty(disk: Path) -> None:
+    outcome = forked(write_many_postings, disk)
+    assert (outcome.signal, outcome.exit_code) == (None, 75)
+    assert outcome.refusal is not None
+    assert "no space left while writing words" in outcome.refusal
+    assert list(disk.iterdir()) == []
