@@ -10,8 +10,8 @@ from the environment, goes into one header, and stands in no other place: no red
 Broken connections and the statuses of :data:`PASSING` are tried again after Retry-After, which holds for all
 threads, else after pauses that double. An answer that cannot be used is tried again, too, but not for long. A
 batch that is refused for its size is halved, and later ones are no larger, unless it was one text that the
-server refused. Where requests are answered too late, half as many are sent at once. How long all this goes on
-is a :class:`Patience`.
+server refused. Where requests are answered too late, half as many are sent at once, and one more after every
+:data:`GOOD_ANSWERS` in time. How long all this goes on is a :class:`Patience`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ ANSWER_SECONDS: Final = 120.0
 CONNECT_SECONDS: Final = 5.0
 MOST_UNUSABLE: Final = 3
 """Attempts after which answers that cannot be used are believed to be the server's way."""
+GOOD_ANSWERS: Final = 32
+"""Answers in time after which one more request is sent at once; one that is late then costs two minutes."""
 MOST_SHOWN: Final = 200
 """Characters of a server's own message in a sentence."""
 
@@ -172,7 +174,8 @@ class Server:
         self._resume_at = 0.0
         self._lock = threading.Lock()
         self._turns = threading.Condition()
-        self._running, self._most_at_once = 0, num_requests
+        self._running, self._num_good = 0, 0
+        self._num_requests = self._most_at_once = num_requests
         headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
         self._key = os.environ.get(key_variable, "").strip()
         if not (self._key.isascii() and (self._key.isprintable() or not self._key)):
@@ -223,15 +226,17 @@ class Server:
             timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
             try:
                 response = self._http.post(self.address.url, json=asked, timeout=timeout)
-            except httpx2.TimeoutException:
+            except httpx2.ReadTimeout:
                 if most_at_once:
-                    self._most_at_once = min(self._most_at_once, max(1, most_at_once // 2))
+                    self._send_fewer(most_at_once)
                 sentence = f"the endpoint {where} must answer in {left:.0f} s, got nothing"
                 raise _PassingError(sentence) from None
             except httpx2.HTTPError as error:
                 raise _PassingError(
                     f"the endpoint {where} must be reachable, got {type(error).__name__}"
                 ) from None
+            if most_at_once and response.status_code == 200:
+                self._send_more()
         if response.status_code != 200:
             self._refuse(response)
         try:
@@ -250,7 +255,8 @@ class Server:
         """Hold one of the places for requests at once, and yield how many there are; 0 for a query.
 
         Requests of documents that were answered too late halve them: a slow server that is asked for less at
-        once answers in time. Queries wait for no place, and take none away.
+        once answers in time. A connection that fails says nothing of that. Queries wait for no place, and
+        change nothing.
         """
         if patience.total_seconds <= ANSWER_SECONDS:
             yield 0
@@ -264,7 +270,21 @@ class Server:
         finally:
             with self._turns:
                 self._running -= 1
-                self._turns.notify()
+                self._turns.notify_all()  # there may be a place more than before
+
+    def _send_fewer(self, most_at_once: int) -> None:
+        """Halve the places that there were when a request began: several late ones do so once."""
+        with self._turns:
+            self._most_at_once = min(self._most_at_once, max(1, most_at_once // 2))
+            self._num_good = 0
+
+    def _send_more(self) -> None:
+        """Count an answer in time, and add a place after :data:`GOOD_ANSWERS` of them."""
+        with self._turns:
+            self._num_good += 1
+            if self._num_good >= GOOD_ANSWERS:
+                self._most_at_once = min(self._most_at_once + 1, self._num_requests)
+                self._num_good = 0
 
     def _wait_for_turn(self, ends_at: float) -> None:
         """Wait while the server wants no request, from whatever thread it was told."""

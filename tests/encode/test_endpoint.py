@@ -141,6 +141,43 @@ def test_server_that_answers_several_requests_too_late_is_asked_fewer_at_once(em
     assert set(most) == {1}
 
 
+def test_server_that_was_slow_for_a_while_is_asked_as_much_as_before_again(embedding_server, monkeypatch):
+    monkeypatch.setattr(endpoint_requests, "GOOD_ANSWERS", 3)
+    encoder = encoder_of(embedding_server, endpoint_requests=2)
+    encoder.check()
+    with monkeypatch.context() as hurried:
+        hurried.setattr(endpoint_requests, "ANSWER_SECONDS", 1.0)
+        is_over = threading.Event()
+        embedding_server.faults = [lambda *_: is_over.wait(60.0) and None]
+        encoder.encode(TEXTS)
+        is_over.set()
+    encoder.encode([f"in time {text}" for text in TEXTS])
+    # two at once meet, which requests one after another never would
+    both = threading.Barrier(2, timeout=30.0)
+    embedding_server.faults = [lambda *_: both.wait() and None] * 2
+    encoder.encode([f"later {text}" for text in TEXTS[:62]])
+    assert not both.broken
+
+
+def test_connections_that_fail_take_no_place_away(embedding_server, monkeypatch):
+    import httpx2
+
+    encoder = encoder_of(embedding_server, endpoint_requests=2)
+    encoder.check()
+    post, blips = httpx2.Client.post, iter(range(3))
+
+    def post_after_blips(client, *arguments, **settings):
+        if next(blips, None) is not None:
+            raise httpx2.ConnectTimeout("no route for a moment")
+        return post(client, *arguments, **settings)
+
+    monkeypatch.setattr(httpx2.Client, "post", post_after_blips)
+    both = threading.Barrier(2, timeout=30.0)
+    embedding_server.faults = [lambda *_: both.wait() and None] * 2
+    encoder.encode(TEXTS[:62])
+    assert not both.broken
+
+
 PASSING = {
     "500": lambda *_: (500, {}, b"oops"),
     "HTML": lambda *_: (200, {"content-type": "text/html"}, b"<html>sign in</html>"),
