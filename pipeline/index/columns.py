@@ -21,6 +21,7 @@ Codes of two files of one codebook are joined without being decoded.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -168,15 +169,16 @@ _mapped: WeakValueDictionary[tuple[int, int, int, int], pa.RecordBatch] = WeakVa
 def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
     """Map a position file; anything but one batch of the schema raises :class:`DamageError`.
 
-    One that is mapped already, under another generation's name too, is not mapped again.
+    One that is mapped already, under another generation's name too, is the same batch.
     """
     try:
-        found = path.stat()
+        file = pa.memory_map(str(path))
+        found = os.fstat(file.fileno())  # of what is mapped: the name may be another file's by now
         key = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
         known = _mapped.get(key)
         if known is not None and known.schema.equals(schema):
             return known
-        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        reader = pa.ipc.open_file(file)
         if reader.num_record_batches == 1 and reader.schema.equals(schema):
             batch = _mapped[key] = reader.get_batch(0)
             return batch

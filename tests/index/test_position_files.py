@@ -148,3 +148,23 @@ def test_position_file_under_another_name_is_the_same_and_one_that_is_written_ov
     assert open_positions(link, DOCUMENT_POSITIONS_SCHEMA) is written
     write_document_positions(batches(documents.slice(0, 7), 7), path)
     assert open_positions(path, DOCUMENT_POSITIONS_SCHEMA).num_rows == 7
+
+
+def test_position_file_replaced_while_it_is_opened_is_not_taken_for_the_older_one(
+    tmp_path: Path, documents: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, older, newer = (tmp_path / name for name in ("documents.arrow", "older.arrow", "newer.arrow"))
+    write_document_positions(batches(documents, 30), path)
+    write_document_positions(batches(documents.slice(0, 7), 7), newer)
+    older.hardlink_to(path)
+    memory_map = pa.memory_map
+
+    def replaced_before(name: str) -> pa.MemoryMappedFile:
+        newer.replace(path)
+        return memory_map(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pa, "memory_map", replaced_before)
+        opened = open_positions(path, DOCUMENT_POSITIONS_SCHEMA)
+    assert opened.num_rows == 7
+    assert open_positions(older, DOCUMENT_POSITIONS_SCHEMA).num_rows == 30
