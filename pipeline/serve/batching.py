@@ -127,11 +127,6 @@ class EncoderQueue:
         if check is not None:
             check()
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of text that wait for a pass."""
-        return self._waiting_bytes
-
     async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Any:
         """Await what :meth:`submit` returns."""
         return await asyncio.wrap_future(self.submit(texts, kind))

@@ -46,7 +46,6 @@ def test_request_with_more_text_than_its_deadline_allows_is_refused() -> None:
     try:
         with pytest.raises(ProblemError, match="131,072 bytes together"):
             asyncio.run(queue.encode(["x" * 8_190] * 32))
-        assert queue.waiting_bytes == 0
     finally:
         queue.stop()
 
