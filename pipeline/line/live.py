@@ -378,10 +378,7 @@ class LiveWriter:
 
     def _config(self) -> IngestConfig:
         """Return the settings of a publication, read again where another generation is served."""
-        stamp = None
-        with contextlib.suppress(FileNotFoundError):
-            found = self.layout.current_path.stat()
-            stamp = found.st_ino, found.st_mtime_ns
+        stamp = self._stamp()
         if self._known_config is None or self._known_config[0] != stamp:
             stored = stored_settings(self.layout.root, self.layout.name)
             own = resolve_ingest_config(self._settings if stored is None else {}, stored)
@@ -392,6 +389,13 @@ class LiveWriter:
             )
             self._known_config = stamp, replace(own, corpus=columns, remembered_corpus=own.corpus)
         return self._known_config[1]
+
+    def _stamp(self) -> object:
+        """Return what another served generation changes."""
+        with contextlib.suppress(FileNotFoundError):
+            found = self.layout.current_path.stat()
+            return found.st_ino, found.st_mtime_ns
+        return None
 
     def _read(self, doc_id: str, stored: Stored) -> WrittenDocument | None:
         """Return a document as the last acknowledged write left it."""
@@ -481,12 +485,12 @@ class LiveWriter:
                 self._changed.wait(min(RETRY_SECONDS, max(0.0, self._stop_at - time.monotonic())))
 
     def _build(self, writes: Sequence[Write]) -> int:
-        """Publish writes with the settings of the collection, which another process may change meanwhile."""
-        config = self._config()
+        """Publish writes with the settings and columns that are served, which another process may change."""
+        stamp = self._stamp()
         try:
-            return self._build_as(config, writes)
-        except FingerprintMismatchError:
-            if self._config() == config:
+            return self._build_as(self._config(), writes)
+        except (FingerprintMismatchError, SchemaError):
+            if self._stamp() == stamp:
                 raise
             return self._build(writes)
 

@@ -329,6 +329,34 @@ def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(
     assert (state["status"], years) == ("searchable", ["2001", "2002"])
 
 
+@pytest.mark.parametrize(
+    ("year", "state", "after"), [(2001, "searchable", 2001.0), (2**60 + 1, "failed", None)]
+)
+def test_write_is_fitted_to_a_column_that_is_retyped_while_it_is_read(
+    writable: TestClient,
+    own_root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    year: int,
+    state: str,
+    after: float | None,
+) -> None:
+    scan, types = build_index.scan_sources, ["double"]
+
+    def overtaken(*given: Any) -> Scan:
+        found = scan(*given)
+        if types:
+            retype_columns(CollectionLayout.at(own_root, "stones"), {"year": types.pop()})
+        return found
+
+    monkeypatch.setattr(build_index, "scan_sources", overtaken)
+    body = {"documents": [stone("early", "obsidian", year=year)]}
+    number = writable.post(DOCUMENTS, json=body).json()["write"]
+    write(writable, stone("late", "pumice"))
+    told = writable.get(f"/v1/collections/stones/writes/{number}").json()["status"]
+    found = writable.get(f"{DOCUMENTS}/early").json().get("metadata", {}).get("year")
+    assert (told, found, type(found)) == (state, after, type(after))
+
+
 def test_server_takes_no_writes_unless_told(own_root: Path, serve: Serve) -> None:
     client = serve(ServeSettings(root=own_root))
     assert write(client, stone("new", "obsidian")).json()["type"].endswith("read-only")
