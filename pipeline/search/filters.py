@@ -497,16 +497,15 @@ def _is_none(column: pa.Array, values: pa.Array, held: Callable[..., pa.Array]) 
 
 
 def _has_part(column: pa.Array, values: pa.Array) -> pa.Array:
-    """Tell of texts whether they hold one of some parts; many are asked as one regular expression."""
+    """Tell of texts whether they hold one of some parts, by regular expressions: they take half the time."""
     column = _compared(column)
-    if len(values) == 1:
-        return pc.match_substring(column, values[0].as_py())
     patterns, room = list[list[str]](), 0
     for value in values.to_pylist():
-        room -= len(value.encode())
-        if room < 0 or not patterns:
+        size = len(value.encode())
+        if size > room or not patterns:
             patterns.append([])
             room = MAX_STRING_BYTES  # a longer expression would be slow
+        room -= size
         patterns[-1].append(re.escape(value))
     found = [pc.match_substring_regex(column, "|".join(each)) for each in patterns]
     return reduce(pc.or_, found)
