@@ -263,10 +263,11 @@ class CairnVectorStore(VectorStore):
     ) -> list[Document]:
         """Return documents that answer a query and are unlike one another, chosen among the best ``fetch_k``.
 
-        ``lambda_mult`` is from 0, which looks at likeness alone, to 1, which looks at scores alone.
+        ``lambda_mult`` is from 0, which looks at likeness alone, to 1, which looks at scores alone. A server
+        takes no ``fetch_k``: it chooses among its own number of candidates.
         """
         _require_known(kwargs)
-        return _documents(self._found(query, k, filter, _marginal(k, fetch_k, lambda_mult)))
+        return _documents(self._found(query, k, filter, self._marginal(k, fetch_k, lambda_mult)))
 
     @override
     def max_marginal_relevance_search_by_vector(
@@ -281,7 +282,7 @@ class CairnVectorStore(VectorStore):
     ) -> list[Document]:
         """Do as :meth:`max_marginal_relevance_search` for a vector of the collection's own encoder."""
         _require_known(kwargs)
-        return _documents(self._found(embedding, k, filter, _marginal(k, fetch_k, lambda_mult)))
+        return _documents(self._found(embedding, k, filter, self._marginal(k, fetch_k, lambda_mult)))
 
     def _found(
         self,
@@ -312,6 +313,11 @@ class CairnVectorStore(VectorStore):
                 document.metadata |= _highlights(by_id[str(document.id)])
         scores = {hit.doc_id: hit.threshold_score for hit in hits}
         return [(document, scores[str(document.id)]) for document in documents]
+
+    def _marginal(self, k: int, fetch_k: int, lambda_mult: float) -> SearchKeywords:
+        if self.source.is_remote:
+            return {"mmr": lambda_mult}
+        return {"mmr": lambda_mult, "max_candidates": max(k, fetch_k)}
 
     @override
     @classmethod
@@ -375,10 +381,6 @@ def _highlights(hit: Hit) -> dict[str, Any]:
 
 def _documents(found: Sequence[tuple[Document, float]]) -> list[Document]:
     return [document for document, _ in found]
-
-
-def _marginal(k: int, fetch_k: int, lambda_mult: float) -> SearchKeywords:
-    return {"mmr": lambda_mult, "max_candidates": max(k, fetch_k)}
 
 
 def _column(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:

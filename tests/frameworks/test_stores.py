@@ -264,6 +264,17 @@ def test_langchain_takes_an_id_that_is_a_text_as_one(make: Callable[..., Any]) -
         store.add_texts(["four"], [{}, {}])
 
 
+def test_langchain_finds_what_is_unlike(make: Callable[..., Any]) -> None:
+    store = make(LangChainStore)
+    store.add_texts(["granite granite"] * 6 + ["granite and slate", "sea and salt", "a river", "old mill"])
+    retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 4, "lambda_mult": 0.5})
+    for found in (
+        store.max_marginal_relevance_search("granite", k=4, lambda_mult=0.5),
+        retriever.invoke("granite"),
+    ):
+        assert len({each.page_content for each in found}) == 4
+
+
 @pytest.mark.parametrize("weight", [0.3, 0.5, 0.7])
 def test_marginal_relevance_leaves_copies_out(place: dict[str, Any], weight: float) -> None:
     store = LangChainStore("notes", **place)
