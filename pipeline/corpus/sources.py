@@ -23,7 +23,7 @@ import re
 import stat
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -68,6 +68,7 @@ COLLECTIONS: Final = "collections of Cairn"
 _UNTOLD: Final = frozenset({HIDDEN, NODE_MODULES, COLLECTIONS})
 """What no one expects to be read: it is counted, and no warning names it."""
 UNDERSCORED: Final = "tables in names that start with _"
+OUTSIDE: Final = "links out of the folders that may be read"
 _PARQUET_MAGIC: Final = b"PAR1"
 _BUCKET_SCHEMES: Final = ("s3", "gs", "gcs")
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -81,7 +82,25 @@ class TableSource:
     name: str = "memory"
 
 
-Source = str | TableSource
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundedSource:
+    """A source of which only what lies below the ``allowed`` folders is read, wherever links in it lead.
+
+    Stores have no links and are not bounded.
+    """
+
+    source: str
+    allowed: tuple[str, ...]
+
+    def folders(self) -> tuple[str, ...]:
+        """Return the local folders that are allowed, with no links in their paths."""
+        paths = (
+            FileSystem.from_uri(each)[1] if each.startswith("file://") else each for each in self.allowed
+        )
+        return tuple(os.path.realpath(path) for path in paths if "://" not in path)
+
+
+Source = str | TableSource | BoundedSource
 """A path, a glob, a URI, or a table in memory."""
 
 
@@ -117,7 +136,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Entry:
-    """A name in a folder, and why it cannot be read if it cannot."""
+    """A name in a folder, and why it cannot be read if it cannot; ``OUTSIDE`` where it must not."""
 
     path: str
     is_folder: bool = False
@@ -138,6 +157,7 @@ class _Root:
     path: str
     name: str
     pattern: tuple[str, ...] = ()
+    bounds: tuple[str, ...] | None = None
 
     def file(self, entry: _Entry) -> SourceFile:
         relative = _shown(_relative(entry.path, self.path))
@@ -161,12 +181,32 @@ class _Root:
         below = _shown(_relative(path, self.path))
         return f"{self.name.rstrip('/')}/{below}" if below else self.name
 
+    def is_outside(self, path: str) -> bool:
+        """Tell whether a path leads out of the bounds."""
+        if self.bounds is None or not isinstance(self.filesystem, LocalFileSystem):
+            return False
+        place = Path(os.path.realpath(path))
+        return not any(map(place.is_relative_to, self.bounds))
+
+    def children(self, folder: str) -> list[_Entry]:
+        """List a folder, sorted; links out of the bounds are neither files nor folders."""
+        return [
+            replace(entry, is_folder=False, fault=OUTSIDE)
+            if entry.is_link and self.is_outside(entry.path)
+            else entry
+            for entry in _children(self.filesystem, folder)
+        ]
+
     def table_files(self, path: str) -> list[SourceFile]:
         """Return the parts of the table at a path, none where there is no table."""
         found = _table_kind(self.filesystem, path)
         if found is None:
             return []
         name = self.shown(path)
+        if self.bounds is not None and isinstance(self.filesystem, LocalFileSystem):
+            link = next(_links_below(path), None)
+            if link is not None:  # its library follows it
+                raise SourceError(f"{found} table {name} must have no links, got {self.shown(link)}")
         try:
             parts = open_parts(found, _location(self.filesystem, path, name, found), name)
         except SourceError as error:
@@ -201,8 +241,13 @@ def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) 
         )
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
-        is_table = isinstance(source, TableSource)
-        for file in [_in_memory(source, place)] if is_table else _files_of(source, left_out or LeftOut()):
+        if isinstance(source, TableSource):
+            files = [_in_memory(source, place)]
+        elif isinstance(source, BoundedSource):
+            files = _files_of(source.source, left_out or LeftOut(), source.folders())
+        else:
+            files = _files_of(source, left_out or LeftOut())
+        for file in files:
             found.setdefault((file.path, file.address), file)
     return tuple(found[key] for key in sorted(found))
 
@@ -218,10 +263,12 @@ def _in_memory(source: TableSource, place: int) -> SourceFile:
     )
 
 
-def _files_of(source: str, left_out: LeftOut) -> list[SourceFile]:
+def _files_of(source: str, left_out: LeftOut, bounds: tuple[str, ...] | None = None) -> list[SourceFile]:
     if not source.strip():
         raise SourceError(f"a source must be a path, a glob or a URI, got {source!r}")
-    root = _root_of(source)
+    root = replace(_root_of(source), bounds=bounds)
+    if root.is_outside(root.path):
+        raise SourceError(f"source {root.name} must lie in the folders that may be read, got another")
     try:
         return _listed(root, left_out)
     except (OSError, pa.ArrowException) as error:
@@ -232,7 +279,7 @@ def _files_of(source: str, left_out: LeftOut) -> list[SourceFile]:
 def _listed(root: _Root, left_out: LeftOut) -> list[SourceFile]:
     filesystem = root.filesystem
     if root.pattern:
-        matches = [*_expand(filesystem, root.path, root.pattern)]
+        matches = [*_expand(root, root.path, root.pattern)]
         missing = f"no file that can be read ({READABLE}) matches {root.name}/{'/'.join(root.pattern)}"
     else:
         kind = filesystem.get_file_info(root.path).type
@@ -246,7 +293,7 @@ def _listed(root: _Root, left_out: LeftOut) -> list[SourceFile]:
     for match in matches:
         if match.is_folder and match.fault is None:
             table = root.table_files(match.path)
-            files += table or _kept(root, _files_below(filesystem, match.path, left_out, root), left_out)
+            files += table or _kept(root, _files_below(root, match.path, left_out), left_out)
         else:  # a folder that could not be listed stands for the files in it
             files += _kept(root, [match], left_out)
     if files:
@@ -288,7 +335,9 @@ def _kept(root: _Root, entries: Iterable[_Entry], left_out: LeftOut) -> Iterator
         below = _relative(entry.path, root.path).split("/")
         asked = root.pattern[0][:1] if root.pattern else ""
         is_marked = any(part.startswith("_") for part in below) and asked != "_"
-        if found is not None and (missing := found.missing()):
+        if entry.fault == OUTSIDE:
+            left_out.add(OUTSIDE, root.shown(entry.path))
+        elif found is not None and (missing := found.missing()):
             left_out.add(f"{PurePosixPath(entry.name).suffix.lower()} ({missing})", root.shown(entry.path))
         elif entry.is_folder or (found and (found.is_document or not is_marked)):
             yield root.file(entry)
@@ -352,16 +401,16 @@ def _split_magic(path: str) -> tuple[str, tuple[str, ...]]:
     return path, ()
 
 
-def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> Iterator[_Entry]:
+def _expand(root: _Root, folder: str, pattern: tuple[str, ...]) -> Iterator[_Entry]:
     """Yield what a glob matches below ``folder``; only folders that can match are listed."""
     head, rest = pattern[0], pattern[1:]
     if head == "**":
         matches = re.compile(glob_translate("/".join(pattern))).match
-        for entry in _files_below(filesystem, folder):
+        for entry in _files_below(root, folder):
             if entry.is_folder or matches(_relative(entry.path, folder)):
                 yield entry
         return
-    for entry in _children(filesystem, folder):
+    for entry in root.children(folder):
         if entry.path == folder:
             yield entry
             continue
@@ -370,7 +419,7 @@ def _expand(filesystem: FileSystem, folder: str, pattern: tuple[str, ...]) -> It
         if not rest:
             yield entry
         elif entry.is_folder:
-            yield from _expand(filesystem, entry.path, rest)
+            yield from _expand(root, entry.path, rest)
 
 
 def _is_of_a_dataset(entry: _Entry) -> bool:
@@ -452,16 +501,15 @@ def _children(filesystem: FileSystem, folder: str) -> list[_Entry]:
     return sorted(found, key=lambda entry: entry.path)
 
 
-def _files_below(
-    filesystem: FileSystem, folder: str, left_out: LeftOut | None = None, root: _Root | None = None
-) -> Iterator[_Entry]:
+def _files_below(root: _Root, folder: str, left_out: LeftOut | None = None) -> Iterator[_Entry]:
     """Yield every file below a folder, and every name below it that cannot be read.
 
     Raises :class:`SourceError` where a table of Delta or Iceberg lies below it.
     """
+    filesystem = root.filesystem
 
     def is_entered(path: str, reason: str | None) -> bool:
-        if reason is not None and left_out is not None and root is not None:
+        if reason is not None and left_out is not None:
             left_out.add(reason, root.shown(path))
         return reason is None
 
@@ -484,7 +532,7 @@ def _files_below(
     links = deque[str]()  # after what stands in the folder itself, which keeps its own name
     while waiting or links:
         current = (waiting or links).popleft()
-        children = _children(filesystem, current)
+        children = root.children(current)
         if current != folder and any(mark <= {entry.name for entry in children} for mark in _COLLECTION):
             is_entered(current, COLLECTIONS)
             continue
@@ -532,12 +580,18 @@ def _local(entry: os.DirEntry[str]) -> _Entry:
         mode = entry.stat().st_mode
     except OSError as error:
         fault = "it is a link that leads nowhere" if is_link else f"it is gone: {error.strerror}"
-        return _Entry(path=entry.path, fault=fault)
+        return _Entry(path=entry.path, is_link=is_link, fault=fault)
     if stat.S_ISDIR(mode):
         return _Entry(path=entry.path, is_folder=True, is_link=is_link)
     if not stat.S_ISREG(mode):
-        return _Entry(path=entry.path, fault="it is neither a file nor a folder")
-    return _Entry(path=entry.path, fault=None if is_utf8(entry.path) else _NOT_UTF8)
+        return _Entry(path=entry.path, is_link=is_link, fault="it is neither a file nor a folder")
+    return _Entry(path=entry.path, is_link=is_link, fault=None if is_utf8(entry.path) else _NOT_UTF8)
+
+
+def _links_below(folder: str) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder.rpartition("/metadata/")[0] or folder):
+        paths = (f"{parent}/{name}" for name in (*folders, *files))
+        yield from filter(os.path.islink, paths)
 
 
 def _identity(folder: str) -> tuple[int, int]:

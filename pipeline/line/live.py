@@ -32,6 +32,7 @@ import pyarrow as pa
 from cairn.pipeline import durable
 from cairn.pipeline.config import CorpusConfig, IngestConfig
 from cairn.pipeline.corpus.scan import Scan
+from cairn.pipeline.corpus.sources import BoundedSource
 from cairn.pipeline.errors import (
     CairnError,
     ChangedDocumentError,
@@ -110,7 +111,8 @@ class LiveWriter:
 
     ``backbone`` gives the model that searches have in memory, None where none is. ``take_up`` lets searches
     answer from a published generation, ``is_busy`` tells whether some wait: then more writes are gathered
-    before they are published. Raises :class:`CollectionBusyError` where another server writes.
+    before they are published. Of sources, only what lies below ``allowed_sources`` is read; None bounds
+    nothing. Raises :class:`CollectionBusyError` where another server writes.
     """
 
     def __init__(
@@ -120,11 +122,13 @@ class LiveWriter:
         backbone: Callable[[], Backbone | None],
         take_up: Callable[[int], None],
         is_busy: Callable[[], bool] = lambda: False,
+        allowed_sources: Sequence[str] | None = None,
     ) -> None:
         self.layout = layout
         self._backbone, self._take_up, self._is_busy = backbone, take_up, is_busy
         self._changed = threading.Condition()
         """Held from the check of a write to its place in the log: writes have one order."""
+        self._allowed_sources = allowed_sources
         self._is_draining = False
         self._writes = WaitingWrites()
         self._fields: Sequence[pa.Field[Any]] = ()
@@ -498,7 +502,10 @@ class LiveWriter:
         root, name = self.layout.root, self.layout.name
         if writes[0].source is not None:
             own = replace(config, corpus=config.remembered_corpus, remembered_corpus=None)
-            generation = build_index([writes[0].source], root, name, own, engine=self._loaded(own)).generation
+            source = writes[0].source
+            if self._allowed_sources is not None:
+                source = BoundedSource(source=source, allowed=tuple(self._allowed_sources))
+            generation = build_index([source], root, name, own, engine=self._loaded(own)).generation
             self._take_up(generation)
             return generation
         sources, deleted = last_rows((write.rows, write.deleted) for write in writes)

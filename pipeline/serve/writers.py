@@ -179,6 +179,7 @@ class Writers:
                     backbone=partial(self._backbone, name),
                     take_up=partial(self._take_up, name),
                     is_busy=self._is_busy,
+                    allowed_sources=self._settings.allowed_sources,
                 )
                 self._writers[name] = await asyncio.get_running_loop().run_in_executor(self._pool, open_it)
             return self._writers[name]

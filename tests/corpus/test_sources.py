@@ -2,7 +2,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from cairn.pipeline.corpus.sources import LeftOut, resolve_sources
+from cairn.pipeline.corpus.sources import OUTSIDE, BoundedSource, LeftOut, resolve_sources
 from cairn.pipeline.errors import SourceError
 
 
@@ -161,3 +161,28 @@ def test_folder_behind_a_link_is_read_under_the_name_of_the_link(tmp_path: Path)
     touch(tmp_path, "corpus/a.parquet", "elsewhere/b.parquet")
     (tmp_path / "corpus/linked").symlink_to("../elsewhere")
     assert relative(tmp_path, [str(tmp_path / "corpus")]) == ["corpus/a.parquet", "corpus/linked/b.parquet"]
+
+
+def test_a_bounded_source_leaves_links_out_by_name_and_refuses_them_in_tables(tmp_path: Path) -> None:
+    allowed, secret = tmp_path / "allowed", tmp_path / "secret"
+    for place in (allowed / "own" / "a.txt", secret / "b.txt"):
+        place.parent.mkdir(parents=True)
+        place.write_text("a text")
+    (allowed / "inner.txt").symlink_to(allowed / "own" / "a.txt")
+    (allowed / "file.txt").symlink_to(secret / "b.txt")
+    (allowed / "folder").symlink_to(secret)
+    left_out = LeftOut()
+    for bound in (str(allowed), allowed.as_uri()):
+        found = resolve_sources([BoundedSource(source=str(allowed), allowed=(bound,))], left_out)
+        assert [file.relative for file in found] == ["inner.txt", "own/a.txt"]
+    assert left_out.counts == {OUTSIDE: 4}
+    assert "allowed/folder" in next(left_out.warnings())
+    assert len(resolve_sources([str(allowed)])) == 4
+    for source in (secret, allowed / "folder", allowed / "folder" / "*.txt", allowed / "f*"):
+        with pytest.raises(SourceError, match="may be read"):
+            resolve_sources([BoundedSource(source=str(source), allowed=(str(allowed),))])
+    table = allowed / "table"
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "part.parquet").symlink_to(secret / "b.txt")
+    with pytest.raises(SourceError, match=r"must have no links, got .*table/part\.parquet"):
+        resolve_sources([BoundedSource(source=str(table), allowed=(str(allowed),))])

@@ -309,6 +309,26 @@ def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tm
     assert write(client, stone("after", "pumice")).status_code == 200
 
 
+def test_links_out_of_an_allowed_source_are_not_read(own_root: Path, serve: Serve, tmp_path: Path) -> None:
+    allowed, secret = tmp_path / "allowed", tmp_path / "secret"
+    for folder, name in ((allowed, "gem"), (secret, "key")):
+        folder.mkdir()
+        rows = [{"id": name, "text": f"{name} obsidian", "title": None, "tenant": "acme", "year": 1}]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+    (allowed / "file.parquet").symlink_to(secret / "key.parquet")
+    (allowed / "folder").symlink_to(secret)
+    client = serve(ServeSettings(root=own_root, writable=True, allowed_sources=(str(allowed),)))
+    for source in (
+        str(allowed),
+        f"{allowed}/**/*.parquet",
+        f"{allowed}/f*/*.parquet",
+        f"{allowed}/f*.parquet",
+    ):
+        client.post(f"{STONES}/sources", json={"source": source}, params=NOW)
+        assert client.get(f"{DOCUMENTS}/key").status_code == 404
+    assert client.get(f"{DOCUMENTS}/gem").status_code == 200
+
+
 def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(
     writable: TestClient, own_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
