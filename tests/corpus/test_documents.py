@@ -380,7 +380,7 @@ def test_a_mail_has_the_plain_one_of_alternatives_and_each_other_text(tmp_path: 
             "--B\nContent-Type: text/plain\n\n\n--B\nContent-Type: text/html\n\n<p>At noon</p>\n--B--",
             "Subject: a\n\nAt noon",
         ),
-        ("text/plain; charset=iso-8859-1", "\x84noon\x93 \x80", "Subject: a\n\n„noon“ €"),
+        ("text/plain; charset=iso-8859-1", "\x84noön\x93 \x80 \x81", "Subject: a\n\n„noön“ € \x81"),
         (
             "text/plain; format=flowed",
             "At noon \nor one\n> no \n-- \nAnn",
@@ -393,7 +393,24 @@ def test_a_mail_has_the_plain_one_of_alternatives_and_each_other_text(tmp_path: 
 )
 def test_a_mail_is_read_as_programs_of_mail_show_it(tmp_path: Path, head: str, body: str, text: str) -> None:
     (tmp_path / "a.eml").write_bytes(f"Subject: a\nContent-Type: {head}\n\n{body}\n".encode("latin-1"))
-    assert read(tmp_path)[0][0]["text"].strip() == text
+    [row], rejected = read(tmp_path)
+    assert (row["text"].strip(), rejected) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("charset", "read_as"),
+    [("utf-8", "utf-8 with U+FFFD for damaged characters"), ("x-unknown", "cp1252")],
+)
+def test_a_mail_that_is_not_in_the_encoding_that_it_tells_is_told_of(
+    tmp_path: Path, charset: str, read_as: str
+) -> None:
+    letters = "noon at the place of süd" if charset == "utf-8" else "Größe"
+    body = letters.encode("cp1252") + ("é".encode() * 2 if charset == "utf-8" else b"")
+    (tmp_path / "a.eml").write_bytes(
+        b"Subject: a\nContent-Type: text/plain; charset=%b\n\n%b" % (charset.encode(), body)
+    )
+    [_], [rejected] = read(tmp_path)
+    assert rejected["detail"].endswith(f"is not in the encoding that it tells: {charset}, read as {read_as}")
 
 
 @pytest.mark.parametrize(
@@ -482,6 +499,12 @@ def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, 
     ("raw", "text"),
     [
         (rb"{\rtf1\ansi\ansicpg932 \'93\'fa\'96{\b \'7b} \'83\'5c\'83t\'83o}", "日本 ソフバ"),
+        (rb"{\rtf1\ansi\ansicpg932 \'b0\'83t}", "ｰフ"),
+        (rb"{\rtf1\ansi\ansicpg936 \'e9F\'bb\'f9\'b5t\'cb\'b5\'d6\'ec}", "镕基祎说朱"),
+        (
+            rb"{\rtf1\ansi\ansicpg950 \'a4@\'ad\'d3\'b3\'5c\'a6h\'a5\'5c\'bd\'d2\'aa\'ba\'a5@\'ac\'c9}",
+            "一個許多功課的世界",
+        ),
         (rb"{\rtf1 a{\pict\bin4 {{{{}b}", "ab"),
         (rb"{\rtf1\mac Gr\'9a\'a7e}", "Größe"),
         (rb"{\rtf1\pca Gr\'94\'e1e}", "Größe"),
@@ -515,6 +538,16 @@ def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path)
     rows, rejected = read(tmp_path)
     assert [row["text"].splitlines()[-1] for row in rows] == ["| hens | 2 | =B1*3 |"] * 2 + ["| no type |"]
     assert rejected == []
+
+
+def test_time_grows_with_the_length_of_a_cell() -> None:
+    def seconds(num_attributes: int) -> float:
+        begin = time.process_time()
+        shown = documents._for_calamine(b"<c%b><c><f>1</f></c>" % (b' t="x"' * num_attributes), True)
+        assert shown.endswith(b'<c t="str"><v>=1</v></c>')
+        return time.process_time() - begin
+
+    assert seconds(40_000) < 1
 
 
 def test_a_workbook_is_read_as_what_it_is_whatever_its_name_says(tmp_path: Path) -> None:
@@ -586,7 +619,16 @@ def test_formulas_of_opendocument_are_read_from_their_own_files(tmp_path: Path) 
         archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
         archive.writestr("Object 1/content.xml", formula % "")
         archive.writestr("Object 2/content.xml", formula % "<annotation>a over b</annotation>")
-    assert read(tmp_path)[0][0]["text"].split() == ["so", "a+b", "a", "over", "b", "end"]
+        archive.writestr("Object 3/content.xml", "is shown nowhere")
+    rows, rejected = read(tmp_path)
+    assert (rows[0]["text"].split(), rejected) == (["so", "a+b", "a", "over", "b", "end"], [])
+    with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
+        archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
+        archive.writestr("Object 1/content.xml", "")
+        archive.writestr("Object 2/content.xml", formula % "")
+    [row], [rejected] = read(tmp_path)
+    assert row["text"].split() == ["so", "a+b", "end"]
+    assert rejected["detail"].endswith("formulas or charts cannot be parsed, so they are missing: Object 1")
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from xml.etree.ElementTree import Element
 from zipfile import ZipFile, is_zipfile
 
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
-from cairn.pipeline.corpus.formats.format import SourceFile, encoding_of, is_utf8, text_of
+from cairn.pipeline.corpus.formats.format import SourceFile, decoded, encoding_of, is_utf8, text_of
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
 from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
@@ -211,7 +211,7 @@ class _Walk(NamedTuple):
         if kind in ("footnoteReference", "endnoteReference"):
             note = self.notes.get((kind.removesuffix("Reference"), _attribute(element, "id")))
             return "" if note is None else f" ({_line(self.text(note))})"
-        if kind == "object" and (part := self.objects.get(_attribute(element, "href").strip("./"))):
+        if kind == "object" and (part := self.objects.get(_object_name(element))):
             return f" {part} "
         if "math}" in element.tag and (between := _between(kind, element)):
             parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
@@ -414,11 +414,12 @@ _SHEET: Final = re.compile(r"xl/worksheets/[^/]*\.xml|content\.xml")
 _DIMENSION: Final = re.compile(rb'<(?:\w+:)?dimension ref="[A-Z]+\d+:([A-Z]+)(\d+)"')
 _CELL: Final = re.compile(rb'(<(?:\w+:)?c\s(?:[^<>]*\s)?r=")([A-Z]{1,3})(\d+)')
 _ERROR: Final = re.compile(rb'(<(?:\w+:)?c\s[^<>]*\bt=)"e"')
+_FORMULA_END: Final = re.compile(rb"f>(?:<(?:\w+:)?v(?:\s*/>|></(?:\w+:)?v>))?</(?:\w+:)?c>")
 _FORMULA: Final = re.compile(
-    rb'<((?:\w+:)?)c((?![^<>]*\bt="str")[^<>]*?)(?:\st="\w+")?([^<>]*)><\1f(?:\s[^<>]*)?>([^<]+)</\1f>'
-    rb"(?:<\1v\s*/>|<\1v></\1v>)?</\1c>"
+    rb"<((?:\w+:)?)c(\s[^<>]*)?><\1f(?:\s[^<>]*)?>([^<]+)</\1f>(?:<\1v(?:\s*/>|></\1v>))?</\1c>"
 )
 """A cell whose value its program did not store, as libraries do that write workbooks."""
+_CELL_TYPE: Final = re.compile(rb'\st="(\w+)"')
 _OLD_FORMULA: Final = re.compile(rb"\x06\0(..).{6}(.{8}).{6}(..)", re.DOTALL)
 """A cell of BIFF with a formula: the length of the record, the value, and the length of the formula."""
 _UNTYPED: Final = re.compile(rb"<table:table-cell(?![^<>]*value-type)(?=[^<>]*[^/<>]>|>)")
@@ -511,7 +512,7 @@ def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
     shown = sheet
     if with_errors:
         shown = _ERROR.sub(rb'\1"str"', shown) if b't="e"' in shown else shown
-        shown = _FORMULA.sub(rb'<\1c\2\3 t="str"><\1v>=\4</\1v></\1c>', shown)
+        shown = _FORMULA.sub(_as_text, shown) if _FORMULA_END.search(shown) else shown
         shown = _UNTYPED.sub(rb'<table:table-cell office:value-type="string"', shown)
     as_is = b"" if shown is sheet or shown == sheet else shown
     sheet = shown
@@ -531,6 +532,16 @@ def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
     return _CELL.sub(
         lambda found: found[1] + f"{column_of[found[2].decode()]}{row_of[int(found[3])]}".encode(), sheet
     )
+
+
+def _as_text(cell: re.Match[bytes]) -> bytes:
+    """Return a cell that shows its formula; one whose formula gave a text without letters stays."""
+    prefix, attributes, formula = cell[1], cell[2] or b"", cell[3]
+    told = _CELL_TYPE.search(attributes)
+    if told and told[1] == b"str":
+        return cell[0]
+    attributes = _CELL_TYPE.sub(b"", attributes)
+    return b'<%bc%b t="str"><%bv>=%b</%bv></%bc>' % (prefix, attributes, prefix, formula, prefix, prefix)
 
 
 def _sheet(book: Any, name: str) -> str:
@@ -563,11 +574,26 @@ class OpenDocumentFormat(PagedFormat):
         manifest = "META-INF/manifest.xml"
         if manifest in archive.namelist() and b"encryption-data" in archive.read(manifest):
             raise UnreadableError("it is encrypted; save it without a password")
-        content = "/content.xml"
-        names = [name for name in archive.namelist() if name.endswith(content)]
-        objects = {name.removesuffix(content): _object(archive.xml(name)) for name in names}
-        pages = _laid_out(_Walk(is_mixed=True, objects=objects).text(archive.xml("content.xml")))
+        content = archive.xml("content.xml")
+        names = {_object_name(each) for each in content.iterfind(".//{*}object")}
+        objects, damaged = dict[str, str](), list[str]()
+        for name in sorted(names):
+            if f"{name}/content.xml" in archive.namelist():
+                try:
+                    objects[name] = _object(archive.xml(f"{name}/content.xml"))
+                except ET.ParseError:
+                    damaged.append(name)
+        pages = [*_laid_out(_Walk(is_mixed=True, objects=objects).text(content))]
+        pages += [partial(_without_objects, damaged)] if damaged else []
         return Opened(archive.title("meta.xml"), pages)
+
+
+def _object_name(element: Element) -> str:
+    return _attribute(element, "href").strip("./")
+
+
+def _without_objects(names: Sequence[str]) -> str:
+    raise ValueError(f"formulas or charts cannot be parsed, so they are missing: {', '.join(names)[:200]}")
 
 
 def _object(part: Element) -> str:
@@ -619,9 +645,7 @@ _RTF_ENCODING: Final = re.compile(r"\\ansicpg(\d+)")
 _RTF_MACHINES: Final = {"\\mac": "mac_roman", "\\pca": "cp850", "\\pc": "cp437"}
 _RTF_PAIRS: Final = ("932", "936", "949", "950")
 """Encodings of two bytes a letter, of which the second may stand as the sign that it is in ASCII."""
-_RTF_PAIR: Final = re.compile(
-    r"(\\'(?:[89][1-9a-f]|[89a-f]0|[e-f][1-9a-f]))(?:\\'[0-9a-f]{2}|([@-\[\]-z|~]))", re.IGNORECASE
-)
+_RTF_PAIR: Final = r"(\\'[%s][0-9a-f])(?:\\'[0-9a-f]{2}|([@-\[\]-z|~]))"
 _RTF_ESCAPED: Final = re.compile(r"\\[\\{}]")
 
 
@@ -640,10 +664,12 @@ class RtfFormat(PagedFormat):
         raw = Path(path).read_bytes()
         if not raw.startswith(b"{\\rtf"):
             raise UnreadableError("it does not begin as RTF does")
-        text = _RTF_NOTE.sub("{", raw.decode("cp1252", "replace"))
+        text = _RTF_NOTE.sub("{", decoded(raw, "cp1252"))
         title, encoding = _RTF_TITLE.search(text), _RTF_ENCODING.search(text)
         if encoding and encoding[1] in _RTF_PAIRS:
-            text = _RTF_PAIR.sub(lambda pair: f"{pair[1]}\\'{ord(pair[2]):02x}" if pair[2] else pair[0], text)
+            # From a0 to df, Shift_JIS has letters of one byte.
+            pairs = re.compile(_RTF_PAIR % ("89ef" if encoding[1] == "932" else "89a-f"), re.IGNORECASE)
+            text = pairs.sub(lambda pair: f"{pair[1]}\\'{ord(pair[2]):02x}" if pair[2] else pair[0], text)
         of_machine = next((name for word, name in _RTF_MACHINES.items() if word in text[:64]), "cp1252")
         head = f"{{\\rtf1{encoding[0] if encoding else ''}"
         shown = rtf_to_text(f"{head}{title[1]}}}", of_machine, "replace") if title else ""
@@ -671,11 +697,28 @@ class MailFormat(PagedFormat):
         faults = (each for part in message.walk() for each in part.defects)
         if any(isinstance(each, CloseBoundaryNotFoundDefect) for each in faults):
             pages.append(partial(_cut, "its last part"))
+        if charsets := _unread_charsets(message):
+            pages.append(partial(_not_as_declared, charsets))
         return Opened(_header(message, "Subject"), pages)
 
 
 def _cut(what: str) -> str:
     raise ValueError(f"the file ends before {what} does, so the rest is missing")
+
+
+def _unread_charsets(message: EmailMessage) -> list[str]:
+    """Return the encodings that texts of a mail tell and are not in."""
+    parts = (part for part in message.walk() if part.get_content_maintype() == "text")
+    told = (
+        (charset, text_of(cast(bytes, part.get_payload(decode=True)), charset)[1])
+        for part in parts
+        if not part.is_attachment() and (charset := part.get_content_charset())
+    )
+    return [f"{charset}, read as {read_as}" for charset, read_as in told if read_as]
+
+
+def _not_as_declared(charsets: Sequence[str]) -> str:
+    raise ValueError(f"a text is not in the encoding that it tells: {'; '.join(charsets)[:200]}")
 
 
 def _mail(message: EmailMessage) -> str:

@@ -346,6 +346,8 @@ _AS_BROWSERS: Final = {
     "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",
 }  # fmt: skip
 """Encodings whose names stand for larger ones, as the Encoding Standard of the web has it."""
+_WITH_CONTROLS: Final = ("cp1252", "cp1254")
+"""Encodings with bytes that are no letters, which browsers take for controls and Python refuses."""
 _SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
 """Encodings whose texts could be ASCII as well."""
 
@@ -365,8 +367,19 @@ def text_of(raw: bytes, declared: str = "") -> tuple[str, str]:
     if is_seven_bits or not (raw.startswith(_WIDE_MARKS) or unmarked_encoding(raw)):
         for each in filter(None, order if is_seven_bits else reversed(order)):
             with contextlib.suppress(UnicodeDecodeError):
-                return raw.decode(each), ""
+                return decoded(raw, each), ""
     return guessed_text(raw, *encoding_of(raw))
+
+
+def decoded(raw: bytes, encoding: str) -> str:
+    """Decode a text as browsers do, which read every byte of the encodings of Western Europe and Turkish."""
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError:
+        if encoding not in _WITH_CONTROLS:
+            raise
+        letters = {each: ord(bytes([each]).decode(encoding, "ignore") or chr(each)) for each in range(256)}
+        return codecs.charmap_decode(raw, "strict", letters)[0]
 
 
 def guessed_text(raw: bytes, encoding: str, is_guess: bool) -> tuple[str, str]:

@@ -46,7 +46,6 @@ from cairn.pipeline.corpus.formats.format import (
     encoding_of,
     guessed_text,
     is_utf8,
-    once,
 )
 from cairn.pipeline.corpus.quarantine import Reason
 from cairn.pipeline.types import RESERVED_COLUMNS
@@ -67,6 +66,8 @@ _BLOCK: Final = re.compile(
     rb"[ \t]*(?:\r?\n|\Z)",
     re.DOTALL | re.MULTILINE,
 )
+_JSON_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}]')
+"""A text of JSON, with a colon behind it where it is a key, or a brace."""
 _DATA_URI: Final = re.compile(rb"(data:[\w.+/-]+;base64,)[A-Za-z0-9+/=%]{64,}")
 _HTML_HEADING: Final = re.compile(r"<h1\b[^>]{0,200}>(.{1,1000}?)</h1>", re.IGNORECASE | re.DOTALL)
 _OWN_NAMES: Final = (RESERVED_COLUMNS - {"title"}) | {"id"}
@@ -255,12 +256,30 @@ def _read_json(head: bytes) -> FrontMatter:
     """Read an object that ends with its line; what is none is text."""
     try:
         text = head.decode("utf-8", "ignore")
-        found, end = json.JSONDecoder(parse_float=WrittenNumber, object_pairs_hook=once).raw_decode(text)
+        found, end = json.JSONDecoder(parse_float=WrittenNumber).raw_decode(text)
     except (ValueError, RecursionError):
         return FrontMatter({}, 0)
     if text[end : end + 1] not in ("\n", "\r") or not found:
         return FrontMatter({}, 0)
+    if told := _twice(text[:end]):
+        return FrontMatter({}, 0, told)
     return _checked(_flat(found), len(text[:end].encode()))
+
+
+def _twice(text: str) -> str | None:
+    """Say which key stands twice in an object of JSON, and in which line."""
+    met: list[set[str]] = []
+    for found in _JSON_KEY.finditer(text):
+        if found[0] == "{":
+            met.append(set())
+        elif found[0] == "}":
+            met.pop()
+        elif found[2]:
+            key = json.loads(found[1])
+            if key in met[-1]:
+                return f"line {text.count(chr(10), 0, found.start()) + 1}: key {key[:100]!r} stands twice"
+            met[-1].add(key)
+    return None
 
 
 def _toml(raw: bytes) -> Mapping[str, Any]:

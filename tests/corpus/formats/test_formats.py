@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.csv import CsvFormat
-from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.formats.format import SourceFile, once
 from cairn.pipeline.corpus.formats.html import converted
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError, SourceError, TryAgainError
@@ -443,6 +443,23 @@ def test_a_key_that_stands_twice_in_json_lines_costs_its_row(tmp_path: Path) -> 
     assert "key 'text' stands twice" in rejected["detail"]
 
 
+def test_a_key_that_stands_twice_among_many_is_found_in_one_pass() -> None:
+    compared = 0
+
+    class Key(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    names = [*range(1_000), 999]
+    with pytest.raises(ValueError, match="key '999' stands twice"):
+        once([(Key(name), None) for name in names])
+    assert compared < 3 * len(names)
+
+
 def test_flipped_bytes_of_arrow_files_end_no_process(tmp_path: Path) -> None:
     WRITERS["rows.csv"](tmp_path / "whole.csv")
     for name in ("rows.feather", "rows.arrow"):
@@ -662,6 +679,8 @@ def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(
         ("<meta charset=iso-2022-jp><p>日本".encode("iso-2022-jp"), "日本"),
         ("<p>Łódź".encode("utf-8-sig"), "Łódź"),
         ("<meta charset=iso-8859-1><p>„Größe“ €".encode("cp1252"), "„Größe“ €"),
+        (b"<meta charset=iso-8859-1><p>Gr\xf6\xdfe \x81 \x93", "Größe \x81 “"),
+        (b"<meta charset=windows-1254><p>\xdd\xfe \x8e", "İş \x8e"),
         ("<meta charset=gb2312><p>镕基".encode("gb18030"), "镕基"),
         ("<meta charset=x-unknown><p>Größe".encode("cp1252"), "Größe"),
         (b"<meta charset=base64><p>plain", "plain"),

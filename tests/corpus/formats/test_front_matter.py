@@ -150,9 +150,20 @@ def test_a_key_that_stands_twice_is_warned_of_and_stays_in_the_text(tmp_path: Pa
     assert read(tmp_path)[0][0]["text"] == text
 
 
-def test_json_with_a_key_that_stands_twice_is_text(tmp_path: Path) -> None:
-    write(tmp_path, a='{"year": 1, "year": 2}\nbody')
-    assert read(tmp_path)[0][0]["text"] == '{"year": 1, "year": 2}\nbody'
+@pytest.mark.parametrize(
+    "text",
+    ['{"a": {"year": "{year"},\n"year": 1,\n"year": 2}\nbody', '{"b": [{"year": 0,\n\n"y\\u0065ar": 1}]}\n'],
+)
+def test_json_with_a_key_that_stands_twice_is_warned_of_and_is_text(tmp_path: Path, text: str) -> None:
+    write(tmp_path, a=text)
+    [warning] = scan_sources([str(tmp_path)], CorpusConfig()).warnings
+    assert warning.endswith("a.md cannot be read and was left in the text: line 3: key 'year' stands twice")
+    assert read(tmp_path)[0][0]["text"] == text
+
+
+def test_json_whose_objects_have_the_same_keys_is_front_matter() -> None:
+    raw = b'{"year": 1, "of": [{"year": "year"}, {"year": 3}]}\nbody'
+    assert read_front_matter(raw).values == {"year": 1, "of": {}}
 
 
 def test_a_title_that_is_no_text_is_kept_as_a_column_or_told_of(tmp_path: Path) -> None:
