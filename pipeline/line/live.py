@@ -428,7 +428,7 @@ class LiveWriter:
                 self._rest(time.monotonic() - started)
         except Exception:
             log.exception("writes.stopped collection=%s", self.layout.name)
-        finally:  # whoever writes next opens another writer, which replays the log
+        finally:  # the next to write opens another writer, which replays the log
             with self._changed:
                 self._stop_at = self._stop_at or time.monotonic()
                 self._held.close()

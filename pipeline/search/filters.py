@@ -143,7 +143,7 @@ def combined(kind: Literal["and", "or"], parts: Sequence[Condition]) -> Conditio
     others: list[Condition] = []
     for part in parts:
         for each in part.parts if isinstance(part, Combined) and part.kind == kind else [part]:
-            if isinstance(each, ColumnTest) and kind in _JOINED_BY.get(each.asks, ()):
+            if isinstance(each, ColumnTest) and each.asks and kind in _ASKS[each.asks][1]:
                 joined.setdefault((each.column, each.asks), []).append(each)
             else:
                 others.append(each)
@@ -476,7 +476,7 @@ def _members_test(kind: str, key: str, data_type: pa.DataType, values: Sequence[
 
 
 def _joinable(asks: str, values: pa.Array, *, column: str, is_kept: bool = False) -> ColumnTest:
-    holds = partial(_HOLDS[asks], values=values)
+    holds = partial(_ASKS[asks][0], values=values)
     return ColumnTest(column=column, holds=holds, is_kept=is_kept, asks=asks, values=values)
 
 
@@ -515,22 +515,15 @@ def _compare(column: pa.Array, values: pa.Array, order: Callable[[Any, Any], Any
     return order(_compared(column), values[0])
 
 
-_HOLDS: Final[dict[str, Callable[..., pa.Array]]] = {
-    "in": _is_one,
-    "in list": _list_holds,
-    "nin": partial(_is_none, held=_is_one),
-    "nin list": partial(_is_none, held=_list_holds),
-    "contains": _has_part,
-    **{kind: partial(_compare, order=order) for kind, order in _ORDERS.items()},
+_ASKS: Final[dict[str, tuple[Callable[..., pa.Array], tuple[str, ...]]]] = {
+    "in": (_is_one, ("or",)),
+    "in list": (_list_holds, ("or",)),
+    "nin": (partial(_is_none, held=_is_one), ("and",)),
+    "nin list": (partial(_is_none, held=_list_holds), ("and",)),
+    "contains": (_has_part, ("or",)),
+    **{kind: (partial(_compare, order=order), ("and", "or")) for kind, order in _ORDERS.items()},
 }
-_JOINED_BY: Final[dict[str, tuple[str, ...]]] = {
-    "in": ("or",),
-    "in list": ("or",),
-    "nin": ("and",),
-    "nin list": ("and",),
-    "contains": ("or",),
-    **dict.fromkeys(_ORDERS, ("and", "or")),
-}
+"""What tells whether values are what is asked, and by what such tests of one column may be joined."""
 
 
 def _order(kind: str, key: str, data_type: pa.DataType, value: Any) -> ColumnTest:

@@ -135,7 +135,7 @@ class EncoderQueue:
         """Let the texts wait for the next pass; return what resolves to their vectors in their order.
 
         Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`, here or from
-        the future. Texts that nobody waits for any more are not encoded.
+        the future. Texts that no request waits for any more are not encoded.
         """
         sizes = [len(text.encode(errors="replace")) for text in texts]
         if sum(sizes) > MAX_REQUEST_BYTES:

@@ -81,7 +81,7 @@ class Acknowledged:
                     asked.shown_from = min(asked.shown_from, now)
 
     def possible(self, key: Hashable, since: float, until: float, *, is_reader: bool) -> set[Any]:
-        """Return the values one may find that looks between two times: a reader, or whoever looks at disk."""
+        """Return the values one may find that looks between two times: a reader, or a look at the disk."""
         with self._changing:
             writes = [asked for asked in self._writes[key] if asked.began <= until]
         must = [

@@ -67,8 +67,7 @@ class ParquetFormat(Format):
                 raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
             check_names(schema)
             uuids = _uuids(leaves_of(metadata, schema.names), schema)
-            fields = [field.with_type(uuids.get(field.name, field.type)) for field in schema]
-            return Footer(schema=pa.schema(fields), num_rows=metadata.num_rows)
+            return Footer(schema=_with_types(schema, uuids), num_rows=metadata.num_rows)
 
     @override
     def read(
@@ -89,14 +88,7 @@ class ParquetFormat(Format):
                         continue
                     for batch in decode_row_group(stream, metadata, index, leaves, config):
                         done += batch.num_rows
-                        columns = zip(batch.schema.names, batch.columns, strict=True)
-                        yield (
-                            pa.RecordBatch.from_pydict(
-                                {name: column.cast(uuids.get(name, column.type)) for name, column in columns}
-                            )
-                            if uuids
-                            else batch
-                        )
+                        yield batch.cast(_with_types(batch.schema, uuids)) if uuids else batch
                 except DECODE_ERRORS as error:  # the groups behind it have pages of their own
                     file.require_reachable(error)
                     yield Undecoded(num_rows=group.num_rows - done, detail=damage_of(error))
@@ -132,6 +124,10 @@ def _uuids(leaves: Sequence[Leaf], schema: pa.Schema) -> Mapping[str, pa.DataTyp
     told = {pa.binary(16): pa.uuid(), pa.list_(pa.binary(16)): pa.list_(pa.uuid())}
     found = ((name, schema.field(name).type, *each) for name in names for each in told.items())
     return {name: uuids for name, own, plain, uuids in found if own == plain}
+
+
+def _with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
 
 
 def open_parquet(

@@ -186,7 +186,7 @@ class HalfBlindPool:
         self.given: list[Path | bytes] = []
 
     def step(self, *_: Any) -> None:
-        """Take a step that nobody hears of."""
+        """Take a step that no one hears of."""
 
     def map(
         self, _: str, arguments: Callable[[int], tuple[Path | bytes]], sizes: Sequence[int]
