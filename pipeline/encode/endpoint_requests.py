@@ -219,9 +219,9 @@ class Server:
         """Send one request and read its answer."""
         import httpx2
 
-        self._wait_for_turn(began_at + patience.retry_seconds)
         where = self.address.describe()
         with self._place(began_at, patience) as most_at_once:
+            self._wait_for_turn(began_at + patience.retry_seconds)
             left = min(ANSWER_SECONDS, max(0.05, began_at + patience.total_seconds - time.monotonic()))
             timeout = httpx2.Timeout(left, connect=min(CONNECT_SECONDS, left))
             try:
@@ -235,10 +235,10 @@ class Server:
                 raise _PassingError(
                     f"the endpoint {where} must be reachable, got {type(error).__name__}"
                 ) from None
-            if most_at_once and response.status_code == 200:
+            if response.status_code != 200:
+                self._refuse(response)
+            if most_at_once:
                 self._send_more()
-        if response.status_code != 200:
-            self._refuse(response)
         try:
             return read(json.loads(response.content))
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
