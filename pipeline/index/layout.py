@@ -93,7 +93,7 @@ class CollectionLayout:
     name: str
     replica: Replica | None = field(default=None, compare=False)
     pinned: Current | None = field(default=None, compare=False)
-    """What a partition's ``CURRENT`` counts as for readers: the manifest of the collection says it."""
+    """What a partition serves, in the place of a ``CURRENT``: the manifest of the collection says it."""
     whole: CollectionLayout | None = field(default=None, compare=False)
     """The collection that this is a partition of."""
 
@@ -147,9 +147,9 @@ class CollectionLayout:
         """The collection's own folder."""
         return self.root / self.name
 
-    def partition(self, record: PartitionRecord, *, is_pinned: bool = True) -> CollectionLayout:
-        """Return a partition's folder as readers of the collection see it, or its writer (not pinned)."""
-        pinned = Current({record.generation: record.sha256}) if is_pinned else None
+    def partition(self, record: PartitionRecord) -> CollectionLayout:
+        """Return a partition's folder; what the collection names of it is served there."""
+        pinned = Current({record.generation: record.sha256}) if record.generation else None
         return CollectionLayout(self.partitions_folder, record.name, pinned=pinned, whole=self)
 
     lance_folder = _Below("lance")
@@ -233,12 +233,14 @@ class CollectionLayout:
     def _has_generations(self) -> bool:
         """Tell whether generations stand here, or stood: rows that no first ingest left are of lost ones.
 
-        A copy of an object store, and a partition, are what the store and the collection say.
+        A copy of an object store is what the store says, and a partition has no first ingest of its own.
         """
         if self.generation_numbers():
             return True
-        if self.replica is not None or self.whole is not None:
+        if self.replica is not None:
             return False
+        if self.whole is not None:
+            return bool(self._copied_numbers())
         has_rows = self.lance_folder.is_dir() or self.partitions_folder.is_dir()
         is_first = self.pending_folder.is_dir() and not self._builds_on_a_generation()
         return has_rows and (not is_first or bool(self._copied_numbers() - {1}))
@@ -321,10 +323,9 @@ class CollectionLayout:
     def current(self) -> Current | None:
         """Read ``CURRENT``; None where nothing was ever published.
 
-        Generations without a readable ``CURRENT`` raise :class:`DamageError`. Of a partition, the
-        collection's counts.
+        Generations without a readable ``CURRENT`` raise :class:`DamageError`.
         """
-        if self.pinned is not None:
+        if self.pinned is not None or self.whole is not None:
             return self.pinned
         try:
             content = read_bytes(self.current_path)
@@ -352,9 +353,12 @@ class CollectionLayout:
         """List what ``CURRENT`` names, ascending.
 
         All that left something, where it is damaged or nothing is left of what it names: an older one was put
-        back.
+        back. Of a partition all but what its collection never came to name.
         """
         standing = {*self.generation_numbers(), *self._copied_numbers()}
+        if self.whole is not None:
+            served = () if self.pinned is None else (self.pinned.served,)
+            return sorted({*served, *(each for each in standing if each < max(served, default=0))})
         with contextlib.suppress(DamageError):
             current = self.current()
             if current is None or not standing.isdisjoint(current.manifests):
@@ -377,9 +381,8 @@ class CollectionLayout:
 
     def record(self, generation: int) -> PartitionRecord:
         """Return what a collection is to name of this partition."""
-        return PartitionRecord(
-            name=self.name, generation=generation, sha256=self.hash_of_manifest(generation)
-        )
+        sha256 = record_file(self.generation_folder(generation) / MANIFEST_NAME).sha256
+        return PartitionRecord(name=self.name, generation=generation, sha256=sha256)
 
     def command(self, verb: str, *words: str) -> str:
         """Return the command line of a verb on this collection, for advice that works as it stands.

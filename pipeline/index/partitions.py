@@ -2,10 +2,10 @@
 
     change of some partitions ─▶ each published in its own folder ─▶ the collection's manifest moves, last
 
-Readers open what the collection's manifest names and never look at the ``CURRENT`` of a partition. So until
-that manifest moves nothing has changed for them, however many partitions have published; the next writer of
-such a partition undoes what was never named. A partition keeps its generation before the newest, which is the
-one that readers have meanwhile.
+A partition has no ``CURRENT``: the collection's manifest says which of its generations is served. So until
+that manifest moves nothing has changed for anyone, however many partitions have published; the next writer of
+such a partition removes what was never named. A partition keeps its generation before the newest, which is
+the one that readers have meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cairn.pipeline.durable import commit_point, storage_errors
 from cairn.pipeline.errors import CollectionBusyError
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.names import partition_of
-from cairn.pipeline.index.publish import GenerationFacts, publish_partitions, serve_named
+from cairn.pipeline.index.publish import GenerationFacts, publish_partitions
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.manifest import Manifest, PartitionRecord
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -65,9 +65,8 @@ class ChangePartition:
             self._require_named()
             base = None
             if self.record.generation:
-                serve_named(layout, self.record)
                 base = prepare_writer(layout)
-            elif layout.exists():
+            else:
                 with storage_errors("clearing what an unfinished run left", layout.folder):
                     for entry in layout.folder.iterdir():
                         if entry != layout.lock_path:
@@ -79,9 +78,8 @@ class ChangePartition:
     def outcome(self) -> PartitionRecord | None:
         """Return what workers have made of the partition, None where it is as it was; none may work now."""
         with self.layout.writer_lock():
-            number = self.layout.current_generation_number()
-            record = None if number is None else self.layout.record(number)
-        return None if record == self.record else record
+            number = self.record.generation + 1
+            return self.layout.record(number) if number in self.layout.generation_numbers() else None
 
     def _require_named(self) -> None:
         """Refuse a change that comes too late: another worker has made it, or the collection has moved on."""
@@ -122,7 +120,7 @@ def change_collection(
     """
     tasks = [
         ChangePartition(
-            layout=layout.partition(records[number], is_pinned=False),
+            layout=layout.partition(records[number]),
             record=records[number],
             change=change,
             progress=progress if run_tasks is None else silent_progress,

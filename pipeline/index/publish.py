@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cairn.pipeline import durable
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point, storage_errors
-from cairn.pipeline.errors import DamageError, IntegrityError, StorageError
+from cairn.pipeline.errors import IntegrityError, StorageError
 from cairn.pipeline.index.allocator import returning_freed_memory
 from cairn.pipeline.index.files import (
     keep_only,
@@ -275,11 +275,12 @@ def _publishing(
         folder.rename(final)
         durable.fsync_folder(layout.generations_folder)
         commit_point("generation-renamed")
-        serve_generation(layout, number)
+        if layout.whole is None:  # else the collection will name it
+            serve_generation(layout, number)
         commit_point("current-replaced")
         progress("index", 5, 5, "files")
         try:
-            prune_generations(layout)
+            prune_generations(layout, number)
         except (OSError, StorageError, IntegrityError) as error:  # the next publication cleans up again
             log.warning("publish.not_cleaned_up collection=%s error=%s", layout.name, error)
         commit_point("old-generations-pruned")
@@ -287,15 +288,14 @@ def _publishing(
 
 def next_generation_number(layout: CollectionLayout) -> int:
     """Return the number the next publication will have; the first one's rows are there already."""
-    is_first = not layout.current_path.exists() and not layout.generation_numbers()
+    is_first = layout.whole is None and not (layout.current_path.exists() or layout.generation_numbers())
     return 1 if is_first else (layout.current_generation_number() or 0) + 1
 
 
-def prune_generations(layout: CollectionLayout) -> None:
-    """Remove all but the served generation and the one before it, with what only they read."""
-    served = layout.current_generation_number()
+def prune_generations(layout: CollectionLayout, newest: int) -> None:
+    """Remove all but the newest generation and the one before it, with what only they read."""
     standing = layout.generation_numbers()
-    kept = [number for number in standing if served is not None and number <= served][-KEPT_GENERATIONS:]
+    kept = [number for number in standing if number <= newest][-KEPT_GENERATIONS:]
     remove_generations(layout, [number for number in standing if number not in kept])
     remove_strays(layout, kept)
 
@@ -334,22 +334,6 @@ def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None
     for number in numbers:
         durable.remove_folder(layout.generation_folder(number), flushes=False)
         durable.remove_entry(layout.copies_folder(number))
-
-
-def serve_named(layout: CollectionLayout, record: PartitionRecord) -> None:
-    """Return a partition to what its collection names, where its own ``CURRENT`` says something else."""
-    try:
-        current = layout.current()
-    except DamageError:  # the collection says what it is
-        current = None
-    hashes = {} if current is None else current.manifests
-    if current is None or (current.served, hashes[current.served]) != (record.generation, record.sha256):
-        # Another machine's generation may stand under the number of one that was made here.
-        if hashes.get(record.generation) != record.sha256:
-            durable.clear_way(layout.current_path)
-            durable.write_bytes(layout.current_path, Current({record.generation: record.sha256}).to_bytes())
-        if record.generation in layout.generation_numbers():
-            serve_generation(layout, record.generation)
 
 
 def serve_generation(layout: CollectionLayout, number: int) -> None:

@@ -71,7 +71,6 @@ from cairn.pipeline.index.publish import (
     remove_generations,
     remove_strays,
     serve_generation,
-    serve_named,
 )
 from cairn.pipeline.index.rows import LanceTables, id_batches
 from cairn.pipeline.index.verify import Fault, find_faults, store_problems, verify_generation
@@ -320,6 +319,8 @@ def _name_in_current(layout: CollectionLayout, number: int) -> None:
 
     Else it names the newest that stands, which is given up by the publication that comes and not before.
     """
+    if layout.whole is not None:
+        return
     with storage_errors("naming the served generation again"):
         if layout.manifest_sha256(number) is not None:
             write_bytes(layout.current_path, layout.current_path.read_bytes())
@@ -360,14 +361,11 @@ def _repair_partitions(
     """
     records, said, lost = list(manifest.partitions), list[str](), list[str]()
     for place, record in enumerate(manifest.partitions):
-        pinned, own = layout.partition(record), layout.partition(record, is_pinned=False)
-        if not record.generation or not verify_generation(pinned, record.generation, check_rows=True):
+        own = layout.partition(record)
+        if not record.generation or not verify_generation(own, record.generation, check_rows=True):
             continue
         try:
-            if record.generation in own.generation_numbers() or own.copies_folder(record.generation).is_dir():
-                _require_own(own, record)
-                serve_named(own, record)  # what a repair that was stopped gave up is given up again, and told
-            own.require_exists()
+            _require_own(own, record)
             report = repair_collection(own, progress, keeps_all=keeps_all)
         except (IntegrityError, CollectionNotFoundError) as error:
             if keeps_all:
@@ -380,11 +378,6 @@ def _repair_partitions(
         else:
             records[place] = own.record(report.generation)
             said.append(f"partition {own.name}: {report.action}")
-            if not report.problems:
-                said.append(
-                    "what a repair that was stopped gave up of it cannot be told, so ingest the sources "
-                    "again with --reread"
-                )
             lost += report.lost
     if not any(record.generation for record in records):
         raise IntegrityError(
@@ -419,7 +412,7 @@ def _drop_damaged_predecessors(layout: CollectionLayout, number: int) -> str:
         with storage_errors(f"removing damaged generations of {layout.name!r}", layout.folder):
             remove_generations(layout, damaged)
             mend(layout)
-            prune_generations(layout)
+            prune_generations(layout, number)
     except (StorageError, IntegrityError) as error:  # the repair is done, the next writer cleans up again
         return f"{said}, but {error}"
     return said

@@ -353,7 +353,7 @@ def test_change_that_comes_after_the_collection_has_moved_on_undoes_nothing(
     assert number is not None
     late = [
         ChangePartition(
-            layout=layout.partition(record, is_pinned=False),
+            layout=layout.partition(record),
             record=record,
             change=lambda *_: pytest.fail("it undid what was published"),
         )
@@ -394,21 +394,6 @@ def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
         with pytest.raises(CollectionBusyError, match="was given up"):
             task.run()
     assert contents(layout) == {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
-    assert verify_collection(layout) == []
-
-
-def test_generation_of_another_machine_under_the_same_number_is_gone_on_from(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
-) -> None:
-    ours = tmp_path / "ours"
-    shutil.copytree(layout.root, ours)
-    ingest(ours, tmp_path, partitioned, range(24), {5: 1})
-    ingest(layout.root, tmp_path, partitioned, range(24), {5: 2})
-    for partition in layout.partitions_folder.iterdir():  # a pull brings all but what says that it is served
-        current = ours / layout.name / partition.relative_to(layout.folder) / "CURRENT"
-        shutil.copyfile(current, partition / "CURRENT")
-    ingest(layout.root, tmp_path, partitioned, range(24), {5: 3})
-    assert contents(layout)["doc-005"] == document(5, 3)["text"]
     assert verify_collection(layout) == []
 
 
@@ -515,6 +500,7 @@ def test_current_and_generations_of_all_partitions_lost_are_made_again(layout: C
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert repair_collection(layout).lost == ()
     assert contents(layout) == before
+    assert generations(layout) == [2] * PARTITIONS
     assert verify_collection(layout) == []
 
 
