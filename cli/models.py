@@ -40,6 +40,9 @@ PUBLIC_MODELS: Final = (
     PublicModel("jxm/cde-small-v1", 281, 768, "English, reads the context"),
     PublicModel("jxm/cde-small-v2", 306, 768, "English, reads the context"),
     PublicModel("Qwen/Qwen3-Embedding-0.6B", 596, 1024, "100 languages, long rows, --dims"),
+    PublicModel("answerdotai/answerai-colbert-small-v1", 33, 96, "English, late interaction"),
+    PublicModel("lightonai/GTE-ModernColBERT-v1", 149, 128, f"English, late interaction, {_LONG}"),
+    PublicModel("minishlab/potion-retrieval-32M", 32, 512, "English, a table of token vectors: fast"),
     PublicModel(
         f"{_OPENSEARCH}-doc-v3-distill", 67, 30_522, "English, --sparse-model; runs none for queries"
     ),

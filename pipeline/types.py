@@ -132,6 +132,8 @@ TOKEN_FIELDS = (pa.field("token_codes", pa.large_binary()), pa.field("title_code
 
 Those of a document's title stand in its first row.
 """
+FAR: Final = 255
+"""Characters from one token to the next from which on their number is not kept behind a token's code."""
 SPARSE_FIELDS = (pa.field("sparse_weights", pa.large_binary()),)
 """What a collection with a sparse encoder has in ``chunks``: rows of :data:`SPARSE_WEIGHT`, end to end."""
 SPARSE_WEIGHT: Final = np.dtype([("token", "<u4"), ("weight", "u1")])

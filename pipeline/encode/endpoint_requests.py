@@ -43,7 +43,7 @@ from cairn.pipeline.errors import (
     ModelError,
     install_command,
 )
-from cairn.pipeline.token_vectors.codes import unit
+from cairn.pipeline.token_vectors.projection import unit
 from cairn.pipeline.version import installed_version
 from jaxtyping import Float32
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import TokenCoder
-from cairn.pipeline.token_vectors.codes import FAR
+from cairn.pipeline.types import FAR
 from jaxtyping import Bool, Float, Float32, Int64
 
 Rewrite = Callable[[Float[torch.Tensor, "T D"]], np.ndarray]

@@ -10,7 +10,6 @@
     families    readers of published configurations and weights
     here        what makes a model an encoder: landmarks, pooling, projection, mixer, context, dimensions
 
-``backbone_loader`` chooses a family's reader by ``model_type``. ``landmark_reader`` reads rows that see one
-another's landmarks. ``static_embeddings`` is the cheap surrogate that clustering uses. Import from the
-modules; this package imports nothing by itself.
+``backbone_loader`` chooses a family's reader by ``model_type``. ``static_embeddings`` is the cheap
+surrogate that clustering uses. Import from the modules; this package imports nothing by itself.
 """

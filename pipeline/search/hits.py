@@ -36,8 +36,7 @@ from cairn.pipeline.search.passages import ChosenPassage, joined
 from cairn.pipeline.search.ranking import PreparedSearch, Ranking
 from cairn.pipeline.search.reader import IndexReader, MatchesAsked, TokenMatches
 from cairn.pipeline.token_vectors.codebook import TokenCoder
-from cairn.pipeline.token_vectors.codes import FAR
-from cairn.pipeline.types import RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
+from cairn.pipeline.types import FAR, RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
 from jaxtyping import Float32, Int64, Shaped, UInt8
 
 

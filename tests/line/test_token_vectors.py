@@ -123,11 +123,10 @@ def test_projection_of_the_model_codes_where_it_is_small_enough(
     generator = np.random.default_rng(0)
     vocabulary_size = load_backbone(settings(folder).encoder).tokenizer.get_vocab_size()
     projection = TokenProjection(
-        matrix_DV=generator.standard_normal((32, 8)).astype(np.float16).astype(np.float32),
+        matrix_DV=generator.standard_normal((32, 16)).astype(np.float16).astype(np.float32),
         weight_codes_X=generator.integers(1, 255, vocabulary_size).astype(np.uint8),
         weight_step=0.1,
-        rms_V=np.full(8, 8**-0.5, np.float32),
-        bits=4,
+        rms_V=np.full(16, 16**-0.5, np.float32),
         base_sha256=weights_sha256_of(folder),
     )
     projection.save(folder)

@@ -8,6 +8,7 @@ import pytest
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.token_vectors.projection import (
     LATE_NAME,
+    REACH,
     TokenProjection,
     read_token_projection,
 )
@@ -21,7 +22,6 @@ def projection() -> TokenProjection:
         weight_codes_X=generator.integers(1, 256, 50).astype(np.uint8),
         weight_step=0.04,
         rms_V=generator.uniform(0.1, 0.5, 8).astype(np.float32),
-        bits=2,
         base_sha256="a" * 64,
     )
 
@@ -45,10 +45,9 @@ def test_fingerprint_tells_what_moves_a_score(projection: TokenProjection):
     others = [
         replace(projection, matrix_DV=projection.matrix_DV + 1),
         replace(projection, weight_step=1.0),
-        replace(projection, bits=4),
     ]
 
-    assert len({other.fingerprint for other in [projection, *others]}) == 4
+    assert len({other.fingerprint for other in [projection, *others]}) == 3
 
 
 def test_projected_states_are_unit_vectors_of_the_product(projection: TokenProjection):
@@ -59,19 +58,29 @@ def test_projected_states_are_unit_vectors_of_the_product(projection: TokenProje
     np.testing.assert_allclose(projection.project(states), expected, atol=1e-5)
 
 
+def test_codes_are_the_even_steps_written_out_and_compare_as_their_middles(projection: TokenProjection):
+    states = np.random.default_rng(2).standard_normal((20, 32)).astype(np.float32)
+    codes, query = projection.encode(states), projection.project(states[:3])
+    written_out = np.empty((20, 8))
+    for row, (vector, code) in enumerate(zip(projection.project(states), codes, strict=True)):
+        bits = "".join(f"{byte:08b}" for byte in code.tolist())
+        for dim, value in enumerate(vector):
+            step = 2 * REACH * projection.rms_V[dim] / 4
+            expected = min(max(int(np.floor(value / step)) + 2, 0), 3)
+            assert int(bits[2 * dim : 2 * dim + 2], 2) == expected
+            written_out[row, dim] = (expected - 1.5) * step
+    written_out /= np.linalg.norm(written_out, axis=1, keepdims=True)
+
+    np.testing.assert_allclose(projection.similarities(codes, query), written_out @ query.T, atol=1e-5)
+
+
+DAMAGED = "must be a whole token projection of format 2, got a damaged file or another format"
+
+
 @pytest.mark.parametrize("content", [b"", b"\x07" * 40])
 def test_damaged_projection_is_said_in_a_sentence(tmp_path: Path, content: bytes):
     (tmp_path / LATE_NAME).write_bytes(content)
-    with pytest.raises(ModelError, match="must be a whole token projection, got a damaged file"):
-        read(tmp_path)
-
-
-def test_flipped_bit_of_a_projection_is_said_in_a_sentence(projection: TokenProjection, tmp_path: Path):
-    projection.save(tmp_path)
-    content = bytearray((tmp_path / LATE_NAME).read_bytes())
-    content[-100] ^= 1
-    (tmp_path / LATE_NAME).write_bytes(content)
-    with pytest.raises(ModelError, match="must be a whole token projection, got a damaged file"):
+    with pytest.raises(ModelError, match=DAMAGED):
         read(tmp_path)
 
 
@@ -83,6 +92,7 @@ def test_flipped_bit_of_a_projection_is_said_in_a_sentence(projection: TokenProj
         {"rms_V": np.full(8, np.nan, np.float32)},
         {"rms_V": np.zeros(8, np.float32)},
         {"matrix_DV": np.zeros((32, 0), np.float32), "rms_V": np.zeros(0, np.float32)},
+        {"matrix_DV": np.zeros((32, 7), np.float32), "rms_V": np.ones(7, np.float32)},
         {"weight_codes_X": np.full(50, np.nan, np.float32)},
         {"weight_step": np.nan},
     ],
@@ -92,7 +102,7 @@ def test_projection_that_would_give_scores_that_are_no_numbers_is_refused(
     projection: TokenProjection, tmp_path: Path, damage: dict[str, object]
 ):
     replace(projection, **damage).save(tmp_path)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ModelError, match="must be a whole token projection, got a damaged file"):
+    with pytest.raises(ModelError, match=DAMAGED):
         read(tmp_path)
 
 

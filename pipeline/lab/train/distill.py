@@ -57,7 +57,7 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_
 from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
-from cairn.pipeline.token_vectors.codes import unit
+from cairn.pipeline.token_vectors.projection import unit
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Float, Float32, Int64
 

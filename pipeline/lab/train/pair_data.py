@@ -34,7 +34,7 @@ from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.token_vectors.codes import unit
+from cairn.pipeline.token_vectors.projection import unit
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Float32, Int64
 

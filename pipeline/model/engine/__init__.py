@@ -3,7 +3,7 @@
     families ─▶ transformer ─▶ hidden states
                  │ layer (its steps, over operations of transformer or openvino_backbone)
                  │ weights, rotary, precision
-                 └ pattern (who sees whom): rectangle | packed | landmark_attention
+                 └ pattern (who sees whom): rectangle | packed
                      └ attention
 
 ``backbone`` is what the rest of the pipeline knows. ``openvino_backbone`` runs the layers as an OpenVINO

@@ -35,7 +35,7 @@ from cairn.pipeline.lab.train.settings import DistillConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import encoder_config, settings_of_a_folder
-from cairn.pipeline.token_vectors.codes import unit
+from cairn.pipeline.token_vectors.projection import unit
 from safetensors.numpy import load_file as load_numpy
 
 from tests.encode.sentence_transformers_folders import write_dense

@@ -38,7 +38,7 @@ from cairn.pipeline.model.folders.own_tensors import (
     NULL_CONTEXT,
 )
 from cairn.pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
-from cairn.pipeline.token_vectors.codes import unit
+from cairn.pipeline.token_vectors.projection import unit
 from safetensors.torch import load_file, save_file
 
 from tests.lab.train.conftest import LOOP_SETTINGS
