@@ -88,6 +88,14 @@ class ProgressBars:
         self._bar.total = total
         self._bar.update(done - self._bar.n)
 
+    def say(self, line: str) -> None:
+        """Print a line between the bars."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        if not self._quiet:
+            echo(line, err=True)
+
     def _start(self, stage: str, total: int | None, unit: str) -> tqdm[Any]:
         from tqdm import tqdm
 

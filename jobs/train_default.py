@@ -1,11 +1,13 @@
-"""Train the default encoder from pairs to model in one command: `python -m cairn.jobs.train_default --help`.
+"""Train an encoder from texts and pairs to model in one command: `python -m cairn.jobs.train_default --help`.
 
-    pairs ─▶ without judged texts ─▶ WORK/pairs.parquet ─▶ steps, for so many minutes ─▶ WORK/run ─▶ --deliver
+    pairs, texts ─▶ without judged texts ─▶ WORK/pairs.parquet, WORK/texts.parquet
+                 ─▶ landmarks follow the base's means ─▶ WORK/landmarks ─▶ --deliver/landmarks
+                 ─▶ contrast behind a context         ─▶ WORK/run       ─▶ --deliver
 
-WORK/pairs.parquet is one file without any text of the judged sets: with --prepare-only it is made where the
-data lies and then sent to the machine with the GPU. A run that is killed, or stopped by --minutes, goes on
-from its newest checkpoint when the same command runs again, also from a copy of WORK on another machine.
-Settings are those of jobs/configs/train_default.toml; --set changes one.
+What is prepared has no text of the judged sets: with --prepare-only it is made where the data lies and then
+sent to the machine with the GPU. A run that is killed, or stopped by --minutes, goes on from the newest
+checkpoint of its stage when the same command runs again, also from a copy of WORK on another machine.
+Settings are those of jobs/configs/train_default.toml, a table a stage; --set changes one.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import argparse
 import json
 import shutil
 import sys
+import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +27,7 @@ import pyarrow.parquet as pq
 from cairn.pipeline import durable
 from cairn.pipeline.config import BASE_MODEL
 from cairn.pipeline.errors import CairnError, ConfigError
-from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.settings import LandmarkConfig, TrainConfig
 from cairn.pipeline.line.progress_log import ProgressLog
 from cairn.pipeline.options import check_names
 from cairn.pipeline.settings_file import read_settings_file
@@ -32,50 +35,107 @@ from cairn.pipeline.types import ProgressListener
 
 CONFIG: Final = Path(__file__).parent / "configs" / "train_default.toml"
 DELIVERED: Final = ("best", "model")
+_OF_THE_VERB: Final = ("base", "sources", "texts", "output")
+"""Settings of a table that this command sets itself; a verb reads them where it runs the file alone."""
 
 
-def prepare(pairs: Sequence[Path], judged: Sequence[Path], target: Path, progress: ProgressListener) -> int:
-    """Write the pairs that are none of the judged sets' as one Parquet file; return their number."""
+def prepare(
+    pairs: Sequence[Path],
+    texts: Sequence[Path],
+    judged: Sequence[Path],
+    work: Path,
+    progress: ProgressListener,
+) -> int:
+    """Write pairs and texts that are none of the judged sets' as Parquet; return the number of pairs."""
+    from cairn.pipeline.lab.train.landmark_distillation import read_documents
     from cairn.pipeline.lab.train.leakage import without_judged
     from cairn.pipeline.lab.train.pairs import read_pairs
 
+    if texts:
+        documents, _ = read_documents(texts, judged)
+        _write(work / "texts.parquet", pa.Table.from_pylist([one._asdict() for one in documents]))
     kept = without_judged(read_pairs(pairs), judged, progress)
-    table = pa.table(
-        {
-            "query": kept.queries,
-            "document": kept.documents,
-            "title": kept.titles,
-            "source": kept.sources,
-            "instruction": kept.instructions,
-            "negatives": pa.array(list(map(list, kept.negatives)), pa.list_(pa.string())),
-        }
-    )
+    columns = {
+        "query": kept.queries,
+        "document": kept.documents,
+        "title": kept.titles,
+        "source": kept.sources,
+        "instruction": kept.instructions,
+        "negatives": pa.array(list(map(list, kept.negatives)), pa.list_(pa.string())),
+    }
+    _write(work / "pairs.parquet", pa.table(columns))
+    return len(kept)
+
+
+def _write(target: Path, table: pa.Table) -> None:
     with durable.storage_errors(f"writing {target.name}"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with durable.replacing(target) as temporary:
             pq.write_table(table, temporary, compression="zstd", compression_level=12)
-    return len(kept)
 
 
-def settings_of(config: Path, base: str | None, changes: Sequence[str]) -> tuple[str, TrainConfig]:
-    """Return the model to start from and the settings of the training: a file's, with changes."""
-    settings = dict(read_settings_file(config).tables.get("train", {}))
+def settings_of(config: Path, changes: Sequence[str]) -> tuple[LandmarkConfig, TrainConfig]:
+    """Return the settings of both stages: a file's, with changes such as ``train.steps=200``."""
+    tables = {name: dict(table) for name, table in read_settings_file(config).tables.items()}
     for change in changes:
-        name, _, value = change.partition("=")
         try:
-            settings[name.replace("-", "_")] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"--set must be NAME=VALUE with a value as in TOML, got {change!r}") from error
-    own = {name: settings.pop(name, None) for name in ("base", "sources", "output")}
-    check_names(f"{config}: [train]", settings, TrainConfig)
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
-    return base or own["base"] or BASE_MODEL, TrainConfig(**fields)
+            [(stage, changed)] = tomllib.loads(change).items()
+            tables[stage] |= {name.replace("-", "_"): value for name, value in changed.items()}
+        except (tomllib.TOMLDecodeError, AttributeError, KeyError) as error:
+            raise ConfigError(
+                f"--set must be STAGE.NAME=VALUE with a stage of {', '.join(tables)} and a value as in TOML, "
+                f"got {change!r}"
+            ) from error
+
+    def of_stage(stage: str, kind: Any) -> Any:
+        settings = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in tables[stage].items()
+            if name not in _OF_THE_VERB
+        }
+        check_names(f"{config}: [{stage}]", settings, kind)
+        return kind(**settings)
+
+    return of_stage("train-landmarks", LandmarkConfig), of_stage("train", TrainConfig)
 
 
-def deliver(run: Path, target: Path) -> None:
-    """Copy the models and the log of a run; each model is whole or the one before."""
+def train_stages(
+    base: str,
+    work: Path,
+    landmarks: LandmarkConfig,
+    pairs: TrainConfig,
+    *,
+    minutes: float,
+    deliver: Path | None,
+    say: Callable[[str], object],
+    progress: ProgressListener,
+) -> dict[str, Any]:
+    """Run what is left of both stages, and return their reports."""
+    from cairn.pipeline.lab.train.contrastive import train  # imports torch
+    from cairn.pipeline.lab.train.landmark_distillation import train_landmarks
+
+    deadline = time.monotonic() + 60 * minutes
+    prepared, first, second = work / "pairs.parquet", work / "landmarks", work / "run"
+    texts = [path for path in (work / "texts.parquet", prepared) if path.is_file()]
+
+    def limits() -> dict[str, Any]:
+        return {"stop_after_seconds": deadline - time.monotonic(), "progress": progress}
+
+    try:
+        before = train_landmarks(base, texts, first, landmarks, **limits())
+        taught = next(first / name for name in DELIVERED if (first / name).is_dir())
+        after = train([prepared], second, pairs, base=str(taught), say=say, **limits())
+    finally:
+        if deliver is not None:
+            for run, target in ((first, deliver / "landmarks"), (second, deliver)):
+                _deliver(run, target)
+    return {"landmarks": before.to_dict(), **after.to_dict()}
+
+
+def _deliver(run: Path, target: Path) -> None:
+    """Copy the models and the log of a run, if any; each model is whole or the one before."""
+    if not (run / "log.jsonl").is_file():
+        return
     with durable.storage_errors(f"copying the models to {target}"):
         target.mkdir(parents=True, exist_ok=True)
         for name in DELIVERED:
@@ -88,51 +148,48 @@ def deliver(run: Path, target: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prepare, train and deliver; return the exit code, 75 where time was up before the last step."""
     parser = argparse.ArgumentParser(
-        prog="python -m cairn.jobs.train_default", description="Train the default encoder."
+        prog="python -m cairn.jobs.train_default", description="Train landmarks, then contrast on pairs."
     )
-    parser.add_argument("--pairs", type=Path, action="append", default=[], help="pairs to train on; repeat")
-    parser.add_argument(
-        "--judged", type=Path, action="append", default=[], help="judged set to keep out; repeat"
-    )
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder of the prepared pairs and of the run"
-    )
-    parser.add_argument("--deliver", type=Path, help="folder that models and log are copied to")
-    parser.add_argument("--minutes", type=float, default=38.0, help="stop training after so many")
-    parser.add_argument("--base", help="model to start from, if not the file's")
-    parser.add_argument("--config", type=Path, default=CONFIG, help="the job's settings")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="change a setting")
-    parser.add_argument("--prepare-only", action="store_true", help="write the pairs and end")
+    add = parser.add_argument
+    add("--pairs", type=Path, action="append", default=[], help="pairs to train on; repeat")
+    add("--texts", type=Path, action="append", default=[], help="texts for the landmarks alone; repeat")
+    add("--judged", type=Path, action="append", default=[], help="judged set to keep out; repeat")
+    add("--work", type=Path, required=True, help="folder of what is prepared and of the runs")
+    add("--deliver", type=Path, help="folder that models and logs are copied to")
+    add("--minutes", type=float, default=38.0, help="stop training after so many")
+    add("--base", default=BASE_MODEL, help="model to start from")
+    add("--config", type=Path, default=CONFIG, help="the settings of both stages")
+    add("--set", action="append", default=[], metavar="STAGE.NAME=VALUE", help="change a setting")
+    add("--prepare-only", action="store_true", help="write pairs and texts, and end")
     given = parser.parse_args(arguments)
-    progress = ProgressLog(lambda line: sys.stderr.write(f"{line}\n"))
+
+    def say(line: str) -> None:
+        sys.stderr.write(f"{line}\n")
+
+    progress = ProgressLog(say)
     try:
         prepared = given.work / "pairs.parquet"
         if given.pairs and not prepared.is_file():
-            number = prepare(given.pairs, given.judged, prepared, progress)
-            sys.stderr.write(f"prepared={number} bytes={prepared.stat().st_size}\n")
+            number = prepare(given.pairs, given.texts, given.judged, given.work, progress)
+            say(f"prepared={number} bytes={prepared.stat().st_size}")
         if not prepared.is_file():
             raise ConfigError(f"{given.work} must hold pairs.parquet, got none; give --pairs")
         if given.prepare_only:
             return 0
-        base, config = settings_of(given.config, given.base, given.set)
-        from cairn.pipeline.lab.train.contrastive import train  # imports torch
-
-        try:
-            report = train(
-                [prepared],
-                given.work / "run",
-                config,
-                base=base,
-                stop_after_seconds=60 * given.minutes,
-                progress=progress,
-            )
-        finally:
-            if given.deliver is not None and (given.work / "run" / "log.jsonl").is_file():
-                deliver(given.work / "run", given.deliver)
+        stages = settings_of(given.config, given.set)
+        report = train_stages(
+            given.base,
+            given.work,
+            *stages,
+            minutes=given.minutes,
+            deliver=given.deliver,
+            say=say,
+            progress=progress,
+        )
     except CairnError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    sys.stdout.write(f"{json.dumps(report.to_dict())}\n")
+    sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
 
 

@@ -152,6 +152,7 @@ def train(
         config=config,
         judged=(*judged, *dev),
         scorer=_scorer(dev, dev_queries, dev_documents, config, limits["progress"]),
+        say=limits["progress"].say,
         **own,
         **limits,
     )
@@ -226,9 +227,8 @@ def train_landmarks(
 ) -> Any:
     """Train BASE, a name or a folder, to pool landmarks, from texts alone.
 
-    Each landmark follows what BASE makes of its chunk read alone, with the title and its neighbours mixed
-    in. A killed run continues from its newest checkpoint when the same command runs again. Use FOLDER/best
-    or FOLDER/model as --model.
+    Each landmark follows what BASE makes of its chunk behind the title. A killed run continues from its
+    newest checkpoint when the same command runs again. Use FOLDER/best or FOLDER/model as --model.
     """
     from cairn.pipeline.lab.train.landmark_distillation import train_landmarks as run
 

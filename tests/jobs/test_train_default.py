@@ -14,20 +14,33 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
 WORDS = ("stone", "path", "mark", "way", "river", "mountain", "walk", "old", "cat", "mat", "sat")
 SMALL = {
-    "steps": 6,
-    "batch_pairs": 16,
-    "sequence_documents": 4,
-    "max_document_tokens": 48,
-    "context_documents": 20,
-    "max_context_tokens": 16,
-    "matryoshka_dims": [8, 16, 32],
-    "heldout_pairs": 6,
-    "evaluate_every": 3,
-    "checkpoint_every": 3,
-    "micro_batch_tokens": 400,
+    "train-landmarks": {
+        "steps": 2,
+        "batch-windows": 4,
+        "window-tokens": 64,
+        "landmark-intervals": [8, 16],
+        "title-tokens": 8,
+        "heldout-windows": 4,
+    },
+    "train": {
+        "steps": 6,
+        "batch-pairs": 16,
+        "sequence-documents": 4,
+        "max-document-tokens": 48,
+        "landmark-intervals": [8, 16],
+        "title-tokens": 8,
+        "context-documents": 20,
+        "max-context-tokens": 16,
+        "matryoshka-dims": [8, 16, 32],
+        "heldout-pairs": 6,
+        "evaluate-every": 3,
+        "checkpoint-every": 3,
+        "micro-batch-tokens": 400,
+    },
 }
 
 
@@ -60,10 +73,11 @@ def judged(tmp_path: Path) -> Path:
     return folder
 
 
-def test_config_is_a_training_of_the_size_it_says():
-    _, config = settings_of(CONFIG, None, ())
-    assert (config.context_from, config.context_documents) == ("source", 64)
-    assert config.reads_context
+def test_second_stage_reads_rows_as_the_first_has_taught_them():
+    landmarks, pairs = settings_of(CONFIG, ())
+    assert (pairs.context_from, pairs.context_documents, pairs.freeze_embeddings) == ("source", 64, True)
+    assert pairs.landmark_intervals == landmarks.landmark_intervals
+    assert pairs.title_tokens == landmarks.title_tokens
 
 
 def test_prepared_pairs_hold_no_judged_text(pairs: Path, judged: Path, tmp_path: Path, capsys: Any):
@@ -76,29 +90,50 @@ def test_prepared_pairs_hold_no_judged_text(pairs: Path, judged: Path, tmp_path:
     assert f"prepared={len(rows)} bytes=" in capsys.readouterr().err
 
 
+def test_prepared_texts_hold_no_judged_text(pairs: Path, judged: Path, tmp_path: Path):
+    texts = tmp_path / "texts.jsonl"
+    rows = [{"title": "kept", "text": "an old river"}, {"title": "judged", "text": pair(0)["document"]}]
+    texts.write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["--pairs", str(pairs), "--texts", str(texts), "--judged", str(judged), "--prepare-only"]
+    assert main([*arguments, "--work", str(tmp_path / "work")]) == 0
+    assert pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist() == rows[:1]
+
+
 def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path, capsys: Any):
     assert main(["--work", str(tmp_path / "none")]) == 2
     assert "must hold pairs.parquet, got none; give --pairs" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match=r"--set must be NAME=VALUE .*, got 'steps'"):
-        settings_of(CONFIG, None, ["steps"])
+    for change in ("train.steps", "steps=3", "stage.steps=3"):
+        with pytest.raises(ConfigError, match=r"--set must be STAGE\.NAME=VALUE with a stage of train-land"):
+            settings_of(CONFIG, [change])
     with pytest.raises(ConfigError, match="has no option 'stepps'; did you mean 'steps'"):
-        settings_of(CONFIG, None, ["stepps=3"])
-    assert settings_of(CONFIG, "tiny", ["steps=3"])[1].steps == 3
+        settings_of(CONFIG, ["train.stepps=3"])
+    assert [each.steps for each in settings_of(CONFIG, ["train.steps=3"])] == [1500, 3]
 
 
 @pytest.mark.slow
-def test_training_stopped_and_resumed_is_delivered_ingested_and_searched(
+def test_stages_stopped_and_resumed_are_delivered_ingested_and_searched(
     pairs: Path, judged: Path, tmp_path: Path, tiny_model_folder: Path, capsys: Any
 ):
-    changes = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+    changes = [
+        part
+        for stage, settings in SMALL.items()
+        for name, value in settings.items()
+        for part in ("--set", f"{stage}.{name}={value}")
+    ]
     arguments = ["--pairs", str(pairs), "--judged", str(judged), "--work", str(tmp_path / "work")]
     arguments += ["--deliver", str(tmp_path / "out"), "--base", str(tiny_model_folder), *changes]
-    assert main([*arguments, "--minutes", "0.000001"]) == 75
-    assert "got to 1 in the time it was given; run the same command again" in capsys.readouterr().err
+    for step in (1, 1):  # each stage makes a step, however late it is
+        assert main([*arguments, "--minutes", "0.000001"]) == 75
+        assert f"got to {step} in the time it was given" in capsys.readouterr().err
     assert main(arguments) == 0
-    report = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert (report["landmarks"]["steps"], report["landmarks"]["resumed_at"]) == (2, 2)
     assert (report["steps"], report["resumed_at"]) == (6, 1)
-    model = tmp_path / "out" / "model"
+    shown = f"documents {report['batch_cosine']:.3f}, of random batches {report['random_cosine']:.3f}"
+    assert f"mean cosine of a batch's {shown}" in err
+    taught, model = read_checkpoint(tmp_path / "out" / "landmarks" / "best"), tmp_path / "out" / "model"
+    assert json.loads((tmp_path / "work" / "run" / "run.json").read_text())["base"] == taught.fingerprint
 
     rows = [{"id": str(number), "text": pair(number)["document"]} for number in range(40)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")

@@ -17,7 +17,7 @@ Widths and layers are Matryoshka's: Kusupati et al. 2022, and m³BERT §2.1 for 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -309,6 +309,10 @@ class PairObjective:
         )
 
 
+def _say_nothing(_: str) -> None:
+    pass
+
+
 def train(
     sources: Sequence[Path],
     folder: Path,
@@ -319,12 +323,14 @@ def train(
     judged: Sequence[Path] = (),
     scorer: ModelScorer | None = None,
     stop_after_seconds: float | None = None,
+    say: Callable[[str], object] = _say_nothing,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
     """Train ``base`` on pairs of ``sources`` and pairs made of ``documents``; leave the run in ``folder``.
 
     ``judged`` evaluation sets are kept out of the data. A ``scorer`` says which of the models that are saved
-    on the way is the best; without one the held-out pairs do.
+    on the way is the best; without one the held-out pairs do. ``say`` is told before the first step how hard
+    the batches are: the mean cosine of their documents beside that of random batches.
     """
     deadline = deadline_in(stop_after_seconds)
     checkpoint = read_checkpoint(model_folder(base))
@@ -346,6 +352,7 @@ def train(
         interval = served_interval(config.landmark_intervals, longest)
         plan = BatchPlan(pairs, heldout, data.vectors, config)
         batch_cosine, random_cosine = plan.cosines()
+        say(f"mean cosine of a batch's documents {batch_cosine:.3f}, of random batches {random_cosine:.3f}")
         objective = PairObjective(
             model=model.to(device),
             teacher=None if base_teacher is None else base_teacher.to(device),
@@ -439,6 +446,7 @@ def _served_settings(config: TrainConfig, base: EncoderConfig, max_positions: in
         pool_prefix=base.pool_prefix and config.attention != "full" and config.pooling in PREFIX_POOLINGS,
         pooling=config.pooling,
         attention=config.attention,
+        landmark_interval=min(SERVED_INTERVAL, base.landmark_interval),
         window_tokens=min(base.window_tokens, max_positions),
         title_tokens=config.title_tokens if config.title_share else 0,
         use_context=config.reads_context,

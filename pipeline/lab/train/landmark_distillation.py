@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -94,19 +95,23 @@ class Windows:
 
 
 def read_windows(paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = ()) -> Windows:
-    """Cut the documents of training files into windows; neighbouring rows with one title are one document.
+    """Cut the documents of training files into windows."""
+    documents, skipped = read_documents(paths, judged)
+    room = CHARACTERS_PER_TOKEN * window_tokens
+    windows = [Window(one.title, part) for one in documents for part in _parts(one.text, room)]
+    return Windows(windows=tuple(windows), skipped=skipped)
 
-    Files have a column text, or document, and title and query where they have them; a query is a window of
-    its own. What stands in a ``judged`` set is left out and counted, like empty and repeated texts. Files
-    without a text raise :class:`SourceError`, a missing or mistyped column :class:`SchemaError`.
+
+def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[list[Window], dict[str, int]]:
+    """Return the documents of training files and why others are left out; their files' order moves nothing.
+
+    Neighbouring rows with one title are one document. Files have a column text, or document, and title and
+    query where they have them; a query is a document of its own. What stands in a ``judged`` set is left out
+    and counted, like empty and repeated texts. Files without a text raise :class:`SourceError`, a missing or
+    mistyped column :class:`SchemaError`.
     """
     out = read_judged_texts(judged) if judged else None
-    skipped = {
-        "empty text": 0,
-        "repeated text": 0,
-        "text of an evaluation set": 0,
-        "text that is not Unicode": 0,
-    }
+    skipped: Counter[str] = Counter()
     documents: dict[Window, None] = {}
     for file in training_files(paths, SUFFIXES):
         for one in _joined(file):
@@ -120,13 +125,9 @@ def read_windows(paths: Sequence[Path], window_tokens: int, judged: Sequence[Pat
                 skipped["repeated text"] += 1
             else:
                 documents[one] = None
-    skipped = {reason: number for reason, number in skipped.items() if number}
     if not documents:
         raise SourceError(f"files of texts must hold at least one, got {counted(skipped)}; name others")
-    ordered = sorted(documents, key=_digest)
-    room = CHARACTERS_PER_TOKEN * window_tokens
-    windows = [Window(one.title, part) for one in ordered for part in _parts(one.text, room)]
-    return Windows(windows=tuple(windows), skipped=dict(skipped))
+    return sorted(documents, key=_digest), dict(skipped)
 
 
 def _joined(file: Path) -> Iterator[Window]:
