@@ -118,7 +118,7 @@ def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.Dat
     except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError):
         pass
     try:
-        types = [*map(type_of, values)]
+        types = [found for value in values for found in _types(value)]
         target = reduce(joined, types, pa.null())
         column, faults = batch_of([{name: value} for value in values], {name: target}, ()).columns
     except (pa.ArrowException, TypeError) as error:
@@ -126,6 +126,13 @@ def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.Dat
     if faults.null_count < len(faults):
         raise _unfit(name, "numbers that no type holds")
     return column, types
+
+
+def _types(value: Any) -> Sequence[pa.DataType]:
+    """Return the types of a value: of a list those of its items, where they are several."""
+    own = type_of(value)
+    items = cast("list[Any]", value) if isinstance(value, list) and pa.types.is_list(own) else []
+    return [pa.list_(found) for found in {type_of(item): None for item in items}] or [own]
 
 
 def _unfit(name: str, got: str) -> UsageError:

@@ -8,7 +8,7 @@ all counts as one row without an index.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum, auto
 from pathlib import Path
 from types import TracebackType
@@ -112,10 +112,14 @@ def examples(rejected: pa.RecordBatch) -> dict[str, str]:
     found = dict[str, str]()
     for reason in reason_counts(rejected):
         row = rejected.slice(pc.index(rejected.column("reason"), reason).as_py(), 1).to_pylist()[0]
-        is_file = row["row_index"] is None or row["source_file"].endswith(row["doc_id"] or "\0")
-        place = row["source_file"] if is_file else f"{row['source_file']}, row {row['row_index']:,}"
-        found[reason] = f"{place}: {row['detail']}"
+        found[reason] = f"{', '.join([row['source_file'], *place_in_file(row)])}: {row['detail']}"
     return found
+
+
+def place_in_file(row: Mapping[str, Any]) -> list[str]:
+    """Return where in its file a refused row stands; a file that is a document has no rows."""
+    is_file = row["row_index"] is None or row["source_file"].endswith(row["doc_id"] or "\0")
+    return [] if is_file else [f"row {row['row_index']:,}"]
 
 
 def count_new(path: Path) -> int:

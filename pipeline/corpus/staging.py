@@ -46,6 +46,7 @@ BYTES_A_CHARACTER: Final = 64
 PROGRESS_SECONDS = 0.25
 MAX_COMPARED = 10_000
 """Changed documents whose files are compared with those that they had before."""
+SAME_ID: Final = "an earlier row of this corpus has the same id; the first one is kept"
 UNSTORED: Final = ("query", GIVEN_VECTORS)
 """Columns of staged rows that no table has."""
 StoredSources = Callable[[], Iterable[pa.RecordBatch]]
@@ -320,7 +321,7 @@ def _duplicates(batch: CheckedBatch, codes: Int8[np.ndarray, " N"]) -> pa.Record
         rows.column("source_file"),
         batch.row_indices()[positions] if len(positions) else [],
         Reason.DUPLICATE_ID,
-        "an earlier row of this corpus has the same id; the first one is kept",
+        SAME_ID,
         rows.column("doc_id"),
     )
 

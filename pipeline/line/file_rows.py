@@ -14,9 +14,10 @@ from typing import Any, Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats import READABLE
+from cairn.pipeline.corpus.quarantine import place_in_file
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.corpus.sources import format_of
-from cairn.pipeline.corpus.staging import guess_told
+from cairn.pipeline.corpus.staging import SAME_ID, guess_told
 from cairn.pipeline.errors import SourceError, UsageError
 from cairn.pipeline.line.written_rows import Row, WrittenDocument
 
@@ -55,16 +56,21 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
         raise SourceError(_without_folder(str(error), path)) from error
     rows: list[Row] = []
     refused: list[str] = []
-    encodings = set[str]()
+    doc_ids, encodings = set[str](), set[str]()
     num_bytes = 0
     for batch in read_checked(scan, corpus):
         num_bytes += batch.rows.nbytes
         if num_bytes > MAX_ROW_BYTES:
             raise SourceError(f"a file must have at most {MAX_ROW_BYTES >> 20} MiB of rows, got more; cut it")
-        documents = (WrittenDocument.at(batch.rows, place) for place in range(batch.rows.num_rows))
-        rows += [_without_nulls(document.row({})) for document in documents]
+        refused += [": ".join([*place_in_file(row), row["detail"]]) for row in batch.rejected.to_pylist()]
+        for place in range(batch.rows.num_rows):
+            document = WrittenDocument.at(batch.rows, place)
+            if document.doc_id in doc_ids:
+                refused.append(f"row {batch.row_indices()[place]:,}: {SAME_ID}")
+                continue
+            doc_ids.add(document.doc_id)
+            rows.append(_without_nulls(document.row({})))
         encodings |= {batch.encoding} if batch.encoding else set()
-        refused += batch.rejected.column("detail").to_pylist()
     if not rows:
         told = refused[0] if refused else "it has no rows"
         raise SourceError(f"{path.name} must hold a document, got none: {_without_folder(told, path)}")

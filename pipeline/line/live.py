@@ -32,7 +32,7 @@ import pyarrow as pa
 from cairn.pipeline import durable
 from cairn.pipeline.config import CorpusConfig, IngestConfig
 from cairn.pipeline.corpus.scan import Scan
-from cairn.pipeline.corpus.sources import BoundedSource
+from cairn.pipeline.corpus.sources import BoundedSource, Source
 from cairn.pipeline.errors import (
     CairnError,
     ChangedDocumentError,
@@ -83,6 +83,8 @@ DRAIN_SECONDS: Final = 10.0
 KEPT_OUTCOMES: Final = 10_000
 NICENESS: Final = 5
 
+_COMMITS: Final = ("commit", "index")
+"""Stages of an ingest that are not given up in the middle."""
 _ITS_FAULT: Final = (DocumentsRefusedError, ModelError, SchemaError, SourceError)
 """What a write itself is to blame for, where it fails alone."""
 
@@ -104,6 +106,10 @@ class _Content:
     answer: Mapping[str, Any] = field(default_factory=dict[str, Any])
     rows: pa.RecordBatch | None = None
     fields: Sequence[pa.Field[Any]] | None = None
+
+
+class _GivenUpError(Exception):
+    """The writer has to end before a publication is committed."""
 
 
 class LiveWriter:
@@ -286,17 +292,31 @@ class LiveWriter:
         return self._accept(["source", source], key, lambda: _Content(kept={"source": source}))
 
     def outcome(self, number: int) -> Outcome | None:
-        """Return what became of a write, None of one that was never or is no longer known."""
-        waits = self._applied < number <= self._number
-        return self._outcomes.get(number, Outcome(state="waiting") if waits else None)
+        """Return what became of a write, None of one that was never or is no longer known.
 
-    def stop(self, seconds: float) -> None:
-        """Publish what waits within some seconds, and let go; what is left stays in the log."""
+        Of those before the server started, the log names the failed ones.
+        """
+        if not max(0, self._applied - KEPT_OUTCOMES) < number <= self._number:
+            return None
+        is_applied = number <= self._applied
+        return self._outcomes.get(number, Outcome(state="searchable" if is_applied else "waiting"))
+
+    def stop(self, seconds: float, patience: float = 1.0) -> bool:
+        """Publish what waits within some seconds, and let go; what is left stays in the log.
+
+        A publication that is not committed by then is given up with the batch that is being encoded. Tells
+        whether all that has ended within the ``patience``, in seconds, beyond.
+        """
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + seconds
             self._changed.notify_all()
-        self._thread.join(seconds + 1)
+        self._thread.join(seconds + patience)
+        return not self._thread.is_alive()
+
+    def fail_waiting(self, fault: str) -> None:
+        """Tell who waits for writes that a stopped writer has left that they come to nothing."""
+        _tell(self._writes.all(), Outcome(state="failed", fault=fault))
 
     @contextlib.contextmanager
     def _entered(self) -> Generator[None]:
@@ -459,8 +479,8 @@ class LiveWriter:
         """Publish writes, however often that has to be tried; what is not publishable alone fails."""
         while not self._is_over():
             try:
-                generation = self._build(writes)
-            except CollectionBusyError:
+                outcome = self._build(writes)
+            except (CollectionBusyError, _GivenUpError):
                 continue
             except (StorageError, TryAgainError) as error:
                 self._pause(error)
@@ -475,7 +495,7 @@ class LiveWriter:
                     return
                 self._pause(error)
             else:
-                self._settle(writes, Outcome(state="searchable", generation=generation))
+                self._settle(writes, outcome)
                 return
 
     def _pause(self, error: Exception) -> None:
@@ -488,7 +508,7 @@ class LiveWriter:
             else:
                 self._changed.wait(min(RETRY_SECONDS, max(0.0, self._stop_at - time.monotonic())))
 
-    def _build(self, writes: Sequence[Write]) -> int:
+    def _build(self, writes: Sequence[Write]) -> Outcome:
         """Publish writes with the settings and columns that are served, which another process may change."""
         stamp = self._stamp()
         try:
@@ -498,23 +518,24 @@ class LiveWriter:
                 raise
             return self._build(writes)
 
-    def _build_as(self, config: IngestConfig, writes: Sequence[Write]) -> int:
-        root, name = self.layout.root, self.layout.name
-        if writes[0].source is not None:
-            own = replace(config, corpus=config.remembered_corpus, remembered_corpus=None)
-            source = writes[0].source
-            if self._allowed_sources is not None:
-                source = BoundedSource(source=source, allowed=tuple(self._allowed_sources))
-            generation = build_index([source], root, name, own, engine=self._loaded(own)).generation
-            self._take_up(generation)
-            return generation
-        sources, deleted = last_rows((write.rows, write.deleted) for write in writes)
-        if not sources[0].table.num_rows and not (deleted and self.layout.exists()):
-            return self.layout.current_generation_number() or 0  # there is nothing to publish
+    def _build_as(self, config: IngestConfig, writes: Sequence[Write]) -> Outcome:
+        source = writes[0].source
         before = self.layout.current_generation_number()
+        sources: Sequence[Source]
+        deleted: Sequence[str] = ()
+        if source is not None:
+            config = replace(config, corpus=config.remembered_corpus, remembered_corpus=None)
+            bounds = self._allowed_sources
+            sources = [source if bounds is None else BoundedSource(source=source, allowed=tuple(bounds))]
+        else:
+            sources, deleted = last_rows((write.rows, write.deleted) for write in writes)
+            if not sources[0].table.num_rows and not (deleted and self.layout.exists()):
+                return Outcome(state="searchable", generation=before or 0)  # there is nothing to publish
 
         def hear(stage: str, done: int, total: int | None, unit: str) -> None:  # noqa: ARG001 - a listener's
-            if stage != "index" or done != total:
+            if stage not in _COMMITS and self._is_over():
+                raise _GivenUpError
+            if source is not None or stage != "index" or done != total:
                 return
             generation = self.layout.current_generation_number()
             if generation is not None and generation != before:  # served; what follows only tidies up
@@ -524,16 +545,20 @@ class LiveWriter:
                     self._outcomes.update({write.number: outcome for write in writes})
                 _tell(writes, outcome)
 
-        return build_index(
+        report = build_index(
             sources,
-            root,
-            name,
+            self.layout.root,
+            self.layout.name,
             config,
             hear,
             self._loaded(config),
             deleted_ids=deleted,
-            keeps_history=False,
-        ).generation
+            keeps_history=source is not None,
+        )
+        if source is None:
+            return Outcome(state="searchable", generation=report.generation)
+        self._take_up(report.generation)
+        return Outcome(state="searchable", generation=report.generation, report=report)
 
     def _loaded(self, config: IngestConfig) -> LiveEngine:
         known = self._engine

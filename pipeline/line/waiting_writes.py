@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 from cairn.pipeline.errors import WritesWaitingError
+from cairn.pipeline.types import IngestReport
 
 MAX_WAITING_DOCUMENTS: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 << 20
@@ -19,11 +20,15 @@ PUBLICATION_BYTES: Final = 512 << 10
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a write; ``generation`` is the one that has it, ``fault`` says why none ever will."""
+    """What became of a write; ``generation`` is the one that has it, ``fault`` says why none ever will.
+
+    ``report`` is of an ingested source.
+    """
 
     state: Literal["waiting", "searchable", "failed"]
     generation: int | None = None
     fault: str | None = None
+    report: IngestReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +75,10 @@ class WaitingWrites:
             raise WritesWaitingError(
                 f"at most {MAX_WAITING_DOCUMENTS:,} documents may wait to be published, got more; try again"
             )
+
+    def all(self) -> list[Write]:
+        """Return all of them."""
+        return list(self._writes)
 
     def first(self) -> list[Write]:
         """Return what one publication takes: a source, or small writes together."""

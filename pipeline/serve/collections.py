@@ -218,8 +218,12 @@ class Collections:
     def forget(self, gone: ServedCollection) -> None:
         """Let go of a collection that is no longer there."""
         if self._outcome(gone.name) is gone:
-            del self._opened[gone.name]
-            self._pool.submit(self._use_encoder, gone.name, None)
+            self.let_go(gone.name)
+
+    def let_go(self, name: str) -> None:
+        """Forget what was opened by a name: one made again is opened by the next request."""
+        if self._opened.pop(name, None) is not None:
+            self._pool.submit(self._use_encoder, name, None)
 
     def start_preloading(self) -> None:
         """Open all collections in the background."""

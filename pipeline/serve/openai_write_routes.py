@@ -19,6 +19,7 @@ from urllib.parse import quote
 import numpy as np
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.live import Receipt
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.serve.answers import ServerState, State, WriteGrant
 from cairn.pipeline.serve.collection_routes import DocId
@@ -282,24 +283,28 @@ async def change_file(
     changed = {**dict.fromkeys(before), **request.attributes}
     doc_ids = [file_id] if attachment is None else attachment.doc_ids
 
-    def change() -> bool:
+    def change() -> list[Receipt]:
         receipts = [writer.patch(doc_id, changed, stored) for doc_id in doc_ids if changed]
         if attachment is not None:
             state.uploads.change(attachment, request.attributes)
-        return any(receipts) or not changed
+        return [receipt for receipt in receipts if receipt is not None]
 
-    if not await state.writers.run(change):
+    receipts = await state.writers.run(change)
+    if changed and not receipts:
         raise unknown_document()
+    is_found = not receipts or await published(state, receipts[-1]) is not None  # they have one order
     if attachment is None:
-        return VectorStoreFile(
+        answer = VectorStoreFile(
             id=file_id,
             vector_store_id=vector_store_id,
             created_at=int(time.time()),
             usage_bytes=0,
             attributes=request.attributes,
         )
-    now = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
-    return attached_file(vector_store_id, now or attachment)
+    else:
+        now = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
+        answer = attached_file(vector_store_id, now or attachment)
+    return answer if is_found else answer.model_copy(update={"status": "in_progress"})
 
 
 @router.delete("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")

@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final, Literal
 from cairn.pipeline.collection import Collection
 from cairn.pipeline.errors import CairnError, ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.waiting_writes import Outcome
 from cairn.pipeline.line.written_rows import Stored
@@ -120,6 +119,16 @@ class WrittenDocument(Reply):
     content_sha256: str
 
 
+class IngestedSource(Reply):
+    """What became of the rows of a source."""
+
+    rows: int
+    indexed: int
+    unchanged: int
+    quarantined: int = Field(description="Rows that could not be stored.")
+    quarantine_reasons: dict[str, int]
+
+
 class WriteReply(Reply):
     """An acknowledged write. It outlives a kill of the server; `searchable`: the next search sees it."""
 
@@ -130,6 +139,7 @@ class WriteReply(Reply):
     deleted: int
     missing: list[str] = Field(description="Ids to delete that were not there.")
     warnings: list[str]
+    ingested: IngestedSource | None = Field(description="Of a source, once it is searchable.")
 
 
 class WriteState(Reply):
@@ -139,6 +149,7 @@ class WriteState(Reply):
     status: Literal["waiting", "searchable", "failed"]
     generation: int | None
     detail: str | None = Field(description="Why it failed.")
+    ingested: IngestedSource | None = Field(description="Of a source, where the server has not restarted.")
 
 
 class DroppedCollection(Reply):
@@ -206,6 +217,7 @@ class AskedWrite:
             "missing": [],
             "warnings": [],
             **receipt.answer,
+            **_ingested(outcome),
         }
         return WriteReply(
             write=receipt.number,
@@ -241,7 +253,7 @@ async def create_collection(
         raise ProblemError(COLLECTION_EXISTS, "write to it, or delete it first")
     make = partial(Collection.create, name, root=state.settings.root, model=request.model)
     created = await state.writers.run(lambda: make(settings=request.settings))
-    writer = await _writer(state.writers, name)
+    writer = await _writer(state.writers, name, makes=True)
     await state.writers.run(lambda: writer.create(created.settings, asked, idempotency_key))
     return CollectionSummary(name=name, status="empty")
 
@@ -254,8 +266,7 @@ async def delete_collection(
     if grant.reaches(name) and state.writers.was_removed_by(name, idempotency_key):
         return DroppedCollection(name=name, deleted=True)
     layout = reached(state, grant, name)
-    await state.writers.end(layout.name)
-    await state.writers.run(lambda: drop_collection(layout))
+    await state.writers.drop(layout)
     state.writers.note_removed(name, idempotency_key)
     await state.writers.run(lambda: state.uploads.forget(layout.name))
     return DroppedCollection(name=name, deleted=True)
@@ -328,13 +339,17 @@ async def ingest_source(
 
 @router.get("/{name}/writes/{number}")
 async def read_write(name: CollectionName, number: int, state: State, grant: WriteGrant) -> WriteState:
-    """Say what became of a write; the last 10,000 since the server started are known."""
+    """Say what became of a write; the last 10,000 are known, of those before a restart without generation."""
     layout = reached(state, grant, name)
     outcome = (await _writer(state.writers, layout.name)).outcome(number)
     if outcome is None:
         raise ProblemError(UNKNOWN_WRITE, "it was never acknowledged, or long ago")
     return WriteState(
-        write=number, status=outcome.state, generation=outcome.generation, detail=_fault(outcome)
+        write=number,
+        status=outcome.state,
+        generation=outcome.generation,
+        detail=_fault(outcome),
+        ingested=_ingested(outcome)["ingested"],
     )
 
 
@@ -382,11 +397,20 @@ async def open_writer(state: ServerState, name: str) -> tuple[LiveWriter, Stored
     return await _writer(state.writers, name), state.writers.stored(name, searcher)
 
 
-async def _writer(writers: Writers, name: str) -> LiveWriter:
+async def _writer(writers: Writers, name: str, *, makes: bool = False) -> LiveWriter:
     try:
-        return await writers.of(name)
+        return await writers.of(name, makes=makes)
     except CairnError as error:
         raise write_problem(error) from None
+
+
+def _ingested(outcome: Outcome | None) -> dict[str, Any]:
+    """Return what an answer says of an ingested source."""
+    report = None if outcome is None else outcome.report
+    if report is None:
+        return {"ingested": None}
+    counts = {name: getattr(report, name) for name in IngestedSource.model_fields}
+    return {"ingested": IngestedSource(**counts), "warnings": list(report.warnings)}
 
 
 def _fault(outcome: Outcome) -> str | None:

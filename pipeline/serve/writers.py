@@ -30,6 +30,7 @@ from cairn.pipeline.errors import (
     WritesWaitingError,
 )
 from cairn.pipeline.index.layout import CollectionLayout, list_states
+from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.kept_keys import KEPT_KEYS
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.line.written_rows import SOURCE_NAME
@@ -48,6 +49,7 @@ from cairn.pipeline.serve.problems import (
     ProblemError,
     contract,
     search_problem,
+    unknown_collection,
 )
 from cairn.pipeline.serve.schemas import MAX_TOLD, InvalidField
 from cairn.pipeline.serve.settings import ServeSettings
@@ -61,6 +63,8 @@ pc: Any = arrow_compute  # its functions are made at import time, unseen by type
 
 TAKE_UP_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 8.0
+DROP_SHARE: Final = 0.6
+"""Of a request's time, what the removal of a collection waits for a batch that is being encoded."""
 REPLAY_SECONDS: Final = 30.0
 """While another server has a log: it may be the one before, which stops."""
 REPLAY_PAUSE_SECONDS: Final = 1.0
@@ -164,14 +168,16 @@ class Writers:
         except CairnError as error:
             raise write_problem(error) from None
 
-    async def of(self, name: str) -> LiveWriter:
-        """Return the writer of a collection, opened if need be."""
+    async def of(self, name: str, *, makes: bool = False) -> LiveWriter:
+        """Return the writer of a collection, opened if need be; ``makes``: of one that is to be made, too."""
         writer = self._writers.get(name)
         if writer is not None and writer.is_open:
             return writer
         async with self._opening:
             writer = self._writers.get(name)
             if writer is None or not writer.is_open:
+                if not makes and not self._layout(name).is_begun():
+                    raise unknown_collection()  # it was removed meanwhile, and would come back empty
                 await self._stop(name, 0)
                 open_it = partial(
                     LiveWriter,
@@ -184,10 +190,16 @@ class Writers:
                 self._writers[name] = await asyncio.get_running_loop().run_in_executor(self._pool, open_it)
             return self._writers[name]
 
-    async def end(self, name: str) -> None:
-        """Let go of a collection's writer, once what it has is published or for as long as requests wait."""
+    async def drop(self, layout: CollectionLayout) -> None:
+        """Remove a collection; what it writes is given up, and where that takes long, nothing is removed."""
         async with self._opening:
-            await self._stop(name, STOP_SECONDS)
+            writer = self._writers.get(layout.name)
+            if not await self._stop(layout.name, 0, DROP_SHARE * self._settings.deadline_seconds):
+                raise ProblemError(COLLECTION_BUSY, "a part of a write is being finished; delete it again")
+            await self.run(lambda: drop_collection(layout))
+            self._collections.let_go(layout.name)
+            if writer is not None:
+                writer.fail_waiting("the collection must stay until a write is published, and was removed")
 
     def note_removed(self, name: str, key: str | None) -> None:
         """Keep the key of a request that has removed a collection, and so its log."""
@@ -212,10 +224,12 @@ class Writers:
             if writer.trouble is not None
         ]
 
-    async def _stop(self, name: str, seconds: float) -> None:
-        writer = self._writers.pop(name, None)
-        if writer is not None:
-            await asyncio.to_thread(writer.stop, seconds)
+    async def _stop(self, name: str, seconds: float, patience: float = 1.0) -> bool:
+        writer = self._writers.get(name)
+        if writer is None or not await asyncio.to_thread(writer.stop, seconds, patience):
+            return writer is None
+        del self._writers[name]
+        return True
 
     async def close(self) -> None:
         """Publish what waits within some seconds, and stop."""

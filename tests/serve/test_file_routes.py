@@ -81,7 +81,11 @@ def test_attached_file_is_found_by_searches_and_gone_once_detached(client: Any) 
     assert (hit.file_id, hit.filename, hit.attributes["rank"]) == (file.id, "keys.md", 2)
     assert hit.content[0].page == "section Keys"
     changed = client.vector_stores.files.update(file.id, vector_store_id="stones", attributes={"rank": 3})
-    assert changed.attributes == {"rank": 3}
+    assert (changed.status, changed.attributes) == ("completed", {"rank": 3})
+    at_3 = {"type": "eq", "key": "rank", "value": 3}
+    assert (
+        client.vector_stores.search("stones", query="obsidian", filters=at_three).data[0].file_id == file.id
+    )
     (text,) = client.vector_stores.files.content(file.id, vector_store_id="stones").data
     assert "obsidian" in text.text
     assert client.vector_stores.files.delete(file.id, vector_store_id="stones").deleted
@@ -141,10 +145,16 @@ def test_file_that_cannot_be_read_fails_with_its_reason(
 def test_rows_of_a_table_are_documents_with_their_own_ids(client: Any) -> None:
     rows = (
         b'{"id": "t1", "text": "obsidian", "year": 7}\n{"id": "t2", "text": " "}\n{"id": "t3", "text": "x"}'
+        b'\n{"id": "t1", "text": "another"}'
     )
     file = attached(client, "stones", "rows.jsonl", rows)
     assert file.status == "completed"
-    assert file.warnings == ["the text is empty"]
+    assert file.warnings == [
+        "row 1: the text is empty",
+        "row 3: an earlier row of this corpus has the same id; the first one is kept",
+    ]
+    (text,) = client.vector_stores.files.content("t1", vector_store_id="stones").data
+    assert text.text == "obsidian"
     assert client.vector_stores.files.retrieve("t1", vector_store_id="stones").attributes == {"year": 7}
     client.files.delete(file.id)
     for gone in ("t1", "t3"):

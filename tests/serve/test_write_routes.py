@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,6 +20,7 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.staging import Staged
+from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ModelError, StorageError
 from cairn.pipeline.index import publish
 from cairn.pipeline.index.layout import CollectionLayout
@@ -156,6 +158,12 @@ def test_new_metadata_name_is_a_new_column(writable: TestClient) -> None:
     assert writable.get(f"{DOCUMENTS}/stones/granite/0").json()["metadata"]["colour"] is None
 
 
+def test_list_of_several_kinds_is_warned_of(writable: TestClient) -> None:
+    (warning,) = write(writable, stone("new", "obsidian", mixed=[1, "a"])).json()["warnings"]
+    assert "'mixed' holds numbers and texts" in warning
+    assert writable.get(f"{DOCUMENTS}/new").json()["metadata"]["mixed"] == ["1", "a"]
+
+
 def test_same_idempotency_key_is_one_write(writable: TestClient) -> None:
     first = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
     again = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
@@ -289,10 +297,82 @@ def test_dropped_collection_is_gone(writable: TestClient, own_root: Path) -> Non
     assert writable.get(STONES).status_code == 404
 
 
+def test_collection_is_removed_while_its_documents_are_encoded(
+    writable: TestClient, own_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, is_encoding, goes_on = DocumentEncoder.encode, threading.Event(), threading.Event()
+
+    def slow(encoder: Any, texts: Any, on_tokens: Any, **others: Any) -> Any:
+        is_encoding.set()
+        while not goes_on.wait(0.01):
+            on_tokens(1)
+        return encode(encoder, texts, on_tokens, **others)
+
+    monkeypatch.setattr(DocumentEncoder, "encode", slow)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(write, writable, stone("new", "obsidian"))
+        assert is_encoding.wait(300)
+        try:
+            assert writable.delete(STONES).json() == {"name": "stones", "deleted": True}
+            assert waiting.result(60).json()["type"].endswith("write-failed")
+        finally:
+            goes_on.set()
+    assert not (own_root / "stones").exists()
+    assert write(writable, stone("new", "obsidian")).status_code == 404
+    assert not (own_root / "stones").exists(), "nothing of it comes back"
+
+
+def test_removal_that_would_take_too_long_removes_nothing_later(
+    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, is_encoding, goes_on = DocumentEncoder.encode, threading.Event(), threading.Event()
+
+    def stuck(*given: Any, **others: Any) -> Any:
+        is_encoding.set()
+        assert goes_on.wait(300)
+        return encode(*given, **others)
+
+    monkeypatch.setattr(DocumentEncoder, "encode", stuck)
+    monkeypatch.setattr(writers, "DROP_SHARE", 0.001)
+    client = serve(ServeSettings(root=own_root, writable=True))
+    number = client.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]}).json()["write"]
+    assert is_encoding.wait(300)
+    assert client.delete(STONES).json()["type"].endswith("collection-busy")
+    goes_on.set()
+    while client.get(f"{STONES}/writes/{number}").status_code == 409:
+        time.sleep(0.01)
+    assert write(client, stone("later", "pumice")).status_code == 200
+    assert client.get(f"{STONES}/writes/{number}").json()["status"] == "searchable"
+    assert found_ids(client, "obsidian")[0] == "new"
+
+
+def test_collection_that_is_made_again_is_found_at_once(writable: TestClient) -> None:
+    assert found_ids(writable, "granite")
+    assert writable.delete(STONES).status_code == 200
+    settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
+    assert writable.post("/v1/collections", json={"name": "stones", "settings": settings}).status_code == 201
+    assert writable.get("/v1/collections").json()["collections"][1]["status"] == "empty"
+    assert writable.get(STONES).json()["type"].endswith("collection-empty")
+    assert write(writable, stone("new", "obsidian")).status_code == 200
+    assert found_ids(writable, "obsidian") == ["new"]
+
+
+def test_write_before_a_restart_is_still_known(own_root: Path, serve: Serve) -> None:
+    settings = ServeSettings(root=own_root, writable=True)
+    first = serve(settings)
+    numbers = [write(first, stone(f"n{place}", "obsidian")).json()["write"] for place in range(2)]
+    first.__exit__(None, None, None)
+    second = serve(settings)
+    states = [second.get(f"{STONES}/writes/{number}").json()["status"] for number in numbers]
+    assert states == ["searchable", "searchable"]
+    assert second.get(f"{STONES}/writes/{numbers[1] + 1}").status_code == 404
+
+
 def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tmp_path: Path) -> None:
     allowed = tmp_path / "allowed"
     allowed.mkdir()
-    rows = [{"id": "gem", "text": "obsidian", "title": None, "tenant": "acme", "year": 1}]
+    common = {"title": None, "tenant": "acme", "year": 1}
+    rows = [{"id": "gem", "text": "obsidian", **common}, {"id": "bad", "text": " ", **common}]
     for folder in (allowed, tmp_path):
         pq.write_table(pa.Table.from_pylist(rows), folder / "gems.parquet")
     client = serve(ServeSettings(root=own_root, writable=True, allowed_sources=(str(allowed),)))
@@ -300,7 +380,8 @@ def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tm
     def ingest(path: Path | str) -> Any:
         return client.post(f"{STONES}/sources", json={"source": str(path)}, params=NOW)
 
-    assert ingest(allowed / "gems.parquet").status_code == 200
+    counts = ingest(allowed / "gems.parquet").json()["ingested"]
+    assert (counts["rows"], counts["indexed"], counts["quarantine_reasons"]) == (2, 1, {"empty_text": 1})
     assert found_ids(client, "obsidian")[0] == "gem"
     assert ingest(tmp_path / "gems.parquet").status_code == 403
     assert ingest(f"{allowed}/../gems.parquet").status_code == 403
