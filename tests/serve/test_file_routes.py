@@ -83,9 +83,7 @@ def test_attached_file_is_found_by_searches_and_gone_once_detached(client: Any) 
     changed = client.vector_stores.files.update(file.id, vector_store_id="stones", attributes={"rank": 3})
     assert (changed.status, changed.attributes) == ("completed", {"rank": 3})
     at_3 = {"type": "eq", "key": "rank", "value": 3}
-    assert (
-        client.vector_stores.search("stones", query="obsidian", filters=at_three).data[0].file_id == file.id
-    )
+    assert client.vector_stores.search("stones", query="obsidian", filters=at_3).data[0].file_id == file.id
     (text,) = client.vector_stores.files.content(file.id, vector_store_id="stones").data
     assert "obsidian" in text.text
     assert client.vector_stores.files.delete(file.id, vector_store_id="stones").deleted
