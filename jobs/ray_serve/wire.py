@@ -22,13 +22,7 @@ from cairn.pipeline import errors
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.search.late import LateQuery
-from cairn.pipeline.search.reader import (
-    MatchesAsked,
-    PassagesRead,
-    SparseAsked,
-    TokenMatches,
-    WindowScores,
-)
+from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches, WindowScores
 from cairn.pipeline.search.shards import parts
 
 MESSAGES: Final[Mapping[str, type]] = {
@@ -38,7 +32,6 @@ MESSAGES: Final[Mapping[str, type]] = {
         LateQuery,
         MatchesAsked,
         PassagesRead,
-        SparseAsked,
         TokenMatches,
         WindowScores,
         *(

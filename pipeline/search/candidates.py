@@ -34,45 +34,13 @@ MAX_SCORED_CHUNKS = 65_536
 BLOCK_CHUNKS = 16_384
 """Chunk vectors decoded at once; a single longer document is still decoded whole."""
 BLOCK_WINDOWS = 4_096
-"""Windows of a long document formed at once: 6 MB of sums at 384 dimensions."""
+"""Windows formed at once: 6 MB of sums at 384 dimensions."""
 
 
 def chunk_positions(generation: JoinedColumns, documents: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " B"]:
     """Return the positions of all chunks of these documents, in their order."""
     firsts, ends = generation.chunks_of(documents)
     return ranges(firsts, ends - firsts)
-
-
-def nominate_by_document(
-    generation: Generation,
-    vectors_QV: Float32[np.ndarray, "Q V"],
-    num_candidates: int,
-    allowed: Int64[np.ndarray, " A"] | None,
-) -> list[Int64[np.ndarray, " _"]]:
-    """Return each query's best documents by document vector, best first."""
-    _, positions_QK = generation.documents.search(vectors_QV, num_candidates, allowed)
-    return [row[row != NO_POSITION] for row in positions_QK]
-
-
-def nominate_by_chunk(
-    generation: Generation,
-    vectors_QV: Float32[np.ndarray, "Q V"],
-    num_candidates: int,
-    min_documents: int,
-    allowed: Int64[np.ndarray, " A"] | None,
-) -> list[Int64[np.ndarray, " _"]]:
-    """Return the documents of each query's best chunks, best first, each once.
-
-    When long documents crowd the list, it is widened until every query has ``min_documents`` or there is no
-    more to find.
-    """
-    allowed_chunks = None if allowed is None else chunk_positions(generation, allowed)
-    num_chunks = generation.chunks.num_vectors if allowed_chunks is None else len(allowed_chunks)
-
-    def search(num_hits: int) -> Int64[np.ndarray, "Q K"]:
-        return generation.chunks.search(vectors_QV, num_hits, allowed_chunks)[1]
-
-    return documents_of_best_chunks(generation, search, num_chunks, num_candidates, min_documents)
 
 
 def documents_of_best_chunks(
@@ -82,7 +50,11 @@ def documents_of_best_chunks(
     num_candidates: int,
     min_documents: int,
 ) -> list[Int64[np.ndarray, " _"]]:
-    """Return what :func:`nominate_by_chunk` does; ``search`` gives so many of ``num_chunks`` chunks."""
+    """Return the documents of each query's best chunks, best first, each once.
+
+    ``search`` gives so many of ``num_chunks`` chunks. When long documents crowd the list, it is widened until
+    every query has ``min_documents`` or there is no more to find.
+    """
     limit = min(num_chunks, MAX_CHUNK_HITS)
     num_hits = min(num_candidates, limit)
     while True:
@@ -131,13 +103,12 @@ def documents_of_chunks(
 
 
 def best_of_documents(
-    generation: JoinedColumns, scores_M: Float32[np.ndarray, " M"], positions: Int64[np.ndarray, " N"]
+    scores_M: Float32[np.ndarray, " M"], num_chunks_N: Int64[np.ndarray, " N"]
 ) -> Float32[np.ndarray, " N"]:
     """Return the best score of each document; ``scores_M`` holds those of their chunks, in order."""
-    if not len(positions):
+    if not len(num_chunks_N):
         return np.empty(0, dtype=np.float32)
-    counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
-    return np.maximum.reduceat(scores_M, np.cumsum(counts) - counts)
+    return np.maximum.reduceat(scores_M, np.cumsum(num_chunks_N) - num_chunks_N)
 
 
 def merge_nominees(
@@ -158,38 +129,23 @@ def merge_nominees(
     return np.sort(by_rank[:num_kept])
 
 
-def score_documents(
-    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
-) -> Float32[np.ndarray, " N"]:
-    """Return the cosine of each document vector; ``positions`` ascend."""
-    return inner_products(generation.documents.reconstruct(positions), vector_V)
-
-
-def score_chunks(
-    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"]
-) -> Float32[np.ndarray, " M"]:
-    """Return the cosine of every chunk of each document, one document after another; ``positions`` ascend."""
-    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
-    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in blocks(ends - firsts):
-        vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
-        scores.append(inner_products(vectors_MV, vector_V))
-    return np.concatenate(scores)
-
-
 def window_scores(
     vectors_MV: Float32[np.ndarray, "M V"], query_V: Float32[np.ndarray, " V"], size: int
 ) -> Float32[np.ndarray, " W"]:
-    """Return the score of each window of one document, or of a part of it, in order; a zero sum scores 0.
+    """Return the score of each window of consecutive chunks, in order; a zero sum scores 0.
 
     A single landmark scores its inner product with the query, as in the chunk index.
     """
     size = min(size, len(vectors_MV))
     if size <= 1:
         return inner_products(vectors_MV, query_V)
-    sums_WV = sliding_sums(vectors_MV, size)
-    norms_W = np.sqrt(np.einsum("wv,wv->w", sums_WV, sums_WV))
-    return inner_products(sums_WV, query_V) / np.maximum(norms_W, np.finfo(np.float32).tiny)
+    scores_W = np.empty(len(vectors_MV) - size + 1, np.float32)
+    for start in range(0, len(scores_W), BLOCK_WINDOWS):
+        sums_WV = sliding_sums(vectors_MV[start : start + BLOCK_WINDOWS + size - 1], size)
+        norms_W = np.sqrt(np.einsum("wv,wv->w", sums_WV, sums_WV))
+        products_W = inner_products(sums_WV, query_V)
+        scores_W[start : start + BLOCK_WINDOWS] = products_W / np.maximum(norms_W, np.finfo(np.float32).tiny)
+    return scores_W
 
 
 def window_scores_of_documents(
@@ -286,46 +242,6 @@ def window_firsts(
     return ranges(firsts, _num_windows(firsts, ends, size))
 
 
-def window_cosines(
-    generation: Generation, positions: Int64[np.ndarray, " N"], vector_V: Float32[np.ndarray, " V"], size: int
-) -> Float32[np.ndarray, " W"]:
-    """Return the cosine of every window of ``size`` chunks of each document, one document after another."""
-    firsts, ends = generation.chunk_offsets[positions], generation.chunk_offsets[positions + 1]
-    scores: list[np.ndarray] = [np.empty(0, dtype=np.float32)]
-    for start, stop in blocks(ends - firsts):
-        if stop - start == 1:
-            scores += _score_long_document(generation, int(firsts[start]), int(ends[start]), vector_V, size)
-        else:
-            vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions[start:stop]))
-            scores.append(window_scores_of_documents(vectors_MV, (ends - firsts)[start:stop], vector_V, size))
-    return np.concatenate(scores)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class DecodedChunks:
-    """The chunk vectors of some documents, decoded once for several looks; ``num_chunks_N`` of each."""
-
-    vectors_MV: Float32[np.ndarray, "M V"]
-    num_chunks_N: Int64[np.ndarray, " N"]
-
-    @classmethod
-    def of(cls, generation: Generation, positions: Int64[np.ndarray, " N"]) -> DecodedChunks:
-        """Decode them; ``positions`` ascend."""
-        counts = generation.chunk_offsets[positions + 1] - generation.chunk_offsets[positions]
-        vectors_MV = generation.chunks.reconstruct(chunk_positions(generation, positions))
-        return cls(vectors_MV=vectors_MV, num_chunks_N=counts)
-
-    def window_cosines(
-        self, chosen: Int64[np.ndarray, " K"], vector_V: Float32[np.ndarray, " V"], size: int
-    ) -> Float32[np.ndarray, " W"]:
-        """Return :func:`window_cosines` of some of the documents, by their places here."""
-        counts = self.num_chunks_N[chosen]
-        if len(chosen) == len(self.num_chunks_N) and np.array_equal(chosen, np.arange(len(chosen))):
-            return window_scores_of_documents(self.vectors_MV, counts, vector_V, size)
-        firsts = (np.cumsum(self.num_chunks_N) - self.num_chunks_N)[chosen]
-        return window_scores_of_documents(self.vectors_MV[ranges(firsts, counts)], counts, vector_V, size)
-
-
 def window_sums(
     generation: Generation, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
 ) -> Float32[np.ndarray, "n V"]:
@@ -334,15 +250,6 @@ def window_sums(
     return np.stack(
         [generation.chunks.reconstruct(np.arange(first, end)).sum(axis=0) for first, end in windows]
     )
-
-
-def _score_long_document(
-    generation: Generation, first: int, end: int, vector_V: Float32[np.ndarray, " V"], size: int
-) -> Iterator[Float32[np.ndarray, " _"]]:
-    last_start = max(end - size, first)
-    for start in range(first, last_start + 1, BLOCK_WINDOWS):
-        stop = min(start + BLOCK_WINDOWS - 1, last_start) + min(size, end - first)
-        yield window_scores(generation.chunks.reconstruct(np.arange(start, stop)), vector_V, size)
 
 
 def blocks(counts_N: Int64[np.ndarray, " N"], most_chunks: int = BLOCK_CHUNKS) -> Iterator[tuple[int, int]]:

@@ -44,13 +44,12 @@ from cairn.pipeline.search.late import NUM_WINDOWS, JudgedWindows, LateQuery, ju
 from cairn.pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
 from cairn.pipeline.search.reader import (
     CandidateScores,
+    Found,
     IndexReader,
     NearestAsked,
     Nominate,
     Nominees,
     ScoresAsked,
-    SparseAsked,
-    SparseFound,
     WordsAsked,
     WordScores,
 )
@@ -106,17 +105,13 @@ class PreparedSearch:
             )
         )
 
-    def read_sparse(self, index: int) -> SparseFound | None:
+    def read_sparse(self, index: int) -> Found | None:
         """Return the best documents by a query's weights; None where they have no say or find nothing."""
         if self.sparse is None:
             return None
-        asked = SparseAsked(
-            query=self.sparse[index],
-            allowed=self.allowed,
-            num_candidates=self.options.num_candidates,
-            size=self.ranking_window,
+        found = self.reader.read_sparse(
+            self.sparse[index], self.ranking_window, self.allowed, self.options.num_candidates
         )
-        found = self.reader.read_sparse(asked)
         return found if len(found[0]) else None
 
     def named_document(self, index: int) -> int | None:
@@ -210,7 +205,7 @@ def _candidates(
     search: PreparedSearch,
     vector_V: Float32[np.ndarray, " V"],
     asked: ScoresAsked,
-    sparse: SparseFound | None,
+    sparse: Found | None,
     late_query: LateQuery | None,
     nominees: Nominees,
     named: int | None,
@@ -260,7 +255,7 @@ def _nominate(
 
 
 def _scores_asked(
-    search: PreparedSearch, words: WordScores | None, sparse: SparseFound | None, *, is_judged: bool
+    search: PreparedSearch, words: WordScores | None, sparse: Found | None, *, is_judged: bool
 ) -> ScoresAsked:
     """Return what is asked of candidates; ``is_judged`` says that token vectors will judge their windows."""
     options, size = search.options, None
@@ -301,7 +296,7 @@ def _score(
     vector_V: Float32[np.ndarray, " V"],
     asked: ScoresAsked,
     nominees: Nominees,
-    sparse: SparseFound | None,
+    sparse: Found | None,
     named: int | None,
 ) -> _Candidates:
     """Score every nominated document."""

@@ -9,34 +9,34 @@ and the totals of the corpus, never on the rows beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.products import inner_products
+from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
-    DecodedChunks,
+    BLOCK_CHUNKS,
     PassageScores,
     best_of_documents,
+    blocks,
     bm25_documents,
     bm25_passages,
     chunk_positions,
-    nominate_by_chunk,
-    nominate_by_document,
+    documents_of_best_chunks,
     nominate_by_passage_bm25,
-    score_chunks,
-    score_documents,
-    window_cosines,
     window_firsts,
+    window_scores_of_documents,
     window_sums,
 )
 from cairn.pipeline.search.late import LateQuery, window_max_sim
 from cairn.pipeline.search.sparse import sparse_documents
+from cairn.pipeline.vector_index.exact_index import NO_POSITION
 from jaxtyping import Float32, Int64, UInt8
 
 
@@ -55,21 +55,8 @@ class WordsAsked:
     shown_size: int | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SparseAsked:
-    """The weights of a query's tokens, by which the best passages of ``size`` chunks are looked for.
-
-    Only ``allowed`` documents count, ascending.
-    """
-
-    query: Mapping[int, float]
-    allowed: Int64[np.ndarray, " A"] | None
-    num_candidates: int
-    size: int
-
-
-SparseFound = tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]
-"""The positions of the best documents and their scores, best first."""
+Found = tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]
+"""Positions of what was found and their scores, best first."""
 
 
 class WordScores(Protocol):
@@ -187,17 +174,14 @@ class CandidateScores(Protocol):
         ...
 
 
-class Nominees(Protocol):
-    """What vectors nominate for one query, best first, and the scores of candidates."""
+class Nominees(NamedTuple):
+    """What vectors nominate for one query: the documents of each index, best first.
 
-    @property
-    def lists(self) -> Sequence[Int64[np.ndarray, " _"]]:
-        """The documents of each index."""
-        ...
+    ``score`` scores candidates, which ascend, by the vector that nominated and by what was asked for.
+    """
 
-    def score(self, positions: Int64[np.ndarray, " N"]) -> CandidateScores:
-        """Score candidates by the vector that nominated, and by what was asked for; ``positions`` ascend."""
-        ...
+    lists: Sequence[Int64[np.ndarray, " _"]]
+    score: Callable[[Int64[np.ndarray, " N"]], CandidateScores]
 
 
 Nominate = Callable[[int, ScoresAsked], Nominees]
@@ -235,8 +219,10 @@ class IndexReader(Protocol):
         """Return the BM25 of a query."""
         ...
 
-    def read_sparse(self, asked: SparseAsked) -> SparseFound:
-        """Return the best documents of a query by the weights of a sparse encoder."""
+    def read_sparse(
+        self, query: Mapping[int, float], size: int, allowed: Int64[np.ndarray, " A"] | None, limit: int
+    ) -> Found:
+        """Return the best documents by a query's weights of tokens, as ``sparse`` has it."""
         ...
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
@@ -284,10 +270,6 @@ class LocalWords:
         return self.passages if size == self.size else self.windows
 
 
-def _no_words(_: int) -> None:
-    """Return the BM25 of a query without words."""
-
-
 class LocalReader:
     """An :class:`IndexReader` of a generation that this process has opened."""
 
@@ -315,27 +297,39 @@ class LocalReader:
             windows=windows,
         )
 
-    def read_sparse(self, asked: SparseAsked) -> SparseFound:
-        return sparse_documents(
-            self._generation, asked.query, asked.size, asked.allowed, asked.num_candidates
-        )
+    def read_sparse(
+        self, query: Mapping[int, float], size: int, allowed: Int64[np.ndarray, " A"] | None, limit: int
+    ) -> Found:
+        return sparse_documents(self._generation, query, size, allowed, limit)
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
         """All queries are searched at once."""
-        lists: list[list[Int64[np.ndarray, " _"]]] = []
+        generation, lists = self._generation, list[list[Int64[np.ndarray, " _"]]]()
         if asked.num_documents is not None:
-            lists.append(
-                nominate_by_document(self._generation, vectors_QV, asked.num_documents, asked.allowed)
-            )
+            _, positions_QK = generation.documents.search(vectors_QV, asked.num_documents, asked.allowed)
+            lists.append([row[row != NO_POSITION] for row in positions_QK])
         if asked.num_chunks is not None:
+            allowed = None if asked.allowed is None else chunk_positions(generation, asked.allowed)
             lists.append(
-                nominate_by_chunk(
-                    self._generation, vectors_QV, asked.num_chunks, asked.min_documents, asked.allowed
+                documents_of_best_chunks(
+                    generation,
+                    lambda num_hits: generation.chunks.search(vectors_QV, num_hits, allowed)[1],
+                    generation.chunks.num_vectors if allowed is None else len(allowed),
+                    asked.num_chunks,
+                    asked.min_documents,
                 )
             )
-        return lambda index, scored: LocalNominees(
-            self._generation, [each[index] for each in lists], vectors_QV[index], scored.words
-        )
+
+        def nominees(index: int, scored: ScoresAsked) -> Nominees:
+            words = scored.words
+            assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
+            size, bm25_of = (0, None) if words is None else (words.size, words.of_size)
+            return Nominees(
+                [each[index] for each in lists],
+                lambda positions: LocalScores(generation, positions, vectors_QV[index], size, bm25_of),
+            )
+
+        return nominees
 
     def token_matches(self, asked: MatchesAsked) -> TokenMatches:
         stored = _tokens(self._generation)
@@ -367,26 +361,6 @@ class LocalReader:
         return self._generation.mean_chunk_vector
 
 
-HELD_CHUNKS: Final = 16_384
-"""Chunk vectors of one query's candidates that are kept decoded: 25 MB at 384 dimensions."""
-
-
-@dataclass(frozen=True, eq=False)
-class LocalNominees:
-    """:class:`Nominees` whose scores are computed when they are asked for."""
-
-    generation: Generation
-    lists: Sequence[Int64[np.ndarray, " _"]]
-    vector_V: Float32[np.ndarray, " V"]
-    words: WordScores | None
-
-    def score(self, positions: Int64[np.ndarray, " N"]) -> LocalScores:
-        words = self.words
-        assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
-        size, bm25_of = (0, _no_words) if words is None else (words.size, words.of_size)
-        return LocalScores(self.generation, positions, self.vector_V, size, bm25_of)
-
-
 @dataclass(frozen=True, eq=False)
 class LocalScores:
     """:class:`CandidateScores` computed when they are asked for.
@@ -399,39 +373,62 @@ class LocalScores:
     positions: Int64[np.ndarray, " N"]
     vector_V: Float32[np.ndarray, " V"]
     ranking_size: int
-    bm25_of: Callable[[int], PassageScores | None]
+    bm25_of: Callable[[int], PassageScores | None] | None
 
     @cached_property
-    def _chunks(self) -> DecodedChunks | None:
-        """The chunk vectors of all candidates, None where they are too many to keep."""
-        offsets = self.generation.chunk_offsets
-        counts = offsets[self.positions + 1] - offsets[self.positions]
-        return DecodedChunks.of(self.generation, self.positions) if counts.sum() <= HELD_CHUNKS else None
+    def _num_chunks(self) -> Int64[np.ndarray, " N"]:
+        firsts, ends = self.generation.chunks_of(self.positions)
+        return ends - firsts
+
+    @cached_property
+    def _kept(self) -> Float32[np.ndarray, "M V"] | None:
+        """The chunk vectors of all candidates, decoded once; None where they are too many to keep."""
+        if self._num_chunks.sum() > BLOCK_CHUNKS:
+            return None
+        return self.generation.chunks.reconstruct(chunk_positions(self.generation, self.positions))
+
+    def _vectors(
+        self, chosen: Int64[np.ndarray, " K"]
+    ) -> Iterator[tuple[Int64[np.ndarray, " k"], Float32[np.ndarray, "m V"]]]:
+        """Yield the chunk vectors of some candidates, a block at a time, with how many each has."""
+        counts_K, kept = self._num_chunks[chosen], self._kept
+        if kept is None:
+            for start, stop in blocks(counts_K):
+                chunks = chunk_positions(self.generation, self.positions[chosen[start:stop]])
+                yield counts_K[start:stop], self.generation.chunks.reconstruct(chunks)
+        elif len(chosen) == len(self.positions) and np.array_equal(chosen, np.arange(len(chosen))):
+            yield counts_K, kept
+        else:
+            firsts = (np.cumsum(self._num_chunks) - self._num_chunks)[chosen]
+            yield counts_K, kept[ranges(firsts, counts_K)]
 
     def documents(self) -> Float32[np.ndarray, " N"]:
-        return score_documents(self.generation, self.positions, self.vector_V)
+        return inner_products(self.generation.documents.reconstruct(self.positions), self.vector_V)
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
-        if self._chunks is None:
-            scores_M = score_chunks(self.generation, self.positions, self.vector_V)
-        else:
-            scores_M = inner_products(self._chunks.vectors_MV, self.vector_V)
-        return best_of_documents(self.generation, scores_M, self.positions)
+        blocks_of_all = self._vectors(np.arange(len(self.positions)))
+        scores = [inner_products(vectors_MV, self.vector_V) for _, vectors_MV in blocks_of_all]
+        return best_of_documents(np.concatenate(scores), self._num_chunks)
 
     def passages(self) -> Float32[np.ndarray, " N"]:
-        bm25 = self.bm25_of(self.ranking_size)
+        bm25 = self._bm25(self.ranking_size)
         assert bm25 is not None
         own_M = bm25.of(chunk_positions(self.generation, self.positions))
-        return best_of_documents(self.generation, own_M, self.positions)
+        return best_of_documents(own_M, self._num_chunks)
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        positions, bm25 = self.positions[chosen], self.bm25_of(size)
-        words_W = None if bm25 is None else bm25.of(window_firsts(self.generation, positions, size))
-        if self._chunks is None:
-            cosine_W = window_cosines(self.generation, positions, self.vector_V, size)
-        else:
-            cosine_W = self._chunks.window_cosines(chosen, self.vector_V, size)
-        return WindowScores(cosine_W=cosine_W, words_W=words_W)
+        bm25 = self._bm25(size)
+        cosines = [
+            window_scores_of_documents(vectors_MV, counts, self.vector_V, size)
+            for counts, vectors_MV in self._vectors(chosen)
+        ]
+        return WindowScores(
+            cosine_W=np.concatenate(cosines) if cosines else np.empty(0, np.float32),
+            words_W=bm25 and bm25.of(window_firsts(self.generation, self.positions[chosen], size)),
+        )
+
+    def _bm25(self, size: int) -> PassageScores | None:
+        return None if self.bm25_of is None else self.bm25_of(size)
 
     def max_sim(
         self,

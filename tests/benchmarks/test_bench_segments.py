@@ -26,12 +26,8 @@ from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import LanceTables, id_batches
-from cairn.pipeline.search.candidates import (
-    bm25_documents,
-    bm25_passages,
-    nominate_by_chunk,
-    nominate_by_document,
-)
+from cairn.pipeline.search.candidates import bm25_documents, bm25_passages
+from cairn.pipeline.search.reader import LocalReader, NearestAsked
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 from lancedb.index import FTS, IvfRq
@@ -270,11 +266,11 @@ def test_bench_searching_twelve_segments(tmp_path: Path, monkeypatch: pytest.Mon
     queries = vectors_of(rng, rng.integers(0, len(TOPICS_TV), 300))
     texts = [" ".join(WORDS[np.minimum(rng.zipf(1.3, 6), 3_000)]) for _ in queries]
     seconds: dict[str, list[float]] = {name: [] for name in generations}
+    asked = NearestAsked(num_documents=50, num_chunks=200, min_documents=50, allowed=None)
     for query, text in zip(queries, texts, strict=True):
         for name, generation in generations.items():
             started = time.perf_counter()
-            nominate_by_document(generation, query[None], 50, None)
-            nominate_by_chunk(generation, query[None], 200, 50, None)
+            LocalReader(generation).nominate(query[None], asked)
             bm25_documents(generation, text, None, 50)
             bm25_passages(generation, text, 2, None)
             seconds[name].append(time.perf_counter() - started)

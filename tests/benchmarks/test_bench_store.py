@@ -36,7 +36,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_bench_segments import VECTOR_DIM, vectors_of
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.search.candidates import nominate_by_chunk, nominate_by_document
+from cairn.pipeline.search.reader import NearestAsked
 from cairn.pipeline.search.served import ServedGeneration
 class Encoder:
     fingerprint, vector_dim = "e" * 64, VECTOR_DIM
@@ -45,12 +45,12 @@ class Encoder:
 served = ServedGeneration(CollectionLayout.at(Path(sys.argv[2]), "bench"), Encoder())
 rng, seen = np.random.default_rng(1), 0
 while True:
-    generation = served.take().generation
+    taken = served.take()
     query = vectors_of(rng, np.zeros(1, np.int64))
-    nominate_by_document(generation, query, 50, None)
-    nominate_by_chunk(generation, query, 200, 50, None)
-    if generation.number != seen:
-        seen = generation.number
+    asked = NearestAsked(num_documents=50, num_chunks=200, min_documents=50, allowed=None)
+    taken.reader.nominate(query, asked)
+    if taken.generation.number != seen:
+        seen = taken.generation.number
         print(seen, time.time(), flush=True)
     time.sleep(0.02)
 """

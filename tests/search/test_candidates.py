@@ -3,21 +3,15 @@ from typing import Any
 import numpy as np
 import pytest
 from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.search import candidates
+from cairn.pipeline.search import candidates, reader
 from cairn.pipeline.search.candidates import (
     PassageScores,
-    best_of_documents,
     chunk_positions,
     merge_nominees,
-    nominate_by_chunk,
-    nominate_by_document,
     nominate_by_passage_bm25,
-    score_chunks,
-    score_documents,
     score_windows,
-    window_cosines,
 )
-from cairn.pipeline.search.reader import LocalScores
+from cairn.pipeline.search.reader import LocalReader, LocalScores, NearestAsked, ScoresAsked
 
 
 @pytest.fixture(scope="module")
@@ -39,26 +33,35 @@ def test_chunk_positions_are_all_chunks_of_the_documents(generation: Generation)
     assert len(chunk_positions(generation, documents[:0])) == 0
 
 
-def test_nominate_by_document_equals_brute_force(
+def nominees(generation: Generation, query: np.ndarray, **asked: Any) -> np.ndarray:
+    """Return the documents that one index nominates."""
+    asked = {"num_documents": None, "num_chunks": None, "min_documents": 1, "allowed": None, **asked}
+    nominate = LocalReader(generation).nominate(query, NearestAsked(**asked))
+    (found,) = nominate(0, ScoresAsked(parts=(), words=None, size=None)).lists
+    return found
+
+
+def test_documents_that_nominate_equal_brute_force(
     generation: Generation, stones: Any, query: np.ndarray
 ) -> None:
     expected = np.argsort(-(stones.document_vectors @ query[0]), kind="stable")[:7]
-    assert nominate_by_document(generation, query, 7, None)[0].tolist() == expected.tolist()
+    assert nominees(generation, query, num_documents=7).tolist() == expected.tolist()
 
 
-def test_nominate_by_chunk_widens_until_there_are_enough_documents(
+def test_chunks_that_nominate_are_widened_until_there_are_enough_documents(
     generation: Generation, stones: Any, query: np.ndarray
 ) -> None:
     best = [float((vectors @ query[0]).max()) for vectors in stones.chunk_vectors]
     expected = np.argsort(-np.array(best), kind="stable")
-    found = nominate_by_chunk(generation, query, 20, 20, None)[0]
+    found = nominees(generation, query, num_chunks=20, min_documents=20)
     assert len(found) >= 20
     assert found[:20].tolist() == expected[:20].tolist()
 
 
-def test_nominate_by_chunk_stays_within_the_filter(generation: Generation, query: np.ndarray) -> None:
+def test_chunks_that_nominate_stay_within_the_filter(generation: Generation, query: np.ndarray) -> None:
     allowed = np.array([3, 9, 27])
-    assert sorted(nominate_by_chunk(generation, query, 2, 3, allowed)[0]) == allowed.tolist()
+    found = nominees(generation, query, num_chunks=2, min_documents=3, allowed=allowed)
+    assert sorted(found) == allowed.tolist()
 
 
 def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(generation: Generation) -> None:
@@ -74,17 +77,6 @@ def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(gener
     assert nominate_by_passage_bm25(
         generation, PassageScores(scores_M=scores[few], chunks=few), 2
     ).tolist() == [9, 4]
-
-
-def test_best_of_documents_is_the_maximum_over_each_ones_chunks(generation: Generation) -> None:
-    scores = np.random.default_rng(0).random(generation.num_chunks, np.float32)
-    positions = np.array([0, 7, 8, 59])
-    expected = [
-        scores[generation.chunk_offsets[p] : generation.chunk_offsets[p + 1]].max() for p in positions
-    ]
-    own = scores[chunk_positions(generation, positions)]
-    assert best_of_documents(generation, own, positions).tolist() == expected
-    assert len(best_of_documents(generation, own[:0], positions[:0])) == 0
 
 
 def test_merge_nominees_is_the_union_ascending(generation: Generation) -> None:
@@ -108,38 +100,32 @@ def test_merge_nominees_over_budget_keeps_the_least_number(
     assert merge_nominees(generation, [np.arange(10)], 4).tolist() == [0, 1, 2, 3]
 
 
-def test_score_documents_equals_brute_force(generation: Generation, stones: Any, query: np.ndarray) -> None:
-    positions = np.array([0, 1, 2, 30, 59])
-    np.testing.assert_allclose(
-        score_documents(generation, positions, query[0]),
-        stones.document_vectors[positions] @ query[0],
-        atol=1e-6,
-    )
+def scores_of(generation: Generation, positions: np.ndarray, query: np.ndarray) -> LocalScores:
+    return LocalScores(generation, positions, query[0], 1, None)
+
+
+def decoded_in_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)
+    monkeypatch.setattr(reader, "BLOCK_CHUNKS", block)
+    monkeypatch.setattr(reader, "blocks", lambda counts: candidates.blocks(counts, block))
 
 
 @pytest.mark.parametrize("block", [1, 10, 10_000])
-def test_score_chunks_equals_brute_force_for_any_block(
+def test_scores_of_candidates_equal_brute_force_for_any_block(
     generation: Generation, stones: Any, query: np.ndarray, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
+    decoded_in_blocks(monkeypatch, block)
     positions = np.array([0, 1, 7, 8, 58])
-    scored = score_chunks(generation, positions, query[0])
-    expected = [stones.chunk_vectors[position] @ query[0] for position in positions]
-    np.testing.assert_allclose(scored, np.concatenate(expected), atol=1e-6)
-    best = best_of_documents(generation, scored, positions)
-    np.testing.assert_allclose(best, [scores.max() for scores in expected], atol=1e-6)
-
-
-def test_score_chunks_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
-    none = np.empty(0, np.int64)
-    scored = score_chunks(generation, none, query[0])
-    assert len(scored) == 0
-    assert len(best_of_documents(generation, scored, none)) == 0
+    scores = scores_of(generation, positions, query)
+    documents = stones.document_vectors[positions] @ query[0]
+    chunks = [(stones.chunk_vectors[position] @ query[0]).max() for position in positions]
+    np.testing.assert_allclose(scores.documents(), documents, atol=1e-6)
+    np.testing.assert_allclose(scores.chunks(), chunks, atol=1e-6)
 
 
 @pytest.mark.parametrize("block", [1, 10, 10_000])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_score_windows_equals_brute_force_for_any_block(
+def test_windows_of_candidates_equal_brute_force_for_any_block(
     generation: Generation,
     stones: Any,
     query: np.ndarray,
@@ -147,32 +133,27 @@ def test_score_windows_equals_brute_force_for_any_block(
     block: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(candidates, "BLOCK_CHUNKS", block)
-    monkeypatch.setattr(candidates, "BLOCK_WINDOWS", block)
-    positions = np.array([0, 1, 5, 6, 7, 30, 59])
-    cosines = window_cosines(generation, positions, query[0], size)
-    found = score_windows(generation, positions, size, cosines)
-    expected = []
-    for owner, position in enumerate(positions):
-        vectors, offset = stones.chunk_vectors[position], int(generation.chunk_offsets[position])
-        for start in range(max(len(vectors) - size, 0) + 1):
-            total = vectors[start : start + size].sum(axis=0)
-            score = float(total @ query[0] / np.linalg.norm(total))
-            expected.append((owner, offset + start, offset + min(start + size, len(vectors)), score))
-    owners, firsts, ends, scores = zip(*expected, strict=True)
-    assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (
-        list(owners),
-        list(firsts),
-        list(ends),
-    )
-    np.testing.assert_allclose(found.scores, scores, atol=1e-6)
+    decoded_in_blocks(monkeypatch, block)
+    positions, chosen = np.array([0, 1, 5, 6, 7, 30, 59]), np.array([1, 5, 2])
+    scores = scores_of(generation, positions, query)
+    for places in (np.arange(7), chosen):
+        own = positions[places]
+        found = score_windows(generation, own, size, scores.windows(places, size).cosine_W)
+        expected = []
+        for owner, position in enumerate(own):
+            vectors, offset = stones.chunk_vectors[position], int(generation.chunk_offsets[position])
+            for start in range(max(len(vectors) - size, 0) + 1):
+                total = vectors[start : start + size].sum(axis=0)
+                score = float(total @ query[0] / np.linalg.norm(total))
+                expected.append((owner, offset + start, offset + min(start + size, len(vectors)), score))
+        owners, firsts, ends, cosines = map(list, zip(*expected, strict=True))
+        assert (found.owner.tolist(), found.first.tolist(), found.end.tolist()) == (owners, firsts, ends)
+        np.testing.assert_allclose(found.scores, cosines, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_scores_of_chunk_vectors_decoded_once_are_those_of_vectors_decoded_each_time(
-    generation: Generation, query: np.ndarray, size: int, monkeypatch: pytest.MonkeyPatch
+def test_chunk_vectors_of_candidates_are_decoded_once(
+    generation: Generation, query: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    positions = np.array([0, 1, 5, 6, 7, 30, 59])
     decoded: list[int] = []
     reconstruct = type(generation.chunks).reconstruct
 
@@ -180,20 +161,16 @@ def test_scores_of_chunk_vectors_decoded_once_are_those_of_vectors_decoded_each_
         decoded.append(len(places))
         return reconstruct(index, places)
 
-    def scores() -> list[np.ndarray]:
-        found = LocalScores(generation, positions, query[0], 1, lambda _: None)
-        some = [found.windows(chosen, size).cosine_W for chosen in (np.arange(7), np.array([6, 2]))]
-        return [found.chunks(), *some]
-
     monkeypatch.setattr(type(generation.chunks), "reconstruct", counted)
-    once = scores()
+    scores = scores_of(generation, np.array([0, 1, 5]), query)
+    scores.chunks()
+    scores.windows(np.array([2, 0]), 2)
     assert len(decoded) == 1
-    monkeypatch.setattr("cairn.pipeline.search.reader.HELD_CHUNKS", 0)
-    for kept, read in zip(once, scores(), strict=True):
-        np.testing.assert_array_equal(kept, read)
 
 
-def test_score_windows_of_no_documents_is_empty(generation: Generation, query: np.ndarray) -> None:
+def test_no_candidates_have_no_scores(generation: Generation, query: np.ndarray) -> None:
     none = np.empty(0, np.int64)
-    cosines = window_cosines(generation, none, query[0], 2)
+    scores = scores_of(generation, none, query)
+    cosines = scores.windows(none, 2).cosine_W
+    assert [len(scores.documents()), len(scores.chunks()), len(cosines)] == [0, 0, 0]
     assert len(score_windows(generation, none, 2, cosines).scores) == 0

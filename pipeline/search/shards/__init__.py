@@ -7,7 +7,7 @@
 Answers are those of one process: every score depends on a row, the query and sums over all shards alone, and
 ``cairn.pipeline.search.ranking`` ranks what the shards found as it ranks what one process found.
 
-``placement`` says which shard has which partitions. ``parts`` says what is asked, and answers.
+``parts`` says what is asked, and answers.
 ``sharded_generation`` asks for rows by their positions, ``sharded_reader`` for candidates and scores. How a
 question reaches another process is the caller's business.
 """

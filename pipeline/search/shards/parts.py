@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -36,18 +37,9 @@ from cairn.pipeline.search.candidates import (
 )
 from cairn.pipeline.search.filters import matching_documents, table_errors
 from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
-from cairn.pipeline.search.reader import (
-    LocalReader,
-    LocalScores,
-    MatchesAsked,
-    PassagesRead,
-    SparseAsked,
-    SparseFound,
-    TokenMatches,
-    WindowScores,
-)
+from cairn.pipeline.search.reader import Found, LocalReader, LocalScores, WindowScores
 from cairn.pipeline.vector_index.exact_index import NO_POSITION, VectorIndex
-from jaxtyping import Float32, Int64
+from jaxtyping import Bool, Float32, Int64
 
 
 class PartKey(NamedTuple):
@@ -106,13 +98,19 @@ class PartFacts:
     has_sparse: bool
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class MetDocuments:
+class MetDocuments(NamedTuple):
     """Documents and the chunks they have, from ``firsts`` up to ``ends``."""
 
     documents: Int64[np.ndarray, " A"]
     firsts: Int64[np.ndarray, " A"]
     ends: Int64[np.ndarray, " A"]
+
+    def places_of(
+        self, documents: Int64[np.ndarray, " B"]
+    ) -> tuple[Int64[np.ndarray, " B"], Bool[np.ndarray, " B"]]:
+        """Return where documents stand among these, which ascend, or would stand, and which of them do."""
+        places = np.searchsorted(self.documents, documents)
+        return places, np.append(self.documents, -1)[places] == documents
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,19 +158,9 @@ class SearchAsked:
 class BestWords:
     """A shard's best documents and passages by BM25, and the highest BM25 of passages of each size."""
 
-    documents: Int64[np.ndarray, " A"]
-    scores: Float32[np.ndarray, " A"]
-    passages: Int64[np.ndarray, " P"]
-    passage_scores: Float32[np.ndarray, " P"]
+    documents: Found
+    passages: Found
     highs: Mapping[int, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Nearest:
-    """Scores and positions of the nearest vectors of an index, as it gives them."""
-
-    scores_K: Float32[np.ndarray, " K"]
-    positions_K: Int64[np.ndarray, " K"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -195,8 +183,8 @@ class PartFound:
 
     num_chunks: int
     met: MetDocuments
-    documents: Nearest | None
-    chunks: Nearest | None
+    documents: Found | None
+    chunks: Found | None
     words: BestWords | None
     scored: PartScores | None
     named: int | None = None
@@ -212,27 +200,12 @@ class PartMatches:
 
 
 METHODS: Final = frozenset(
-    {
-        "facts",
-        "count",
-        "search",
-        "sparse",
-        "score",
-        "windows",
-        "max_sim",
-        "token_matches",
-        "chunk_vectors",
-        "document_vectors",
-        "chunks_of",
-        "owners_of",
-        "spans_of",
-        "position_of",
-        "read_column",
-        "read_passages",
-        "matching",
-    }
+    {"facts", "count", "search", "score", "windows", "max_sim", "chunks_of", "read_column", "matching"}
+    | {"reader.read_sparse", "reader.token_matches", "reader.read_passages"}
+    | {"part.position_of", "part.owners_of", "part.spans_of"}
+    | {"part.chunks.reconstruct", "part.documents.reconstruct"}
 )
-"""What may be asked."""
+"""What may be asked: of a part, its reader, its generation and its vectors."""
 _NONE: Final = np.empty(0, np.int64)
 UNUSED_SECONDS: Final = 60.0
 """A part of another generation is closed so long after the last question: longer than any request takes."""
@@ -246,8 +219,7 @@ class ShardPart:
     """Answers for one part; safe to share between threads."""
 
     def __init__(self, part: Generation) -> None:
-        self.part = part
-        self._reader = LocalReader(part)
+        self.part, self.reader = part, LocalReader(part)
         self._kept: OrderedDict[tuple[str, int], Float32[np.ndarray, " M"]] = OrderedDict()
         self._look_at, self._damage = 0.0, None
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
@@ -256,7 +228,8 @@ class ShardPart:
         """Answer a question; damage that it meets raises :class:`IntegrityError`."""
         self.part.require_whole()
         try:
-            return getattr(self, method)(*arguments)
+            with table_errors("reading what a search asks for", self.part.layout):
+                return attrgetter(method)(self)(*arguments)
         except StorageError:
             self._require_undamaged()
             raise
@@ -290,12 +263,14 @@ class ShardPart:
         words = None
         if asked.words is not None and asked.num_best:
             words = self._best_words(asked.words, asked.allowed, asked.num_best)
-        own = [words.documents if words else _NONE, documents.positions_K if documents else _NONE]
-        found = [words.passages if words else _NONE, chunks.positions_K if chunks else _NONE]
-        lists = [each[each != NO_POSITION] for each in own]
-        lists += [self.part.owners_of(each[each != NO_POSITION]) for each in found]
         named = None if asked.doc_id is None else self.part.position_of(asked.doc_id)
-        lists.append(_NONE if named is None else np.array([named]))
+        lists = [
+            words.documents[0] if words else _NONE,
+            documents[0] if documents else _NONE,
+            self.part.owners_of(words.passages[0] if words else _NONE),
+            self.part.owners_of(chunks[0] if chunks else _NONE),
+            _NONE if named is None else np.array([named]),
+        ]
         wanted = [asked.num_best, asked.num_documents or 0, asked.num_best, asked.num_chunks or 0, 1]
         return PartFound(
             num_chunks=num_chunks,
@@ -321,39 +296,11 @@ class ShardPart:
 
     def chunks_of(self, documents: Int64[np.ndarray, " A"]) -> MetDocuments:
         """Return which chunks some documents have."""
-        firsts, ends = self.part.chunks_of(documents)
-        return MetDocuments(documents=documents, firsts=firsts, ends=ends)
-
-    def owners_of(self, chunks: Int64[np.ndarray, " A"]) -> Int64[np.ndarray, " A"]:
-        """Return the documents of some chunks."""
-        return self.part.owners_of(chunks)
-
-    def spans_of(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """Return where runs of chunks begin and end in their texts."""
-        return self.part.spans_of(first_n, end_n)
-
-    def position_of(self, doc_id: str) -> int | None:
-        """Return the number of a document, None where there is none."""
-        return self.part.position_of(doc_id)
+        return MetDocuments(documents, *self.part.chunks_of(documents))
 
     def read_column(self, name: str) -> pa.Table:
         """Return a column of all documents."""
-        with table_errors("reading a column", self.part.layout):
-            return pa.table({name: self.part.read_column(name)})
-
-    def read_passages(
-        self,
-        documents: Int64[np.ndarray, " A"],
-        columns: Sequence[str],
-        first_n: Int64[np.ndarray, " n"],
-        end_n: Int64[np.ndarray, " n"],
-        asked: MatchesAsked | None,
-    ) -> PassagesRead:
-        """Return columns of documents, where runs of chunks begin and end in their texts, and matches."""
-        with table_errors("reading the answer's documents", self.part.layout):
-            return self._reader.read_passages(documents, columns, first_n, end_n, asked)
+        return pa.table({name: self.part.read_column(name)})
 
     def matching(
         self, filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, seconds: float | None
@@ -363,10 +310,6 @@ class ShardPart:
         found = matching_documents(self.part, filters, restriction, timeout)
         assert found is not None, "a filter is asked for"
         return found
-
-    def sparse(self, asked: SparseAsked) -> SparseFound:
-        """Return the best documents by the weights of a sparse encoder."""
-        return self._reader.read_sparse(asked)
 
     def score(
         self,
@@ -403,10 +346,15 @@ class ShardPart:
         vector_V: Float32[np.ndarray, " V"],
         words: Words | None,
     ) -> LocalScores:
-        def bm25_of(size: int) -> PassageScores | None:
-            return None if words is None else PassageScores(scores_M=self._passage_scores(words, size))
-
-        return LocalScores(self.part, positions, vector_V, words.size if words else 0, bm25_of)
+        if words is None:
+            return LocalScores(self.part, positions, vector_V, 0, None)
+        return LocalScores(
+            self.part,
+            positions,
+            vector_V,
+            words.size,
+            lambda size: PassageScores(scores_M=self._passage_scores(words, size)),
+        )
 
     def max_sim(
         self,
@@ -426,18 +374,6 @@ class ShardPart:
             best_n=best_n,
             sums_nV=window_sums(self.part, first_W[best_n], end_W[best_n]),
         )
-
-    def token_matches(self, asked: MatchesAsked) -> TokenMatches:
-        """Return how the tokens of some chunks and titles match a query's."""
-        return self._reader.token_matches(asked)
-
-    def chunk_vectors(self, chunks: Int64[np.ndarray, " S"]) -> Float32[np.ndarray, "S V"]:
-        """Return the vectors of some chunks."""
-        return self.part.chunks.reconstruct(chunks)
-
-    def document_vectors(self, documents: Int64[np.ndarray, " S"]) -> Float32[np.ndarray, "S V"]:
-        """Return the vectors of some documents."""
-        return self.part.documents.reconstruct(documents)
 
     def _require_undamaged(self) -> None:
         """Hash the rows at most every :data:`LOOK_SECONDS`; raise :class:`IntegrityError` for damage."""
@@ -465,10 +401,8 @@ class ShardPart:
         held = np.flatnonzero(ranked_M > 0.0)
         best = held[best_places(ranked_M[held], num_best)]
         return BestWords(
-            documents=documents,
-            scores=scores,
-            passages=best,
-            passage_scores=ranked_M[best],
+            documents=(documents, scores),
+            passages=(best, ranked_M[best]),
             highs={each: float(scores_M.max(initial=0.0)) for each, scores_M in found_M.items()},
         )
 
@@ -499,12 +433,13 @@ def _nearest(
     vector_V: Float32[np.ndarray, " V"],
     num_wanted: int | None,
     allowed: Int64[np.ndarray, " A"] | None,
-) -> Nearest | None:
+) -> Found | None:
     if num_wanted is None:
         return None
     num_found = min(num_wanted, index.num_vectors if allowed is None else len(allowed))
-    scores_QK, positions_QK = index.search(vector_V[None], num_found, allowed)
-    return Nearest(scores_K=scores_QK[0], positions_K=positions_QK[0])
+    (scores_K,), (positions_K,) = index.search(vector_V[None], num_found, allowed)
+    is_found_K = positions_K != NO_POSITION
+    return positions_K[is_found_K], scores_K[is_found_K]
 
 
 class HeldParts:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,36 +33,43 @@ from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches
 from cairn.pipeline.search.shards.parts import Ask, MetDocuments, PartFacts, PartKey, Question
-from cairn.pipeline.search.shards.placement import Placement, Places, cut_partitions
 from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from jaxtyping import Bool, Float32, Int32, Int64, Shaped
+from jaxtyping import Float32, Int32, Int64, Shaped
 from typing_extensions import override
 
+Places = Int64[np.ndarray, " _"]
 MAX_KNOWN: Final = 16_384
 """Documents whose chunks are known here, 24 bytes each; with more, those met before are forgotten."""
 Arguments = Callable[[Places, Places], tuple[Any, ...]]
 """A question's arguments, given where a shard's items stand among those asked for, and its own numbers."""
 
 
+def cut_partitions(num_partitions: int, num_shards: int) -> list[range]:
+    """Return the partitions of each shard, none without any; a collection without partitions is one."""
+    bounds = np.linspace(0, max(1, num_partitions), num_shards + 1).astype(np.int64)
+    return [range(first, end) for first, end in pairwise(np.unique(bounds).tolist())]
+
+
 class FanOut:
-    """Asks the shards of one generation, each for the positions it has."""
+    """Asks the shards of one generation, each for what it has: whole partitions, one after another.
+
+    A shard numbers its documents and chunks from 0 in the order of the collection, so that ties within a
+    shard are ties of the collection.
+    """
 
     def __init__(self, keys: Sequence[PartKey], ask: Ask) -> None:
         self.keys, self._ask = keys, ask
         self.facts: Sequence[PartFacts] = ask([Question(*each, "facts", ()) for each in enumerate(keys)])
-        self.placement = Placement(
-            [each.num_documents for each in self.facts], [each.num_chunks for each in self.facts]
-        )
+        counts = [(each.num_documents, each.num_chunks) for each in self.facts]
+        self._documents, self._chunks = np.cumsum([(0, 0), *counts], axis=0)[:-1].T
+        self.filled = [shard for shard, (num_documents, _) in enumerate(counts) if num_documents]
+        """The shards that have documents."""
         self.damage: IntegrityError | None = None
         """What a shard found damaged."""
 
-    def ask_all(self, method: str, arguments: tuple[Any, ...]) -> list[Any]:
-        """Ask all shards with documents the same; return their answers in the order of the shards."""
-        return [*self.each(method, dict.fromkeys(self.placement.filled, arguments)).values()]
-
     def each(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Ask some shards at once, each with its own arguments; return their answers."""
+        """Ask some shards at once, each with its own arguments; return their answers in their order."""
         questions = [
             Question(shard, self.keys[shard], method, own) for shard, own in sorted(arguments.items())
         ]
@@ -73,17 +81,33 @@ class FanOut:
 
     def of_documents(self, method: str, documents: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
         """Ask the shards that have some documents; return where each one's stand, and its answer."""
-        return self._of_owners(method, self.placement.split_documents(documents), arguments)
+        return self._of_owners(method, self.split_documents(documents), arguments)
 
     def of_chunks(self, method: str, chunks: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
         """Ask the shards that have some chunks, as :meth:`of_documents` does."""
-        return self._of_owners(method, self.placement.split_chunks(chunks), arguments)
+        return self._of_owners(method, self.split_chunks(chunks), arguments)
 
     def allowed(self, documents: Int64[np.ndarray, " A"] | None) -> dict[int, Places | None]:
         """Return which of some ascending documents each shard has, by its own numbers; None allows all."""
         if documents is None:
-            return dict.fromkeys(self.placement.filled)
-        return {shard: numbers for shard, _, numbers in self.placement.split_documents(documents)}
+            return dict.fromkeys(self.filled)
+        return {shard: numbers for shard, _, numbers in self.split_documents(documents)}
+
+    def split_documents(self, documents: Places) -> Iterator[tuple[int, Places, Places]]:
+        """Yield each shard that has some of these, where they stand among them, and its own numbers."""
+        return _split(documents, self._documents)
+
+    def split_chunks(self, chunks: Places) -> Iterator[tuple[int, Places, Places]]:
+        """Yield what :meth:`split_documents` does, of chunks."""
+        return _split(chunks, self._chunks)
+
+    def documents_of(self, shard: int, numbers: Places) -> Places:
+        """Return the positions of a shard's documents, by its own numbers."""
+        return numbers + self._documents[shard]
+
+    def chunks_of(self, shard: int, numbers: Places) -> Places:
+        """Return the positions of a shard's chunks, by its own numbers."""
+        return numbers + self._chunks[shard]
 
     def _of_owners(
         self, method: str, owners: Iterable[tuple[int, Places, Places]], arguments: Arguments
@@ -91,6 +115,13 @@ class FanOut:
         split = list(owners)
         answers = self.each(method, {shard: arguments(places, numbers) for shard, places, numbers in split})
         return [(places, answers[shard]) for shard, places, _ in split]
+
+
+def _split(positions: Places, firsts: Places) -> Iterator[tuple[int, Places, Places]]:
+    owners = np.searchsorted(firsts, positions, side="right") - 1
+    for owner in np.flatnonzero(np.bincount(owners)).tolist():
+        places = np.flatnonzero(owners == owner)
+        yield owner, places, positions[places] - firsts[owner]
 
 
 def gathered(
@@ -106,20 +137,7 @@ def gathered(
     return np.concatenate([rows for _, rows in pieces])[ranges(start_N, sizes_N)]
 
 
-class _Known(NamedTuple):
-    """Documents, ascending, and the chunks they have."""
-
-    documents: Places
-    firsts: Places
-    ends: Places
-
-    def places_of(self, documents: Places) -> tuple[Places, Bool[np.ndarray, " A"]]:
-        """Return where documents stand or would stand, and which of them do."""
-        places = np.searchsorted(self.documents, documents)
-        return places, np.append(self.documents, -1)[places] == documents
-
-
-_NOTHING: Final = _Known(*(np.empty(0, np.int64) for _ in range(3)))
+_NOTHING: Final = MetDocuments(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 class ShardedGeneration(Elsewhere):
@@ -134,8 +152,8 @@ class ShardedGeneration(Elsewhere):
             layout=layout,
             manifest=manifest,
             segments=(),
-            documents=_Vectors(shards.of_documents, "document_vectors", manifest.vector_dim),
-            chunks=_Vectors(shards.of_chunks, "chunk_vectors", manifest.vector_dim),
+            documents=_Vectors(shards.of_documents, "part.documents.reconstruct", manifest.vector_dim),
+            chunks=_Vectors(shards.of_chunks, "part.chunks.reconstruct", manifest.vector_dim),
             token_vectors=_codebook_alone(folder) if has_tokens else None,
             files=files,
             lance_files=(),
@@ -150,7 +168,7 @@ class ShardedGeneration(Elsewhere):
         )
 
     shards: FanOut
-    _met: _Known
+    _met: MetDocuments
     _named: tuple[str, int | None]
     _lock: threading.Lock
 
@@ -172,16 +190,16 @@ class ShardedGeneration(Elsewhere):
 
     def meet(self, found: Mapping[int, MetDocuments]) -> None:
         """Note the chunks of documents that shards named."""
-        placement = self.shards.placement
+        shards = self.shards
         own = [
             (
-                placement.documents_of(shard, each.documents),
-                placement.chunks_of(shard, each.firsts),
-                placement.chunks_of(shard, each.ends),
+                shards.documents_of(shard, each.documents),
+                shards.chunks_of(shard, each.firsts),
+                shards.chunks_of(shard, each.ends),
             )
             for shard, each in found.items()
         ]
-        met = _Known(*(np.concatenate(columns) for columns in zip(*own, strict=True)))
+        met = MetDocuments(*(np.concatenate(columns) for columns in zip(*own, strict=True)))
         with self._lock:
             known = self._met if len(self._met.documents) + len(met.documents) <= MAX_KNOWN else _NOTHING
             places, is_known = known.places_of(met.documents)
@@ -189,7 +207,9 @@ class ShardedGeneration(Elsewhere):
             if len(new):
                 new = new[np.unique(met.documents[new], return_index=True)[1]]
                 columns = zip(known, met, strict=True)
-                vars(self)["_met"] = _Known(*(np.insert(old, places[new], add[new]) for old, add in columns))
+                vars(self)["_met"] = MetDocuments(
+                    *(np.insert(old, places[new], add[new]) for old, add in columns)
+                )
 
     @override
     def chunks_of(self, documents: Places) -> tuple[Places, Places]:
@@ -197,16 +217,16 @@ class ShardedGeneration(Elsewhere):
         places, is_known = known.places_of(documents)
         if np.all(is_known):
             return known.firsts[places], known.ends[places]
-        placement = self.shards.placement
-        split = list(placement.split_documents(documents))
-        asked = {shard: (numbers,) for shard, _, numbers in split}
-        found: dict[int, MetDocuments] = self.shards.each("chunks_of", asked)
+        shards, split = self.shards, list(self.shards.split_documents(documents))
+        found: dict[int, MetDocuments] = shards.each(
+            "chunks_of", {shard: (numbers,) for shard, _, numbers in split}
+        )
         if len(documents) < MAX_KNOWN:
             self.meet(found)
         firsts, ends = (np.empty(len(documents), np.int64) for _ in range(2))
         for shard, own, _ in split:
-            firsts[own] = placement.chunks_of(shard, found[shard].firsts)
-            ends[own] = placement.chunks_of(shard, found[shard].ends)
+            firsts[own] = shards.chunks_of(shard, found[shard].firsts)
+            ends[own] = shards.chunks_of(shard, found[shard].ends)
         return firsts, ends
 
     @override
@@ -215,18 +235,19 @@ class ShardedGeneration(Elsewhere):
         places = np.searchsorted(known.firsts, chunks, side="right") - 1
         if len(known.ends) and np.all((places >= 0) & (chunks < known.ends[places])):
             return known.documents[places]
-        placement = self.shards.placement
-        split = list(placement.split_chunks(chunks))
-        found = self.shards.each("owners_of", {shard: (numbers,) for shard, _, numbers in split})
+        split = list(self.shards.split_chunks(chunks))
+        found = self.shards.each("part.owners_of", {shard: (numbers,) for shard, _, numbers in split})
         positions = np.empty(len(chunks), np.int64)
         for shard, own, _ in split:
-            positions[own] = placement.documents_of(shard, found[shard])
+            positions[own] = self.shards.documents_of(shard, found[shard])
         return positions
 
     @override
     def spans_of(self, first_n: Places, end_n: Places) -> tuple[Places, Places]:
         size_n = end_n - first_n
-        found = self.shards.of_chunks("spans_of", first_n, lambda own, first: (first, first + size_n[own]))
+        found = self.shards.of_chunks(
+            "part.spans_of", first_n, lambda own, first: (first, first + size_n[own])
+        )
         once = np.ones_like(first_n)
         start, end = (gathered(once, [(own, spans[side]) for own, spans in found]) for side in (0, 1))
         return start, end
@@ -249,7 +270,7 @@ class ShardedGeneration(Elsewhere):
         vars(self)["_named"] = doc_id, self._position(shard, number)
 
     def _position(self, shard: int, number: int | None) -> int | None:
-        return None if number is None else int(self.shards.placement.documents_of(shard, np.array(number)))
+        return None if number is None else int(self.shards.documents_of(shard, np.array(number)))
 
     @override
     def position_of(self, doc_id: str) -> int | None:
@@ -259,7 +280,7 @@ class ShardedGeneration(Elsewhere):
         shard = self.shard_of(doc_id)
         if shard is None:
             return None
-        (found,) = self.shards.each("position_of", {shard: (doc_id,)}).values()
+        (found,) = self.shards.each("part.position_of", {shard: (doc_id,)}).values()
         return self._position(shard, found)
 
     @property
@@ -279,7 +300,7 @@ class ShardedGeneration(Elsewhere):
 
     @override
     def read_column(self, name: str) -> pa.ChunkedArray:
-        tables: list[pa.Table] = self.shards.ask_all("read_column", (name,))
+        tables = self.shards.each("read_column", dict.fromkeys(self.shards.filled, (name,))).values()
         chunks = [chunk for table in tables for chunk in table.column(name).chunks]
         return pa.chunked_array(chunks, self.document_schema.field(name).type)
 
@@ -298,15 +319,15 @@ class ShardedGeneration(Elsewhere):
     ) -> tuple[PassagesRead, dict[int, TokenMatches | None]]:
         """Read columns and places of passages, and what each shard is to match."""
         unique, inverse = np.unique(positions, return_inverse=True)
-        placement, size_n, nothing = self.shards.placement, end_n - first_n, np.empty(0, np.int64)
-        documents = {shard: numbers for shard, _, numbers in placement.split_documents(unique)}
-        passages = {shard: (own, first) for shard, own, first in placement.split_chunks(first_n)}
+        size_n, nothing = end_n - first_n, np.empty(0, np.int64)
+        documents = {shard: numbers for shard, _, numbers in self.shards.split_documents(unique)}
+        passages = {shard: (own, first) for shard, own, first in self.shards.split_chunks(first_n)}
         asked: dict[int, tuple[Any, ...]] = {}
         for shard in sorted({*documents, *passages} or {0}):
             own, first = passages.get(shard, (nothing, nothing))
             bounds = first, first + size_n[own]
             asked[shard] = documents.get(shard, nothing), list(columns), *bounds, matches.get(shard)
-        found: dict[int, PassagesRead] = self.shards.each("read_passages", asked)
+        found: dict[int, PassagesRead] = self.shards.each("reader.read_passages", asked)
         rows = pa.concat_tables([each.table for each in found.values()]).take(pa.array(inverse))
         start_n, end_char_n = (np.empty(len(first_n), np.int64) for _ in range(2))
         for shard, each in found.items():
@@ -322,10 +343,9 @@ class ShardedGeneration(Elsewhere):
         timeout: dt.timedelta | None,
     ) -> Places:
         seconds = None if timeout is None else timeout.total_seconds()
-        asked = dict.fromkeys(self.shards.placement.filled, (filters, restriction, seconds))
+        asked = dict.fromkeys(self.shards.filled, (filters, restriction, seconds))
         found = self.shards.each("matching", asked)
-        documents_of = self.shards.placement.documents_of
-        own = (documents_of(shard, numbers) for shard, numbers in found.items())
+        own = (self.shards.documents_of(shard, numbers) for shard, numbers in found.items())
         return np.concatenate([np.empty(0, np.int64), *own])
 
 

@@ -35,20 +35,19 @@ from cairn.pipeline.search.candidates import (
 )
 from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
 from cairn.pipeline.search.reader import (
+    Found,
     MatchesAsked,
     NearestAsked,
     Nominate,
+    Nominees,
     PassagesRead,
     ScoresAsked,
-    SparseAsked,
-    SparseFound,
     TokenMatches,
     WindowScores,
     WordsAsked,
 )
 from cairn.pipeline.search.shards.parts import (
     BestWords,
-    Nearest,
     PartFound,
     PartMatches,
     PartScores,
@@ -57,27 +56,26 @@ from cairn.pipeline.search.shards.parts import (
     Words,
     WordTotals,
 )
-from cairn.pipeline.search.shards.placement import Placement, Places
-from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration, gathered
-from cairn.pipeline.vector_index.exact_index import NO_POSITION
+from cairn.pipeline.search.shards.sharded_generation import FanOut, Places, ShardedGeneration, gathered
 from jaxtyping import Float32, Int64
 
 
-def best(
-    found: Sequence[tuple[Places, Float32[np.ndarray, " _"]]], limit: int
-) -> tuple[Places, Float32[np.ndarray, " _"]]:
-    """Return the positions and scores of the best of several lists, best first, ties by position."""
-    positions = np.concatenate([each for each, _ in found])
-    scores = np.concatenate([each for _, each in found])
+def best(found: Mapping[int, Found], positions_of: Callable[[int, Places], Places], limit: int) -> Found:
+    """Return the best of what several shards found, best first, ties by position.
+
+    ``positions_of`` gives the positions of a shard's own numbers.
+    """
+    positions = np.concatenate([positions_of(shard, own) for shard, (own, _) in found.items()])
+    scores = np.concatenate([own for _, own in found.values()])
     order = np.lexsort((positions, -scores))[:limit]
     return positions[order], scores[order]
 
 
-def _own_matches(placement: Placement, asked: MatchesAsked) -> dict[int, tuple[Places, MatchesAsked]]:
+def _own_matches(shards: FanOut, asked: MatchesAsked) -> dict[int, tuple[Places, MatchesAsked]]:
     """Return where the chunks and titles of each shard stand among all, and what it is asked."""
     chunk_C, num_chunks = np.concatenate([asked.chunk_M, asked.title_N]), len(asked.chunk_M)
     own: dict[int, tuple[Places, MatchesAsked]] = {}
-    for shard, places, numbers in placement.split_chunks(chunk_C):
+    for shard, places, numbers in shards.split_chunks(chunk_C):
         first_title = int(np.searchsorted(places, num_chunks))
         each = MatchesAsked(chunk_M=numbers[:first_title], title_N=numbers[first_title:], query=asked.query)
         own[shard] = places, each
@@ -129,8 +127,8 @@ class CorpusTotals:
 
     def _count(self, terms: Sequence[str], sizes: Sequence[int]) -> dict[str, tuple[int, int, int]]:
         """Count the texts, titles and chunks that hold each term; keep the lengths of passages, too."""
-        found: list[WordTotals] = self._shards.ask_all("count", (list(terms), list(sizes)))
-        total = reduce(add, found)
+        asked = dict.fromkeys(self._shards.filled, (list(terms), list(sizes)))
+        total: WordTotals = reduce(add, self._shards.each("count", asked).values())
         text, title = total.documents
         chunks = total.passages[sizes[0]][1]
         counts = {term: (text.holding[term], title.holding[term], chunks.holding[term]) for term in terms}
@@ -192,21 +190,14 @@ class FetchedWords:
         return self._found
 
     @cached_property
-    def _best(self) -> tuple[Places, Float32[np.ndarray, " A"]]:
-        documents_of = self._shards.placement.documents_of
-        return best(
-            [(documents_of(shard, each.documents), each.scores) for shard, each in self._parts.items()],
-            self.num_candidates,
-        )
+    def _best(self) -> Found:
+        own = {shard: each.documents for shard, each in self._parts.items()}
+        return best(own, self._shards.documents_of, self.num_candidates)
 
     @cached_property
     def _passages(self) -> Places:
-        chunks_of = self._shards.placement.chunks_of
-        found, _ = best(
-            [(chunks_of(shard, each.passages), each.passage_scores) for shard, each in self._parts.items()],
-            self.num_candidates,
-        )
-        return found
+        own = {shard: each.passages for shard, each in self._parts.items()}
+        return best(own, self._shards.chunks_of, self.num_candidates)[0]
 
 
 class FetchedScores:
@@ -229,7 +220,7 @@ class FetchedScores:
         self._vector_V, self._words, self._size = vector_V, words, size
         self._sums: dict[tuple[int, int], Float32[np.ndarray, " V"]] = {}
         self._scored = [scores for _, scores in scored]
-        documents_of = self._shards.placement.documents_of
+        documents_of = self._shards.documents_of
         self._known = np.concatenate([documents_of(shard, scores.documents) for shard, scores in scored])
         order = np.argsort(self._known)
         self._places_N = order[np.searchsorted(self._known, positions, sorter=order)]
@@ -311,35 +302,9 @@ class FetchedScores:
         return np.concatenate(parts)
 
 
-class FetchedNominees:
-    """:class:`~cairn.pipeline.search.reader.Nominees` of one query, with scores that came with them.
-
-    The scores of the few candidates that no shard took for likely are asked for.
-    """
-
-    def __init__(
-        self,
-        generation: ShardedGeneration,
-        lists: Sequence[Places],
-        vector_V: Float32[np.ndarray, " V"],
-        asked: ScoresAsked,
-        scored: Mapping[int, PartScores],
-    ) -> None:
-        self.lists = lists
-        self._generation, self._vector_V, self._asked, self._scored = generation, vector_V, asked, scored
-
-    def score(self, positions: Int64[np.ndarray, " N"]) -> FetchedScores:
-        asked, words = self._asked, self._asked.words
-        assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
-        known = words.words if words is not None and words.has_passages else None
-        shards, scored, unknown = self._generation.shards, [*self._scored.items()], {}
-        for shard, _, numbers in shards.placement.split_documents(positions):
-            left = np.setdiff1d(numbers, self._scored[shard].documents, assume_unique=True)
-            if len(left):
-                unknown[shard] = left, self._vector_V, asked.parts, known, asked.size
-        if unknown:
-            scored += shards.each("score", unknown).items()
-        return FetchedScores(self._generation, positions, self._vector_V, words, asked.size, scored)
+def _fetched(asked: ScoresAsked) -> FetchedWords | None:
+    assert asked.words is None or isinstance(asked.words, FetchedWords), "one reader reads and scores words"
+    return asked.words
 
 
 class ShardedReader:
@@ -361,14 +326,12 @@ class ShardedReader:
         sizes = [asked.size] if asked.shown_size is None else [asked.size, asked.shown_size]
         return FetchedWords(self._generation, asked, self._totals.of(asked.query, sizes))
 
-    def read_sparse(self, asked: SparseAsked) -> SparseFound:
-        owned = self._shards.allowed(asked.allowed)
-        found = self._shards.each(
-            "sparse", {shard: (replace(asked, allowed=own),) for shard, own in owned.items()}
-        )
-        documents_of = self._shards.placement.documents_of
-        lists = [(documents_of(shard, documents), scores) for shard, (documents, scores) in found.items()]
-        return best(lists, asked.num_candidates)
+    def read_sparse(
+        self, query: Mapping[int, float], size: int, allowed: Int64[np.ndarray, " A"] | None, limit: int
+    ) -> Found:
+        owned = self._shards.allowed(allowed)
+        asked = {shard: (query, size, own, limit) for shard, own in owned.items()}
+        return best(self._shards.each("reader.read_sparse", asked), self._shards.documents_of, limit)
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
         """The shards are asked for each query."""
@@ -378,8 +341,10 @@ class ShardedReader:
 
     def token_matches(self, asked: MatchesAsked) -> TokenMatches:
         """Chunks and titles are asked for together."""
-        own = _own_matches(self._shards.placement, asked)
-        found = self._shards.each("token_matches", {shard: (each,) for shard, (_, each) in own.items()})
+        own = _own_matches(self._shards, asked)
+        found = self._shards.each(
+            "reader.token_matches", {shard: (each,) for shard, (_, each) in own.items()}
+        )
         return _joined_matches([(places, found[shard]) for shard, (places, _) in own.items()])
 
     def read_passages(
@@ -391,7 +356,7 @@ class ShardedReader:
         asked: MatchesAsked | None,
     ) -> PassagesRead:
         """A shard that has a passage has its document, so each is asked once."""
-        own = {} if asked is None else _own_matches(self._shards.placement, asked)
+        own = {} if asked is None else _own_matches(self._shards, asked)
         matches = {shard: each for shard, (_, each) in own.items()}
         read, found = self._generation.read_passages(positions, columns, first_n, end_n, matches)
         lists = [(places, part) for shard, (places, _) in own.items() if (part := found[shard]) is not None]
@@ -403,9 +368,8 @@ class ShardedReader:
         asked: NearestAsked,
         scored: ScoresAsked,
         doc_id: str | None,
-    ) -> FetchedNominees:
-        words = scored.words
-        assert words is None or isinstance(words, FetchedWords), "words are read and scored by one reader"
+    ) -> Nominees:
+        words = _fetched(scored)
         wanted = None if words is None or words.is_known else words
         counting = words if wanted is not None or (words is not None and words.has_passages) else None
         allowed = self._shards.allowed(asked.allowed)
@@ -431,20 +395,35 @@ class ShardedReader:
             self._generation.note_named(doc_id, owner, found[owner].named)
         if wanted is not None:
             wanted.keep({shard: each.words for shard, each in found.items() if each.words is not None})
-        return FetchedNominees(
-            self._generation,
+        known = {shard: each.scored for shard, each in found.items() if each.scored is not None}
+        return Nominees(
             self._lists(asked, questions, found),
-            vector_V,
-            scored,
-            {shard: each.scored for shard, each in found.items() if each.scored is not None},
+            lambda positions: self._score(positions, vector_V, scored, known),
         )
+
+    def _score(
+        self,
+        positions: Int64[np.ndarray, " N"],
+        vector_V: Float32[np.ndarray, " V"],
+        asked: ScoresAsked,
+        known: Mapping[int, PartScores],
+    ) -> FetchedScores:
+        """Return scores that came with a search; the few that no shard took for likely are asked for."""
+        words, unknown = _fetched(asked), {}
+        counted = words.words if words is not None and words.has_passages else None
+        for shard, _, numbers in self._shards.split_documents(positions):
+            left = np.setdiff1d(numbers, known[shard].documents, assume_unique=True)
+            if len(left):
+                unknown[shard] = left, vector_V, asked.parts, counted, asked.size
+        scored = [*known.items(), *(self._shards.each("score", unknown).items() if unknown else ())]
+        return FetchedScores(self._generation, positions, vector_V, words, asked.size, scored)
 
     def _scored_at_once(
         self, scored: ScoresAsked, others: Sequence[Places], allowed: Mapping[int, Places | None]
     ) -> dict[int, ScoredAtOnce]:
         """Return what each shard is to score with a search, given its documents that are allowed."""
         every = np.unique(np.concatenate([np.empty(0, np.int64), *others]))
-        own = {shard: numbers for shard, _, numbers in self._shards.placement.split_documents(every)}
+        own = {shard: numbers for shard, _, numbers in self._shards.split_documents(every)}
         counts = {
             shard: self._shards.facts[shard].num_documents if numbers is None else len(numbers)
             for shard, numbers in allowed.items()
@@ -463,11 +442,10 @@ class ShardedReader:
         self, asked: NearestAsked, questions: Mapping[int, SearchAsked], found: Mapping[int, PartFound]
     ) -> list[Places]:
         """Return the documents that each index nominates; for more of them the chunks are searched again."""
-        placement = self._shards.placement
         lists: list[Places] = []
         if asked.num_documents is not None:
-            documents = {shard: part.documents for shard, part in found.items()}
-            lists.append(_nearest(documents, placement.documents_of, asked.num_documents))
+            documents = {shard: part.documents for shard, part in found.items() if part.documents}
+            lists.append(best(documents, self._shards.documents_of, asked.num_documents)[0])
         if asked.num_chunks is None:
             return lists
         num_asked = asked.num_chunks
@@ -481,8 +459,8 @@ class ShardedReader:
                 }
                 parts = self._ask(wider)
                 self._generation.meet({shard: each.met for shard, each in parts.items()})
-            chunks = {shard: part.chunks for shard, part in parts.items()}
-            return _nearest(chunks, placement.chunks_of, num_hits)[None]
+            chunks = {shard: part.chunks for shard, part in parts.items() if part.chunks}
+            return best(chunks, self._shards.chunks_of, num_hits)[0][None]
 
         num_chunks = sum(part.num_chunks for part in found.values())
         lists += documents_of_best_chunks(
@@ -492,18 +470,3 @@ class ShardedReader:
 
     def _ask(self, questions: Mapping[int, SearchAsked]) -> dict[int, PartFound]:
         return self._shards.each("search", {shard: (each,) for shard, each in questions.items()})
-
-
-def _nearest(
-    found: Mapping[int, Nearest | None], positions_of: Callable[[int, Places], Places], top_k: int
-) -> Places:
-    """Return the positions of the nearest vectors of several shards, best first, ties by position.
-
-    ``positions_of`` gives the positions of a shard's own numbers.
-    """
-    lists: list[tuple[Places, Float32[np.ndarray, " _"]]] = []
-    for shard, nearest in found.items():
-        assert nearest is not None, "an index that was asked"
-        is_found_K = nearest.positions_K != NO_POSITION
-        lists.append((positions_of(shard, nearest.positions_K[is_found_K]), nearest.scores_K[is_found_K]))
-    return best(lists, top_k)[0]

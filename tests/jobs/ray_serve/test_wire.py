@@ -17,7 +17,6 @@ from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatche
 from cairn.pipeline.search.shards.parts import (
     BestWords,
     MetDocuments,
-    Nearest,
     PartFacts,
     PartFound,
     PartKey,
@@ -45,15 +44,9 @@ ROWS = pa.table({"doc_id": ["a", None, "ü"], "when": pa.array([1, 2, 3], pa.tim
 FOUND = PartFound(
     num_chunks=9,
     met=MetDocuments(documents=PLACES, firsts=PLACES, ends=PLACES),
-    documents=Nearest(scores_K=VECTOR[::-1], positions_K=PLACES),
+    documents=(PLACES, VECTOR[::-1]),
     chunks=None,
-    words=BestWords(
-        documents=PLACES,
-        scores=VECTOR[:3],
-        passages=NONE,
-        passage_scores=VECTOR[:0],
-        highs={1: 0.1, 20: np.inf},
-    ),
+    words=BestWords(documents=(PLACES, VECTOR[:3]), passages=(NONE, VECTOR[:0]), highs={1: 0.1, 20: np.inf}),
     scored=SCORES,
 )
 ASKED = SearchAsked(

@@ -120,7 +120,7 @@ def test_search_asks_every_shard_for_candidates_with_scores_then_for_texts(
     shards.rounds = 0
     searcher.search("granite basalt", **asked)
     assert shards.asked[:3] == ["search"] * 3
-    assert (shards.rounds, {*shards.asked[3:]}) == (2, {"read_passages"})
+    assert (shards.rounds, {*shards.asked[3:]}) == (2, {"reader.read_passages"})
 
 
 def _sharded(layout: CollectionLayout, shards: Shards) -> ShardedGeneration:
@@ -133,9 +133,9 @@ def test_part_of_another_generation_of_the_number_is_refused(split_layout: Colle
     shards = Shards(split_layout.root, 2)
     key = _sharded(split_layout, shards).shards.keys[0]
     nothing = np.empty(0, np.int64)
-    assert len(shards.held[0].answer(key, "chunk_vectors", (nothing,))) == 0
+    assert len(shards.held[0].answer(key, "part.chunks.reconstruct", (nothing,))) == 0
     with pytest.raises(StorageError, match="must be the same for every process"):
-        shards.held[0].answer(key._replace(manifest="0" * 64), "chunk_vectors", (nothing,))
+        shards.held[0].answer(key._replace(manifest="0" * 64), "part.chunks.reconstruct", (nothing,))
 
 
 def test_searches_of_shards_leave_few_documents_in_the_process_that_asks(
@@ -231,7 +231,6 @@ def test_more_shards_than_documents_leaves_some_out(
 def test_parts_hold_every_row_once(split_layout: CollectionLayout) -> None:
     generation = open_generation(split_layout)
     shards = _sharded(split_layout, Shards(split_layout.root, 3)).shards
-    placement = shards.placement
     expected = generation.chunks.reconstruct(np.arange(generation.num_chunks))
     seen = np.zeros(generation.num_chunks, np.int64)
     doc_ids: list[str] = []
@@ -239,9 +238,9 @@ def test_parts_hold_every_row_once(split_layout: CollectionLayout) -> None:
         part = open_parts(split_layout, generation.number, range(key.first, key.end), SIZES)
         doc_ids += part.doc_ids.to_pylist()
         numbers = np.arange(part.num_chunks)
-        chunks = placement.chunks_of(shard, numbers)
+        chunks = shards.chunks_of(shard, numbers)
         np.testing.assert_array_equal(part.chunks.reconstruct(numbers), expected[chunks])
-        [(owner, _, found)] = placement.split_chunks(chunks)
+        [(owner, _, found)] = shards.split_chunks(chunks)
         assert (owner, found.tolist()) == (shard, numbers.tolist())
         seen[chunks] += 1
     assert np.all(seen == 1)
