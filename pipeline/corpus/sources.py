@@ -32,7 +32,7 @@ from urllib.parse import unquote
 import fsspec
 import pyarrow as pa
 from cairn.pipeline.corpus.formats import FORMAT_OF, PARQUET, READABLE
-from cairn.pipeline.corpus.formats.file_kind import HEAD, other_kind
+from cairn.pipeline.corpus.formats.file_kind import HEAD, kind_of, other_kind
 from cairn.pipeline.corpus.formats.format import (
     COMPRESSED,
     Format,
@@ -69,7 +69,6 @@ _UNTOLD: Final = frozenset({HIDDEN, NODE_MODULES, COLLECTIONS})
 """What no one expects to be read: it is counted, and no warning names it."""
 UNDERSCORED: Final = "tables in names that start with _"
 OUTSIDE: Final = "links out of the folders that may be read"
-_PARQUET_MAGIC: Final = b"PAR1"
 _BUCKET_SCHEMES: Final = ("s3", "gs", "gcs")
 _HIVE_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 
@@ -319,7 +318,7 @@ def _named_file(root: _Root) -> SourceFile:
     if suffix and found is None:
         with root.filesystem.open_input_stream(root.path, compression=None) as stream:
             head = stream.read(HEAD)
-        if not head.startswith(_PARQUET_MAGIC):
+        if kind_of(head) not in PARQUET.kinds:
             hint = f"write JSON as {AS_LINES}" if suffix == ".json" else "convert it to one"
             hint = other_kind(head, suffix) or hint
             raise SourceError(

@@ -9,7 +9,7 @@ from cairn.pipeline.errors import SourceError
 def touch(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"PAR1")
+        (folder / name).write_bytes(b"PAR1\x15")
 
 
 def relative(folder: Path, sources: list[str]) -> list[str]:

@@ -12,12 +12,11 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.file_kind import ARROW
+from cairn.pipeline.corpus.formats.file_kind import ARROW, HEAD, kind_of
 from cairn.pipeline.corpus.formats.format import Footer, Format, SourceFile, Undecoded, check_names
 from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
 from typing_extensions import override
 
-_MAGIC: Final = b"ARROW1"
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
 """What stands behind the last batch of a stream; one that was cut between two batches can be read without."""
 
@@ -64,11 +63,11 @@ def _opened(
     file: SourceFile, options: pa.ipc.IpcReadOptions | None = None
 ) -> Generator[pa.RecordBatchFileReader | pa.RecordBatchStreamReader]:
     with file.open() as stream:
-        magic = stream.read(len(_MAGIC))
-        if magic.startswith(b"FEA1"):
+        head = stream.read(HEAD)
+        if head.startswith(b"FEA1"):
             raise ValueError("it is Feather of version 1; write it again as version 2, or as Parquet")
         stream.seek(0)
-        opened = pa.ipc.open_file if magic == _MAGIC else pa.ipc.open_stream
+        opened = pa.ipc.open_file if kind_of(head) == ARROW else pa.ipc.open_stream
         with opened(stream, options=options) as reader:
             yield reader
 

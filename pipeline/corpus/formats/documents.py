@@ -18,7 +18,7 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from email.errors import CloseBoundaryNotFoundDefect
 from email.message import EmailMessage
@@ -33,9 +33,9 @@ from xml.etree.ElementTree import Element
 from zipfile import ZipFile, is_zipfile
 
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
-from cairn.pipeline.corpus.formats.format import SourceFile, decoded, encoding_of, is_utf8, text_of
+from cairn.pipeline.corpus.formats.format import SourceFile, decoded, is_utf8, text_of
 from cairn.pipeline.corpus.formats.html import converted
-from cairn.pipeline.corpus.formats.paged import Opened, PagedFormat, PageWithoutText, UnreadableError
+from cairn.pipeline.corpus.formats.paged import Opened, Page, PagedFormat, PageWithoutText, UnreadableError
 from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
 from typing_extensions import override
 
@@ -167,6 +167,9 @@ _MARKS: Final = {
     "tab": "\t", "br": "\n", "cr": "\n", "line-break": "\n", "noBreakHyphen": "-",
     "lastRenderedPageBreak": "\f", "soft-page-break": "\f",
 }  # fmt: skip
+_GAP: Final = "\x1f"
+"""A blank between texts, which is none at the beginning of a line; XML has no such character."""
+_SPACE: Final = f" \t\n{_GAP}"
 _HEADING: Final = re.compile(r"(?:title|heading (\d))", re.IGNORECASE)
 """The names of Word's own styles, in every language."""
 _BLANKS: Final = re.compile("[ \t\r\n]+")
@@ -194,7 +197,7 @@ class _Walk(NamedTuple):
         if kind in _NOT_SHOWN:
             return ""
         if kind == "docPr" and (described := _described(element)):
-            return f" {described} "
+            return f"{_GAP}{described}{_GAP}"
         # Of Word, it says what docPr has said.
         if kind == "cNvPr" and "presentationml" in element.tag and (described := _described(element)):
             return f"{described}\n"
@@ -212,7 +215,7 @@ class _Walk(NamedTuple):
             note = self.notes.get((kind.removesuffix("Reference"), _attribute(element, "id")))
             return "" if note is None else f" ({_line(self.text(note))})"
         if kind == "object" and (part := self.objects.get(_object_name(element))):
-            return f" {part} "
+            return f"{_GAP}{part}{_GAP}"
         if "math}" in element.tag and (between := _between(kind, element)):
             parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
             return self._closed(kind, element, between.join(parts))
@@ -227,11 +230,11 @@ class _Walk(NamedTuple):
     def _closed(self, kind: str, element: Element, inner: str) -> str:
         breaks = "\f" * inner.count("\f")
         if kind in ("p", "h"):
-            start = "\f" if inner.lstrip(" \t\n").startswith("\f") else ""
+            start = "\f" if inner.lstrip(_SPACE).startswith("\f") else ""
             inner = inner.replace("\f", "", 1) if start else inner
-            # OpenDocument has elements for the blanks that stand before a line, as in code.
-            inner = inner.rstrip(" \t\n").lstrip("\n" if self.is_mixed and kind == "p" else " \t\n")
-            return start + (self._prefix(element) if inner else "") + inner + "\n"
+            prefix = self._prefix(element)
+            inner = inner.rstrip(_SPACE).lstrip(_SPACE if prefix else f"\n{_GAP}")  # of code, blanks stay
+            return start + (prefix if inner else "") + inner.replace(_GAP, " ") + "\n"
         if kind == "list-item":
             return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
         if kind in ("tc", "table-cell", "covered-table-cell"):
@@ -331,12 +334,6 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _laid_out(text: str) -> Iterator[Any]:
-    """Return what returns each page of a text with marks where one ends."""
-    for page in text.split("\f"):
-        yield partial(str, page)
-
-
 class WordFormat(PagedFormat):
     """Reads Word; pages are those that Word last laid out, or end at the author's breaks where it did not."""
 
@@ -358,7 +355,7 @@ class WordFormat(PagedFormat):
         is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
         walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out)
         title = archive.title(archive.part("core-properties"))
-        return Opened(title, _laid_out(walk.text(document)))
+        return Opened(title, walk.text(document).split("\f"))
 
 
 def _prefixes(styles: Element) -> dict[str, str]:
@@ -474,9 +471,10 @@ class ExcelFormat(PagedFormat):
             if _ENCRYPTED in raw:
                 raise UnreadableError("it is encrypted; save it without a password") from None
             book = python_calamine.load_workbook(io.BytesIO(raw))
-        pages = [partial(_sheet, book, each.name) for each in book.sheets_metadata]
+        pages: list[Page] = [partial(_sheet, book, each.name) for each in book.sheets_metadata]
         if file is path and (num_formulas := _unstored(Path(path).read_bytes())):
-            pages.append(partial(_without_values, num_formulas))
+            lost = f"the values of all its formulas, {num_formulas:,}, are empty, so they may never have been"
+            pages.append(ValueError(f"{lost} computed; open it in a program for sheets and save it"))
         return Opened("", pages)
 
 
@@ -492,13 +490,6 @@ def _unstored(raw: bytes) -> int:
 
 def _int(raw: bytes) -> int:
     return int.from_bytes(raw, "little")
-
-
-def _without_values(num_formulas: int) -> str:
-    raise ValueError(
-        f"the values of all its formulas, {num_formulas:,}, are empty, so they may never have been computed; "
-        "open it in a program for sheets and save it"
-    )
 
 
 def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
@@ -583,17 +574,15 @@ class OpenDocumentFormat(PagedFormat):
                     objects[name] = _object(archive.xml(f"{name}/content.xml"))
                 except ET.ParseError:
                     damaged.append(name)
-        pages = [*_laid_out(_Walk(is_mixed=True, objects=objects).text(content))]
-        pages += [partial(_without_objects, damaged)] if damaged else []
+        pages: list[Page] = [*_Walk(is_mixed=True, objects=objects).text(content).split("\f")]
+        if damaged:
+            shown = ", ".join(damaged)[:200]
+            pages.append(ValueError(f"formulas or charts cannot be parsed, so they are missing: {shown}"))
         return Opened(archive.title("meta.xml"), pages)
 
 
 def _object_name(element: Element) -> str:
     return _attribute(element, "href").strip("./")
-
-
-def _without_objects(names: Sequence[str]) -> str:
-    raise ValueError(f"formulas or charts cannot be parsed, so they are missing: {', '.join(names)[:200]}")
 
 
 def _object(part: Element) -> str:
@@ -673,11 +662,15 @@ class RtfFormat(PagedFormat):
         of_machine = next((name for word, name in _RTF_MACHINES.items() if word in text[:64]), "cp1252")
         head = f"{{\\rtf1{encoding[0] if encoding else ''}"
         shown = rtf_to_text(f"{head}{title[1]}}}", of_machine, "replace") if title else ""
-        pages = [partial(rtf_to_text, text, of_machine, "replace")]
+        pages: list[Page] = [partial(rtf_to_text, text, of_machine, "replace")]
         plain = _RTF_ESCAPED.sub("", text)
         if plain.count("{") > plain.count("}") and "\\bin" not in plain:
-            pages.append(partial(_cut, "its last group"))
+            pages.append(_cut("its last group"))
         return Opened(_given_title(shown), pages)
+
+
+def _cut(what: str) -> ValueError:
+    return ValueError(f"the file ends before {what} does, so the rest is missing")
 
 
 class MailFormat(PagedFormat):
@@ -693,88 +686,71 @@ class MailFormat(PagedFormat):
             message = email.message_from_binary_file(file, policy=email.policy.default)
         if not message.keys():
             raise UnreadableError("it has no header of a mail")
-        pages = [partial(_mail, message)]
+        bodies = _bodies(message)
+        pages: list[Page] = ["\n\n".join([_head(message, bodies), *(body.text.strip() for body in bodies)])]
         faults = (each for part in message.walk() for each in part.defects)
         if any(isinstance(each, CloseBoundaryNotFoundDefect) for each in faults):
-            pages.append(partial(_cut, "its last part"))
-        if charsets := _unread_charsets(message):
-            pages.append(partial(_not_as_declared, charsets))
-        return Opened(_header(message, "Subject"), pages)
+            pages.append(_cut("its last part"))
+        encodings = dict.fromkeys(body.encoding for body in bodies if body.encoding)
+        return Opened(_header(message, "Subject"), pages, ", ".join(encodings))
 
 
-def _cut(what: str) -> str:
-    raise ValueError(f"the file ends before {what} does, so the rest is missing")
+class _Body(NamedTuple):
+    """A text of a mail that is shown, and its encoding as :func:`text_of` tells it."""
+
+    part: EmailMessage
+    text: str
+    encoding: str = ""
 
 
-def _unread_charsets(message: EmailMessage) -> list[str]:
-    """Return the encodings that texts of a mail tell and are not in."""
-    parts = (part for part in message.walk() if part.get_content_maintype() == "text")
-    told = (
-        (charset, text_of(cast(bytes, part.get_payload(decode=True)), charset)[1])
-        for part in parts
-        if not part.is_attachment() and (charset := part.get_content_charset())
-    )
-    return [f"{charset}, read as {read_as}" for charset, read_as in told if read_as]
-
-
-def _not_as_declared(charsets: Sequence[str]) -> str:
-    raise ValueError(f"a text is not in the encoding that it tells: {'; '.join(charsets)[:200]}")
-
-
-def _mail(message: EmailMessage) -> str:
-    bodies = _bodies(message)
-    others = [part for part in message.walk() if not (part.is_multipart() or part in bodies)]
+def _head(message: EmailMessage, bodies: Sequence[_Body]) -> str:
+    shown = [body.part for body in bodies]
     names = [
         part.get_filename() or part.get_content_type()
-        for part in others
-        if part.is_attachment() or part.get_content_maintype() != "text"
+        for part in message.walk()
+        if not (part.is_multipart() or part in shown)
+        and (part.is_attachment() or part.get_content_maintype() != "text")
     ]
-    inner = (_header(part, "Subject") for part in message.walk() if part is not message)
-    names += filter(None, inner)
-    shown = ((name, _header(message, name)) for name in ("From", "To", "Cc", "Date", "Subject"))
-    head = [f"{name}: {value}" for name, value in shown if value]
-    head += [f"Attachments: {', '.join(names)}"] if names else []
-    return "\n\n".join(["\n".join(head), *(_mail_part(part).strip() for part in bodies)])
+    names += filter(None, (_header(part, "Subject") for part in message.walk() if part is not message))
+    fields = ((name, _header(message, name)) for name in ("From", "To", "Cc", "Date", "Subject"))
+    head = [f"{name}: {value}" for name, value in fields if value]
+    return "\n".join([*head, *([f"Attachments: {', '.join(names)}"] if names else [])])
 
 
 def _header(part: EmailMessage, name: str) -> str:
     """Return a header; `email` would leave out letters of one that are neither ASCII nor marked."""
     found = next((value for key, value in part.raw_items() if key.lower() == name.lower()), "")
     raw = str(found).encode("utf-8", "surrogateescape")
-    text = raw.decode(encoding_of(raw)[0], "replace")
+    text, _ = text_of(raw)
     return str(email.policy.default.header_factory(name, " ".join(text.split()))) if text else ""
 
 
-def _bodies(part: EmailMessage) -> list[EmailMessage]:
+def _bodies(part: EmailMessage) -> list[_Body]:
     """Return the texts of a part that are shown, of alternatives with a text the plain one or the first."""
-    if _is_report(part):
-        return [part]
+    mails = ("rfc822", "global", "partial", "external-body")
+    if part.get_content_maintype() == "message" and part.get_content_subtype() not in mails:
+        # Fields that a program wrote, as of a mail that could not be delivered.
+        blocks = cast("list[EmailMessage]", part.get_payload())
+        fields = ("\n".join(f"{name}: {_header(each, name)}" for name in each) for each in blocks)
+        return [_Body(part, "\n\n".join(fields))]
     if not part.is_multipart():
         is_shown = part.get_content_maintype() == "text" and not part.is_attachment()
-        return [part] if is_shown and _mail_part(part).strip() else []
+        body = _decoded(part) if is_shown else None
+        return [body] if body and body.text.strip() else []
     found = [bodies for each in part.iter_parts() if (bodies := _bodies(cast(EmailMessage, each)))]
     if part.get_content_type() == "multipart/alternative":
-        found.sort(key=lambda bodies: bodies[0].get_content_subtype() != "plain")
+        found.sort(key=lambda bodies: bodies[0].part.get_content_subtype() != "plain")
         del found[1:]
     return [*chain.from_iterable(found)]
 
 
-def _is_report(part: EmailMessage) -> bool:
-    """Whether a part has fields that a program wrote, as of a mail that could not be delivered."""
-    mails = ("rfc822", "global", "partial", "external-body")
-    return part.get_content_maintype() == "message" and part.get_content_subtype() not in mails
-
-
-def _mail_part(part: EmailMessage) -> str:
-    if _is_report(part):
-        blocks = cast("list[EmailMessage]", part.get_payload())
-        return "\n\n".join("\n".join(f"{name}: {_header(each, name)}" for name in each) for each in blocks)
-    text, _ = text_of(cast(bytes, part.get_payload(decode=True)), part.get_content_charset() or "")
+def _decoded(part: EmailMessage) -> _Body:
+    text, encoding = text_of(cast(bytes, part.get_payload(decode=True)), part.get_content_charset() or "")
     if part.get_content_subtype() == "html":
-        return str(converted(text, is_page=False).text)
-    if part.get_param("format") != "flowed":
-        return text
-    return _unflowed(text, "" if part.get_param("delsp") == "yes" else " ")
+        text = str(converted(text, is_page=False).text)
+    elif part.get_param("format") == "flowed":
+        text = _unflowed(text, "" if part.get_param("delsp") == "yes" else " ")
+    return _Body(part, text, encoding)
 
 
 def _unflowed(text: str, between: str) -> str:
@@ -815,7 +791,7 @@ class NotebookFormat(PagedFormat):
         return Opened("", _notebook_cells(cells, language))
 
 
-def _notebook_cells(cells: Sequence[Mapping[str, Any]], language: str) -> Iterator[Callable[[], str]]:
+def _notebook_cells(cells: Sequence[Mapping[str, Any]], language: str) -> Iterator[Page]:
     damaged = list[str]()
 
     def text(number: int, cell: Mapping[str, Any]) -> str:
@@ -824,14 +800,11 @@ def _notebook_cells(cells: Sequence[Mapping[str, Any]], language: str) -> Iterat
             damaged.append(str(number))
         return text
 
-    def told() -> str:
-        marks = "NUL characters, which are left out, or halves of characters, which became U+FFFD"
-        raise ValueError(f"{marks}, stand in cell {', '.join(damaged)}")
-
     for number, cell in enumerate(cells, 1):
         yield partial(text, number, cell)
     if damaged:
-        yield told
+        marks = "NUL characters, which are left out, or halves of characters, which became U+FFFD"
+        yield ValueError(f"{marks}, stand in cell {', '.join(damaged)}")
 
 
 def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
@@ -839,7 +812,7 @@ def _notebook_cell(cell: Mapping[str, Any], language: str) -> str:
     if cell["cell_type"] == "heading":
         source = f"{'#' * int(cell.get('level', 1))} {source}"
     if cell["cell_type"] != "code":
-        return without_pictures(source.encode("utf-8", "surrogatepass")).decode("utf-8", "surrogatepass")
+        return without_pictures(source)
     outputs = ["".join(_shown(each)) for each in cell.get("outputs", [])]
     printed = _COLOURS.sub("", "".join(each.rstrip() + "\n" for each in outputs if each))
     fences = [f"```{language}\n{source.rstrip()}\n```", f"```\n{printed}```" if printed else ""]

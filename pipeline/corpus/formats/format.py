@@ -43,7 +43,14 @@ ENCODING: Final = b"encoding"
 _ASCII: Final = bytes(range(128))
 _SCRIPT_SHARE: Final = 0.8
 """How much of UTF-16 without a mark is letters of one script and signs of ASCII, at least."""
-_WIDE_MARKS: Final = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+_EAST_ASIA: Final = np.array([0x30, *range(0x4E, 0xA0), *range(0xAC, 0xD8), 0xFF])
+"""The high bytes of Kana, Han, Hangul and wide signs."""
+_MARKS: Final = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _JAPANESE_SHIFTS: Final = (b"\x1b$B", b"\x1b$@")
 """What ISO-2022-JP begins a run of Japanese with."""
 _SAMPLE_BYTES: Final = 1 << 20
@@ -292,53 +299,66 @@ def batched(
         yield make(pending)
 
 
-def encoding_of(raw: bytes) -> tuple[str, bool]:
-    """Return what the beginning of a text is written in, UTF-8 wherever it can be, and whether it is a guess.
+def encoding_of(raw: bytes, declared: str = "") -> tuple[str, bool]:
+    """Return what the beginning of a text is written in, and whether it is a guess.
 
-    Of texts of the West it is windows-1252. UTF-8 with damaged characters among others stays that.
+    It is what a mark says, UTF-8 wherever it can be, what is ``declared``, or what it looks like: of texts of
+    the West, that is windows-1252. UTF-8 with damaged characters among others stays that.
     """
-    if raw.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        return "utf-32", False
-    if raw.startswith(_WIDE_MARKS):
-        return "utf-16", False
-    if unmarked := unmarked_encoding(raw):
-        return unmarked, True
-    may_be_cut = len(raw) >= HEAD_BYTES
+    for mark, encoding in _MARKS.items():
+        if raw.startswith(mark):
+            return encoding, False
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(raw, final=not may_be_cut)
-    except UnicodeDecodeError:
-        kept = raw.decode("utf-8", "ignore").encode()
-        if len(raw) - len(kept) > len(kept.translate(None, delete=_ASCII)):  # is more damage than text
-            from charset_normalizer import from_bytes
+        codec = codecs.lookup(declared).name
+        "".encode(codec)
+    except (LookupError, ValueError):  # of one that does not exist, or is none of texts
+        codec = ""
+    if unmarked := _unmarked_encoding(raw):
+        return unmarked, codec != unmarked
+    order = ["utf-8-sig", _AS_BROWSERS.get(codec, codec)]
+    for each in filter(None, reversed(order) if codec.startswith(_SEVEN_BITS) else order):
+        if each in _WITH_CONTROLS or _is_in(raw, each):
+            return each, False
+    kept = raw.decode("utf-8", "ignore").encode()
+    if len(raw) - len(kept) > len(kept.translate(None, delete=_ASCII)):  # is more damage than text
+        from charset_normalizer import from_bytes
 
-            sample = raw[:_SAMPLE_BYTES]
-            lines = sample[: sample.rfind(b"\n") + 1] if may_be_cut else sample
-            found = [*from_bytes(lines or sample, cp_isolation=[*_GUESSED])]
-            best = [each for each in found if each.chaos == found[0].chaos]
-            if any(_GUESSED[0] in each.could_be_from_charset for each in best):
-                return _GUESSED[0], True
-            if best:
-                return best[0].encoding, True
+        sample = raw[:_SAMPLE_BYTES]
+        lines = sample[: sample.rfind(b"\n") + 1] if len(raw) >= HEAD_BYTES else sample
+        found = [*from_bytes(lines or sample, cp_isolation=[*_GUESSED])]
+        best = [each for each in found if each.chaos == found[0].chaos]
+        if any(_GUESSED[0] in each.could_be_from_charset for each in best):
+            return _GUESSED[0], True
+        if best:
+            return best[0].encoding, True
     return "utf-8-sig", False
 
 
-def unmarked_encoding(raw: bytes) -> str | None:
+def _is_in(raw: bytes, encoding: str) -> bool:
+    """Whether a text, or the beginning of one, is in an encoding."""
+    try:
+        codecs.getincrementaldecoder(encoding)().decode(raw, final=len(raw) < HEAD_BYTES)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _unmarked_encoding(raw: bytes) -> str | None:
     """Return what a text without a mark is written in that reads as ASCII, too, or as one with NULs.
 
-    Of UTF-16, one byte of each blank is 0, and the same byte of most letters is that of their script.
+    Of UTF-16, one byte of each blank is 0, and the same byte of most letters is that of their script, of
+    which those of East Asia have many.
     """
     pairs = np.frombuffer(raw, np.uint8, len(raw) // 2 * 2).reshape(-1, 2)
-    num_zeros = (pairs == 0).sum(0) if b"\0" in raw else np.zeros(2, int)
-    if num_zeros.any() and not num_zeros.all():
-        high = int(num_zeros[1] > 0)
-        counts = np.bincount(pairs[:, high], minlength=256)
-        if counts[0] + counts[1:].max() >= _SCRIPT_SHARE * len(pairs):
-            return ("utf-16-be", "utf-16-le")[high]
-    if any(shift in raw for shift in _JAPANESE_SHIFTS) and raw.isascii():
-        with contextlib.suppress(UnicodeDecodeError):
-            codecs.getincrementaldecoder("iso2022_jp")().decode(raw)
-            return "iso2022_jp"
-    return None
+    if b"\0" in raw and not (pairs == 0).all(1).any():
+        counts = np.array([np.bincount(each, minlength=256) for each in pairs.T])
+        of_east_asia = counts[:, _EAST_ASIA].sum(1) * (not _is_in(raw, "utf-8"))
+        of_script = np.maximum(counts[:, 1:].max(1), of_east_asia)
+        is_high = counts[:, 0] + of_script >= _SCRIPT_SHARE * len(pairs)
+        if is_high.sum() == 1:
+            return ("utf-16-be", "utf-16-le")[is_high.argmax()]
+    is_shifted = any(shift in raw for shift in _JAPANESE_SHIFTS) and raw.isascii()
+    return "iso2022_jp" if is_shifted and _is_in(raw, "iso2022_jp") else None
 
 
 _AS_BROWSERS: Final = {
@@ -353,22 +373,13 @@ _SEVEN_BITS: Final = ("iso2022", "hz", "utf-7")
 
 
 def text_of(raw: bytes, declared: str = "") -> tuple[str, str]:
-    """Return a text, and its encoding where that is a guess or where damaged characters are U+FFFD.
-
-    It is UTF-8 where it can be, else what is ``declared``, else what it looks like.
-    """
+    """Return a text, and its encoding where that is a guess or where damaged characters are U+FFFD."""
+    encoding, is_guess = encoding_of(raw, declared)
     try:
-        codec = codecs.lookup(declared).name
-        "".encode(codec)
-    except (LookupError, ValueError):  # of one that does not exist, or is none of texts
-        codec = ""
-    order = [_AS_BROWSERS.get(codec, codec), "utf-8-sig"]
-    is_seven_bits = codec.startswith(_SEVEN_BITS)
-    if is_seven_bits or not (raw.startswith(_WIDE_MARKS) or unmarked_encoding(raw)):
-        for each in filter(None, order if is_seven_bits else reversed(order)):
-            with contextlib.suppress(UnicodeDecodeError):
-                return decoded(raw, each), ""
-    return guessed_text(raw, *encoding_of(raw))
+        return decoded(raw, encoding), encoding if is_guess else ""
+    except UnicodeDecodeError:
+        told = f"{encoding.removesuffix('-sig')} with U+FFFD for damaged characters"
+        return raw.decode(encoding, "replace"), told
 
 
 def decoded(raw: bytes, encoding: str) -> str:
@@ -380,15 +391,6 @@ def decoded(raw: bytes, encoding: str) -> str:
             raise
         letters = {each: ord(bytes([each]).decode(encoding, "ignore") or chr(each)) for each in range(256)}
         return codecs.charmap_decode(raw, "strict", letters)[0]
-
-
-def guessed_text(raw: bytes, encoding: str, is_guess: bool) -> tuple[str, str]:
-    """Return a text of an encoding that :func:`encoding_of` gave, as :func:`text_of` does."""
-    try:
-        return raw.decode(encoding), encoding if is_guess else ""
-    except UnicodeDecodeError:
-        told = f"{encoding.removesuffix('-sig')} with U+FFFD for damaged characters"
-        return raw.decode(encoding, "replace"), told
 
 
 @contextlib.contextmanager
@@ -500,10 +502,14 @@ def is_utf8(text: str) -> bool:
     return True
 
 
+class TwiceError(ValueError):
+    """A key stands twice in an object, and one of its values would be lost."""
+
+
 def once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON; :class:`ValueError` where a key stands twice, of which one would be lost."""
+    """Return an object of JSON; :class:`TwiceError` where a key stands twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"key {twice[:100]!r} stands twice in an object")
+        raise TwiceError(f"key {twice[:100]!r} stands twice in an object")
     return found

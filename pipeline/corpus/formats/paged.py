@@ -28,10 +28,15 @@ from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import FAULT, batch_of, role_names
 from cairn.pipeline.corpus.formats.file_kind import HEAD, no_kind, other_kind
 from cairn.pipeline.corpus.formats.format import PAGE_BREAK, Footer, Format, SourceFile, damage_of
-from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, TITLE_BYTES, TITLE_CHARACTERS, heading
+from cairn.pipeline.corpus.formats.text import (
+    DOCUMENT_SCHEMA,
+    TITLE_CHARACTERS,
+    TITLE_CHARACTERS_READ,
+    Document,
+    heading,
+)
 from cairn.pipeline.corpus.quarantine import Reason
 from cairn.pipeline.errors import install_command
 from pyarrow.fs import LocalFileSystem
@@ -58,11 +63,16 @@ class UnreadableError(ValueError):
     """A file cannot be read for a reason that its reader knows."""
 
 
+Page = Callable[[], str] | str | ValueError
+"""The text of a page, what returns it, or an error that says what of the file is lost."""
+
+
 class Opened(NamedTuple):
-    """A file that was opened: its title, empty where it has none, and what returns the text of each page."""
+    """A file that was opened: its title, empty where it has none, its pages, and a guessed encoding."""
 
     title: str
-    pages: Iterable[Callable[[], str]]
+    pages: Iterable[Page]
+    encoding: str = ""
 
 
 class PagedFormat(Format):
@@ -97,16 +107,9 @@ class PagedFormat(Format):
             suffix = PurePosixPath(file.path.lower()).suffix
             found = _read_in_child(suffix, path, config.max_document_bytes, self.unit or "page")
         text = PAGE_BREAK.join(found.pages)
-        title = found.title or (heading(text[:TITLE_BYTES]) if self.has_headings else "")
-        own = {
-            "id": file.doc_id(config), "title": title or PurePosixPath(file.relative).stem, "text": text
-        }  # fmt: skip
-        faults = [found.refused, *found.faults]
-        batch = batch_of([own, *({"id": own["id"]} for _ in found.faults)], types, role_names(config))
-        told = [
-            first or second for first, second in zip(faults, batch.column(FAULT).to_pylist(), strict=True)
-        ]
-        yield batch.set_column(batch.num_columns - 1, FAULT, pa.array(told, pa.string()))
+        title = found.title or (heading(text[:TITLE_CHARACTERS_READ]) if self.has_headings else "")
+        document = Document(title, text, encoding=found.encoding)
+        yield document.rows(file, types, config, [found.refused, *found.faults])
 
 
 @contextlib.contextmanager
@@ -128,6 +131,7 @@ class _Found:
 
     unit: str
     title: str = ""
+    encoding: str = ""
     pages: list[str] = field(default_factory=list[str])
     faults: list[str] = field(default_factory=list[str])
     refused: str | None = None
@@ -151,7 +155,7 @@ def _read_in_child(suffix: str, path: str, max_characters: int, unit: str) -> _F
             for answer in child.ask(suffix, path, len(found.pages), PAGE_SECONDS, max_characters):
                 is_open = is_open or "title" in answer
                 if "title" in answer:
-                    found.title = answer["title"]
+                    found.title, found.encoding = answer["title"], answer["encoding"]
                 elif "refused" in answer:
                     found.refused = f"{Reason.DAMAGED_DOCUMENT} {answer['refused']}"
                 elif "fault" in answer:
@@ -297,11 +301,12 @@ def _answers(
         return
     finally:
         signal.alarm(0)
-    yield {"title": _clean(opened.title).strip()[:TITLE_CHARACTERS]}
+    title = _clean(opened.title).strip()[:TITLE_CHARACTERS]
+    yield {"title": title, "encoding": opened.encoding}
     for page in islice(opened.pages, num_read, None):
         signal.alarm(page_seconds)
         try:
-            answer = {"text": _clean(page()).strip("\n")[: max_characters + 1]}
+            answer = {"text": _clean(_text(page)).strip("\n")[: max_characters + 1]}
         except MemoryError:
             raise
         except PageWithoutText as told:
@@ -325,6 +330,12 @@ def _opened(suffix: str, reader: PagedFormat, path: str) -> Opened:
     except Exception as error:
         told = no_kind(head, suffix, reader.kinds)
         raise UnreadableError(told or f"it cannot be read as {suffix}: {damage_of(error)}") from error
+
+
+def _text(page: Page) -> str:
+    if isinstance(page, ValueError):
+        raise page
+    return page if isinstance(page, str) else page()
 
 
 def _clean(text: str) -> str:

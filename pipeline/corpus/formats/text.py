@@ -12,12 +12,11 @@ file large. A block that is no mapping, such as a text between two rules, is no 
 
 from __future__ import annotations
 
-import codecs
 import json
 import re
 import tomllib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import unescape
 from pathlib import PurePosixPath
@@ -43,9 +42,10 @@ from cairn.pipeline.corpus.formats.format import (
     Footer,
     Format,
     SourceFile,
-    encoding_of,
-    guessed_text,
+    TwiceError,
     is_utf8,
+    once,
+    text_of,
 )
 from cairn.pipeline.corpus.quarantine import Reason
 from cairn.pipeline.types import RESERVED_COLUMNS
@@ -55,20 +55,18 @@ from typing_extensions import override
 DOCUMENT_SCHEMA: Final = pa.schema(
     [pa.field("id", pa.string()), pa.field("title", pa.string()), pa.field("text", pa.large_string())]
 )
-TITLE_BYTES: Final = 64 << 10
-"""How much of the start of a file is searched for its title."""
+TITLE_CHARACTERS_READ: Final = 64 << 10
+"""How much of the start of a text is searched for its title."""
 TITLE_CHARACTERS: Final = 1_000
-FRONT_MATTER_BYTES: Final = 64 << 10
+FRONT_MATTER_CHARACTERS: Final = 64 << 10
 """How long a block may be; a longer one is text."""
 MAX_KEY_CHARACTERS: Final = 256
 _BLOCK: Final = re.compile(
-    rb"(?:---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n(?P<toml>.*?)^\+\+\+)"
-    rb"[ \t]*(?:\r?\n|\Z)",
+    r"(?:---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n(?P<toml>.*?)^\+\+\+)"
+    r"[ \t]*(?:\r?\n|\Z)",
     re.DOTALL | re.MULTILINE,
 )
-_JSON_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}]')
-"""A text of JSON, with a colon behind it where it is a key, or a brace."""
-_DATA_URI: Final = re.compile(rb"(data:[\w.+/-]+;base64,)[A-Za-z0-9+/=%]{64,}")
+_DATA_URI: Final = re.compile(r"(data:[\w.+/-]+;base64,)[A-Za-z0-9+/=%]{64,}")
 _HTML_HEADING: Final = re.compile(r"<h1\b[^>]{0,200}>(.{1,1000}?)</h1>", re.IGNORECASE | re.DOTALL)
 _OWN_NAMES: Final = (RESERVED_COLUMNS - {"title"}) | {"id"}
 _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
@@ -81,7 +79,7 @@ _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
 
 
 class Document(NamedTuple):
-    """A file that was read; ``values`` are its further columns. Bytes are checked to be UTF-8 later.
+    """A file that was read; ``values`` are its further columns. The text of one that is too large is bytes.
 
     An empty title stands for the name of the file, an empty encoding for one that is no guess.
     """
@@ -90,6 +88,22 @@ class Document(NamedTuple):
     text: str | bytes
     values: Mapping[str, Any] = {}
     encoding: str = ""
+
+    def rows(
+        self,
+        file: SourceFile,
+        types: Mapping[str, pa.DataType],
+        config: CorpusConfig,
+        faults: Sequence[str | None],
+    ) -> pa.RecordBatch:
+        """Return the row of the document, which the first fault refuses, and one of each other fault."""
+        own = {"id": file.doc_id(config), "text": self.text}
+        own["title"] = self.title or PurePosixPath(file.relative).stem
+        rows = [{**self.values, **own}, *({"id": own["id"]} for _ in faults[1:])]
+        batch = batch_of(rows, types, role_names(config))
+        told = [one or other for one, other in zip(faults, batch.column(FAULT).to_pylist(), strict=True)]
+        batch = batch.set_column(batch.num_columns - 1, FAULT, pa.array(told, pa.string()))
+        return batch.replace_schema_metadata({ENCODING: self.encoding} if self.encoding else None)
 
 
 class DocumentFormat(Format):
@@ -118,12 +132,7 @@ class DocumentFormat(Format):
         other = other_kind(raw, file.suffix, self.kinds)
         is_read = other is None and len(raw) <= config.max_document_bytes
         read = self.document(file, raw) if is_read else Document("", raw)
-        own = {"id": file.doc_id(config), "title": read.title or PurePosixPath(file.relative).stem}
-        batch = batch_of([{**read.values, **own, "text": read.text}], types, role_names(config))
-        if other is not None:
-            refused = pa.array([f"{Reason.DAMAGED_DOCUMENT} {other}"])
-            batch = batch.set_column(batch.num_columns - 1, FAULT, refused)
-        yield batch.replace_schema_metadata({ENCODING: read.encoding} if read.encoding else None)
+        yield read.rows(file, types, config, [other and f"{Reason.DAMAGED_DOCUMENT} {other}"])
 
 
 class TextFormat(DocumentFormat):
@@ -134,7 +143,7 @@ class TextFormat(DocumentFormat):
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
-        text, encoding = _utf8(raw)
+        text, encoding = text_of(raw)
         return Document("", text, encoding=encoding)
 
 
@@ -147,7 +156,7 @@ class MarkdownFormat(DocumentFormat):
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Return the columns of every document and those of its front matter, which is all that is read."""
         with file.open_stream() as stream:
-            front = read_front_matter(_utf8(stream.read(FRONT_MATTER_BYTES))[0])
+            front = read_front_matter(text_of(stream.read(FRONT_MATTER_CHARACTERS))[0])
         fields = [
             _field(key, value) for key, value in front.values.items() if key not in DOCUMENT_SCHEMA.names
         ]
@@ -155,14 +164,14 @@ class MarkdownFormat(DocumentFormat):
 
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
-        raw, encoding = _utf8(raw)
-        front = read_front_matter(raw)
-        text = raw[front.text_start :].lstrip(b"\r\n") if front.text_start else raw
+        text, encoding = text_of(raw)
+        front = read_front_matter(text)
+        text = text[front.text_start :].lstrip("\r\n") if front.text_start else text
         named = front.values.get("title")
         is_title = isinstance(named, str | int | float) and not isinstance(named, bool)
         title = str(named).strip() if is_title else ""
         text = without_pictures(text)
-        title = title or heading(text[:TITLE_BYTES].decode("utf-8", "replace"))
+        title = title or heading(text[:TITLE_CHARACTERS_READ])
         return Document(title, text, front.values, encoding)
 
 
@@ -172,18 +181,9 @@ def _field(key: str, value: Any) -> pa.Field:
     return pa.field(key, own, metadata=OBJECTS if own == OBJECT else decimals.of(key))
 
 
-def without_pictures(text: bytes) -> bytes:
+def without_pictures(text: str) -> str:
     """Leave out of a text what addresses with `data:` encode."""
-    return _DATA_URI.sub(rb"\1", text)
-
-
-def _utf8(raw: bytes) -> tuple[bytes, str]:
-    """Return a text in UTF-8, without a mark of its encoding, and that encoding where it is a guess."""
-    encoding, is_guess = encoding_of(raw)
-    if encoding == "utf-8-sig":
-        return raw.removeprefix(codecs.BOM_UTF8), ""
-    text, told = guessed_text(raw, encoding, is_guess)
-    return text.encode(), told
+    return _DATA_URI.sub(r"\1", text)
 
 
 @cache
@@ -218,28 +218,28 @@ class FrontMatter(NamedTuple):
     fault: str | None = None
 
 
-def read_front_matter(raw: bytes) -> FrontMatter:
+def read_front_matter(text: str) -> FrontMatter:
     """Read the front matter at the start of a file.
 
     A key that is a name of Cairn's own, such as `id` or `text`, gets the prefix `front_matter_`, and so does
     a title that is no text. A value that is neither a scalar nor a list of scalars is an empty dictionary.
     Where the block cannot be read, ``fault`` says why, and the text is the whole file.
     """
-    head = raw[:FRONT_MATTER_BYTES]
-    if head[:1] == b"{":
-        return _read_json(head)
+    head = text[:FRONT_MATTER_CHARACTERS]
     found = _BLOCK.match(head)
-    if found is None:
-        return FrontMatter({}, 0)
     try:
-        keyed = _toml(found["toml"]) if found["yaml"] is None else _yaml(found["yaml"])
-    except UnicodeDecodeError:
-        return FrontMatter({}, 0)  # the row is refused
+        if head[:1] == "{":
+            keyed, end = _json(head)
+        elif found is None:
+            return FrontMatter({}, 0)
+        else:
+            keyed = _yaml(found["yaml"]) if found["toml"] is None else _toml(found["toml"])
+            end = found.end()
     except RecursionError:
         return FrontMatter({}, 0, "it is nested too deeply")
-    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, TwiceError) as error:
         return FrontMatter({}, 0, _fault(error))
-    return FrontMatter({}, 0) if keyed is None else _checked(keyed, found.end())
+    return FrontMatter({}, 0) if keyed is None else _checked(keyed, end)
 
 
 def _checked(keyed: Mapping[str, Any], text_start: int) -> FrontMatter:
@@ -252,38 +252,19 @@ def _checked(keyed: Mapping[str, Any], text_start: int) -> FrontMatter:
     return FrontMatter(values, text_start)
 
 
-def _read_json(head: bytes) -> FrontMatter:
-    """Read an object that ends with its line; what is none is text."""
+def _json(head: str) -> tuple[Mapping[str, Any] | None, int]:
+    """Return the keys of an object that ends with its line, and where; none of what is text."""
     try:
-        text = head.decode("utf-8", "ignore")
-        found, end = json.JSONDecoder(parse_float=WrittenNumber).raw_decode(text)
+        found, end = json.JSONDecoder(parse_float=WrittenNumber, object_pairs_hook=once).raw_decode(head)
+    except TwiceError:
+        raise
     except (ValueError, RecursionError):
-        return FrontMatter({}, 0)
-    if text[end : end + 1] not in ("\n", "\r") or not found:
-        return FrontMatter({}, 0)
-    if told := _twice(text[:end]):
-        return FrontMatter({}, 0, told)
-    return _checked(_flat(found), len(text[:end].encode()))
+        return None, 0
+    return (_flat(found), end) if head[end : end + 1] in ("\n", "\r") and found else (None, 0)
 
 
-def _twice(text: str) -> str | None:
-    """Say which key stands twice in an object of JSON, and in which line."""
-    met: list[set[str]] = []
-    for found in _JSON_KEY.finditer(text):
-        if found[0] == "{":
-            met.append(set())
-        elif found[0] == "}":
-            met.pop()
-        elif found[2]:
-            key = json.loads(found[1])
-            if key in met[-1]:
-                return f"line {text.count(chr(10), 0, found.start()) + 1}: key {key[:100]!r} stands twice"
-            met[-1].add(key)
-    return None
-
-
-def _toml(raw: bytes) -> Mapping[str, Any]:
-    return _flat(tomllib.loads(raw.decode().replace("\r\n", "\n"), parse_float=WrittenNumber))
+def _toml(block: str) -> Mapping[str, Any]:
+    return _flat(tomllib.loads(block.replace("\r\n", "\n"), parse_float=WrittenNumber))
 
 
 def _flat(keyed: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -301,9 +282,9 @@ def _flat(keyed: Mapping[str, Any]) -> Mapping[str, Any]:
     return {key: kept(value) for key, value in keyed.items()}
 
 
-def _yaml(raw: bytes) -> Mapping[str, Any] | None:
+def _yaml(block: str) -> Mapping[str, Any] | None:
     """Return the keys of a block, None of one that is no mapping."""
-    node = yaml.compose(raw.decode(), Loader=_WithoutAliases)
+    node = yaml.compose(block, Loader=_WithoutAliases)
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
