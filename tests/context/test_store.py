@@ -13,7 +13,7 @@ from cairn.pipeline.cluster.arrow_file import write_arrow_file
 from cairn.pipeline.cluster.store import Clusters
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.errors import IntegrityError, ModelError, SourceError
+from cairn.pipeline.errors import DamageError, ModelError, SourceError
 
 
 def clusters(**changes: object) -> Clusters:
@@ -99,60 +99,45 @@ def test_file_with_any_byte_flipped_is_refused_or_unchanged(make: Callable[..., 
         path.write_bytes(content[:position] + bytes([content[position] ^ 0x10]) + content[position + 1 :])
         try:
             assert make().read(path).fingerprint == expected
-        except IntegrityError:
+        except DamageError:
             refused += 1
     assert refused > len(content) // 20
 
 
 def test_missing_clusters_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match="must exist"):
+    with pytest.raises(DamageError, match="must exist"):
         Clusters.read(tmp_path / "clusters.arrow")
 
 
-def test_an_arrow_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    write_arrow_file(tmp_path / "clusters.arrow", pa.table({"x": [1]}), kind="cairn.other", header={})
-    with pytest.raises(IntegrityError, match="another table"):
-        Clusters.read(tmp_path / "clusters.arrow")
+@pytest.mark.parametrize("make", [clusters, context])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"kind": "cairn.other"}, "must be of kind"), ({}, "must hold .*, got other arrays")],
+)
+def test_arrow_file_of_another_kind_or_of_other_arrays_is_refused(
+    make: Callable[..., Any], change: dict[str, str], sentence: str, tmp_path: Path
+) -> None:
+    kind = {"kind": f"cairn.{'context' if make is context else 'clusters'}"}
+    write_arrow_file(tmp_path / "file.arrow", {"x": np.ones(1)}, facts={}, **{**kind, **change})
+    with pytest.raises(DamageError, match=sentence):
+        make().read(tmp_path / "file.arrow")
 
 
-def test_clusters_with_an_array_missing_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "clusters.arrow"
-    clusters().write(path)
-    with pa.ipc.open_file(path) as reader:
-        table = reader.read_all()
-    write_arrow_file(
-        path, table.slice(1).replace_schema_metadata(None), kind="cairn.clusters", header={"fingerprint": "x"}
-    )
-    with pytest.raises(IntegrityError, match="must hold clusters"):
-        Clusters.read(path)
-
-
-@pytest.mark.parametrize("embeddings", [np.zeros((2, 7), np.float32), np.full((3, 7), np.nan, np.float32)])
-def test_embeddings_must_be_finite_and_one_a_document(embeddings: np.ndarray) -> None:
-    with pytest.raises(ModelError, match="embedding"):
+@pytest.mark.parametrize(
+    ("embeddings", "sentence"),
+    [
+        (np.ones((2, 5), np.float32), "an embedding for each document"),
+        (np.ones((3, 5)), "finite float32 rows"),
+        (
+            np.full((3, 7), np.nan, np.float32),
+            "finite float32 rows, got others, such as",
+        ),
+        (np.full((3, 7), np.inf, np.float32), "finite float32 rows"),
+    ],
+)
+def test_embeddings_must_be_finite_and_one_a_document(embeddings: np.ndarray, sentence: str) -> None:
+    with pytest.raises(ModelError, match=sentence):
         context(embeddings_CD=embeddings)
-
-
-def test_context_with_other_columns_is_refused(tmp_path: Path) -> None:
-    write_arrow_file(tmp_path / "context.arrow", pa.table({"x": [1]}), kind="cairn.context", header={})
-    with pytest.raises(IntegrityError, match="must hold a context"):
-        ContextSet.read(tmp_path / "context.arrow")
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_context_with_a_number_that_is_none_is_refused(bad: float) -> None:
-    embeddings = np.ones((3, 5), np.float32)
-    embeddings[1, 1] = bad
-    with pytest.raises(
-        ModelError,
-        match="finite float32 rows, got others, such as of a model whose states are NaN",
-    ):
-        context(embeddings_CD=embeddings)
-
-
-def test_context_with_too_few_embeddings_is_refused() -> None:
-    with pytest.raises(ModelError, match="2 for 3"):
-        context(embeddings_CD=np.ones((2, 5), np.float32))
 
 
 def sample(num_documents: int = 50) -> tuple[pa.Table, np.ndarray]:
@@ -180,13 +165,6 @@ def test_build_context_embeds_in_one_call() -> None:
 
     build_context(*sample(), ContextConfig(context_documents=12), embed, "first")
     assert calls == [12]
-
-
-def test_build_context_with_nan_from_the_first_stage_is_refused() -> None:
-    with pytest.raises(ModelError, match="finite"):
-        build_context(
-            *sample(), ContextConfig(), lambda texts: one_number(texts) * np.float32(np.nan), "first"
-        )
 
 
 def test_build_context_of_no_documents_is_refused() -> None:
