@@ -54,11 +54,6 @@ class ObjectStore:
         rule["seconds"] = seconds
         self.request("PUT", "/-/faults", json.dumps([rule]).encode())
 
-    def traffic(self, access_key: str = "tester") -> dict[str, int]:
-        """Return the requests with a key since the last call, and the bytes that ``came`` and ``went``."""
-        counted = json.loads(self.request("GET", "/-/traffic")).get(access_key, {})
-        return {name: counted.get(name, 0) for name in ("requests", "came", "went")}
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

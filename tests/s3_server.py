@@ -8,9 +8,6 @@ paths, the access key it is for (empty: any), a fault, how many requests it appl
     lose-reply    do what is asked, but do not answer
     stall         answer after so many seconds
 
-``GET /-/traffic`` returns, by access key, the requests and the bytes of bodies that came and went, since it
-was asked last.
-
 Writes are made one at a time, because moto checks a condition and writes in two steps. This server cannot
 show the latency, the throughput and the clock of a real store, nor how long a real one answers 503.
 """
@@ -20,7 +17,6 @@ import re
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -34,7 +30,6 @@ class FaultyStore:
         self._rules: list[dict[str, Any]] = []
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._traffic: dict[str, Counter[str]] = {}
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/-/faults":
@@ -43,11 +38,6 @@ class FaultyStore:
                 self._rules = json.loads(body)
             start_response("200 OK", [])
             return [b"{}"]
-        if environ["PATH_INFO"] == "/-/traffic":
-            with self._lock:
-                counted, self._traffic = self._traffic, {}
-            start_response("200 OK", [])
-            return [json.dumps(counted).encode()]
         credential = re.search(r"Credential=([^/]+)/", environ.get("HTTP_AUTHORIZATION", ""))
         access_key = credential.group(1) if credential else ""
         rule = self._rule(environ["REQUEST_METHOD"], environ["PATH_INFO"], access_key)
@@ -63,10 +53,6 @@ class FaultyStore:
                 answer = list(self._store(environ, start_response))
         else:
             answer = list(self._store(environ, start_response))
-        with self._lock:
-            came = int(environ.get("CONTENT_LENGTH") or 0)
-            traffic = self._traffic.setdefault(access_key, Counter())
-            traffic.update(requests=1, came=came, went=sum(map(len, answer)))
         if fault == "lose-reply":
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         if fault == "stall":
