@@ -44,6 +44,7 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     Unpack,
@@ -55,6 +56,7 @@ from typing import (
 from urllib.parse import quote
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline.client import errors
 from cairn.pipeline.errors import CairnError, ConfigError, UsageError, extra_missing
 from cairn.pipeline.options import About, check_options, option, shown
@@ -96,6 +98,20 @@ MAX_INPUT_BYTES: Final = 128 << 10
 STRETCH_CHARACTERS: Final = 1_000_000
 """Of a document's text, what one request may give."""
 FIRST_CURSOR: Final = "*"
+LONGEST_POLL_SECONDS: Final = 4.0
+"""Between two looks at a write that takes longer than a request may."""
+WRITE_FAILED: Final = "urn:problem-type:cairn:write-failed"
+_MISSING: Final = frozenset({"NaTType", "NAType"})
+"""What frames have in the place of a value."""
+
+
+class ArrowTable(Protocol):
+    """Any table that speaks Arrow's C stream interface, as those of pandas, polars and DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return a capsule."""
+        ...
+
 
 _Answer = TypeVar("_Answer")
 _Arguments = ParamSpec("_Arguments")
@@ -144,10 +160,21 @@ class WrittenDocument:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class IngestedSource:
+    """What became of the rows of a source."""
+
+    rows: int
+    indexed: int
+    unchanged: int
+    quarantined: int
+    quarantine_reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WriteReport:
     """A write that outlives a kill of the server; one that is ``searchable`` is seen by the next search.
 
-    ``generation`` is the one that has it, None where it is not searchable yet.
+    ``generation`` is the one that has it, None where it is not searchable yet. ``ingested`` is of a source.
     """
 
     write: int
@@ -157,6 +184,7 @@ class WriteReport:
     deleted: int
     missing: tuple[str, ...]
     warnings: tuple[str, ...]
+    ingested: IngestedSource | None
 
 
 Wait = Literal["durable", "searchable"]
@@ -542,17 +570,15 @@ class _Collection:
 
     @_Asks
     async def add(
-        self, documents: Iterable[Document | Mapping[str, Any]], *, wait: Wait = "searchable"
+        self, documents: Iterable[Document | Mapping[str, Any]] | ArrowTable, *, wait: Wait = "searchable"
     ) -> WriteReport:
         """Add documents, and replace those of the same ids; each 1,000 of them are one request.
 
-        A mapping has ``id``, ``text`` and, where there is one, ``title``; all else is metadata. Where one of
-        a request cannot be stored, none of that request is.
+        A mapping has ``id`` or ``doc_id``, ``text`` and, where there is one, ``title``; all else is metadata.
+        So have the columns of a table or frame. Where one of a request cannot be stored, none of that request
+        is.
         """
-        given: Any = documents
-        if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
-            raise UsageError(f"documents must be a list of them, got {shown(given)}")
-        rows = [_document(document) for document in documents]
+        rows = [_document(document) for document in _rows(documents)]
         if not rows:
             raise UsageError("documents must be at least one, got none")
         *first, last = _batches(rows, lambda row: len(_json(row)), MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
@@ -612,8 +638,11 @@ class _Collection:
         )
 
     @_Asks
-    async def ingest(self, source: str, *, wait: Wait = "durable") -> WriteReport:
-        """Let the server ingest a source that it may read, such as a folder or a URI."""
+    async def ingest(self, source: str, *, wait: Wait = "searchable") -> WriteReport:
+        """Let the server ingest a source that it may read, such as a folder or a URI.
+
+        ``ingested`` of the report says what became of its rows, once it is searchable.
+        """
         return await self._write("POST", "sources", {"source": source}, wait)
 
     @_Asks
@@ -634,6 +663,16 @@ class _Collection:
         path = f"{self._path()}/{part}" if doc_id is None else self._path(part, doc_id)
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
         answer = await self.client._write(method, path, body, params={"wait": wait}, headers=headers)
+        pause = FIRST_SECONDS
+        while wait == "searchable" and answer["status"] != wait:  # it takes longer than a request may
+            await self.client._pause(pause)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
+            state = await self.client._get(f"{self._path()}/writes/{answer['write']}")
+            if state["status"] == "failed":
+                told = {"type": WRITE_FAILED, "title": "The write was kept, and cannot be published"}
+                raise errors.api_error(422, {**told, "detail": state["detail"] or ""})
+            if state["status"] == wait:
+                answer |= {name: state[name] for name in ("status", "generation", "ingested")}
         return _read(WriteReport, answer)
 
     @_Asks
@@ -739,24 +778,36 @@ class AsyncRemoteCollection(_Collection):
             yield result
 
 
+def _rows(documents: Any) -> list[Any]:
+    """Return what holds documents as a list of them: a list, or a table or frame that Arrow can read."""
+    if hasattr(documents, "__arrow_c_stream__") or hasattr(documents, "__arrow_c_array__"):
+        table = pa.table(documents)
+        return table.select([name for name in table.column_names if "__index_level" not in name]).to_pylist()
+    if not isinstance(documents, Iterable) or isinstance(documents, str | bytes | Mapping):
+        raise UsageError(f"documents must be a list of them, got {shown(documents)}")
+    return list(cast("Iterable[Any]", documents))
+
+
 def _document(given: Any) -> dict[str, Any]:
-    """Return a document as the API takes it."""
+    """Return a document as the API takes it; as in a frame, a value that is no number is none."""
     if isinstance(given, Document):
-        return {
-            "doc_id": given.doc_id,
-            "title": given.title,
-            "text": given.text,
-            "metadata": dict(given.metadata),
-        }
+        own = {"doc_id": given.doc_id, "title": given.title, "text": given.text}
+        return {**own, "metadata": dict(given.metadata)}
     row = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
-    if not isinstance(row.get("id"), str) or not isinstance(row.get("text"), str):
-        raise UsageError(f"a document must have texts as its id and text, got {shown(row or given)}")
-    return {
-        "doc_id": row.pop("id"),
-        "title": row.pop("title", None),
-        "text": row.pop("text"),
-        "metadata": row,
-    }
+    doc_id = row.pop("doc_id" if "id" not in row else "id", None)
+    if isinstance(doc_id, int | np.integer | uuid.UUID) and not isinstance(doc_id, bool):
+        doc_id = str(doc_id)
+    if not isinstance(doc_id, str) or not isinstance(row.get("text"), str):
+        raise UsageError(
+            f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)}"
+        )
+    metadata = {name: None if _is_missing(value) else value for name, value in row.items()}
+    title = metadata.pop("title", None)
+    return {"doc_id": doc_id, "title": title, "text": metadata.pop("text"), "metadata": metadata}
+
+
+def _is_missing(value: Any) -> bool:
+    return (isinstance(value, float | np.floating) and np.isnan(value)) or type(value).__name__ in _MISSING
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -769,8 +820,12 @@ def _json(value: Mapping[str, Any]) -> bytes:
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray):
+        return cast("list[Any]", value.tolist())
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
+    if isinstance(value, uuid.UUID):
+        return str(value)
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
     raise TypeError(f"a value of type {type(value).__name__}")

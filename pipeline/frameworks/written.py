@@ -5,6 +5,7 @@ Both may hold nothing yet, and answer nothing then.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
+from cairn.pipeline.client import errors
 from cairn.pipeline.errors import ConfigError, UsageError
 from cairn.pipeline.types import RESERVED_COLUMNS, Document, Hit
 
 if TYPE_CHECKING:
-    from cairn.pipeline.client import RemoteCollection
+    from cairn.pipeline.client import CairnClient, RemoteCollection
     from cairn.pipeline.collection import Collection
 
 _Found = TypeVar("_Found")
@@ -66,11 +68,20 @@ class WrittenCollection:
         return not self.is_remote and not self.local.layout.exists()
 
     def add(self, rows: pa.Table | Sequence[Mapping[str, Any]]) -> None:
-        """Add documents with ``id``, ``title``, ``text`` and metadata, or replace those of the same ids."""
+        """Add documents with ``id``, ``title``, ``text`` and metadata, or replace those of the same ids.
+
+        A collection that there is not is made.
+        """
         if self.is_remote:
-            table = cast("Any", rows)
-            given = table.to_pylist() if isinstance(rows, pa.Table) else rows
-            cast("RemoteCollection", self.collection).add([_without_nulls(row) for row in given])
+            collection = cast("RemoteCollection", self.collection)
+            given = cast("Any", rows).to_pylist() if isinstance(rows, pa.Table) else rows
+            documents = [_without_nulls(row) for row in given]
+            try:
+                collection.add(documents)
+            except errors.NotFoundError:
+                with contextlib.suppress(errors.ConflictError):  # another has made it meanwhile
+                    cast("CairnClient", collection.client).create(collection.name)
+                collection.add(documents)
             return
         report = self.local.add(rows)
         if report.quarantined:
@@ -83,11 +94,7 @@ class WrittenCollection:
 
     def delete(self, wanted: Sequence[str] | Mapping[str, Any]) -> int:
         """Delete documents by their ids, or those that match a filter tree; return how many there were."""
-        if self.is_empty or not wanted:
-            return 0
-        if isinstance(wanted, Mapping):
-            return self._read(lambda: self.collection.delete(wanted).deleted, 0)
-        return self.collection.delete(wanted).deleted
+        return self._read(lambda: self.collection.delete(wanted).deleted, 0) if wanted else 0
 
     def read(self, doc_ids: Iterable[str]) -> list[Document]:
         """Return the documents of these ids that are there, each once, in the order asked."""
@@ -106,12 +113,10 @@ class WrittenCollection:
         """Return what a call reads, and ``nothing`` of a collection of which nothing is published."""
         if not self.is_remote:
             return nothing if self.is_empty else call()
-        from cairn.pipeline.client import errors
-
         try:
             return call()
-        except errors.ConflictError as error:
-            if error.type.endswith(":collection-empty"):
+        except (errors.ConflictError, errors.NotFoundError) as error:
+            if error.type.endswith((":collection-empty", ":unknown-collection")):
                 return nothing
             raise
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from cairn.pipeline.client import CairnClient, RemoteCollection, errors
 from cairn.pipeline.client import clients as client_module
-from cairn.pipeline.errors import UsageError
+from cairn.pipeline.errors import ModelError, UsageError
 from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.served_stones import serving
@@ -73,8 +75,8 @@ def test_many_documents_are_several_requests(
 def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection) -> None:
     with pytest.raises(errors.InvalidRequestError, match="#/documents/0 the text is empty"):
         stones.add([{"id": "new", "text": " "}])
-    with pytest.raises(UsageError, match="texts as its id and text"):
-        stones.add([{"id": 1, "text": "obsidian"}])
+    with pytest.raises(UsageError, match="an id, under the name id or doc_id, and a text"):
+        stones.add([{"id": True, "text": "obsidian"}])
     with pytest.raises(UsageError, match="at least one"):
         stones.add([])
 
@@ -90,7 +92,45 @@ def test_documents_that_are_no_list_of_them_are_refused_before_anything_is_sent(
         CairnClient("http://nowhere.invalid").collection("stones").add(documents)
 
 
-@pytest.mark.parametrize("value", [b"bytes", object(), float("nan")])
+def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> None:
+    own = uuid.uuid4()
+    rows = [
+        {"doc_id": 7, "text": "obsidian", "weight": float("nan")},
+        {"id": own, "text": "jade", "made_by": own},
+    ]
+    report = stones.add(rows)
+    frame = pa.table({"id": ["framed"], "text": ["opal"], "weight": [2.5], "__index_level_0__": [0]})
+    report = stones.add(frame)
+    assert [document.doc_id for document in report.documents] == ["framed"]
+    read = [stones.read_document(doc_id) for doc_id in ("7", str(own), "framed")]
+    assert [(each.text, each.metadata["weight"]) for each in read if each is not None] == [
+        ("obsidian", None),
+        ("jade", None),
+        ("opal", 2.5),
+    ]
+    assert read[1] is not None
+    assert read[1].metadata["made_by"] == str(own)
+    stones.delete(["7", str(own), "framed"])
+
+
+def test_write_that_takes_longer_than_a_request_may_is_waited_for(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.pipeline.serve.write_routes.WAITING_SHARE", 0.0)
+    assert stones.add([{"id": "slow", "text": "obsidian"}]).status == "searchable"
+    assert stones.search("obsidian").hits[0].doc_id == "slow"
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ModelError("the model must encode it, got a fault")
+
+    monkeypatch.setattr("cairn.pipeline.line.live.build_index", fail)
+    with pytest.raises(errors.InvalidRequestError, match="cannot be published: the model must encode it"):
+        stones.add([{"id": "bad", "text": "obsidian"}])
+    monkeypatch.undo()
+    stones.delete("slow")
+
+
+@pytest.mark.parametrize("value", [b"bytes", object(), [float("nan")]])
 def test_value_that_is_no_json_is_refused_before_anything_is_sent(value: Any) -> None:
     with pytest.raises(UsageError, match="JSON"):
         CairnClient("http://nowhere.invalid").collection("stones").add([{"id": "a", "text": "a", "v": value}])

@@ -164,6 +164,17 @@ def test_nodes_are_found_as_they_were_and_deleted(make: Callable[..., Any]) -> N
     assert store.get_nodes(["1", "2"]) == []
 
 
+def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path: Path) -> None:
+    settings = ServeSettings(root=tmp_path / "root", port=0, deadline_seconds=120.0, writable=True)
+    settings.root.mkdir()
+    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
+        store = CairnVectorStore(client.collection("made"))
+        assert store.query(VectorStoreQuery(query_str="granite")).ids == []
+        store.delete_nodes(["1"])
+        store.add([node("1", "granite granite")])
+        assert store.query(VectorStoreQuery(query_str="granite")).ids == ["1"]
+
+
 def test_delete_of_an_unknown_source_deletes_nothing(make: Callable[..., Any]) -> None:
     store = make(CairnVectorStore)
     store.add([TextNode(id_="alone", text="granite is hard")])
