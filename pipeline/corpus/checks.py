@@ -23,6 +23,7 @@ from cairn.pipeline.corpus.columns import (
     is_list,
     is_text,
     not_showable,
+    of_elements,
     pieces,
     plain_type,
     unfit,
@@ -250,10 +251,7 @@ def _has_non_finite(column: pa.Array) -> Mask:
         values = column.cast(pa.float32()) if pa.types.is_float16(arrow_type) else column
         return _mask(pc.invert(pc.is_finite(values)))
     if is_list(arrow_type):
-        bad = np.flatnonzero(_has_non_finite(column.flatten()))
-        result = np.zeros(len(column), bool)
-        result[np.asarray(pc.list_parent_indices(column))[bad]] = True
-        return result
+        return of_elements(column, _has_non_finite(column.flatten()))
     return np.zeros(len(column), bool)
 
 

@@ -334,12 +334,20 @@ def _fitted_list(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask 
     values, bad_elements = fitted(elements, target.value_type)
     bad = None
     if bad_elements is not None:
-        rows = np.repeat(np.arange(len(column)), lengths)
-        bad = np.isin(np.arange(len(column)), rows[bad_elements])
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        bad = _marked(len(column), np.repeat(np.arange(len(column)), lengths)[bad_elements])
     mask = column.is_null() if column.null_count else None
     # The type is given: a footer may name the element otherwise, and two names make two types.
-    return pa.ListArray.from_arrays(offsets, values, type=target, mask=mask), bad
+    return pa.ListArray.from_arrays(_offsets(lengths), values, type=target, mask=mask), bad
+
+
+def _offsets(lengths: Sequence[int] | Int64[np.ndarray, " N"]) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _marked(num_rows: int, rows: np.ndarray) -> Mask:
+    marks = np.zeros(num_rows, bool)
+    marks[rows] = True
+    return marks
 
 
 def _are_of_a_kind(first: pa.DataType, second: pa.DataType) -> bool:
@@ -489,11 +497,11 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
         flat = [each for value in lists if value is not None for each in cast("Sequence[Any]", value)]
         lengths = [0 if value is None else len(value) for value in lists]
         elements, bad_elements = _column_of(flat, target.value_type)
-        bad = np.array([value is None for value in lists], bool)
-        bad[np.repeat(np.arange(len(values)), lengths)[bad_elements]] = True
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
-        mask = pa.array([value is None for value in lists], pa.bool_())
-        own = pa.ListArray.from_arrays(offsets, elements, type=pa.list_(target.value_type), mask=mask)
+        are_null = np.array([value is None for value in lists], bool)
+        bad = are_null | _marked(len(values), np.repeat(np.arange(len(values)), lengths)[bad_elements])
+        own = pa.ListArray.from_arrays(
+            _offsets(lengths), elements, type=pa.list_(target.value_type), mask=pa.array(are_null)
+        )
     else:
         bad = np.array([isinstance(value, list | tuple | dict) for value in values], bool)
         kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
@@ -531,10 +539,7 @@ def not_showable(column: pa.Array) -> Mask | None:
     arrow_type = column.type
     if is_list(arrow_type):
         bad = not_showable(column.flatten())
-        if bad is None:
-            return None
-        rows = np.asarray(pc.list_parent_indices(column))[bad]
-        return np.isin(np.arange(len(column)), rows)
+        return None if bad is None else of_elements(column, bad)
     if not pa.types.is_temporal(arrow_type):
         return None
     if pa.types.is_date32(arrow_type):
@@ -546,6 +551,11 @@ def not_showable(column: pa.Array) -> Mask | None:
     low, high = (bound * per_second for bound in _SHOWABLE)
     values = np.asarray(pc.fill_null(ticks, 0))
     return (values < low) | (values >= high)
+
+
+def of_elements(column: pa.Array, bad: Mask) -> Mask:
+    """Mark the lists that hold an element that is marked."""
+    return _marked(len(column), np.asarray(pc.list_parent_indices(column))[bad])
 
 
 def without_views(column: pa.Array) -> pa.Array:
@@ -560,8 +570,7 @@ def without_views(column: pa.Array) -> pa.Array:
     if not is_list(arrow_type):
         return column
     if isinstance(arrow_type.value_type, pa.BaseExtensionType):
-        lengths = np.asarray(pc.list_value_length(column).fill_null(0))
-        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        offsets = _offsets(np.asarray(pc.list_value_length(column).fill_null(0)))
         return pa.ListArray.from_arrays(offsets, without_views(column.flatten()), mask=column.is_null())
     element = pa.large_string() if pa.types.is_string_view(arrow_type.value_type) else arrow_type.value_type
     is_plain = pa.types.is_list(arrow_type) and element == arrow_type.value_type

@@ -78,11 +78,6 @@ def role_columns(config: CorpusConfig) -> dict[str, tuple[str | None, str]]:
     }
 
 
-def _needed(config: CorpusConfig) -> list[str]:
-    """Return the roles that every file has a column for."""
-    return [role for role in ("doc_id", "text", GIVEN_VECTORS) if role in role_columns(config)]
-
-
 def agree_on_schema(
     files: Schemas, config: CorpusConfig, stored: Sequence[pa.Field] | None = None
 ) -> CorpusSchema:
@@ -92,37 +87,33 @@ def agree_on_schema(
     :class:`SchemaError` naming the file and the column.
     """
     of_documents = {name for file, schema in files if file.format.is_document for name in schema.names}
-    roles: list[Mapping[str, str] | None] = []
+    columns: list[dict[str, str] | None] = []
     left_out: list[tuple[SourceFile, str]] = []
     first: SchemaError | None = None
     unusable: list[tuple[SourceFile, SchemaError]] = []
     for file, schema in files:
         found = _roles(file, schema, config, of_documents)
-        missing = next((role for role in _needed(config) if role not in found), None)
+        needed = [role for role in role_columns(config) if role not in ("title", "query")]
+        missing = next((role for role in needed if role not in found), None)
         error = _unusable(file, schema, found) if missing is None else None
-        roles.append(None if missing or error else found)
+        columns.append(None if missing or error else found)
         if missing:
             label, (asked, usual) = _label(missing), role_columns(config)[missing]
-            error = _missing(label, asked or usual, [(file, schema)], f"{label}-column")
+            error = _missing(label, asked or usual, [(file, schema)])
             left_out.append((file, f"tables without the {label} column {asked!r}"))
         elif error:
             unusable.append((file, error))
         first = first or error
         if error and file.is_named:
             raise error
-    if first is not None and all(each is None for each in roles):
+    if first is not None and all(each is None for each in columns):
         raise first
-    read = [(*each, of) for each, of in zip(files, roles, strict=True) if of is not None]
+    read = [(*each, of) for each, of in zip(files, columns, strict=True) if of is not None]
     for role, (asked, usual) in role_columns(config).items():
         if asked not in (None, usual) and files and not any(of.get(role) == asked for _, _, of in read):
-            raise _missing(_label(role), asked, files, f"{_label(role)}-column")
-    kinds = _kinds(read)
-    fields, warnings = _metadata(read, kinds, config, stored)
+            raise _missing(_label(role), asked, files)
+    fields, warnings = _metadata(read, config, stored)
     warnings |= dict.fromkeys(_folders_overruled(read, config))
-    columns = [
-        of and {**of, **_own_metadata(schema, of, fields, config, kinds)}
-        for (_, schema), of in zip(files, roles, strict=True)
-    ]
     others = [f"{field.name!r} ({field.type})" for field in fields if not is_filterable(field.type)]
     if others:
         warnings[f"filters cannot name {', '.join(others)}; the values are kept and shown"] = None
@@ -200,7 +191,7 @@ def _contract(role: str, own: pa.DataType, file: SourceFile) -> str | None:
     return None if is_fine else "be of type string"
 
 
-def _missing(kind: str, column: str, files: Schemas, option: str) -> SchemaError:
+def _missing(kind: str, column: str, files: Schemas) -> SchemaError:
     available = sorted({name for _, schema in files for name in schema.names})
     folded = {name.casefold(): name for name in available}
     close = difflib.get_close_matches(column.casefold(), folded, n=1, cutoff=0.4)
@@ -209,6 +200,7 @@ def _missing(kind: str, column: str, files: Schemas, option: str) -> SchemaError
     suggestion = f"did you mean {folded[close[0]]!r}? " if close and not (is_csv and len(folded) == 1) else ""
     suggestion += "let its first line name the columns, with , ; | or a tab between, or " if is_odd else ""
     shown = ", ".join(available[:_SHOWN_COLUMNS]) + (", …" if len(available) > _SHOWN_COLUMNS else "")
+    option = "metadata-columns" if kind == "metadata" else f"{kind}-column"
     where = files[0][0].name if len(files) == 1 else f"{files[0][0].name} and {len(files) - 1:,} more"
     return SchemaError(
         f"{kind} column {column!r} must be there, got none in {where}, which has: {shown}; "
@@ -216,14 +208,19 @@ def _missing(kind: str, column: str, files: Schemas, option: str) -> SchemaError
     )
 
 
-Read = Sequence[tuple[SourceFile, pa.Schema, Mapping[str, str]]]
-Kinds = Mapping[str, Sequence[tuple[SourceFile, pa.Field]]]
+Read = Sequence[tuple[SourceFile, pa.Schema, dict[str, str]]]
+"""Files with the source column of each stored one, of which there are those of roles at first."""
+Kinds = Mapping[str, Sequence[tuple[SourceFile, pa.Field, dict[str, str]]]]
 
 
 def _metadata(
-    read: Read, kinds: Kinds, config: CorpusConfig, stored: Sequence[pa.Field] | None
+    read: Read, config: CorpusConfig, stored: Sequence[pa.Field] | None
 ) -> tuple[list[pa.Field], dict[str, None]]:
-    """Return the metadata columns as they are stored, and what was left out or is named otherwise."""
+    """Return the metadata columns as they are stored, and what was left out or is named otherwise.
+
+    Each is noted in the columns of the files that have values for it.
+    """
+    kinds = _kinds(read)
     fields = {field.name: field for field in stored or ()}
     warnings: dict[str, None] = {}
     asked = config.metadata_columns and [name for name in config.metadata_columns if name]
@@ -235,21 +232,20 @@ def _metadata(
             ] = None
         elif name not in kinds:
             if name not in fields:
-                raise _missing(
-                    "metadata", name, [(file, schema) for file, schema, _ in read], "metadata-columns"
-                )
-        elif _gives_way(name, kinds):
-            warnings[
-                f"column {name!r} is left out: it would be stored as {stored_name(name)!r}, another one"
-            ] = None
+                raise _missing("metadata", name, [(file, schema) for file, schema, _ in read])
+        elif (target := stored_name(name)) != name and target in kinds:
+            warnings[f"column {name!r} is left out: it would be stored as {target!r}, another one"] = None
         else:
             _take(name, kinds[name], fields, warnings, must_keep=asked is not None)
+            if target in fields:
+                for _, field, columns in kinds[name]:
+                    columns |= {target: name} if stored_type(field.type) is not None else {}
     return [*fields.values()], warnings
 
 
 def _kinds(read: Read) -> Kinds:
     """Return which files have a column, and of which type, for each column that is no role there."""
-    found: dict[str, list[tuple[SourceFile, pa.Field]]] = {}
+    found: dict[str, list[tuple[SourceFile, pa.Field, dict[str, str]]]] = {}
     folders: dict[str, set[str]] = {}
     for file, schema, of in read:
         once = {
@@ -257,9 +253,9 @@ def _kinds(read: Read) -> Kinds:
         }
         for name in schema.names:
             if name in once:
-                found.setdefault(name, []).append((file, schema.field(name)))
+                found.setdefault(name, []).append((file, schema.field(name), of))
             elif name not in of.values():
-                found.setdefault(name, []).append((file, pa.field(name, OBJECT, metadata=_REPEATED)))
+                found.setdefault(name, []).append((file, pa.field(name, OBJECT, metadata=_REPEATED), of))
         for key, value in file.partitions:
             if key not in schema.names:
                 folders.setdefault(key, set()).update(() if value is None else (value,))
@@ -267,7 +263,7 @@ def _kinds(read: Read) -> Kinds:
     for key, values in folders.items():
         file = next(file for file, _, _ in read if key in dict(file.partitions))
         is_number = plain_type(pa.array(values, pa.string())) == pa.int64()
-        found[key].append((file, pa.field(key, pa.int64() if is_number else pa.string())))
+        found[key].append((file, pa.field(key, pa.int64() if is_number else pa.string()), {}))
     return found
 
 
@@ -285,20 +281,22 @@ def _folders_overruled(read: Read, config: CorpusConfig) -> Iterator[str]:
 
 def _take(
     name: str,
-    kinds: Sequence[tuple[SourceFile, pa.Field]],
+    kinds: Sequence[tuple[SourceFile, pa.Field, object]],
     fields: dict[str, pa.Field],
     warnings: dict[str, None],
     *,
     must_keep: bool,
 ) -> None:
     """Add the field that a column is stored as, or say why there is none, or of which files it leaves out."""
-    storable = [(file, field.type, stored_type(field.type)) for file, field in kinds]
+    storable = [stored_type(field.type) for _, field, _ in kinds]
     lost = [
-        (file, field) for file, field in kinds
+        (file, field) for file, field, _ in kinds
         if field.metadata == OBJECTS or (stored_type(field.type) is None and not pa.types.is_null(field.type))
     ]  # fmt: skip
-    agreed = reduce(joined, (kept for _, _, kept in storable if kept is not None), pa.null())
-    marks = ((field.metadata or {}).get(DECIMALS, b"") for file, field in kinds if not file.format.is_typed)
+    agreed = reduce(joined, (kept for kept in storable if kept is not None), pa.null())
+    marks = (
+        (field.metadata or {}).get(DECIMALS, b"") for file, field, _ in kinds if not file.format.is_typed
+    )
     holds_names = are_names({each.decode() for mark in marks for each in mark.split()})
     agreed = _OF_NAMES.get(agreed, agreed) if holds_names else agreed
     target = stored_name(name)
@@ -321,7 +319,7 @@ def _take(
     else:
         problem = None
         fields[target] = pa.field(target, agreed)
-        met = sorted({kind for file, field in kinds for kind in _value_kinds(file, field)})
+        met = sorted({kind for file, field, _ in kinds for kind in _value_kinds(file, field)})
         if kind_of(agreed) == "texts" and (len(met) > 1 or BIG_INTEGERS in met):
             sentence = f"column {name!r} holds {' and '.join(met)}, as in {where}"
             warnings[f"{sentence}: all are kept as texts, and filters compare them as such"] = None
@@ -333,7 +331,7 @@ def _take(
         sentence = f"column {name!r} of {where}{also} cannot be stored: {problem}"
         if must_keep and "null" not in problem:
             raise SchemaError(f"{sentence}; take it out of the metadata columns or convert it")
-        if "null" not in problem or any(file.format.is_typed for file, _ in kinds):
+        if "null" not in problem or any(file.format.is_typed for file, _, _ in kinds):
             warnings[f"{sentence}; it is left out"] = None
     elif lost:
         warnings[f"values of column {name!r} in {where}{also} are left out: {_why(lost[0][1])}"] = None
@@ -351,11 +349,6 @@ def stored_name(name: str) -> str:
     return f"{RENAMED}{name}" if name in RESERVED_COLUMNS else name
 
 
-def _gives_way(name: str, kinds: Kinds) -> bool:
-    """Whether a column would be stored under the name of another one."""
-    return stored_name(name) != name and stored_name(name) in kinds
-
-
 def _odd_name(name: str) -> str | None:
     is_odd = not name.strip() or name == "*" or any(each in name for each in ".`\0")
     return "a name must not be blank or *, or hold a dot, a backtick or a NUL character" if is_odd else None
@@ -367,23 +360,3 @@ def _why(field: pa.Field) -> str:
     if field.metadata == OBJECTS or field.type == OBJECT:
         return "it holds objects or nested lists"
     return f"its type is {field.type}"
-
-
-def _own_metadata(
-    schema: pa.Schema,
-    of: Mapping[str, str],
-    fields: Sequence[pa.Field],
-    config: CorpusConfig,
-    kinds: Kinds,
-) -> dict[str, str]:
-    """Return the source column of each metadata column that a file has values for."""
-    names = {field.name for field in fields}
-    found: dict[str, str] = {}
-    for name, count in Counter(schema.names).items():
-        field = schema.field(name) if count == 1 else None
-        is_asked = config.metadata_columns is None or name in config.metadata_columns
-        if field is None or not is_asked or name in of.values() or stored_name(name) not in names:
-            continue
-        if stored_type(field.type) is not None and not _gives_way(name, kinds):
-            found[stored_name(name)] = name
-    return found

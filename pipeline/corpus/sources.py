@@ -37,6 +37,7 @@ from cairn.pipeline.corpus.formats.format import (
     COMPRESSED,
     Format,
     SourceFile,
+    TablePart,
     first_line,
     is_utf8,
     require_answer,
@@ -158,6 +159,11 @@ class _Root:
     pattern: tuple[str, ...] = ()
     bounds: tuple[str, ...] | None = None
 
+    @property
+    def source(self) -> str:
+        """What was named."""
+        return "/".join((self.name.rstrip("/") or "/", *self.pattern))
+
     def file(self, entry: _Entry) -> SourceFile:
         relative = _shown(_relative(entry.path, self.path))
         folders = [part.split("=", 1) for part in relative.split("/")[:-1] if "=" in part]
@@ -168,7 +174,7 @@ class _Root:
             filesystem=self.filesystem,
             path=entry.path,
             name=self.shown(entry.path),
-            source="/".join((self.name.rstrip("/") or "/", *self.pattern)),
+            source=self.source,
             relative=relative or entry.name,
             partitions=partitions,
             fault=entry.fault,
@@ -214,18 +220,23 @@ class _Root:
             raise
         if path.endswith(_METADATA_SUFFIX):  # each version has another, of the same data files
             path, name = (each.rpartition("/metadata/")[0] or each for each in (path, name))
+        places = [f"{each.rstrip('/')}/" for each in (path, name)]
         return [
-            SourceFile(
-                filesystem=self.filesystem,
-                path=f"{path.rstrip('/')}/{part.name}",
-                name=f"{name.rstrip('/')}/{part.name}",
-                source="/".join((self.name.rstrip("/") or "/", *self.pattern)),
-                relative=part.name,
-                format=_TABLE,
-                part=part,
-            )
+            _part_file(self.filesystem, places[0] + part.name, places[1] + part.name, self.source, part)
             for part in parts
         ]
+
+
+def _part_file(filesystem: FileSystem, path: str, name: str, source: str, part: TablePart) -> SourceFile:
+    return SourceFile(
+        filesystem=filesystem,
+        path=path,
+        name=name,
+        source=source,
+        relative=part.name,
+        format=_TABLE,
+        part=part,
+    )
 
 
 def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) -> tuple[SourceFile, ...]:
@@ -241,7 +252,8 @@ def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) 
     found: dict[tuple[str, str], SourceFile] = {}
     for place, source in enumerate(sources):
         if isinstance(source, TableSource):
-            files = [_in_memory(source, place)]
+            part, name = memory_part(source.table), source.name
+            files = [_part_file(LocalFileSystem(), str(place), name, name, part)]
         elif isinstance(source, BoundedSource):
             files = _files_of(source.source, left_out or LeftOut(), source.folders())
         else:
@@ -249,17 +261,6 @@ def resolve_sources(sources: Sequence[Source], left_out: LeftOut | None = None) 
         for file in files:
             found.setdefault((file.path, file.address), file)
     return tuple(found[key] for key in sorted(found))
-
-
-def _in_memory(source: TableSource, place: int) -> SourceFile:
-    return SourceFile(
-        filesystem=LocalFileSystem(),
-        path=str(place),
-        name=source.name,
-        source=source.name,
-        format=_TABLE,
-        part=memory_part(source.table),
-    )
 
 
 def _files_of(source: str, left_out: LeftOut, bounds: tuple[str, ...] | None = None) -> list[SourceFile]:

@@ -121,16 +121,8 @@ def stage_changes(
     as :data:`ORIGIN_SCHEMA`. ``stored`` reads the ids and source files of the documents that are published.
     """
     schema = staged_schema(scan.metadata_fields)
-    return _Pass(
-        scan=scan,
-        config=config,
-        ledger=ledger,
-        shards=None if folder is None else _Shards(folder, schema, shard_characters, place),
-        quarantine=quarantine,
-        progress=progress,
-        origins=origins,
-        stored=stored,
-    ).run()
+    shards = None if folder is None else _Shards(folder, schema, shard_characters, place)
+    return _Pass(scan, config, ledger, shards, quarantine, progress, origins, stored).run()
 
 
 def stage_stored(
@@ -171,7 +163,7 @@ def guess_told(encoding: str, names: Sequence[str]) -> str:
     )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Pass:
     """One pass of a corpus through checks and ledger, file by file, with what it counts."""
 
@@ -232,7 +224,11 @@ class _Pass:
             quarantine_examples=dict(sorted(self._examples.items())),
             is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS] or self._doubts),
             passed_over=tuple(self._files.passed_over),
-            warnings=(*self._doubts, *self._replacements(), *self._encodings()),
+            warnings=(
+                *self._doubts,
+                *self._replacements(),
+                *(guess_told(encoding, names) for encoding, names in sorted(self._guesses.items())),
+            ),
         )
 
     def _take(self, batch: CheckedBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
@@ -258,10 +254,6 @@ class _Pass:
             self.origins.write(_origins(batch, is_staged | (codes == ENCODED)))
         self._count(batch.num_rows)
         return batch.rejected, duplicates
-
-    def _encodings(self) -> Iterator[str]:
-        for encoding, names in sorted(self._guesses.items()):
-            yield guess_told(encoding, names)
 
     def _replacements(self) -> Iterator[str]:
         """Say which documents of other files the changed ones take the place of.

@@ -107,14 +107,6 @@ class Leaf:
     value_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadPlan:
-    """How a row group is read: rows at a time, and which columns stay dictionaries."""
-
-    rows: int
-    as_dictionary: tuple[str, ...]
-
-
 def _uuids(leaves: Sequence[Leaf], schema: pa.Schema) -> Mapping[str, pa.DataType]:
     """Return the types of columns of UUIDs, and of lists of them, where no schema of Arrow tells them.
 
@@ -221,13 +213,13 @@ def decode_row_group(
 
     Raises one of ``DECODE_ERRORS`` where the bytes are damaged.
     """
-    plan = plan_reads(stream, metadata, index, leaves, config)
+    batch_rows, as_dictionary = plan_reads(stream, metadata, index, leaves, config)
     columns = list(dict.fromkeys(leaf.column for leaf in leaves))
     num_rows, done = metadata.row_group(index).num_rows, 0
-    with open_parquet(stream, metadata, plan.as_dictionary) as parquet:
+    with open_parquet(stream, metadata, as_dictionary) as parquet:
         # One thread: several would each hold a decoded column chunk.
         for batch in parquet.iter_batches(
-            batch_size=plan.rows, row_groups=[index], columns=columns, use_threads=False
+            batch_size=batch_rows, row_groups=[index], columns=columns, use_threads=False
         ):
             done += batch.num_rows
             if done > num_rows:
@@ -262,8 +254,8 @@ def refusal(group: pq.RowGroupMetaData, leaves: Sequence[Leaf], config: CorpusCo
 
 def plan_reads(
     stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaves: Sequence[Leaf], config: CorpusConfig
-) -> ReadPlan:
-    """Choose the rows of a read so that it decodes to about ``batch_bytes``.
+) -> tuple[int, Sequence[str]]:
+    """Choose the rows of a read so that it decodes to about ``batch_bytes``, and what stays a dictionary.
 
     Behind a dictionary it decodes to twice that at most.
     """
@@ -288,7 +280,7 @@ def plan_reads(
         if decoded > GROUP_BUDGET_BATCHES * config.batch_bytes:
             rows = min(rows, SKEWED_READ_ROWS)
         rows = min(rows, int(config.batch_bytes / row_bytes)) if row_bytes else rows
-    return ReadPlan(rows=max(rows, 1), as_dictionary=tuple(as_dictionary))
+    return max(rows, 1), as_dictionary
 
 
 def _longest_entry(stream: pa.NativeFile, metadata: pq.FileMetaData, index: int, leaf: Leaf) -> int:
