@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from cairn.jobs.job_file import words_of_job
+from cairn.jobs.job_file import JOBS
 from cairn.pipeline.errors import CairnError
 
 
@@ -39,5 +39,5 @@ def main(name: str, arguments: Sequence[str] | None = None) -> NoReturn:
     if folder is not None and folder.is_dir():
         config = config.absolute()
         os.chdir(folder)
-    words = ("-m", "cairn.cli.main", *words_of_job(name, config), "--json")
+    words = ("-m", "cairn.cli.main", *JOBS[name], "--config", str(config), "--json")
     os.execv(sys.executable, (sys.executable, *words))  # noqa: S606 (a command line of ours)

@@ -39,8 +39,3 @@ def read_job(path: Path) -> Job:
     verb = JOBS[file.job][0]
     subject = {**file.shared, **file.tables.get(verb, {})}.get("collection" if verb == "ingest" else "output")
     return Job(name=file.job, subject=Path(str(subject)).name)
-
-
-def words_of_job(name: str, config: Path) -> tuple[str, ...]:
-    """Return the command line of a job, after `cairn`."""
-    return *JOBS[name], "--config", str(config)

@@ -235,62 +235,43 @@ def write_chunk_positions(
 ) -> pa.RecordBatch:
     """Write ``chunks.arrow`` from a scan of doc_id, ordinal, start_char and end_char.
 
-    The scan is checked against the documents.
+    Chunks that do not stand in the order of the documents, one after another from character 0 to the end,
+    raise :class:`IntegrityError`.
     """
-    spool = ColumnSpool(CHUNK_POSITIONS_SCHEMA, path)
     offsets = documents.column("chunk_offset").to_numpy()
     num_chunks = documents.column("num_chunks").to_numpy()
     expected = int(offsets[-1] + num_chunks[-1]) if len(offsets) else 0
     position, last_end = 0, 0
-    try:
+    with contextlib.closing(ColumnSpool(CHUNK_POSITIONS_SCHEMA, path)) as spool:
         for batch in rows:
-            _require(
-                position + batch.num_rows <= expected,
-                f"at most {expected} chunks",
-                f"more from position {expected}",
-            )
             positions = np.arange(position, position + batch.num_rows)
+            position += batch.num_rows
+            if position > expected:
+                break
             owners = np.searchsorted(offsets, positions, side="right") - 1
             ordinals = positions - offsets[owners]
-            same_ids = pc.all(
-                pc.equal(
-                    documents.column("doc_id").take(pa.array(owners)),
-                    batch.column("doc_id").cast(pa.large_string()),
-                )
-            ).as_py()
-            _require(
-                same_ids is not False,
-                "chunks in the order of their documents",
-                f"another document near position {position}",
-            )
-            _require(
-                bool(np.array_equal(ordinals, batch.column("ordinal").to_numpy())),
-                "ordinals 0..n-1 within a document",
-                f"others near position {position}",
-            )
+            doc_ids = documents.column("doc_id").take(pa.array(owners))
             starts, ends = batch.column("start_char").to_numpy(), batch.column("end_char").to_numpy()
-            expected_starts = np.where(ordinals == 0, 0, np.concatenate(([last_end], ends[:-1])))
-            is_contiguous = bool(np.array_equal(starts, expected_starts) and np.all(ends >= starts))
-            _require(
-                is_contiguous,
-                "contiguous spans from character 0",
-                f"a gap or overlap near position {position}",
-            )
+            is_first = ordinals == 0
+            if not (
+                doc_ids.equals(batch.column("doc_id").cast(pa.large_string()))
+                and np.array_equal(ordinals, batch.column("ordinal").to_numpy())
+                and np.array_equal(starts, np.where(is_first, 0, np.concatenate(([last_end], ends[:-1]))))
+                and np.all(ends >= starts)
+            ):
+                raise _misfit(f"others up to position {position}")
             spool.append(document_position=owners, start_char=starts, end_char=ends)
-            position += batch.num_rows
             last_end = int(ends[-1]) if len(ends) else last_end
-        _require(position == expected, f"{expected} chunks, as the documents say", str(position))
+        if position != expected:
+            raise _misfit(f"{position} in the place of {expected}")
         return spool.finish()
-    finally:
-        spool.close()
 
 
-def _require(condition: bool, contract: str, got: str) -> None:
-    if not condition:
-        raise IntegrityError(
-            f"table `chunks` must hold {contract}, got {got}; run the same ingest again, nothing was "
-            "published"
-        )
+def _misfit(got: str) -> IntegrityError:
+    return IntegrityError(
+        "table `chunks` must hold the chunks of each document in order, with spans that cover its text, got "
+        f"{got}; run the same ingest again, nothing was published"
+    )
 
 
 TOKEN_FILE_SCHEMA = pa.schema(
@@ -373,14 +354,6 @@ def write_token_vectors(rows: Iterable[pa.RecordBatch], path: Path) -> pa.Record
         return spool.finish()
     finally:
         spool.close()
-
-
-def open_token_file(path: Path, num_chunks: int) -> pa.RecordBatch:
-    """Map a file; one that holds another number of chunks raises :class:`DamageError`."""
-    rows = open_positions(path, TOKEN_FILE_SCHEMA)
-    if rows.num_rows != num_chunks:
-        raise DamageError(f"{path.name} must hold {num_chunks} chunks, got {rows.num_rows}")
-    return rows
 
 
 def _without_nulls(column: pa.Array) -> pa.Array:

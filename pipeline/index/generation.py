@@ -416,7 +416,6 @@ def _open(layout: CollectionLayout, number: int, checks: Checks) -> Generation:
             parts = [_open(own, each.generation, checks) for own, each in wholes(layout, manifest)]
             return join_parts(layout, manifest, parts, files)
         segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
-        _require_counts(manifest, [segment.rows for segment in segments])
         return Generation(
             layout=layout,
             manifest=manifest,
@@ -467,18 +466,6 @@ def join_parts(
         lance_files=[watched for part in parts for watched in part.lance_files],
         parts=parts,
     )
-
-
-def _require_counts(manifest: Manifest, rows: Sequence[SegmentRows]) -> None:
-    counts = {
-        "documents": sum(each.deleted_documents.num_live for each in rows),
-        "chunks": sum(each.deleted_chunks.num_live for each in rows),
-    }
-    if counts != {"documents": manifest.documents, "chunks": manifest.chunks}:
-        raise DamageError(
-            f"generation {manifest.generation} must hold {manifest.documents} documents and "
-            f"{manifest.chunks} chunks, got {counts}"
-        )
 
 
 def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:

@@ -374,8 +374,8 @@ class CollectionLayout:
         return None if found is None else found.manifests.get(number)
 
     def hash_of_manifest(self, number: int) -> str:
-        """Return the hash of a generation's manifest, which ``CURRENT`` here or in the store names."""
-        known = self.manifest_sha256(number) or (self.replica and self.replica.sha256_of(number))
+        """Return the hash of a generation's manifest, which ``CURRENT`` names."""
+        known = self.manifest_sha256(number)
         assert known, f"generation {number} was published"
         return known
 

@@ -278,10 +278,6 @@ class Replica:
         self._store.delete([CURRENT_KEY])
         self._store.delete(key for key in self._store.list("") if key != LEASE_KEY)
 
-    def sha256_of(self, number: int) -> str | None:
-        """Return the hash of a generation's manifest, None where the store did not name it."""
-        return self._kept().get(number)
-
     def problems(self) -> dict[str, str]:
         """Read every file of the served generation in the store.
 

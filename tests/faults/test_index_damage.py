@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -73,17 +72,6 @@ def test_flipped_bit_in_any_lance_file_is_found_by_verify(layout: CollectionLayo
         assert str(path.relative_to(layout.lance_folder)) in named
         path.write_bytes(whole)
     assert verify_collection(layout) == []
-
-
-@pytest.mark.parametrize("lost", ["manifest and its copy", "folder"])
-def test_damaged_generation_is_not_ready_and_says_what_to_do(layout: CollectionLayout, lost: str) -> None:
-    if lost == "folder":
-        shutil.rmtree(layout.generation_folder(2))
-    else:
-        flip_both(layout, 2, "MANIFEST.json")
-    with pytest.raises(IntegrityError, match="run `cairn repair"):
-        open_generation(layout)
-    assert open_latest_intact_generation(layout).number == 1
 
 
 def test_damaged_older_generation_is_dropped_by_repair(layout: CollectionLayout) -> None:

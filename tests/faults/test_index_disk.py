@@ -85,25 +85,6 @@ def test_full_disk_while_building_leaves_the_old_generation(
     assert_unchanged_and_converges(published)
 
 
-@pytest.mark.parametrize("step", ["write_document_positions", "write_passage_terms", "write_index"])
-def test_full_disk_in_a_merge_leaves_the_old_generation(
-    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    def fail(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
-    monkeypatch.setattr(tiers, "FACTOR", 2)
-    monkeypatch.setattr(tiers, "tier_of", lambda _: 0)
-    with monkeypatch.context() as patched:
-        patched.setattr(writer, step, fail)
-        with pytest.raises(DiskFullError, match="no space left while publishing generation 2"):
-            stones.publish_change(published, "n")
-    assert list(published.generations_folder.glob(".*.tmp")) == []
-    assert_unchanged_and_converges(published)
-    assert len(open_generation(published).segments) == 1
-
-
 @pytest.mark.parametrize(
     "free_kib", [pytest.param(kib, marks=() if kib in (140, 300) else pytest.mark.slow) for kib in FREE_KIB]
 )

@@ -10,13 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from cairn.pipeline.errors import CollectionBusyError
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.generation import open_generation, open_latest_intact_generation
+from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import delete_documents
 from cairn.pipeline.index.publish import COMMIT_POINTS
-from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
@@ -107,47 +104,3 @@ def test_writers_killed_at_random_times_under_searches_tear_nothing(template: Pa
         assert list(layout.generations_folder.glob(".*")) == []
     assert answers
     assert [each for each in answers if each not in (dict.fromkeys(OLD, 0), changed, OLD[3])] == []
-
-
-def test_concurrent_writers_are_one_at_a_time_and_the_others_busy(layout: CollectionLayout) -> None:
-    with layout.writer_lock(), pytest.raises(CollectionBusyError):
-        delete_documents(layout, ["d0"])
-    outcomes: list[str] = []
-
-    def write(prefix: str) -> None:
-        try:
-            stones.publish_change(layout, prefix)
-            outcomes.append(prefix)
-        except CollectionBusyError:
-            pass
-
-    threads = [threading.Thread(target=write, args=(f"p{i}-",)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes
-    assert ids(layout) == sorted(
-        {*OLD, *(doc_id for prefix in outcomes for doc_id in stones.document_ids(10, prefix))}
-    )
-    assert verify_collection(layout) == []
-
-
-@pytest.mark.parametrize("name", ["00000002-chunks.faiss", "00000002-passages.arrow", "chunks.faiss"])
-def test_damaged_file_of_a_segment_is_named_where_it_is_read_and_made_again(
-    layout: CollectionLayout, name: str
-) -> None:
-    """A file of the older segment is one of both generations."""
-    forked(change, layout.root, "added").value_of("a second segment")
-    path = layout.generation_folder(2) / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    is_shared = not name.startswith("0")
-    found = [(problem.generation, problem.file) for problem in verify_collection(layout)]
-    assert found == [(2, name), (1, name)][: 2 if is_shared else 1]
-    if not is_shared:
-        assert open_latest_intact_generation(layout).number == 1
-    repair_collection(layout)
-    assert ids(layout) == NEW
-    assert verify_collection(layout) == []

@@ -48,12 +48,6 @@ def changed(published: CollectionLayout) -> CollectionLayout:
     return published
 
 
-def test_current_names_the_served_generation_and_the_one_before(changed: CollectionLayout) -> None:
-    current = changed.current()
-    assert current is not None
-    assert list(current.manifests) == [2, 1]
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_flipped_bit_of_a_manifest_is_noticed(changed: CollectionLayout, number: int) -> None:
     path = changed.generation_folder(number) / MANIFEST_NAME

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.generation import Generation, open_generation, open_latest_intact_generation
+from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.vector_index.exact_index import ExactIndex
 
@@ -15,11 +15,6 @@ def generation(tmp_path_factory: pytest.TempPathFactory) -> Generation:
     layout = CollectionLayout(tmp_path_factory.mktemp("root"), "stones")
     stones.publish_documents(layout, stones.document_ids(20))
     return open_generation(layout)
-
-
-def test_generation_positions_follow_the_ingest_order(generation: Generation) -> None:
-    assert generation.doc_ids.to_pylist() == stones.document_ids(20)
-    assert generation.num_documents == 20
 
 
 def test_generation_vectors_are_those_of_their_positions(generation: Generation) -> None:
@@ -77,7 +72,3 @@ def test_generation_of_no_documents_opens_and_finds_nothing(published: Collectio
         [-1, -1, -1]
     ]
     assert generation.chunk_offsets.tolist() == [0]
-
-
-def test_open_latest_intact_generation_of_a_whole_one_has_no_warning(published: CollectionLayout) -> None:
-    assert open_latest_intact_generation(published).warning is None

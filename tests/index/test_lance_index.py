@@ -7,7 +7,7 @@ from cairn.pipeline.errors import IntegrityError, SchemaError
 from cairn.pipeline.index import rows
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS, TABLES
-from cairn.pipeline.index.rows import LanceTables, StoredRows, Versions
+from cairn.pipeline.index.rows import LanceTables, Versions
 
 from tests.index import stones
 
@@ -44,28 +44,6 @@ def scan_ids(tables: LanceTables, table: str, versions: Versions) -> list[str]:
         for batch in tables.scan(table, ["doc_id"], versions)
         for doc_id in batch.column("doc_id").to_pylist()
     ]
-
-
-def test_commit_keeps_the_order_of_the_streams(tables: LanceTables) -> None:
-    ids = stones.document_ids(12)
-    versions = commit(tables, ids)
-    assert scan_ids(tables, DOCUMENTS, versions) == ids
-    assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == ids
-
-
-def test_commit_deletes_from_both_tables(tables: LanceTables) -> None:
-    ids = stones.document_ids(12)
-    commit(tables, ids)
-    versions = tables.commit(deleted_ids=[ids[:2], ids[5:6]])
-    kept = [doc_id for doc_id in ids if doc_id not in {*ids[:2], ids[5]}]
-    assert scan_ids(tables, DOCUMENTS, versions) == kept
-    assert list(dict.fromkeys(scan_ids(tables, CHUNKS, versions))) == kept
-
-
-def test_commit_writes_each_table_once(tables: LanceTables) -> None:
-    before = tables.versions()
-    versions = commit(tables, stones.document_ids(12))
-    assert versions[CHUNKS] == before[CHUNKS] + 1
 
 
 def test_commit_with_a_wrong_count_is_refused(tables: LanceTables) -> None:
@@ -173,23 +151,6 @@ def test_open_or_create_with_another_schema_names_the_column(
     with pytest.raises(SchemaError, match=f"column '{column}'"):
         LanceTables.open_or_create(published, metadata, vector_dim, versions=pinned)
     assert LanceTables.open(published, pinned).versions() == pinned
-
-
-def test_published_hashes_lists_every_document_at_the_pinned_version(tables: LanceTables) -> None:
-    pinned = commit(tables, stones.document_ids(5))
-    commit(tables, stones.document_ids(3, "later"))
-    found = pa.Table.from_batches(list(tables.scan("documents", ["doc_id", "content_sha256"], pinned)))
-    assert found.column("doc_id").to_pylist() == stones.document_ids(5)
-    assert all(len(digest) == 64 for digest in found.column("content_sha256").to_pylist())
-
-
-def test_stored_rows_stream_the_stored_matrix(tables: LanceTables) -> None:
-    versions = commit(tables, stones.document_ids(9))
-    stored = StoredRows(tables=tables, versions=versions)
-    expected = (
-        stones.document_rows(stones.document_ids(9)).column("vector").flatten().to_numpy().reshape(9, -1)
-    )
-    assert np.array_equal(np.concatenate(list(stored.vectors(DOCUMENTS))), expected)
 
 
 @pytest.mark.parametrize("kept_bytes", [rows.KEPT_BYTES, 0])

@@ -14,7 +14,6 @@ from cairn.pipeline.errors import (
     CollectionNotFoundError,
     ConfigError,
     DamageError,
-    IntegrityError,
     StorageError,
 )
 from cairn.pipeline.index.layout import CollectionLayout, list_collections, list_states
@@ -58,15 +57,6 @@ def test_current_generation_number_without_any_generation_is_none(layout: Collec
     assert layout.current_generation_number() is None
 
 
-@pytest.mark.parametrize("content", [b"", b"0000", b"../../etc", b"\xff\xfe"])
-def test_current_generation_number_of_a_damaged_file_is_refused(
-    published: CollectionLayout, content: bytes
-) -> None:
-    published.current_path.write_bytes(content)
-    with pytest.raises(IntegrityError, match="run `cairn repair stones --root "):
-        published.current_generation_number()
-
-
 def test_command_names_a_root_that_is_not_the_default_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,14 +79,6 @@ def test_naming_damage_completes_the_advice_of_who_knew_only_a_file(layout: Coll
     assert str(caught.value) == f"chunks.arrow cannot be read; run `{layout.command('repair')}`"
 
 
-def test_current_generation_number_beside_generations_without_current_is_refused(
-    published: CollectionLayout,
-) -> None:
-    published.current_path.unlink()
-    with pytest.raises(IntegrityError, match="no CURRENT"):
-        published.current_generation_number()
-
-
 def test_writer_lock_held_by_another_process_is_busy_and_names_it(layout: CollectionLayout) -> None:
     code = (
         "import sys; from pathlib import Path; from cairn.pipeline.index.layout import CollectionLayout\n"
@@ -117,11 +99,6 @@ def test_writer_lock_held_by_another_process_is_busy_and_names_it(layout: Collec
         holder.stdin.close()
     assert caught.value.exit_code == 75
     with layout.writer_lock():  # the kernel gave it back
-        pass
-
-
-def test_writer_lock_within_one_process_is_not_reentrant(layout: CollectionLayout) -> None:
-    with layout.writer_lock(), pytest.raises(CollectionBusyError), layout.writer_lock():
         pass
 
 

@@ -101,13 +101,6 @@ def test_prepare_writer_removes_what_was_never_whole(published: CollectionLayout
     assert [path.name for path in published.generations_folder.iterdir()] == ["00000001"]
 
 
-def test_prepare_writer_completes_a_first_publication(published: CollectionLayout) -> None:
-    published.current_path.unlink()
-    manifest = prepare_writer(published)
-    assert manifest is not None
-    assert published.current_generation_number() == 1
-
-
 def test_prepare_writer_never_guesses_among_several_generations(published: CollectionLayout) -> None:
     stones.publish_change(published, "n")
     published.current_path.unlink()

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn
 from cairn.cli.main import run as run_verb
-from cairn.jobs.job_file import JOBS, read_job, words_of_job
+from cairn.jobs.job_file import JOBS, read_job
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
 
@@ -77,7 +77,7 @@ landmark-interval = 16
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, dict[str, Any], str]]:
     def call(job: str, config: str) -> tuple[int, dict[str, Any], str]:
-        code = run_verb(cairn, (*words_of_job(job, Path(config)), "--json"), "cairn")
+        code = run_verb(cairn, (*JOBS[job], "--config", config, "--json"), "cairn")
         captured = capsys.readouterr()
         return code, json.loads(captured.out or "{}"), captured.err
 
@@ -273,7 +273,7 @@ def test_every_job_has_a_config_that_says_what_to_expect():
     assert sorted(paths) == sorted([*JOBS, *RECIPES])
     for name, path in paths.items():
         assert read_job(path).name == RECIPES.get(name, name)
-        verb, *words = words_of_job(read_job(path).name, path)
+        verb, *words = (*JOBS[read_job(path).name], "--config", str(path))
         command = cairn.get_command(click.Context(cairn), verb)
         assert command is not None
         context = command.make_context(verb, words, parent=click.Context(cairn))

@@ -27,7 +27,6 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.encoder_worker import EncoderWorker
@@ -241,20 +240,6 @@ def test_an_engine_that_was_opened_before_the_width_is_known_is_told_it(root: Pa
     source = TableSource(table=pa.Table.from_pylist(_rows()))
     assert build_index([source], root, "c", own, engine=EncoderWorker(own)).encoded == 8
     assert _found(cairn.open_collection("c", root=root).search_vectors(VECTORS[6:7]))[0] == "d6"
-
-
-def test_documents_that_a_repair_gave_up_come_again_from_their_source(root: Path) -> None:
-    layout = CollectionLayout(root, "c")
-    notes = _collection(root)
-    notes.add(_rows(range(5)))
-    whole = set((layout.lance_folder / "documents.lance" / "data").iterdir())
-    notes.add(_rows(range(5, 8)))
-    (added,) = set((layout.lance_folder / "documents.lance" / "data").iterdir()) - whole
-    added.write_bytes(b"")
-    assert repair_collection(layout).lost == ("d5", "d6", "d7")
-    again = cairn.open_collection("c", root=root)
-    assert again.add(_rows()).encoded == 3
-    assert _found(again.search_vectors(VECTORS[6:7]))[0] == "d6"
 
 
 def test_a_killed_ingest_goes_on_with_the_vectors_that_it_has(

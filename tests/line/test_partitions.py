@@ -605,11 +605,3 @@ def test_mean_of_vectors_has_the_same_bits_in_any_order() -> None:
     mean_V = mean_vector(vectors_SV)
     assert np.array_equal(mean_V, mean_vector(rng.permutation(vectors_SV)))
     assert np.allclose(mean_V, vectors_SV.mean(axis=0), atol=1e-6)
-
-
-def test_open_generation_of_partitions_numbers_documents_one_after_another(layout: CollectionLayout) -> None:
-    generation = open_generation(layout)
-    assert generation.part_starts.tolist()[-1] == generation.num_documents == 24
-    assert generation.doc_ids.to_pylist() == [
-        doc_id for part in generation.parts for doc_id in part.doc_ids.to_pylist()
-    ]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from cairn.pipeline.errors import CollectionNotFoundError, FingerprintMismatchError
+from cairn.pipeline.errors import FingerprintMismatchError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.rows import LanceTables, vectors_of
@@ -148,8 +148,3 @@ def test_recontextualising_with_other_weights_is_refused(
     with pytest.raises(FingerprintMismatchError, match="must keep the model it was built with"):
         recontextualise(drifted, "c", settings(tiny_roberta_folder))
     assert open_generation(CollectionLayout(drifted, "c")).number == 2
-
-
-def test_plan_of_a_collection_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CollectionNotFoundError, match="known collections: none yet"):
-        plan_recontextualisation(tmp_path, "c")

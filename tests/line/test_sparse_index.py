@@ -21,7 +21,6 @@ from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout, wholes
 from cairn.pipeline.index.maintenance import compact_collection, delete_documents
 from cairn.pipeline.index.names import SPARSE_ARROW
-from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line import build_index as line
@@ -189,21 +188,6 @@ def test_partitions_and_shards_answer_as_one_folder_does(
 
 def parts_of(layout: CollectionLayout) -> list[Any]:
     return list(wholes(layout, open_generation(layout).manifest))
-
-
-@pytest.mark.parametrize("change", ["flipped", "missing"])
-def test_damaged_postings_are_found_and_made_again(
-    layout: CollectionLayout, sparse_model: Path, change: str
-) -> None:
-    path = open_generation(layout).folder / SPARSE_ARROW
-    content = path.read_bytes()
-    path.unlink()
-    if change == "flipped":
-        path.write_bytes(content[:300] + b"\x55\xaa" + content[302:])
-
-    assert any(SPARSE_ARROW in problem.file for problem in verify_collection(layout))
-    repair_collection(layout)
-    require_sparse(layout, sparse_model, ROWS)
 
 
 def test_new_context_encodes_the_weights_again(

@@ -15,8 +15,6 @@ from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, I
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import compact_collection, delete_documents
-from cairn.pipeline.index.names import TOKENS_ARROW
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
@@ -145,27 +143,6 @@ def test_same_documents_give_the_same_codebook(tmp_path: Path, tiny_model_folder
 
     stored = [(layout(tmp_path / name).generation_folder(1) / LATE_NAME) for name in ("one", "other")]
     assert stored[0].read_bytes() == stored[1].read_bytes()
-
-
-def test_deletion_and_compaction_keep_the_codes_of_the_others(tmp_path: Path, tiny_model_folder: Path):
-    ingest(tmp_path, tiny_model_folder)
-    delete_documents(layout(tmp_path), ["b"])
-    compact_collection(layout(tmp_path))
-
-    require_codes(open_generation(layout(tmp_path)), tiny_model_folder, [ROWS[0], ROWS[2]])
-
-
-@pytest.mark.parametrize("change", ["cut", "flipped", "missing"])
-def test_damaged_token_file_is_found_and_made_again(tmp_path: Path, tiny_model_folder: Path, change: str):
-    path = ingest(tmp_path, tiny_model_folder).folder / TOKENS_ARROW
-    content = path.read_bytes()
-    path.unlink()
-    if change != "missing":
-        path.write_bytes(content[:-9] if change == "cut" else content[:200] + b"\x55\xaa" + content[202:])
-
-    assert any(TOKENS_ARROW in problem.file for problem in verify_collection(layout(tmp_path)))
-    repair_collection(layout(tmp_path))
-    require_codes(open_generation(layout(tmp_path)), tiny_model_folder, ROWS)
 
 
 def test_collection_whose_codebook_is_lost_is_repaired_to_one_without_token_vectors(

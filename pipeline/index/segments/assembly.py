@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point
-from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.files import has_sha256
 from cairn.pipeline.index.layout import CollectionLayout
@@ -131,10 +131,7 @@ class Assembly:
             for name in names
         ):
             return None
-        try:
-            return open_rows(folder, record)
-        except DamageError:
-            return None
+        return open_rows(folder, record)
 
     def _is_worth_it(self, kept: Sequence[_Kept], num_added: Mapping[str, int]) -> bool:
         """Tell whether sharing segments is quicker than one whole, and their codebooks still do."""

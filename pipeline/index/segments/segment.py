@@ -27,12 +27,12 @@ from cairn.pipeline.index.columns import (
     DOCUMENT_POSITIONS_SCHEMA,
     LENGTHS_SCHEMA,
     TOKEN_FILE_COLUMNS,
+    TOKEN_FILE_SCHEMA,
     ChunkTokens,
     CodeColumn,
     TokenCodes,
     TokenVectors,
     open_positions,
-    open_token_file,
 )
 from cairn.pipeline.index.names import (
     CHUNKS,
@@ -227,7 +227,7 @@ def open_segment(folder: Path, record: SegmentRecord, files: Collection[str]) ->
         words=open_passage_terms(folder / (record.name + PASSAGES_ARROW)),
         titles=open_passage_terms(folder / (record.name + TITLES_ARROW)),
         lengths=open_positions(folder / (record.name + LENGTHS_ARROW), LENGTHS_SCHEMA),
-        tokens=open_token_file(folder / tokens, record.chunks) if tokens in files else None,
+        tokens=open_positions(folder / tokens, TOKEN_FILE_SCHEMA) if tokens in files else None,
         sparse=open_passage_terms(folder / sparse) if sparse in files else None,
     )
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.columns import open_token_file
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection
@@ -207,10 +206,10 @@ def test_merged_inverted_files_hold_the_codes_of_their_segments(
 def test_publication_writes_what_changed_and_links_the_rest(
     small_segments: None, layout: CollectionLayout
 ) -> None:
-    stones.publish_documents(layout, IDS[:10])
+    stones.publish_documents(layout, IDS[:10], with_tokens=True)
     stones.publish_documents(layout, [IDS[3]], replaced=[IDS[3]], version=1)
     first, second = (layout.generation_folder(number) for number in (1, 2))
-    for name in NEEDED_FILES:
+    for name in (*NEEDED_FILES, TOKENS_ARROW):
         assert (first / name).samefile(second / name)
         assert (second / f"00000002-{name}").is_file()
     assert (second / "deleted.bits").read_bytes() == bytes([0b0000_1000, 0])
@@ -259,26 +258,6 @@ def test_small_collection_stays_one_segment(layout: CollectionLayout) -> None:
     for count in (5, 10):
         stones.publish_documents(layout, IDS[count - 5 : count])
     assert [record.name for record in open_generation(layout).manifest.segments] == [""]
-
-
-def test_publication_writes_the_token_codes_of_what_changed(
-    small_segments: None, layout: CollectionLayout
-) -> None:
-    publish(layout, [(IDS[:9], False), (IDS[3:4], False)])
-    generation = open_generation(layout)
-    assert (generation.folder / TOKENS_ARROW).stat().st_nlink == 2
-    added = open_token_file(generation.folder / f"00000002-{TOKENS_ARROW}", stones.num_chunks_of(IDS[3]))
-    ids = [*IDS[:3], *IDS[4:9], IDS[3]]
-    keys = [
-        (f"{doc_id}#{ordinal}/{int(doc_id == IDS[3])}", ordinal)
-        for doc_id in ids
-        for ordinal in range(stones.num_chunks_of(doc_id))
-    ]
-    assert generation.token_vectors is not None
-    found = generation.token_vectors.chunks.read(np.arange(generation.num_chunks))
-    stored = np.column_stack([found.codes, found.step_T]).tobytes()
-    assert stored == b"".join(stones.token_rows(key, count) for key, count in keys)
-    assert stored.endswith(b"".join(added.column("token_codes").to_pylist()))
 
 
 @pytest.mark.parametrize("name", ["documents.faiss", "00000002-chunks.arrow"])

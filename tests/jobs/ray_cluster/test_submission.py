@@ -13,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -137,24 +136,6 @@ class TestOnACluster:
         again = server.submit(config)
         assert again.is_new
         assert again.submission_id != first.submission_id
-
-    @pytest.mark.slow
-    def test_job_whose_process_is_killed_says_so_and_the_next_run_finishes_the_work(
-        self, ray_cluster: Any, config: Path, tmp_path: Path, stored: Callable[..., Any]
-    ):
-        def kill(_: str) -> None:
-            for process in psutil.process_iter(["cmdline", "cwd"]):
-                words = process.info["cmdline"] or []
-                if "cairn.cli.main" in words and process.info["cwd"] == str(tmp_path):
-                    process.kill()
-
-        server = JobServer(ray_cluster.dashboard)
-        killed = server.submit(config)
-        assert server.follow(killed.submission_id, kill).exit_code == 137
-        again = server.submit(config)
-        assert again.is_new
-        assert server.follow(again.submission_id, lambda _: None).exit_code == 0
-        assert sorted(stored(tmp_path / "root")) == sorted(TEXTS)
 
     @pytest.mark.slow
     def test_job_that_ray_gives_another_clusters_address_is_one_sentence(
