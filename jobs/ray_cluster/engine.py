@@ -26,7 +26,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.index.partitions import ChangePartition, RunTasks
-from cairn.pipeline.line.encoder_worker import EncoderWorker
+from cairn.pipeline.line.encoder_worker import HANDED_OVER, EncoderWorker, shard_left
 from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 from cairn.pipeline.manifest import PartitionRecord
 from cairn.pipeline.token_vectors.codebook import TokenCoder
@@ -67,20 +67,22 @@ class RayEngine:
         # Tokens are heard of shard by shard.
         pool, left, are_seen = self._at_work(), [*range(len(shards))], True
         if shards:
-            pool.step("share", *_shared_folder(shards[0].parent))
+            folder = shards[0].parent.absolute()
+            pool.step("share", folder, _leave_mark(folder))
 
-        def staged(place: int) -> tuple[Path | bytes]:
+        def staged(place: int) -> tuple[str | bytes]:
             shard = shards[left[place]]
-            return (shard.absolute() if are_seen else shard.read_bytes(),)
+            return (shard.name if are_seen else shard.read_bytes(),)
 
         while left:
             unseen: list[int] = []
             sizes = [shards[number].stat().st_size for number in left]
-            for place, encoded in pool.map("encode_staged", staged, sizes):
-                if encoded is None:  # by a machine without the folder: from here on all get bytes
+            for place, answer in pool.map("encode_staged", staged, sizes):
+                if answer is None:  # by a machine without the folder: from here on all get bytes
                     are_seen = False
                     unseen.append(left[place])
                     continue
+                encoded = shard_left(shards[0].parent, answer) if isinstance(answer, tuple) else answer
                 on_tokens(encoded.num_tokens)
                 yield left[place], encoded
             left = unseen
@@ -127,14 +129,14 @@ class RayEngine:
         return self._connection.ray
 
 
-def _shared_folder(staged: Path) -> tuple[Path, str]:
-    """Make a folder beside the shards for workers that see it; return it with a file to know it by."""
-    folder, mark = staged.with_name("handed-over").absolute(), uuid.uuid4().hex
+def _leave_mark(staged: Path) -> str:
+    """Make a folder beside the shards for workers that see it; return the file to know it by."""
+    folder, mark = staged.with_name(HANDED_OVER), uuid.uuid4().hex
     with durable.storage_errors("preparing the folder that workers may share"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         (folder / mark).write_text(socket.gethostname())
-    return folder, mark
+    return mark
 
 
 def _room(engine: EngineConfig, resources: dict[str, Any]) -> int:

@@ -4,10 +4,9 @@
     load ─▶ begin ─▶ encode_staged, …     by every worker
 
 A worker loads torch and the model at its first call, is given Parquet bytes and returns Parquet bytes. So it
-needs no disk in common with the driver. Where it sees the driver's folder, it is given names of files, leaves
-its own files there and returns their names: no row passes the driver. Where it reaches the collection's
-object store, it may be told to leave them there. The driver alone gives them the names that count, so a
-worker that was believed dead cannot damage anything when it wakes.
+needs no disk in common with the driver. Where it sees the driver's folder, it is given the name of a file,
+leaves its own files there and says what their names begin with: no row passes the driver. The driver alone
+gives them the names that count, so a worker that was believed dead cannot damage anything when it wakes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -56,6 +55,18 @@ log = logging.getLogger(__name__)
 
 SHARDS_AT_ONCE: Final = 3
 """By an endpoint: one is cut and one stored while another is asked for."""
+HANDED_OVER: Final = "handed-over"
+"""The folder beside the staged shards in which workers that see it leave what they encode."""
+
+LeftShard = tuple[str, int, int, int]
+"""A shard that a worker left: how its files' names begin, and its documents, characters and tokens."""
+
+
+def shard_left(staged: Path, left: LeftShard) -> EncodedShard:
+    """Return a shard that a worker left beside the folder of the staged ones."""
+    name, documents, characters, tokens = left
+    paths = {table: staged.with_name(HANDED_OVER) / f"{name}-{table}" for table in ("documents", "chunks")}
+    return EncodedShard(**paths, num_documents=documents, num_characters=characters, num_tokens=tokens)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +113,7 @@ class EncoderWorker:
         self._sparse: SparseEncoder | None = None
         self._view: CorpusView | None = None
         self._assigner: ClusterAssigner | None = None
-        self._folder: Path | None = None
+        self._staged: Path | None = None
 
     def load(self) -> Loaded:
         """See :class:`cairn.pipeline.line.engine.Engine`."""
@@ -167,17 +178,18 @@ class EncoderWorker:
             host=socket.gethostname(),
         )
 
-    def share(self, folder: Path, mark: str) -> None:
-        """Leave encoded shards in ``folder`` from here on, if it holds the file that the driver left.
+    def share(self, staged: Path, mark: str) -> None:
+        """Read shards from ``staged`` and leave them beside it, if the file that the driver left is there.
 
         On the driver's machine, what servers are paid for is kept beside it, and shared with other workers:
         SQLite's log needs one machine.
         """
-        host = (folder / mark).read_text() if (folder / mark).is_file() else None
-        self._folder = None if host is None else folder
+        path = staged.with_name(HANDED_OVER) / mark
+        host = path.read_text() if path.is_file() else None
+        self._staged = None if host is None else staged
         if host == socket.gethostname() and self._asks_servers():
             assert self._encoder is not None, "begin comes first"
-            self._encoder.keep_paid(folder.with_name(PAID_NAME))
+            self._encoder.keep_paid(staged.with_name(PAID_NAME))
 
     def _asks_servers(self) -> bool:
         own = self._config.encoder
@@ -252,30 +264,34 @@ class EncoderWorker:
         sparse = None if self._sparse is None else self._sparse.encode_chunks(texts, encoded)
         documents, chunks = shard_tables(doc_ids, encoded, assignments_N, sparse)
         return EncodedShard(
-            documents=self._handed_over(documents),
-            chunks=self._handed_over(chunks),
+            documents=as_parquet(documents),
+            chunks=as_parquet(chunks),
             num_documents=len(texts),
             num_characters=sum(map(len, texts)),
             num_tokens=int(encoded.num_tokens.sum()),
         )
 
-    def encode_staged(self, staged: bytes | Path) -> EncodedShard | None:
-        """Encode a staged shard of a driver, given as bytes or by name; None where its file is not seen."""
-        if isinstance(staged, Path):
-            if self._folder is None or not staged.is_file():
-                return None
-            staged = staged.read_bytes()
-        return self.encode_shard(staged)
+    def encode_staged(self, staged: bytes | str) -> EncodedShard | LeftShard | None:
+        """Encode a staged shard of a driver, given as bytes or by name; None where its file is not seen.
 
-    def _handed_over(self, table: pa.Table) -> pa.Buffer | Path:
-        """Return a table's Parquet file: in the shared folder, or as bytes where it cannot be written."""
-        content = as_parquet(table)
-        if self._folder is not None:
-            path = self._folder / f"{uuid.uuid4().hex}.parquet"
-            with contextlib.suppress(OSError):
+        The answer holds the tables where the folder does not take them.
+        """
+        if self._staged is None:
+            return self.encode_shard(staged) if isinstance(staged, bytes) else None
+        if isinstance(staged, str):
+            if not (self._staged / staged).is_file():
+                return None
+            staged = (self._staged / staged).read_bytes()
+        shard, name = self.encode_shard(staged), secrets.token_hex(8)
+        left = name, shard.num_documents, shard.num_characters, shard.num_tokens
+        found = shard_left(self._staged, left)
+        with contextlib.suppress(OSError):
+            for path, content in ((found.documents, shard.documents), (found.chunks, shard.chunks)):
+                assert isinstance(path, Path)
+                assert not isinstance(content, Path)
                 durable.write_bytes(path, content)
-                return path
-        return content
+            return left
+        return shard
 
     def _assign(
         self,

@@ -85,7 +85,7 @@ def test_ray_engine_builds_the_collection_that_the_local_engine_builds(
         with monkeypatch.context() as patch:
             patch.setattr(encode_corpus, "write_encoded_shard", write)
             if start:
-                patch.setattr(ray_engine, "_shared_folder", lambda _: (tmp_path / "elsewhere", "mark"))
+                patch.setattr(ray_engine, "_leave_mark", lambda _: "of another machine")
             some = replace(engine, max_workers=workers)
             reports["ray", start] = build_index(
                 [source], tmp_path, "ray", config, engine=open_engine(some, config)
@@ -183,19 +183,22 @@ class HalfBlindPool:
     """Workers of which every other one does not see the driver's files; ``given`` are their shards."""
 
     def __init__(self) -> None:
-        self.given: list[Path | bytes] = []
+        self.given: list[str | bytes] = []
+        self.folder = Path()
 
-    def step(self, *_: Any) -> None:
-        """Take a step that no one hears of."""
+    def step(self, _: str, folder: Path, mark: str) -> None:
+        """Hear of the folder."""
+        assert (folder.with_name("handed-over") / mark).is_file()
+        self.folder = folder
 
     def map(
-        self, _: str, arguments: Callable[[int], tuple[Path | bytes]], sizes: Sequence[int]
+        self, _: str, arguments: Callable[[int], tuple[str | bytes]], sizes: Sequence[int]
     ) -> Iterator[tuple[int, EncodedShard | None]]:
         for place in range(len(sizes)):
             (staged,) = arguments(place)
             self.given.append(staged)
-            if isinstance(staged, Path):
-                yield place, None if place % 2 else encoded(staged.read_bytes())
+            if isinstance(staged, str):
+                yield place, None if place % 2 else encoded((self.folder / staged).read_bytes())
             else:
                 yield place, encoded(staged)
 
@@ -208,7 +211,8 @@ def encoded(staged: bytes) -> EncodedShard:
 
 
 def test_shards_that_a_worker_does_not_see_are_sent_to_it(tmp_path: Path, config: IngestConfig) -> None:
-    shards = [tmp_path / f"shard-{number}" for number in range(6)]
+    (tmp_path / "staged").mkdir()
+    shards = [tmp_path / "staged" / f"shard-{number}" for number in range(6)]
     for number, shard in enumerate(shards):
         shard.write_bytes(b"%d" % number)
     pool, tokens = HalfBlindPool(), list[int]()
@@ -216,5 +220,8 @@ def test_shards_that_a_worker_does_not_see_are_sent_to_it(tmp_path: Path, config
     engine._pool = pool  # type: ignore[assignment]
     found = {number: each.documents.to_pybytes() for number, each in engine.encode(shards, tokens.append)}
     assert found == {number: b"%d" % number for number in range(6)}
-    assert pool.given == [*shards[:2], *(found[number] for number in (2, 3, 4, 5, 1))]
+    assert pool.given == [
+        *(shard.name for shard in shards[:2]),
+        *(found[number] for number in (2, 3, 4, 5, 1)),
+    ]
     assert sum(tokens) == 6
