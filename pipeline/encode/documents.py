@@ -53,7 +53,7 @@ from cairn.pipeline.model.batching import one_torch_thread
 from cairn.pipeline.model.document_encoder import embed_chunks, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import query_settings
-from cairn.pipeline.model.landmark_mixer import mix_documents, mix_queries, mixer_of
+from cairn.pipeline.model.landmark_mixer import mixer_of
 from cairn.pipeline.model.landmarks import Chunks, chunk_spans, lay_out, split_into_chunks
 from cairn.pipeline.model.late_backbone import LateBackbone
 from cairn.pipeline.model.latent_attention import latent_attention_of
@@ -203,8 +203,8 @@ class DocumentEncoder:
         encoded = replace(encoded, title_tokens=title_tokens, lines=lines)
         if self._mixer is None:
             return encoded
-        mixed_MD = mix_documents(
-            self._mixer, encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
+        mixed_MD = self._mixer.mix_documents(
+            encoded.chunk_vectors_MV, encoded.chunk_offsets, title_ND, self._mixed_context_CD
         )
         chunk_vectors_MV = first_dims(mixed_MD, self.vector_dim)
         documents_NV = document_vectors(chunk_vectors_MV, encoded.chunk_offsets, "document")
@@ -300,7 +300,7 @@ class DocumentEncoder:
     def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
         vectors_QV = encoded.document_vectors_NV
         if self._mixer is not None:
-            mixed_QD = mix_queries(self._mixer, vectors_QV, self._mixed_context_CD)
+            mixed_QD = self._mixer.mix_queries(vectors_QV, self._mixed_context_CD)
             vectors_QV = first_dims(mixed_QD, self.vector_dim)
         return vectors_QV
 

@@ -19,8 +19,6 @@ matrix turns the space so that its first dimensions say most (Matryoshka: Kusupa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -38,6 +36,8 @@ STRETCH_LANDMARKS: Final = 256
 """Landmarks that attend to one another: 16,384 tokens at the default interval."""
 BATCH_LANDMARKS: Final = 4_096
 NUM_FEATURES: Final = 4
+MEAN_COSINE, TITLE_COSINE = 0.5, 0.3
+"""About what landmarks have with their document's mean and title: features count from there."""
 HIDDEN: Final = -1e4
 """A logit that no softmax lets through."""
 
@@ -52,9 +52,6 @@ class MixingHeads(nn.Module):
         self.key = nn.Linear(width, num_heads * head_dim)
         self.gate = nn.Parameter(torch.zeros(num_heads))
         self.gate_slope = nn.Parameter(torch.zeros(num_heads, NUM_FEATURES))
-        for layer in (self.query, self.key):
-            nn.init.normal_(layer.weight, std=0.5 * head_dim**-0.5)
-            nn.init.zeros_(layer.bias)
 
     def logits(
         self, x_SLD: Float[torch.Tensor, "S L D"], keys_sKD: Float[torch.Tensor, "s K D"]
@@ -64,25 +61,22 @@ class MixingHeads(nn.Module):
         key_sHKd = self.key(keys_sKD).unflatten(-1, (self.num_heads, -1)).transpose(-2, -3)
         return query_SHLd @ key_sHKd.transpose(-1, -2)
 
-    def gates(self, features_SLF: Float[torch.Tensor, "S L F"]) -> Float[torch.Tensor, "S H L"]:
-        """Return how much each head adds."""
-        return (self.gate + features_SLF @ self.gate_slope.T).transpose(-1, -2)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stretches:
-    """S rows of neighbouring landmarks, padded to L, with the mean and number of their documents'."""
-
-    x_SLD: Float[torch.Tensor, "S L D"]
-    is_landmark_SL: Bool[torch.Tensor, "S L"]
-    mean_SD: Float[torch.Tensor, "S D"]
-    num_landmarks_S: Float[torch.Tensor, " S"]
-    title_SD: Float[torch.Tensor, "S D"] | None = None
-    """Unit vectors, or zeros where a document has no title."""
+    def add(
+        self,
+        features_SLF: Float[torch.Tensor, "S L F"],
+        weights_SHLK: Float[torch.Tensor, "S H L K"],
+        values_KD: Float[torch.Tensor, "*s K D"],
+    ) -> Float[torch.Tensor, "S L D"]:
+        """Return what all heads add, each by its gate."""
+        gates_SHL = (self.gate + features_SLF @ self.gate_slope.T).transpose(-1, -2)
+        return torch.einsum("shl,shlk->slk", gates_SHL, weights_SHLK) @ values_KD
 
 
 class LandmarkMixer(nn.Module):
-    """The trained map; ``width`` is that of chunk embeddings. Results are L2-normalised."""
+    """The trained map; ``width`` is that of chunk embeddings.
+
+    Embeddings that come in need not be of unit length, those that come out are.
+    """
 
     def __init__(self, width: int, num_heads: int = 4, head_dim: int = 64) -> None:
         super().__init__()
@@ -95,134 +89,123 @@ class LandmarkMixer(nn.Module):
         self.title_slope, self.mean_slope = (nn.Parameter(torch.zeros(NUM_FEATURES)) for _ in range(2))
         self.turn = nn.Parameter(torch.eye(width))
 
-    def mix(
-        self, stretches: Stretches, context_CD: Float[torch.Tensor, "C D"] | None
-    ) -> Float[torch.Tensor, "S L D"]:
-        """Return the landmarks' vectors; padded places hold no meaning."""
-        x_SLD = stretches.x_SLD
-        title_SD = torch.zeros_like(stretches.mean_SD) if stretches.title_SD is None else stretches.title_SD
-        features_SLF = self._features(stretches, title_SD)
-        y_SLD = x_SLD + (self.title_gate + features_SLF @ self.title_slope)[..., None] * title_SD[:, None]
-        is_long_S = (stretches.num_landmarks_S > 1).to(x_SLD.dtype)
-        mean_gate_SL = (self.mean_gate + features_SLF @ self.mean_slope) * is_long_S[:, None]
-        y_SLD = y_SLD + mean_gate_SL[..., None] * stretches.mean_SD[:, None]
-        if x_SLD.shape[1] > 1:
-            y_SLD = y_SLD + self._mix_document(stretches, features_SLF)
-        if context_CD is not None:
-            y_SLD = y_SLD + self._mix_context(self.context, x_SLD, context_CD, features_SLF)
-        return self._turned(y_SLD)
+    @torch.inference_mode()
+    def mix_documents(
+        self,
+        chunk_embeddings_MD: Float32[np.ndarray, "M D"],
+        chunk_offsets: Int64[np.ndarray, " N1"],
+        title_embeddings_ND: Float32[np.ndarray, "N D"] | None,
+        context_CD: Float32[np.ndarray, "C D"] | None,
+    ) -> Float32[np.ndarray, "M D"]:
+        """Mix the landmarks of N documents; document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``.
 
-    def mix_queries(
-        self, x_QD: Float[torch.Tensor, "Q D"], context_CD: Float[torch.Tensor, "C D"] | None
-    ) -> Float[torch.Tensor, "Q D"]:
-        """Return the queries' vectors."""
-        if context_CD is None:
-            return self._turned(x_QD)
-        one_Q = torch.ones(len(x_QD), dtype=x_QD.dtype, device=x_QD.device)
-        alone = Stretches(
-            x_SLD=x_QD[:, None], is_landmark_SL=one_Q[:, None].bool(), mean_SD=x_QD, num_landmarks_S=one_Q
+        A title of zeros is none. A landmark's result depends on its own document and the context alone, not
+        on what is encoded beside.
+        """
+        if not len(chunk_embeddings_MD):
+            return chunk_embeddings_MD
+        device = self.turn.device
+        x_MD, counts_N = self._units(chunk_embeddings_MD), np.diff(chunk_offsets)
+        owner_M = torch.from_numpy(np.repeat(np.arange(len(counts_N)), counts_N)).to(device)
+        mean_ND = functional.normalize(
+            torch.zeros(len(counts_N), self.width, device=device).index_add_(0, owner_M, x_MD), dim=-1
         )
-        features_QLF = self._features(alone, torch.zeros_like(x_QD))
-        return self._turned(
-            x_QD + self._mix_context(self.query_context, x_QD[:, None], context_CD, features_QLF)[:, 0]
+        title_ND = (
+            torch.zeros_like(mean_ND) if title_embeddings_ND is None else self._units(title_embeddings_ND)
         )
-
-    def _features(
-        self, stretches: Stretches, title_SD: Float[torch.Tensor, "S D"]
-    ) -> Float[torch.Tensor, "S L F"]:
-        to_mean_SL = torch.einsum("sld,sd->sl", stretches.x_SLD, stretches.mean_SD) - 0.5
-        to_title_SL = torch.einsum("sld,sd->sl", stretches.x_SLD, title_SD) - 0.3
-        length_SL = (stretches.num_landmarks_S.log() / 5)[:, None].expand_as(to_mean_SL)
-        has_title_SL = title_SD.norm(dim=-1)[:, None].expand_as(to_mean_SL)
-        return torch.stack([to_mean_SL, to_title_SL, length_SL, has_title_SL], dim=-1)
-
-    def _mix_document(
-        self, stretches: Stretches, features_SLF: Float[torch.Tensor, "S L F"]
-    ) -> Float[torch.Tensor, "S L D"]:
-        heads, x_SLD = self.document, stretches.x_SLD
-        place_L = torch.arange(x_SLD.shape[1], device=x_SLD.device)
-        apart_LL = (place_L[:, None] - place_L[None]).abs()
-        logits_SHLL = (
-            heads.logits(x_SLD, x_SLD) - self.distance.exp()[:, None, None] * apart_LL.to(x_SLD.dtype).log1p()
-        )
-        hidden_SHLL = (apart_LL == 0)[None, None] | ~stretches.is_landmark_SL[:, None, None]
-        # Where nothing is left to see, as for the only landmark of a row, nothing is added.
-        weights_SHLL = logits_SHLL.masked_fill(hidden_SHLL, HIDDEN).softmax(-1).masked_fill(hidden_SHLL, 0.0)
-        return torch.einsum("shl,shlk,skd->sld", heads.gates(features_SLF), weights_SHLL, x_SLD)
-
-    @staticmethod
-    def _mix_context(
-        heads: MixingHeads,
-        x_SLD: Float[torch.Tensor, "S L D"],
-        context_CD: Float[torch.Tensor, "C D"],
-        features_SLF: Float[torch.Tensor, "S L F"],
-    ) -> Float[torch.Tensor, "S L D"]:
-        weights_SHLC = heads.logits(x_SLD, context_CD[None]).softmax(-1)
-        gated_SLC = torch.einsum("shl,shlc->slc", heads.gates(features_SLF), weights_SHLC)
-        return gated_SLC @ context_CD
-
-    def _turned(self, y: Float[torch.Tensor, "*rows D"]) -> Float[torch.Tensor, "*rows D"]:
-        return functional.normalize(y @ self.turn, dim=-1)
-
-
-def mix_documents(
-    mixer: LandmarkMixer,
-    chunk_embeddings_MD: Float32[np.ndarray, "M D"],
-    chunk_offsets: Int64[np.ndarray, " N1"],
-    title_embeddings_ND: Float32[np.ndarray, "N D"] | None,
-    context_CD: Float32[np.ndarray, "C D"] | None,
-) -> Float32[np.ndarray, "M D"]:
-    """Mix the landmarks of N documents; document i owns ``chunk_offsets[i]:chunk_offsets[i + 1]``.
-
-    A title of zeros is none. Inputs need not be of unit length. A landmark's result depends on its own
-    document and the context alone, not on what is encoded beside.
-    """
-    if not len(chunk_embeddings_MD):
-        return chunk_embeddings_MD
-    device = mixer.turn.device
-    x_MD, counts_N = _units(mixer, chunk_embeddings_MD), np.diff(chunk_offsets)
-    owner_M = torch.from_numpy(np.repeat(np.arange(len(counts_N)), counts_N)).to(device)
-    mean_ND = functional.normalize(
-        torch.zeros(len(counts_N), mixer.width, device=device).index_add_(0, owner_M, x_MD), dim=-1
-    )
-    title_ND = None if title_embeddings_ND is None else _units(mixer, title_embeddings_ND)
-    context = None if context_CD is None else _units(mixer, context_CD)
-    mixed_MD = torch.empty_like(x_MD)
-    with torch.inference_mode():
+        context = None if context_CD is None else self._units(context_CD)
+        mixed_MD = torch.empty_like(x_MD)
         for first_S, length_S, document_S in _batches(counts_N, chunk_offsets):
             place_L = np.arange(length_S.max())
             is_landmark_SL = torch.from_numpy(place_L < length_S[:, None]).to(device)
             source_SL = torch.from_numpy(np.minimum(first_S[:, None] + place_L, len(x_MD) - 1)).to(device)
+            num_S = torch.from_numpy(counts_N[document_S].astype(np.float32)).to(device)
             of_document = torch.from_numpy(document_S).to(device)
-            stretches = Stretches(
-                x_SLD=x_MD[source_SL] * is_landmark_SL[..., None],
-                is_landmark_SL=is_landmark_SL,
-                mean_SD=mean_ND[of_document],
-                num_landmarks_S=torch.from_numpy(counts_N[document_S].astype(np.float32)).to(device),
-                title_SD=None if title_ND is None else title_ND[of_document],
+            x_SLD = x_MD[source_SL] * is_landmark_SL[..., None]
+            mixed_SLD = self._mix(
+                x_SLD, is_landmark_SL, mean_ND[of_document], title_ND[of_document], num_S, context
             )
-            mixed_MD[source_SL[is_landmark_SL]] = mixer.mix(stretches, context)[is_landmark_SL]
-    return mixed_MD.cpu().numpy()
+            mixed_MD[source_SL[is_landmark_SL]] = mixed_SLD[is_landmark_SL]
+        return mixed_MD.cpu().numpy()
 
+    @torch.inference_mode()
+    def mix_queries(
+        self, embeddings_QD: Float32[np.ndarray, "Q D"], context_CD: Float32[np.ndarray, "C D"] | None
+    ) -> Float32[np.ndarray, "Q D"]:
+        """Mix queries, one embedding each."""
+        x_QD = self._units(embeddings_QD)
+        if context_CD is not None:
+            # A document of one landmark, its own mean, without a title.
+            features_F = x_QD.new_tensor([1 - MEAN_COSINE, -TITLE_COSINE, 0.0, 0.0])
+            added_Q1D = self._of_context(
+                self.query_context,
+                x_QD[:, None],
+                features_F.expand(len(x_QD), 1, -1),
+                self._units(context_CD),
+            )
+            x_QD = x_QD + added_Q1D[:, 0]
+        return self._turned(x_QD).cpu().numpy()
 
-def mix_queries(
-    mixer: LandmarkMixer,
-    embeddings_QD: Float32[np.ndarray, "Q D"],
-    context_CD: Float32[np.ndarray, "C D"] | None,
-) -> Float32[np.ndarray, "Q D"]:
-    """Mix queries, one embedding each; inputs need not be of unit length."""
-    context = None if context_CD is None else _units(mixer, context_CD)
-    with torch.inference_mode():
-        return mixer.mix_queries(_units(mixer, embeddings_QD), context).cpu().numpy()
+    def _mix(
+        self,
+        x_SLD: Float[torch.Tensor, "S L D"],
+        is_landmark_SL: Bool[torch.Tensor, "S L"],
+        mean_SD: Float[torch.Tensor, "S D"],
+        title_SD: Float[torch.Tensor, "S D"],
+        num_landmarks_S: Float[torch.Tensor, " S"],
+        context_CD: Float[torch.Tensor, "C D"] | None,
+    ) -> Float[torch.Tensor, "S L D"]:
+        """Mix S rows of neighbouring landmarks, padded to L, of unit length; padded places hold no meaning.
 
+        The mean, the title (or zeros) and the number of landmarks are those of each row's document.
+        """
+        to_mean_SL, to_title_SL = (torch.einsum("sld,sd->sl", x_SLD, other) for other in (mean_SD, title_SD))
+        length_SL = (num_landmarks_S.log() / 5)[:, None].expand_as(to_mean_SL)
+        has_title_SL = title_SD.norm(dim=-1)[:, None].expand_as(to_mean_SL)
+        features_SLF = torch.stack(
+            [to_mean_SL - MEAN_COSINE, to_title_SL - TITLE_COSINE, length_SL, has_title_SL], dim=-1
+        )
+        title_gate_SL = self.title_gate + features_SLF @ self.title_slope
+        is_long_S1 = (num_landmarks_S > 1).to(x_SLD.dtype)[:, None]
+        mean_gate_SL = (self.mean_gate + features_SLF @ self.mean_slope) * is_long_S1
+        y_SLD = (
+            x_SLD + title_gate_SL[..., None] * title_SD[:, None] + mean_gate_SL[..., None] * mean_SD[:, None]
+        )
+        if x_SLD.shape[1] > 1:
+            y_SLD = y_SLD + self._of_document(x_SLD, is_landmark_SL, features_SLF)
+        if context_CD is not None:
+            y_SLD = y_SLD + self._of_context(self.context, x_SLD, features_SLF, context_CD)
+        return self._turned(y_SLD)
 
-def _units(mixer: LandmarkMixer, embeddings_ND: Float32[np.ndarray, "N D"]) -> Float32[torch.Tensor, "N D"]:
-    return functional.normalize(torch.from_numpy(embeddings_ND).to(mixer.turn.device), dim=-1)
+    def _of_document(
+        self,
+        x_SLD: Float[torch.Tensor, "S L D"],
+        is_landmark_SL: Bool[torch.Tensor, "S L"],
+        features_SLF: Float[torch.Tensor, "S L F"],
+    ) -> Float[torch.Tensor, "S L D"]:
+        place_L = torch.arange(x_SLD.shape[1], device=x_SLD.device)
+        apart_LL = (place_L[:, None] - place_L[None]).abs()
+        penalty_HLL = self.distance.exp()[:, None, None] * apart_LL.to(x_SLD.dtype).log1p()
+        logits_SHLL = self.document.logits(x_SLD, x_SLD) - penalty_HLL
+        hidden_SHLL = (apart_LL == 0)[None, None] | ~is_landmark_SL[:, None, None]
+        # Where nothing is left to see, as for the only landmark of a row, nothing is added.
+        weights_SHLL = logits_SHLL.masked_fill(hidden_SHLL, HIDDEN).softmax(-1).masked_fill(hidden_SHLL, 0.0)
+        return self.document.add(features_SLF, weights_SHLL, x_SLD)
 
+    @staticmethod
+    def _of_context(
+        heads: MixingHeads,
+        x_SLD: Float[torch.Tensor, "S L D"],
+        features_SLF: Float[torch.Tensor, "S L F"],
+        context_CD: Float[torch.Tensor, "C D"],
+    ) -> Float[torch.Tensor, "S L D"]:
+        return heads.add(features_SLF, heads.logits(x_SLD, context_CD[None]).softmax(-1), context_CD)
 
-def mixer_of(backbone: Backbone) -> LandmarkMixer | None:
-    """Return a backbone's mixer, None where its checkpoint holds none."""
-    return read_landmark_mixer(backbone.own_tensors, backbone.embedding_dim, backbone.device)
+    def _turned(self, y: Float[torch.Tensor, "*rows D"]) -> Float[torch.Tensor, "*rows D"]:
+        return functional.normalize(y @ self.turn, dim=-1)
+
+    def _units(self, embeddings_ND: Float32[np.ndarray, "N D"]) -> Float32[torch.Tensor, "N D"]:
+        return functional.normalize(torch.from_numpy(embeddings_ND).to(self.turn.device), dim=-1)
 
 
 def _batches(
@@ -250,10 +233,9 @@ def _batches(
     return batches
 
 
-def read_landmark_mixer(
-    tensors: Mapping[str, torch.Tensor], width: int, device: torch.device
-) -> LandmarkMixer | None:
-    """Return a checkpoint's mixer, None where it has none; a misfit raises :class:`ModelError`."""
+def mixer_of(backbone: Backbone) -> LandmarkMixer | None:
+    """Return a backbone's mixer, None where it has none; a misfit raises :class:`ModelError`."""
+    tensors, width = backbone.own_tensors, backbone.embedding_dim
     own = {name.removeprefix(PREFIX): tensors[name] for name in tensors if name.startswith(PREFIX)}
     if not own:
         return None
@@ -280,4 +262,4 @@ def read_landmark_mixer(
         if not bool(require_floats(f"{PREFIX}{name}", tensor).isfinite().all()):
             raise ModelError(f"{PREFIX}{name} must be finite, got NaN or infinity; train the mixer again")
     mixer.load_state_dict({name: tensor.float() for name, tensor in own.items()})
-    return mixer.to(device).eval().requires_grad_(False)
+    return mixer.to(backbone.device).eval().requires_grad_(False)

@@ -12,7 +12,7 @@ from cairn.pipeline.model import landmark_mixer
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.checkpoint import EXTRA_NAME
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
-from cairn.pipeline.model.landmark_mixer import LandmarkMixer, mix_documents, mix_queries, mixer_of
+from cairn.pipeline.model.landmark_mixer import LandmarkMixer, mixer_of
 from safetensors.torch import save_file
 
 WIDTH = 16
@@ -84,8 +84,8 @@ def _reference(mixer, x, title, context):
 @pytest.mark.parametrize("with_titles", [False, True])
 def test_landmarks_are_mixed_as_the_equation_says(mixer, generator, with_titles, with_context):
     x, offsets, titles, context = _corpus(generator)
-    mixed = mix_documents(
-        mixer, x, offsets, titles if with_titles else None, context if with_context else None
+    mixed = mixer.mix_documents(
+        x, offsets, titles if with_titles else None, context if with_context else None
     )
     for document, (first, end) in enumerate(itertools.pairwise(offsets)):
         title = titles[document] if with_titles else None
@@ -95,11 +95,11 @@ def test_landmarks_are_mixed_as_the_equation_says(mixer, generator, with_titles,
 
 def test_a_document_does_not_depend_on_what_is_encoded_beside_it(mixer, generator):
     x, offsets, titles, context = _corpus(generator, counts=(4, 9, 1, 30))
-    together = mix_documents(mixer, x, offsets, titles, context)
+    together = mixer.mix_documents(x, offsets, titles, context)
     for document in range(4):
         first, end = offsets[document : document + 2]
-        alone = mix_documents(
-            mixer, x[first:end], np.array([0, end - first]), titles[document : document + 1], context
+        alone = mixer.mix_documents(
+            x[first:end], np.array([0, end - first]), titles[document : document + 1], context
         )
         np.testing.assert_allclose(together[first:end], alone, atol=1e-6)
 
@@ -107,23 +107,28 @@ def test_a_document_does_not_depend_on_what_is_encoded_beside_it(mixer, generato
 def test_a_new_mixer_leaves_the_base_vectors_as_they_are(generator):
     x, offsets, titles, context = _corpus(generator)
     np.testing.assert_allclose(
-        mix_documents(LandmarkMixer(WIDTH), x, offsets, titles, context), _unit(x), atol=1e-6
+        LandmarkMixer(WIDTH).mix_documents(x, offsets, titles, context), _unit(x), atol=1e-6
     )
-    np.testing.assert_allclose(mix_queries(LandmarkMixer(WIDTH), x, context), _unit(x), atol=1e-6)
+    np.testing.assert_allclose(LandmarkMixer(WIDTH).mix_queries(x, context), _unit(x), atol=1e-6)
 
 
-def test_queries_are_moved_by_the_context_alone(mixer, generator):
+def test_queries_are_moved_by_the_context_alone_as_documents_of_one_landmark(mixer, generator):
     x, _, _, context = _corpus(generator)
     turn = mixer.turn.detach().numpy()
-    np.testing.assert_allclose(mix_queries(mixer, x, None), _unit(_unit(x) @ turn), atol=1e-5)
-    assert np.abs(mix_queries(mixer, x, context) - mix_queries(mixer, x, None)).max() > 1e-2
+    np.testing.assert_allclose(mixer.mix_queries(x, None), _unit(_unit(x) @ turn), atol=1e-5)
+    assert np.abs(mixer.mix_queries(x, context) - mixer.mix_queries(x, None)).max() > 1e-2
+    mixer.query_context = mixer.context
+    with torch.no_grad():
+        mixer.title_gate.zero_()
+    documents = mixer.mix_documents(x, np.arange(len(x) + 1), None, context)
+    np.testing.assert_allclose(mixer.mix_queries(x, context), documents, atol=1e-5)
 
 
 def test_a_long_document_is_mixed_in_equal_stretches(mixer, generator, monkeypatch):
     monkeypatch.setattr(landmark_mixer, "STRETCH_LANDMARKS", 4)
     monkeypatch.setattr(landmark_mixer, "BATCH_LANDMARKS", 8)
     x, offsets, titles, context = _corpus(generator, counts=(10, 2))
-    mixed = mix_documents(mixer, x, offsets, titles, context)
+    mixed = mixer.mix_documents(x, offsets, titles, context)
     np.testing.assert_allclose(np.linalg.norm(mixed, axis=1), 1.0, atol=1e-5)
     moved = x.copy()
     moved[9] = -moved[9]
@@ -135,7 +140,7 @@ def test_a_long_document_is_mixed_in_equal_stretches(mixer, generator, monkeypat
         for heads in (mixer.document, mixer.context):
             heads.gate_slope.zero_()
         mixer.title_slope.zero_()
-    before, after = (mix_documents(mixer, vectors, offsets, titles, context) for vectors in (x, moved))
+    before, after = (mixer.mix_documents(vectors, offsets, titles, context) for vectors in (x, moved))
     np.testing.assert_allclose(before[:6], after[:6], atol=1e-6)
     assert np.abs(before[6:9] - after[6:9]).max() > 1e-4
 
