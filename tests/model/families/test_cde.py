@@ -15,13 +15,10 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.packed import Packed
+from cairn.pipeline.model.engine.rectangle import Rectangle
 from safetensors.torch import load_file, save_file
 
-from tests.model.cde_reference import Reference
-
-DIM, HEADS, CONTEXT, SOFT = 32, 4, 6, 8
-IDS = [[2, 7, 9, 30, 31, 12, 3], [2, 8, 3], [2, *range(5, 42), 40, 3]]
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
+from tests.model.cde_reference import CONTEXT, DIM, IDS, SOFT, VERSIONS, Reference
 
 
 def load(folder: Path, **settings: Any):
@@ -32,7 +29,9 @@ def context_of(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, DIM)).astype(np.float32)
 
 
-def embed(backbone: Any, rows: list[list[int]], context: np.ndarray | None) -> list[torch.Tensor]:
+def embed(
+    backbone: Any, rows: list[list[int]], context: np.ndarray | None, temperature: float = 1.0
+) -> list[torch.Tensor]:
     """Embed rows of ids in one padded batch: mean over each row, then what the checkpoint has behind it.
 
     Not normalised.
@@ -40,7 +39,7 @@ def embed(backbone: Any, rows: list[list[int]], context: np.ndarray | None) -> l
     ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row
-    states = backbone.hidden_states(ids, np.array([len(row) for row in rows]), context)
+    states = backbone.hidden_states(ids, np.array([len(row) for row in rows]), context, temperature)
     return [
         backbone.project(states[index, : len(row)].float().mean(0, keepdim=True))[0]
         for index, row in enumerate(rows)
@@ -51,90 +50,40 @@ def require_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> No
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)
 
 
-@VERSIONS
-def test_first_stage_equals_the_reference(version, make_cde):
-    folder = make_cde(version)
-    reference = Reference(folder, version)
-    require_close(embed(load(folder).first_stage, IDS, None), [reference.first_stage(ids) for ids in IDS])
+NULL = {"transductive_sequence_dropout_prob": 0.005}
+BACKBONES = {1: "nomic-bert-2048", 2: "ModernBERT-base"}
+CASES: dict[str, tuple[dict[str, Any], int, float]] = {
+    "whole context": ({}, CONTEXT, 1.0),
+    "part of a context": ({}, 2, 1.0),
+    "one document": ({}, 1, 1.0),
+    "soft prompts alone": ({}, 0, 1.0),
+    "null tokens alone": (NULL, 0, 1.0),
+    "null tokens fill up": (NULL, 2, 1.0),
+    "no room for null tokens": (NULL, CONTEXT, 1.0),
+    "temperature": ({}, CONTEXT, 0.7),
+    "placed context": ({"disable_transductive_rotary_embedding": False}, CONTEXT, 1.0),
+    "named backbone": ({"dataset_backbone": BACKBONES}, CONTEXT, 1.0),
+    "limited layers": ({"limit_layers": 1, "limit_layers_first_stage": 2}, CONTEXT, 1.0),
+    "other width": ({"embedding_output_dim": 12}, CONTEXT, 1.0),
+}
 
 
 @VERSIONS
-@pytest.mark.parametrize("num_context", [CONTEXT, 2, 1])
-def test_second_stage_with_context_equals_the_reference(version, num_context, make_cde):
-    folder, context = make_cde(version), context_of(num_context)
-    reference = Reference(folder, version)
-    expected = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
-    require_close(embed(load(folder), IDS, context), expected)
-
-
-@VERSIONS
-@pytest.mark.parametrize("num_context", [CONTEXT, 2])
-def test_second_stage_in_packed_rows_equals_the_reference(version, num_context, make_cde):
-    folder, context = make_cde(version), context_of(num_context)
-    backbone, reference = load(folder), Reference(folder, version)
-    backbone._backbone.pattern_type = Packed
-    require_close(
-        embed(backbone, IDS, context),
-        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
-    )
-
-
-@VERSIONS
-def test_second_stage_without_context_equals_the_reference_behind_soft_prompts(version, make_cde):
-    folder = make_cde(version)
-    reference = Reference(folder, version)
-    require_close(embed(load(folder), IDS, None), [reference.second_stage(ids, []) for ids in IDS])
-
-
-@VERSIONS
-@pytest.mark.parametrize("num_context", [0, 2, CONTEXT])
-def test_second_stage_with_a_null_token_fills_the_context_up(version, num_context, make_cde):
-    folder, context = make_cde(version, transductive_sequence_dropout_prob=0.005), context_of(num_context)
-    reference = Reference(folder, version)
-    expected = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
-    require_close(embed(load(folder), IDS, context if num_context else None), expected)
-
-
-@VERSIONS
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"disable_transductive_rotary_embedding": False},
-        {"dataset_backbone": "same"},
-    ],
-    ids=lambda settings: next(iter(settings)),
-)
-def test_second_stage_with_a_setting_changed_equals_the_reference(version, settings, make_cde):
-    if "dataset_backbone" in settings:
-        settings = {"dataset_backbone": "nomic-bert-2048" if version == 1 else "ModernBERT-base"}
-    folder, context = make_cde(version, **settings), context_of(CONTEXT)
-    reference = Reference(folder, version)
-    expected = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
-    require_close(embed(load(folder), IDS, context), expected)
-
-
-@VERSIONS
-def test_second_stage_with_a_temperature_equals_the_reference(version, make_cde):
-    folder, context = make_cde(version), context_of(CONTEXT)
-    states = load(folder).hidden_states(np.array([IDS[0]]), np.array([len(IDS[0])]), context, 0.7)
-    expected = Reference(folder, version, temperature=0.7).second_stage(
-        IDS[0], list(torch.from_numpy(context))
-    )
-    torch.testing.assert_close(
-        load(folder).project(states[0].mean(0, keepdim=True))[0], expected, atol=1e-5, rtol=1e-5
-    )
-
-
-@VERSIONS
-def test_limits_of_layers_hold_for_their_own_stage(version, make_cde):
-    folder, context = make_cde(version, limit_layers=1, limit_layers_first_stage=2), context_of(CONTEXT)
-    reference = Reference(folder, version)
-    backbone = load(folder)
-    require_close(
-        embed(backbone, IDS, context),
-        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
-    )
-    require_close(embed(backbone.first_stage, IDS, None), [reference.first_stage(ids) for ids in IDS])
+@pytest.mark.parametrize(("settings", "num_context", "temperature"), CASES.values(), ids=CASES)
+def test_both_stages_equal_the_reference_in_padded_and_in_packed_rows(
+    version, settings, num_context, temperature, make_cde
+):
+    own = {name: value[version] if value is BACKBONES else value for name, value in settings.items()}
+    folder, context = make_cde(version, **own), context_of(num_context)
+    backbone, reference = load(folder), Reference(folder, version, temperature)
+    assert backbone.embedding_dim == settings.get("embedding_output_dim", DIM)
+    assert backbone.first_stage.embedding_dim == DIM
+    first = [reference.first_stage(ids) for ids in IDS]
+    second = [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS]
+    for pattern_type in (Rectangle, Packed):
+        backbone._backbone.pattern_type = backbone.first_stage._backbone.pattern_type = pattern_type
+        require_close(embed(backbone.first_stage, IDS, None, temperature), first)
+        require_close(embed(backbone, IDS, context if num_context else None, temperature), second)
 
 
 @VERSIONS
@@ -155,18 +104,6 @@ def test_num_layers_cuts_the_second_stage_alone(version, make_cde):
     )
     assert cut.first_stage.weights_fingerprint == load(folder).first_stage.weights_fingerprint
     assert cut.weights_fingerprint != load(folder).weights_fingerprint
-
-
-@VERSIONS
-def test_embedding_output_dim_is_the_width_of_vectors(version, make_cde):
-    folder, context = make_cde(version, embedding_output_dim=12), context_of(CONTEXT)
-    backbone, reference = load(folder), Reference(folder, version)
-    assert backbone.embedding_dim == 12
-    assert backbone.first_stage.embedding_dim == DIM
-    require_close(
-        embed(backbone, IDS, context),
-        [reference.second_stage(ids, list(torch.from_numpy(context))) for ids in IDS],
-    )
 
 
 @VERSIONS

@@ -15,7 +15,10 @@ from cairn.pipeline.model.cde import read_cde
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from safetensors.torch import load_file, save_file
 
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
+from tests.cde_checkpoints import RandomWeights, cde_config, cde_tensors
+from tests.model.cde_reference import VERSIONS
+from tests.tiny_models import Size
+
 ONE_OF_EACH_PART = {
     1: (
         "first_stage_model.embedder.encoder.layers.1.mlp.fc12.weight",
@@ -208,16 +211,19 @@ def test_configuration_of_the_backbone_is_found_in_and_beside_the_folder(place, 
 
 @pytest.mark.parametrize(("version", "num_parameters"), [(1, 281_140_992), (2, 305_706_240)])
 def test_published_sizes_are_read_without_a_configuration_of_the_backbone(
-    version, num_parameters, make_cde, tmp_path
+    version, num_parameters, make_cde, tmp_path, monkeypatch
 ):
-    """Both published files, tensor by tensor in shape.
+    """Both published files, tensor by tensor in shape, without memory.
 
     V2's number of parameters is the one its authors give.
     """
     folder = copied(make_cde(version, transductive_corpus_size=512, max_seq_length=512), tmp_path)
     shutil.rmtree(folder.parent / "ModernBERT-base", ignore_errors=True)
     (folder / "nomic-bert-2048.json").unlink(missing_ok=True)
-    tensors = published_tensors(version)
+    monkeypatch.setattr(RandomWeights, "_random", lambda _, *shape: torch.empty(shape, device="meta"))
+    inner, num_layers, vocab_size = (3072, 12, 30528) if version == 1 else (1152, 22, 50368)
+    size = Size(width=768, inner=inner)
+    tensors = cde_tensors(version, cde_config(version), size, num_layers, vocab_size, 0)
     assert sum(tensor.numel() for tensor in tensors.values()) == num_parameters
     backbone = read_cde(
         replace(read_checkpoint(folder), tensors=tensors), dtype=torch.float32, device=torch.device("meta")
@@ -228,61 +234,6 @@ def test_published_sizes_are_read_without_a_configuration_of_the_backbone(
         768,
         512,
     )
-
-
-def published_tensors(version: int) -> dict[str, torch.Tensor]:
-    """Return the names and shapes of the published files; tensors without memory."""
-    heads = {
-        "first_stage_model.mlp": (768, 768),
-        "second_stage_model.prompt_projection": (768, 6144),
-        "second_stage_model.output_projection": (768, 768),
-    }
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, rows in heads.items():
-        for number, count in zip((0, 2), rows, strict=True):
-            shapes |= {f"{name}.{number}.weight": (count, 768), f"{name}.{number}.bias": (count,)}
-    for stage in ("first_stage_model.embedder", "second_stage_model.backbone"):
-        shapes |= {
-            f"{stage}.{name}": shape
-            for name, shape in (nomic_shapes() if version == 1 else modernbert_shapes()).items()
-        }
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
-def nomic_shapes() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (30528, 768),
-        "embeddings.token_type_embeddings.weight": (2, 768),
-        "emb_ln.weight": (768,),
-        "emb_ln.bias": (768,),
-    }
-    for layer in (f"encoder.layers.{index}" for index in range(12)):
-        shapes |= {f"{layer}.attn.Wqkv.weight": (2304, 768), f"{layer}.attn.out_proj.weight": (768, 768)}
-        shapes |= {f"{layer}.mlp.{name}.weight": (3072, 768) for name in ("fc11", "fc12")} | {
-            f"{layer}.mlp.fc2.weight": (768, 3072)
-        }
-        shapes |= {
-            f"{layer}.{norm}.{kind}": (768,) for norm in ("norm1", "norm2") for kind in ("weight", "bias")
-        }
-    return shapes
-
-
-def modernbert_shapes() -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.tok_embeddings.weight": (50368, 768),
-        "embeddings.norm.weight": (768,),
-        "final_norm.weight": (768,),
-    }
-    for index in range(22):
-        layer = f"layers.{index}"
-        shapes |= {f"{layer}.attn_norm.weight": (768,)} if index else {}
-        shapes |= {
-            f"{layer}.attn.Wqkv.weight": (2304, 768),
-            f"{layer}.attn.Wo.weight": (768, 768),
-            f"{layer}.mlp_norm.weight": (768,),
-        }
-        shapes |= {f"{layer}.mlp.Wi.weight": (2304, 768), f"{layer}.mlp.Wo.weight": (768, 1152)}
-    return shapes
 
 
 @VERSIONS
