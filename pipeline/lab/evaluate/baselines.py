@@ -2,14 +2,13 @@
 
     dense           cosine
     bm25            BM25 of whole documents; of pieces where passages are read
-    rrf             Σ 1 / (60 + rank) of that and of the cosine
     convex          (cosine - mean) / (max - mean) + BM25 / max
     convex+maxsim   convex; its 50 best pieces gain their MaxSim, scaled to 0 … 1 among them
 
 Where nothing else is said a document scores as its best piece. Passages are pieces by their score, without
 what a better one holds. Mean and maxima are those of a query over all pieces. BM25 is LanceDB's full-text
 index of one column. MaxSim is untrained late interaction: the base model's last-layer token states, a query's
-token weighing its idf over the pieces. Reciprocal rank fusion: Cormack, Clarke & Büttcher 2009.
+token weighing its idf over the pieces.
 """
 
 from __future__ import annotations
@@ -43,9 +42,6 @@ from jaxtyping import Bool, Float, Float32, Float64, Int64
 from lance.query import MatchQuery
 from lancedb.index import FTS
 
-RRF_K: Final = 60
-NUM_CANDIDATES: Final = 2 * RUN_DEPTH
-"""Length of each list that reciprocal ranks are taken of: that of a search for as many documents."""
 BLOCK_QUERIES: Final = 32
 """Queries scored at once: 15 MB at 120,000 pieces."""
 MAX_SIM_PIECES: Final = 50
@@ -152,13 +148,6 @@ class PieceRanker:
                 case "bm25":
                     scores_N = _spread(_hits(self._document_bm25, query), num_documents)
                     scores_M = _spread(_hits(self._piece_bm25, query), num_pieces)
-                case "rrf":
-                    best_N = self._best_of_documents(cosine_M)
-                    nearest = RankedDocuments.best(best_N, self._id_rank_N, NUM_CANDIDATES).positions
-                    found, _ = _hits(self._document_bm25, query)
-                    scores_N = reciprocal_ranks([found, nearest], num_documents)
-                    pieces, _ = _hits(self._piece_bm25, query)
-                    scores_M = reciprocal_ranks([_best_first(cosine_M), pieces], num_pieces)
                 case "convex":
                     scores_M = convex(cosine_M, *_hits(self._piece_bm25, query))
                 case _:
@@ -234,15 +223,6 @@ def convex(
     if len(found):
         scores_M[found] += bm25 / bm25.max()
     return scores_M
-
-
-def reciprocal_ranks(rankings: Sequence[Int64[np.ndarray, " _"]], count: int) -> Float64[np.ndarray, " X"]:
-    """Return Σ 1 / (60 + rank) over the best of each list, minus infinity for what is in none."""
-    scores_X = np.zeros(count)
-    for ranking in rankings:
-        best = ranking[:NUM_CANDIDATES]
-        scores_X[best] += 1.0 / (RRF_K + 1 + np.arange(len(best)))
-    return np.where(scores_X > 0.0, scores_X, -np.inf)
 
 
 def scaled(scores_K: Float[np.ndarray, " K"]) -> Float[np.ndarray, " K"]:

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.lab.evaluate.baselines import (
-    NUM_CANDIDATES,
     LexicalHits,
     PieceRanker,
     score_pieces,
@@ -30,6 +29,7 @@ from cairn.pipeline.lab.evaluate.encodings import (
 from cairn.pipeline.lab.evaluate.measures import (
     BUDGETS,
     NDCG,
+    RUN_DEPTH,
     Answer,
     RankedDocuments,
     Spans,
@@ -89,7 +89,7 @@ def run_bench(
     has_evidence_Q = np.array([bool(len(own.start_S)) for own in evidence])
     document_bm25 = None
     if any(system.reads("document BM25") for system in systems):
-        document_bm25 = search_bm25(judged.texts, judged.queries, NUM_CANDIDATES, progress)
+        document_bm25 = search_bm25(judged.texts, judged.queries, RUN_DEPTH, progress)
     for shared in dict.fromkeys((system.encoding, system.is_baseline) for system in systems):
         sharing = [system for system in systems if (system.encoding, system.is_baseline) == shared]
         encoded, codebook = _encode(judged, sharing, context_config or ContextConfig(), progress, cache)

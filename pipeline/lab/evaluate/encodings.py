@@ -1,7 +1,7 @@
 """A retrieval set under one encoder: the record that says how, and the vectors with their cost.
 
     encoding = encoder settings + context (none, random, corpus) + titles in front of chunks? + overlapping
-    chunks? + documents cut after so many tokens?
+    chunks?
 
 Two systems with the same encoding share one pass of the encoder. Titles in front and overlapping chunks are
 what a RAG pipeline does: every chunk is encoded as a text of its own, title and line break first; its span
@@ -31,7 +31,7 @@ from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.cluster.queries import query_side
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig
 from cairn.pipeline.context.store import ContextSet, build_context
-from cairn.pipeline.encode.documents import first_tokens, fitted_codebook
+from cairn.pipeline.encode.documents import fitted_codebook
 from cairn.pipeline.encode.encoder import Encoder, load_cutter, open_encoder
 from cairn.pipeline.encode.encoder_fit import prefixes_of
 from cairn.pipeline.encode.given import GivenEncoder
@@ -119,7 +119,6 @@ class Encoding:
     encoder: EncoderConfig
     context: ContextKind = "none"
     has_titles: bool = False
-    max_document_tokens: int | None = None
     stride_tokens: int | None = None
     vector_column: str | None = None
 
@@ -198,7 +197,6 @@ def encode_set(
         encoder=encoder.fingerprint,
         precision=encoding.encoder.precision,
         has_titles=encoding.has_titles,
-        max_document_tokens=encoding.max_document_tokens,
         stride_tokens=encoding.stride_tokens,
         late=None if encoder.token_codebook is None else encoder.token_codebook.fingerprint,
         texts=text_digest(judged.texts),
@@ -253,8 +251,6 @@ def encoded_arrays(
 
     arrays: dict[str, np.ndarray]
     texts = judged.texts
-    if encoding.max_document_tokens is not None:
-        texts = first_tokens(encoder.tokenizer, texts, encoding.max_document_tokens)
     if isinstance(encoder, GivenEncoder):
         assert judged.given is not None, "a set without vectors is encoded"
         encoded = encoder.encode(texts, given=judged.given.documents)

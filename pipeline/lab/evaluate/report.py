@@ -171,14 +171,13 @@ class Report:
 def is_buildable(system: System) -> bool:
     """Whether an ingest and a search give this system.
 
-    They give no pieces with titles in front, no cut documents, no context of random words, no RRF, no windows
-    that overlap by another number than the default, for which there is no flag.
+    They give no pieces with titles in front, no context of random words, no windows that overlap by another
+    number than the default, for which there is no flag.
     """
     encoding = system.encoding
     if encoding.encoder.window_overlap_tokens != default_overlap(encoding.encoder.window_tokens):
         return False
-    is_whole = not encoding.has_pieces and encoding.max_document_tokens is None
-    return is_whole and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
+    return not encoding.has_pieces and encoding.context != "random" and system.ranking in _SEARCH_FLAGS
 
 
 def _is_as_given(system: System) -> bool:

@@ -1,6 +1,6 @@
 """The systems of the table, as records: what a RAG pipeline builds from a base model, and what Cairn builds.
 
-    baselines   bm25 · chunks-128/256 · titled-128/256 · late-128 · document-N · rrf-128/256
+    baselines   bm25 · chunks-128/256 · titled-128/256 · late-128
                 {overlap, titled-overlap}-{128, 256} / {dense, convex} · titled-overlap-128/convex+maxsim
     ours        {cls, mean, late, landmarks} / {none, random, corpus context}
                 / {document, chunk, fused, fused+bm25}
@@ -40,7 +40,7 @@ OurRanking = Literal["document", "chunk", "fused", "fused+bm25", "late", "late+b
 
 ``late`` and ``late+bm25`` are ``fused`` and ``fused+bm25`` judged by token vectors, as a search does.
 """
-BaselineRanking = Literal["dense", "bm25", "rrf", "convex", "convex+maxsim"]
+BaselineRanking = Literal["dense", "bm25", "convex", "convex+maxsim"]
 """:mod:`cairn.pipeline.lab.evaluate.baselines` says what each does."""
 Ranking = OurRanking | BaselineRanking
 
@@ -56,7 +56,6 @@ READS: Final[Mapping[Ranking, frozenset[Read]]] = {
     "late+bm25": frozenset({"documents", "chunks", "words", "token vectors"}),
     "dense": frozenset({"chunks"}),
     "bm25": frozenset({"document BM25", "piece BM25"}),
-    "rrf": frozenset({"chunks", "document BM25", "piece BM25"}),
     "convex": frozenset({"chunks", "piece BM25"}),
     "convex+maxsim": frozenset({"chunks", "piece BM25", "token states"}),
 }
@@ -141,8 +140,6 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     # Its pieces are texts of their own, which nothing encodes.
     words = Encoding(encoder=replace(plain, landmark_interval=smallest), stride_tokens=smallest)
     systems = [System(name="bm25", encoding=words, ranking="bm25")]
-    for size, encoder in encoders.items():
-        systems += [System(name=f"rrf-{size}", encoding=Encoding(encoder=encoder), ranking="rrf")]
     dense = {f"chunks-{size}": Encoding(encoder=encoder) for size, encoder in encoders.items()}
     dense |= {
         f"titled-{size}": Encoding(encoder=encoder, has_titles=True) for size, encoder in encoders.items()
@@ -150,9 +147,6 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
     for size in sizes[:1]:
         late = varied(encoders[size], max_positions, attention="full", pooling="mean")
         dense[f"late-{size}"] = Encoding(encoder=late)
-    for size in dict.fromkeys(min(room, size) for size in (256, room)):
-        whole = replace(plain, landmark_interval=size)
-        dense[f"document-{size}"] = Encoding(encoder=whole, max_document_tokens=size)
     systems += [System(name=name, encoding=encoding, ranking="dense") for name, encoding in dense.items()]
     for size in sizes:
         for name, has_titles in (("overlap", False), ("titled-overlap", True)):

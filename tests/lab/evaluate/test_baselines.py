@@ -12,7 +12,6 @@ from cairn.pipeline.lab.evaluate.baselines import (
     LexicalHits,
     PieceRanker,
     convex,
-    reciprocal_ranks,
     scaled,
     score_pieces,
     search_bm25,
@@ -77,23 +76,6 @@ def test_bm25_ranking_holds_what_bm25_found(encoded):
     assert read(encoded, found[3]) == [6, 1]
 
 
-def test_rrf_ranking_adds_reciprocal_ranks(encoded):
-    for query, answer in enumerate(answers(encoded, "rrf")):
-        cosine_M = encoded.chunk_vectors_MV @ encoded.query_vectors_QV[query]
-        best_N = np.maximum.reduceat(cosine_M, encoded.chunk_offsets[:-1])
-        scores, piece_scores = (
-            {place: 1 / (61 + rank) for rank, place in enumerate(np.argsort(-each).tolist())}
-            for each in (best_N, cosine_M)
-        )
-        for rank, place in enumerate(DOCUMENT_HITS.positions[query].tolist()):
-            scores[place] += 1 / (61 + rank)
-        for rank, place in enumerate(PIECE_HITS.positions[query].tolist()):
-            piece_scores[place] += 1 / (61 + rank)
-
-        assert answer.documents.positions.tolist() == order(scores)
-        assert read(encoded, answer)[:5] == order(piece_scores)[:5]
-
-
 @pytest.mark.parametrize("ranking", ["dense", "convex"])
 def test_documents_score_as_their_best_piece(encoded, ranking):
     for answer in answers(encoded, ranking):
@@ -147,15 +129,12 @@ def test_overlapping_pieces_are_read_once_and_the_best_one_first(encoded):
         assert len(characters) == len(set(characters)) == sum(encoded.end_char[last])
 
 
-def test_scores_of_lists_and_shares_equal_their_definitions():
+def test_scores_of_shares_equal_their_definitions():
     none = np.zeros(0, np.int64), np.zeros(0, np.float32)
     cosines = np.array([0.1, 0.5, 0.3], np.float32)
 
     assert convex(cosines, np.array([2]), np.array([4.0], np.float32)) == pytest.approx([-1, 1, 1], abs=1e-6)
     assert convex(np.full(3, 0.5, np.float32), *none).tolist() == [0.0, 0.0, 0.0]
-    assert reciprocal_ranks([np.array([0, 2]), np.array([2])], 3).tolist() == pytest.approx(
-        [1 / 61, -np.inf, 1 / 62 + 1 / 61]
-    )
     assert scaled(np.array([2.0, 4.0, 3.0])).tolist() == [0.0, 1.0, 0.5]
     assert scaled(np.array([2.0, 2.0])).tolist() == [0.0, 0.0]
 

@@ -63,7 +63,7 @@ def test_every_system_is_scored_with_every_measure_and_each_encoding_encoded_onc
         assert second[name].means() == result.means()
         assert second[name].cost.encode_seconds == result.cost.encode_seconds
     read = {system.encoding for system in systems(tiny_config) if system.reads_vectors}
-    assert len(encoded) == len(set(encoded)) == len(read) == 5
+    assert len(encoded) == len(set(encoded)) == len(read) == 4
 
 
 def test_bm25_encodes_nothing_and_no_result_depends_on_the_others(judged, tiny_config, monkeypatch):

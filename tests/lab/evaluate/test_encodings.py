@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.lab.evaluate import encodings
 from cairn.pipeline.lab.evaluate.encodings import (
     EncodedSet,
@@ -81,17 +80,6 @@ def test_titled_document_vector_is_the_mean_of_its_chunks(judged, tiny_config):
         assert encoded.document_vectors_NV[document] == pytest.approx(mean / np.linalg.norm(mean), abs=1e-6)
 
 
-def test_cut_document_has_one_chunk_of_its_first_tokens(judged, tiny_config):
-    config = replace(tiny_config, landmark_interval=10)
-    encoded = encode(judged, Encoding(encoder=config, max_document_tokens=10))
-    tokenizer = DocumentEncoder(config).backbone.tokenizer
-    heads = [text[:end] for text, end in zip(judged.texts, encoded.end_char.tolist(), strict=True)]
-
-    assert np.diff(encoded.chunk_offsets).tolist() == [1] * len(judged.doc_ids)
-    assert [len(tokenize(tokenizer, [head]).ids) for head in heads] == [10, 10, 10, 3]
-    assert encoded.tokens == 33
-
-
 def test_contexts_move_vectors_each_in_its_own_way(judged, tiny_config):
     reading = replace(tiny_config, use_context=True)
     none = encode(judged, Encoding(encoder=tiny_config))
@@ -153,7 +141,6 @@ def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, wri
         (judged, plain),
         (judged, replace(plain, has_titles=True)),
         (retitled, replace(plain, has_titles=True)),
-        (judged, replace(plain, max_document_tokens=9)),
         (judged, replace(plain, stride_tokens=8)),
         (judged, Encoding(encoder=reading, context="corpus")),
         (judged, Encoding(encoder=reading, context="random")),
@@ -161,9 +148,9 @@ def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, wri
         (judged, replace(plain, encoder=replace(tiny_config, precision="bf16"))),
     ]:
         encode(a_set, encoding, tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 9
+    assert len(list((tmp_path / "cache").iterdir())) == 8
     encode(retitled, plain, tmp_path / "cache")
-    assert len(list((tmp_path / "cache").iterdir())) == 9
+    assert len(list((tmp_path / "cache").iterdir())) == 8
 
 
 def test_corpus_context_does_not_read_queries_or_judgements(judged, tiny_config):

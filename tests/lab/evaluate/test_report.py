@@ -99,10 +99,8 @@ def test_settings_as_given_stand_where_another_is_better_by_noise_alone():
 
 
 def test_advice_leaves_out_what_no_ingest_builds():
-    rrf = result("rrf", 0.9)
-    unbuildable = SystemResult(
-        set_name="a", system=replace(rrf.system, ranking="rrf"), values=rrf.values, run=[], cost=COST
-    )
+    convex = result("convex", 0.9)
+    unbuildable = replace(convex, system=replace(convex.system, ranking="convex"))
     report = Report([unbuildable, result("ours", 0.5)])
 
     assert advised(report).system == "ours"

@@ -22,9 +22,9 @@ PIECES = ("dense", "convex")
 
 
 def test_baselines_are_those_of_a_rag_pipeline():
-    sizes = [f"{name}-{size}" for name in ("chunks", "rrf", "titled") for size in (128, 256)]
+    sizes = [f"{name}-{size}" for name in ("chunks", "titled") for size in (128, 256)]
     assert {system.name for system in baseline_systems(BASE, 512)} == {
-        *("bm25", *sizes, "late-128", "document-256", "document-510"),
+        *("bm25", *sizes, "late-128"),
         *(f"overlap-{size}/{ranking}" for size in (128, 256) for ranking in PIECES),
         *(f"titled-overlap-{size}/{ranking}" for size in (128, 256) for ranking in PIECES),
         "titled-overlap-128/convex+maxsim",
@@ -32,11 +32,11 @@ def test_baselines_are_those_of_a_rag_pipeline():
 
 
 def test_systems_that_differ_in_ranking_alone_share_one_encoding():
-    plain = {
-        system.encoding for system in baseline_systems(BASE, 512) if system.name.startswith(("chunks", "rrf"))
+    pieces = {
+        system.encoding for system in baseline_systems(BASE, 512) if system.name.startswith("overlap-128")
     }
 
-    assert len(plain) == 2
+    assert len(pieces) == 1
     assert len({system.encoding for system in our_systems(BASE)}) == 12
 
 
@@ -47,7 +47,7 @@ def test_baselines_do_not_depend_on_how_the_base_configuration_chunks():
 
 
 def test_baselines_a_small_model_has_no_room_for_are_left_out():
-    assert [system.name for system in baseline_systems(BASE, 96)] == ["bm25", "document-94"]
+    assert [system.name for system in baseline_systems(BASE, 96)] == ["bm25"]
 
 
 def test_configured_systems_take_the_configuration_as_it_is():
@@ -93,11 +93,9 @@ def test_prefix_is_pooled_where_it_can_be():
     assert not varied(base, attention="full").pool_prefix
 
 
-def test_prefix_takes_room_from_whole_documents():
-    whole = [
-        system.name for system in baseline_systems(BASE, 512, prefix_tokens=10) if "document" in system.name
-    ]
-    assert whole[-1] == "document-500"
+def test_prefix_takes_room_from_pieces():
+    names = {system.name for system in baseline_systems(BASE, 264, prefix_tokens=10)}
+    assert {"chunks-128", "chunks-256"} & names == {"chunks-128"}
 
 
 def test_baselines_pool_as_the_model_does_and_know_no_temperature():
