@@ -50,8 +50,14 @@ from cairn.pipeline.model.folders.names import (
     model_folder,
 )
 from cairn.pipeline.options import check_names, did_you_mean, shown
-from cairn.pipeline.search.contents import DEFAULT_VALUES
-from cairn.pipeline.search.documents import StoredDocuments, visible_documents
+from cairn.pipeline.search.contents import DEFAULT_VALUES, list_matches, summarise_columns
+from cairn.pipeline.search.documents import (
+    StoredDocuments,
+    count_documents,
+    read_document,
+    read_lineage,
+    visible_documents,
+)
 from cairn.pipeline.search.filters import parse_filter
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import require_encoder
@@ -259,7 +265,7 @@ class Collection:
         With the texts ``queries``, one a vector, BM25 counts as well.
         """
         check_names("a search", options, SearchOptions)
-        return self._searcher().search_vectors(query_vectors, queries=queries, **options)
+        return self._searcher().answer(queries, SearchOptions(**options), encoded=query_vectors)
 
     def more_like(self, doc_id: str, **options: Unpack[PublicSearchKeywords]) -> SearchResult:
         """Rank the other documents by their likeness to one, by its stored vector; no model is loaded.
@@ -268,8 +274,7 @@ class Collection:
         """
         others: dict[str, Any] = {"type": "ne", "key": "doc_id", "value": doc_id}
         filters = options.get("filters")
-        generation = self._searcher().generation
-        positions = visible_documents(generation, None, None, {**others, "type": "eq"})
+        generation, positions = self._searcher().reading(visible_documents, None, {**others, "type": "eq"})
         if not len(positions):
             raise UsageError(f"doc_id must be of a document of {self.name!r}, got {shown(doc_id)}")
         vectors_1V = generation.documents.reconstruct(positions)
@@ -289,7 +294,7 @@ class Collection:
 
         Only documents that match ``filters`` count. Columns whose values mostly differ have no ``values``.
         """
-        return self._searcher().summarise_columns(None, filters, num_values)
+        return self._searcher().reading(summarise_columns, None, filters, num_values)
 
     def facets(
         self,
@@ -299,11 +304,11 @@ class Collection:
         num_values: int = DEFAULT_VALUES,
     ) -> list[ColumnSummary]:
         """Count the values of some columns over the documents that match ``filters``."""
-        return self._searcher().summarise_columns(columns, filters, num_values)
+        return self._searcher().reading(summarise_columns, columns, filters, num_values)
 
     def count(self, filters: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match a filter tree, all without one."""
-        return self._searcher().count_documents(filters=filters)
+        return self._searcher().reading(count_documents, None, filters)
 
     def list_documents(
         self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
@@ -314,20 +319,20 @@ class Collection:
         """
         is_last = False
         while not is_last:
-            page = self._searcher().list_matches(filters, after)
+            page = self._searcher().reading(list_matches, filters, after)
             yield from page.documents
             after, is_last = page.next_after, page.next_after is None
 
     def read_document(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
-        return self._searcher().read_document(doc_id)
+        return self._searcher().reading(read_document, doc_id)
 
     def lineage(self, doc_id: str) -> Lineage | None:
         """Say where a document came from: source file and row, run, model, context, generation.
 
         None where there is no such document. No model is loaded.
         """
-        return self._searcher().read_lineage(doc_id)
+        return self._searcher().reading(read_lineage, doc_id)
 
     @override
     def __repr__(self) -> str:

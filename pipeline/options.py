@@ -12,14 +12,15 @@ check of its value (:func:`check_options`). An option without ``help`` is for Py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import ConfigError
 
 _Value = TypeVar("_Value")
@@ -239,13 +240,28 @@ def _number(value: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a sentence: plain ones as Python writes them, others by their type."""
-    if isinstance(value, str):
-        return repr(value[:_MAX_SHOWN_CHARACTERS])
-    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**63):
-        return repr(value)
-    if isinstance(value, list | tuple) and len(repr(value)) <= _MAX_SHOWN_CHARACTERS:
+    """Return a value for a sentence: plain ones, and short lists of them, as Python writes them.
+
+    Others are named by their type. No sentence carries a document, and nothing nested is walked.
+    """
+    if isinstance(value, str) and len(value) >= _MAX_SHOWN_CHARACTERS:
+        return f"{value[: _MAX_SHOWN_CHARACTERS - 1]!r}…"
+    if _is_plain(value):
         return repr(value)
     if isinstance(value, int):
         return "a number of more than 18 digits"
+    if isinstance(value, list | tuple) and all(map(_is_plain, cast("Sequence[Any]", value))):
+        written = repr(value)
+        if len(written) <= _MAX_SHOWN_CHARACTERS:
+            return written
+    if isinstance(value, list | tuple | Mapping):
+        return f"a {type(value).__name__} of {counted(len(cast('Sequence[Any]', value)), 'item')}"
     return f"a value of type {type(value).__name__}"
+
+
+def _is_plain(value: Any) -> bool:
+    return (
+        value is None
+        or isinstance(value, str | bool | float)
+        or (isinstance(value, int) and abs(value) < 2**63)
+    )

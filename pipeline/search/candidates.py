@@ -320,10 +320,7 @@ def best_documents(
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     """Return the ``allowed`` documents with the best scores above 0, best first, ties by position."""
     found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
-    if len(found) > limit:
-        least = np.partition(scores[found], -limit)[-limit]
-        found = found[scores[found] >= least]
-    found = found[np.lexsort((found, -scores[found]))][:limit]
+    found = found[best_places(scores[found], limit)]
     return found, scores[found]
 
 

@@ -10,7 +10,6 @@ after an id, so documents that are written meanwhile neither repeat nor shift th
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 from cairn.pipeline.errors import ConfigError, UsageError
-from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.documents import visible_documents
 from cairn.pipeline.search.filters import filterable_columns, is_text, table_errors
 from cairn.pipeline.search.hits import read_rows, showable
+from cairn.pipeline.search.served import Served
 from cairn.pipeline.types import (
     RESERVED_COLUMNS,
     ColumnSummary,
@@ -41,25 +40,24 @@ MAX_PAGE: Final = 1_000
 
 
 def summarise_columns(
-    generation: Generation,
-    names: Sequence[str] | None,
-    filters: Mapping[str, Any] | None,
-    num_values: int,
+    served: Served,
+    names: Sequence[str] | None = None,
+    filters: Mapping[str, Any] | None = None,
+    num_values: int = DEFAULT_VALUES,
     restriction: Mapping[str, Any] | None = None,
-    timeout: dt.timedelta | None = None,
 ) -> list[ColumnSummary]:
     """Describe columns over the documents that match, None: all that filters can name.
 
     Values of columns that were not named, and mostly differ, are left out.
     """
-    known = filterable_columns(generation.document_schema)
+    known = filterable_columns(served.generation.document_schema)
     unknown = sorted({*(names or ())} - {*known})
     if unknown:
         got = names if isinstance(names, str) else ", ".join(unknown)[:80]
         raise ConfigError(f"columns must be a list of some of {', '.join(known)}, got {got}")
     if not 0 <= num_values <= MAX_VALUES:
         raise ConfigError(f"num_values must be a whole number from 0 to {MAX_VALUES:,}, got {num_values}")
-    positions = visible_documents(generation, restriction, timeout, filters)
+    generation, positions = visible_documents(served, restriction, filters)
     chosen = list(known) if names is None else list(dict.fromkeys(names))
     with table_errors("reading columns", generation.layout):
         rows = pa.table({name: generation.read_column(name) for name in chosen})
@@ -105,17 +103,16 @@ def _summary(
 
 
 def list_matches(
-    generation: Generation,
-    filters: Mapping[str, Any] | None,
-    after: str | None,
-    limit: int,
+    served: Served,
+    filters: Mapping[str, Any] | None = None,
+    after: str | None = None,
+    limit: int = MAX_PAGE,
     restriction: Mapping[str, Any] | None = None,
-    timeout: dt.timedelta | None = None,
 ) -> DocumentPage:
     """Return the ``limit`` documents that match and whose ids come next after ``after``."""
     if not 1 <= limit <= MAX_PAGE:
         raise UsageError(f"limit must be a whole number from 1 to {MAX_PAGE:,}, got {limit}")
-    positions = visible_documents(generation, restriction, timeout, filters)
+    generation, positions = visible_documents(served, restriction, filters)
     num_matching = len(positions)
     doc_ids = generation.doc_ids.take(pa.array(positions))
     if after is not None:

@@ -23,7 +23,7 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.search.filters import compile_filter, matching_documents, table_errors
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.search.served import ServedGeneration
+from cairn.pipeline.search.served import Served, ServedGeneration
 from cairn.pipeline.types import RESERVED_COLUMNS, Document, Lineage, LineageRun
 from jaxtyping import Int64
 from typing_extensions import override
@@ -33,31 +33,21 @@ _LINEAGE_COLUMNS: Final = ("source_file", "content_sha256", "cluster_id", "num_t
 
 
 def read_document(
-    generation: Generation,
-    doc_id: str,
-    restriction: Mapping[str, Any] | None = None,
-    timeout: dt.timedelta | None = None,
+    served: Served, doc_id: str, restriction: Mapping[str, Any] | None = None
 ) -> Document | None:
     """Return the document of this id that matches ``restriction``, None where there is none."""
-    positions = _positions_of(generation, doc_id, restriction, timeout)
-    return read_documents(generation, positions[:1])[0] if len(positions) else None
+    positions = _positions_of(served, doc_id, restriction)
+    return read_documents(served.generation, positions)[0] if len(positions) else None
 
 
 def _positions_of(
-    generation: Generation,
-    doc_id: str,
-    restriction: Mapping[str, Any] | None,
-    timeout: dt.timedelta | None,
+    served: Served, doc_id: str, restriction: Mapping[str, Any] | None
 ) -> Int64[np.ndarray, " A"]:
     """Return the position of the document of this id that matches ``restriction``, or none."""
-    position = generation.position_of(doc_id)
-    found = np.empty(0, np.int64) if position is None else np.array([position], np.int64)
-    if restriction is None or position is None:
-        return found
-    wanted: dict[str, Any] = {"type": "eq", "key": "doc_id", "value": doc_id}
-    allowed = matching_documents(generation, wanted, restriction, timeout)
-    assert allowed is not None, "an id is asked for"
-    return allowed
+    position = served.generation.position_of(doc_id)
+    if position is None or restriction is None:
+        return np.array([] if position is None else [position], np.int64)
+    return visible_documents(served, restriction, {"type": "eq", "key": "doc_id", "value": doc_id})[1]
 
 
 def read_documents(generation: Generation, positions: Int64[np.ndarray, " A"]) -> list[Document]:
@@ -75,34 +65,36 @@ def document_columns(generation: Generation) -> list[str]:
     return [*_OWN_COLUMNS, *(name for name in names if name not in RESERVED_COLUMNS)]
 
 
-def ids_of_matches(generation: Generation, filters: Mapping[str, Any]) -> list[str]:
+def ids_of_matches(served: Served, filters: Mapping[str, Any]) -> list[str]:
     """Return the ids of the documents that match a filter tree, which must ask for something."""
-    compile_filter(filters, generation.document_schema)
-    return generation.ids_of(visible_documents(generation, None, None, filters))
+    compile_filter(filters, served.generation.document_schema)
+    generation, positions = visible_documents(served, None, filters)
+    return generation.ids_of(positions)
 
 
 def visible_documents(
-    generation: Generation,
-    restriction: Mapping[str, Any] | None,
-    timeout: dt.timedelta | None,
-    filters: Mapping[str, Any] | None = None,
-) -> Int64[np.ndarray, " A"]:
-    """Return the positions of the documents that match both filters, ascending; None lets all through."""
-    allowed = matching_documents(generation, filters, restriction, timeout)
-    return np.arange(generation.num_documents) if allowed is None else allowed
+    served: Served, restriction: Mapping[str, Any] | None = None, filters: Mapping[str, Any] | None = None
+) -> tuple[Generation, Int64[np.ndarray, " A"]]:
+    """Return the generation with the positions of its documents that match both, ascending."""
+    allowed = matching_documents(served.generation, filters, restriction, served.timeout)
+    every = np.arange(served.generation.num_documents)
+    return served.generation, every if allowed is None else allowed
 
 
-def read_lineage(
-    generation: Generation,
-    doc_id: str,
-    restriction: Mapping[str, Any] | None,
-    timeout: dt.timedelta | None,
-) -> Lineage | None:
+def count_documents(
+    served: Served, restriction: Mapping[str, Any] | None = None, filters: Mapping[str, Any] | None = None
+) -> int:
+    """Count the documents that match both."""
+    return len(visible_documents(served, restriction, filters)[1])
+
+
+def read_lineage(served: Served, doc_id: str, restriction: Mapping[str, Any] | None = None) -> Lineage | None:
     """Return the lineage of the document that matches ``restriction``, None where there is none."""
-    positions = _positions_of(generation, doc_id, restriction, timeout)
+    positions = _positions_of(served, doc_id, restriction)
     if not len(positions):
         return None
-    (row,) = read_rows(generation, positions[:1], _LINEAGE_COLUMNS)
+    generation = served.generation
+    (row,) = read_rows(generation, positions, _LINEAGE_COLUMNS)
     text = row.pop("text")
     manifest, layout = generation.manifest, generation.layout
     origin = find_origin(layout.origins_folder, doc_id, row["content_sha256"])
@@ -171,12 +163,13 @@ class StoredDocuments:
 
     def get(self, doc_id: str) -> Document | None:
         """Return a document by its id, None where there is none."""
-        return self._served.reading(lambda served: read_document(served.generation, doc_id))
+        return self._served.reading(read_document, doc_id)
 
     def ids(self, filters: Mapping[str, Any] | None = None) -> list[str]:
         """Return the ids of the documents that match a filter tree, all without one."""
-        generation = self._served.generation
-        return generation.doc_ids.to_pylist() if filters is None else ids_of_matches(generation, filters)
+        if filters is None:
+            return self._served.generation.doc_ids.to_pylist()
+        return self._served.reading(ids_of_matches, filters)
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all documents as Arrow, at most ``BATCH_ROWS`` rows at a time.

@@ -48,7 +48,7 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.generation import ColumnValues, Elsewhere, Generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.options import options_of
+from cairn.pipeline.options import options_of, shown
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.types import RESERVED_COLUMNS, is_filterable
 from jaxtyping import Bool, Int64
@@ -304,30 +304,23 @@ def compile_filter(tree: Mapping[str, Any], schema: pa.Schema) -> Condition:
     return _Compiler(filterable_columns(schema)).compile(tree, depth=1)
 
 
-def compile_restriction(tree: Mapping[str, Any], schema: pa.Schema) -> Condition:
-    """Compile a filter that its caller did not choose.
-
-    One that does not fit raises :class:`RestrictionError`.
-    """
-    try:
-        return compile_filter(tree, schema)
-    except FilterError as error:
-        raise RestrictionError(str(error)) from error
-
-
 def compile_both(
     filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None, schema: pa.Schema
 ) -> Condition | None:
     """Compile two filters, each by itself, into one condition that asks for both; None where there is none.
 
-    ``filters`` without a column ask for nothing.
-    ``restriction`` is the one that its caller did not choose, see :func:`compile_restriction`.
+    ``filters`` without a column ask for nothing. ``restriction`` is one that its caller did not choose: where
+    it does not fit, :class:`RestrictionError` is raised.
     """
-    allowed = None if restriction is None else compile_restriction(restriction, schema)
-    wanted = None if filters is None or filters == {} else compile_filter(filters, schema)
-    if allowed is None or wanted is None:
-        return allowed if wanted is None else wanted
-    return combined("and", [allowed, wanted])
+    conditions: list[Condition] = []
+    if restriction is not None:
+        try:
+            conditions.append(compile_filter(restriction, schema))
+        except FilterError as error:
+            raise RestrictionError(str(error)) from error
+    if filters is not None and filters != {}:
+        conditions.append(compile_filter(filters, schema))
+    return combined("and", conditions) if conditions else None
 
 
 def text_order_warnings(tree: Mapping[str, Any], schema: pa.Schema) -> list[str]:
@@ -341,7 +334,7 @@ def text_order_warnings(tree: Mapping[str, Any], schema: pa.Schema) -> list[str]
     key, value = tree["key"], tree["value"]
     if not _NUMBER.fullmatch(value):
         return []
-    sentence = f"column {key!r} is text and compared with {shown_value(value)} letter by letter"
+    sentence = f"column {key!r} is text and compared with {shown(value)} letter by letter"
     return [f"{sentence}: '10' comes before '9'; ingest the column as numbers"]
 
 
@@ -379,7 +372,7 @@ class _Compiler:
             )
         if not isinstance(node, Mapping) or not node:
             raise FilterError(
-                f"a filter must be an object that names columns or has a `type`, got {shown_value(node)}"
+                f"a filter must be an object that names columns or has a `type`, got {shown(node)}"
             )
         if not TREE_FIELDS & node.keys():
             plain = cast("Mapping[Any, Any]", node)
@@ -387,9 +380,7 @@ class _Compiler:
         self._count()
         kind = node.get("type")
         if not isinstance(kind, str) or kind not in _TYPES:
-            raise FilterError(
-                f"a filter's `type` must be one of {', '.join(_TYPES)}, got {shown_value(kind)}"
-            )
+            raise FilterError(f"a filter's `type` must be one of {', '.join(_TYPES)}, got {shown(kind)}")
         if kind in ("and", "or"):
             return self._compile_logic(kind, node, depth)
         return self._compile_leaf(kind, node)
@@ -408,7 +399,7 @@ class _Compiler:
             return self._compile_members("in", key, data_type, cast("Sequence[Any]", value))
         if isinstance(value, Mapping):
             raise FilterError(
-                f"the value of column {key!r} must be a value or a list of them, got {shown_value(value)}; "
+                f"the value of column {key!r} must be a value or a list of them, got {shown(value)}; "
                 'a comparison reads like {"type": "gte", "key": …, "value": …}'
             )
         return _members_test("in", key, data_type, [value])
@@ -418,7 +409,7 @@ class _Compiler:
         children = node["filters"]
         if not isinstance(children, list | tuple) or not children:
             raise FilterError(
-                f"`filters` of `{kind}` must be a list of at least one filter, got {shown_value(children)}"
+                f"`filters` of `{kind}` must be a list of at least one filter, got {shown(children)}"
             )
         return combined(kind, [self.compile(child, depth + 1) for child in cast("list[Any]", children)])
 
@@ -456,7 +447,7 @@ class _Compiler:
         if not isinstance(values, list | tuple) or not 1 <= len(values) <= MAX_LIST_VALUES:
             raise FilterError(
                 f"`{kind}` on {key!r} must have a list of 1 to {MAX_LIST_VALUES:,} values, got "
-                f"{shown_value(values)}"
+                f"{shown(values)}"
             )
         return _members_test(kind, key, data_type, cast("Sequence[Any]", values))
 
@@ -573,13 +564,13 @@ def _require_fields(kind: str, node: Mapping[str, Any], expected: set[str]) -> N
     if set(node) != expected:
         raise FilterError(
             f"a `{kind}` filter must have exactly the fields {', '.join(sorted(expected))}, got "
-            f"{shown_value(', '.join(sorted(map(str, node))))}"
+            f"{shown(', '.join(sorted(map(str, node))))}"
         )
 
 
 def _require_column(key: Any, columns: Mapping[str, pa.DataType]) -> pa.DataType:
     if not isinstance(key, str) or key not in columns:
-        raise FilterError(f"a filter's `key` must be one of {', '.join(columns)}, got {shown_value(key)}")
+        raise FilterError(f"a filter's `key` must be one of {', '.join(columns)}, got {shown(key)}")
     return columns[key]
 
 
@@ -588,7 +579,7 @@ def _parse_json(text: str) -> dict[str, Any]:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise FilterError(
-            f"a filter that begins with a brace must be a JSON object, got {shown_value(text)}"
+            f"a filter that begins with a brace must be a JSON object, got {shown(text)}"
         ) from None
 
 
@@ -597,7 +588,7 @@ def _parse_expression(expression: str, columns: Mapping[str, pa.DataType]) -> di
     if match is None:
         raise FilterError(
             "a filter must read like key=value, key!=value, key>=value or key~value, or be a JSON object, "
-            f"got {shown_value(expression)}"
+            f"got {shown(expression)}"
         )
     key, kind = match["key"], _SIGNS[match["sign"]]
     data_type = _require_column(key, columns)
@@ -616,7 +607,7 @@ def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
     if pa.types.is_boolean(data_type):
         if text.lower() not in ("true", "false"):
             raise FilterError(
-                f"column {key!r} is boolean: its value must be true or false, got {shown_value(text)}"
+                f"column {key!r} is boolean: its value must be true or false, got {shown(text)}"
             )
         return text.lower() == "true"
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type):
@@ -627,7 +618,7 @@ def _parse_value(key: str, data_type: pa.DataType, text: str) -> Any:
                 raise
             except ValueError:
                 continue
-        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(text)}")
+        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown(text)}")
     _checked(key, data_type, text)
     return text
 
@@ -654,15 +645,13 @@ def _checked(key: str, data_type: pa.DataType, value: Any) -> Any:
 
 def _boolean(key: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise FilterError(
-            f"column {key!r} is boolean: its value must be true or false, got {shown_value(value)}"
-        )
+        raise FilterError(f"column {key!r} is boolean: its value must be true or false, got {shown(value)}")
     return value
 
 
 def _string(key: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise FilterError(f"column {key!r} is text: its value must be a string, got {shown_value(value)}")
+        raise FilterError(f"column {key!r} is text: its value must be a string, got {shown(value)}")
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
@@ -679,9 +668,9 @@ def _string(key: str, value: Any) -> str:
 def _number_of(key: str, data_type: pa.DataType, value: Any) -> int | float:
     """Return a finite number of at most 64 bits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown_value(value)}")
+        raise FilterError(f"column {key!r} is numeric: its value must be a number, got {shown(value)}")
     if isinstance(value, int) and value not in (_UINT64 if pa.types.is_uint64(data_type) else _INT64):
-        raise FilterError(f"the value of column {key!r} must fit 64 bits, got {shown_value(value)}")
+        raise FilterError(f"the value of column {key!r} must fit 64 bits, got {shown(value)}")
     if not math.isfinite(value):
         raise FilterError(f"the value of column {key!r} must be finite, got {value}")
     return value
@@ -689,7 +678,7 @@ def _number_of(key: str, data_type: pa.DataType, value: Any) -> int | float:
 
 def _days(key: str, data_type: pa.DataType, value: Any) -> int:
     """Return the day in the unit of its column."""
-    sentence = f"column {key!r} is a date: its value must read like 2024-05-31, got {shown_value(value)}"
+    sentence = f"column {key!r} is a date: its value must read like 2024-05-31, got {shown(value)}"
     if isinstance(value, str):
         try:
             value = dt.date.fromisoformat(value)
@@ -707,7 +696,7 @@ _TICKS_A_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_
 def _ticks(key: str, data_type: pa.TimestampType, value: Any) -> Fraction:
     """Return the instant in the unit of its column."""
     example = "2024-05-31T08:30:00" if data_type.tz is None else "2024-05-31T08:30:00Z"
-    sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {shown_value(value)}"
+    sentence = f"column {key!r} is a timestamp: its value must read like {example}, got {shown(value)}"
     if isinstance(value, str):
         try:
             value = dt.datetime.fromisoformat(value)
@@ -720,31 +709,13 @@ def _ticks(key: str, data_type: pa.TimestampType, value: Any) -> Fraction:
     elif data_type.tz is None:
         raise FilterError(
             f"column {key!r} has no time zone: its value must have no UTC offset, got "
-            f"{shown_value(value.isoformat())}"
+            f"{shown(value.isoformat())}"
         )
     microseconds = (value - _EPOCH) // dt.timedelta(microseconds=1)
     ticks = Fraction(microseconds * _TICKS_A_SECOND[data_type.unit], 1_000_000)
     if not -(2**63) <= ticks < 2**63:
         raise FilterError(
             f"the value of column {key!r} must lie between the years 1678 and 2262, got "
-            f"{shown_value(value.isoformat())}"
+            f"{shown(value.isoformat())}"
         )
     return ticks
-
-
-def shown_value(value: Any) -> str:
-    """Show a scalar's beginning or a container's size.
-
-    A message never carries a document, and deep nesting is never walked.
-    """
-    if isinstance(value, str):
-        return repr(value) if len(value) <= 80 else f"{value[:79]!r}…"
-    if isinstance(value, int) and not isinstance(value, bool) and value not in _INT64:
-        return f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, bool | int | float):
-        return repr(value)
-    return (
-        f"{type(value).__name__} of {len(value)} items"
-        if isinstance(value, list | tuple | Mapping)
-        else f"a value of type {type(value).__name__}"
-    )

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.search.candidates import ScoredWindows
+from cairn.pipeline.search.late import best_places
 from jaxtyping import Float, Int64
 
 DEFAULT_CHUNK_TOKENS = 128
@@ -90,12 +91,8 @@ def new_pieces(
 
 def _best_first(scores_W: Float[np.ndarray, " W"]) -> Iterator[int]:
     """Yield windows by falling score, ties by place; sorting them all only where the best few do not do."""
-    few = np.arange(len(scores_W))
-    if len(scores_W) > FIRST_LOOK:
-        few = np.flatnonzero(
-            scores_W >= np.partition(scores_W, len(scores_W) - FIRST_LOOK)[len(scores_W) - FIRST_LOOK]
-        )
-    yield from few[np.argsort(-scores_W[few], kind="stable")].tolist()
+    few = best_places(scores_W, FIRST_LOOK)
+    yield from few.tolist()
     if len(few) < len(scores_W):
         yield from np.argsort(-scores_W, kind="stable")[len(few) :].tolist()
 

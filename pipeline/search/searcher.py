@@ -8,12 +8,11 @@ Safe to use from several threads when the encoder is.
 
 from __future__ import annotations
 
-import datetime as dt
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, Unpack
 
 import numpy as np
@@ -29,8 +28,6 @@ from cairn.pipeline.search.calibration import (
     being_measured,
     known_items,
 )
-from cairn.pipeline.search.contents import DEFAULT_VALUES, MAX_PAGE, list_matches, summarise_columns
-from cairn.pipeline.search.documents import read_document, read_lineage, visible_documents
 from cairn.pipeline.search.filters import (
     compile_both,
     matching_documents,
@@ -45,18 +42,14 @@ from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration
 from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from cairn.pipeline.types import (
-    ColumnSummary,
-    Document,
-    DocumentPage,
     EncodedQueries,
     Hit,
-    Lineage,
     QueryEncoder,
     Reranker,
     SearchResult,
     TokenQueryEncoder,
 )
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32
 from threadpoolctl import ThreadpoolController
 
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
@@ -68,9 +61,9 @@ EncodeSparse = Callable[[Generation, Sequence[str]], Sequence[Mapping[int, float
 class Searcher(ServedGeneration):
     """Searches one collection with one encoder; a newly published generation is taken up at the next call.
 
-    ``timeout_seconds`` bounds reading a filter's documents. ``encode`` gives the vectors of queries that come
-    without them, ``encode_sparse`` their weights by the sparse encoder of a generation that has one; without
-    it such a collection is searched without. The rest is :class:`ServedGeneration`'s.
+    ``encode`` gives the vectors of queries that come without them, ``encode_sparse`` their weights by the
+    sparse encoder of a generation that has one; without it such a collection is searched without. The rest is
+    :class:`ServedGeneration`'s.
     """
 
     def __init__(
@@ -84,9 +77,8 @@ class Searcher(ServedGeneration):
         verify: bool = False,
         encode: Encode | None = None,
     ) -> None:
-        super().__init__(layout, encoder, open_one, verify=verify)
+        super().__init__(layout, encoder, open_one, timeout_seconds=timeout_seconds, verify=verify)
         self._encode_sparse = encode_sparse
-        self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._encode = encode or encode_for_search
         self._calibrating = threading.Lock()
         self._calibrations: dict[str, Calibration] = {}
@@ -109,16 +101,14 @@ class Searcher(ServedGeneration):
         """
         if queries is not None:
             check_queries(queries)
+            if isinstance(encoded, np.ndarray) and len(queries) != len(encoded):
+                raise UsageError(
+                    f"there must be one query text a vector, got {len(queries)} texts and {len(encoded)} "
+                    "vectors"
+                )
         chosen = options if reranker is None else widened(options)
         results = self.reading(
-            partial(
-                _answer,
-                queries=queries,
-                options=chosen,
-                encoded=self._encode if encoded is None else encoded,
-                timeout=self._timeout,
-                encode_sparse=self._encode_sparse,
-            )
+            _answer, queries, chosen, self._encode if encoded is None else encoded, self._encode_sparse
         )
         if chosen.min_probability is not None:
             calibration = self.reading(self._calibration)
@@ -149,86 +139,12 @@ class Searcher(ServedGeneration):
             if is_first:
                 self._calibrating.release()
 
-    def search_vectors(
-        self,
-        query_vectors: Float[np.ndarray, "Q V"],
-        *,
-        queries: Sequence[str] | None = None,
-        **options: Unpack[SearchKeywords],
-    ) -> list[SearchResult]:
-        """Answer queries that are already encoded; see :meth:`answer`."""
-        asked = SearchOptions(**options)
-        if queries is not None and len(queries) != len(query_vectors):
-            raise UsageError(
-                f"there must be one query text a vector, got {len(queries)} texts and "
-                f"{len(query_vectors)} vectors"
-            )
-        return self.answer(queries, asked, encoded=query_vectors)
-
-    def read_document(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Document | None:
-        """Return a document by its id; None where there is none, or none that matches ``restriction``."""
-        return self.reading(
-            lambda served: read_document(served.generation, doc_id, restriction, self._timeout)
-        )
-
-    def read_lineage(self, doc_id: str, *, restriction: Mapping[str, Any] | None = None) -> Lineage | None:
-        """Say where a document came from; None where there is none that matches ``restriction``."""
-        return self.reading(
-            lambda served: read_lineage(served.generation, doc_id, restriction, self._timeout)
-        )
-
-    def count_documents(
-        self, restriction: Mapping[str, Any] | None = None, filters: Mapping[str, Any] | None = None
-    ) -> int:
-        """Count the documents that match both."""
-        return len(self.visible(restriction, filters)[1])
-
-    def summarise_columns(
-        self,
-        names: Sequence[str] | None = None,
-        filters: Mapping[str, Any] | None = None,
-        num_values: int = DEFAULT_VALUES,
-        *,
-        restriction: Mapping[str, Any] | None = None,
-    ) -> list[ColumnSummary]:
-        """See :func:`cairn.pipeline.search.contents.summarise_columns`."""
-        return self.reading(
-            lambda served: summarise_columns(
-                served.generation, names, filters, num_values, restriction, self._timeout
-            )
-        )
-
-    def list_matches(
-        self,
-        filters: Mapping[str, Any] | None = None,
-        after: str | None = None,
-        limit: int = MAX_PAGE,
-        *,
-        restriction: Mapping[str, Any] | None = None,
-    ) -> DocumentPage:
-        """See :func:`cairn.pipeline.search.contents.list_matches`."""
-        return self.reading(
-            lambda served: list_matches(served.generation, filters, after, limit, restriction, self._timeout)
-        )
-
-    def visible(
-        self, restriction: Mapping[str, Any] | None, filters: Mapping[str, Any] | None = None
-    ) -> tuple[Generation, Int64[np.ndarray, " A"]]:
-        """Return a generation with the positions of its documents that match both, ascending."""
-        return self.reading(
-            lambda served: (
-                served.generation,
-                visible_documents(served.generation, restriction, self._timeout, filters),
-            )
-        )
-
 
 def _answer(
     served: Served,
     queries: Sequence[str] | None,
     options: SearchOptions,
     encoded: Vectors | Encode,
-    timeout: dt.timedelta | None,
     encode_sparse: EncodeSparse | None,
 ) -> list[SearchResult]:
     """Answer from one generation: encode, read what the filter allows, rank, make hits."""
@@ -254,7 +170,7 @@ def _answer(
         queries=queries,
         window=window,
         ranking_window=ranking_window,
-        allowed=matching_documents(generation, options.filters, options.restriction, timeout),
+        allowed=matching_documents(generation, options.filters, options.restriction, served.timeout),
         sparse=sparse,
     )
     vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
@@ -314,8 +230,7 @@ def _calibrated(served: Served, encode: Encode, encode_sparse: EncodeSparse | No
     size = served.generation.num_documents
     known = known_items(_spread_texts(served.generation))
     options = SearchOptions(passages=0)
-    ask = partial(_answer, served, options=options, encoded=encode, timeout=None, encode_sparse=encode_sparse)
-    answers = ask(queries=[*GENERAL_QUESTIONS, *known.values()])
+    answers = _answer(served, [*GENERAL_QUESTIONS, *known.values()], options, encode, encode_sparse)
     off_topic, own = answers[: len(GENERAL_QUESTIONS)], answers[len(GENERAL_QUESTIONS) :]
     return Calibration.of(off_topic, dict(zip(known, own, strict=True)), size)
 

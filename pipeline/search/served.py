@@ -11,13 +11,14 @@ object store, a thread keeps this machine's copy up to date.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from cairn.pipeline.config import NO_MODEL
 from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
@@ -43,15 +44,20 @@ RETRY_SECONDS = 30.0
 Stamp = tuple[int, int, int]
 LoadEncoder = Callable[[Generation], QueryEncoder]
 _Answer = TypeVar("_Answer")
+_Asked = ParamSpec("_Asked")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """A generation with the encoder that made it and what reads its segments."""
+    """A generation with the encoder that made it and what reads its segments.
+
+    ``timeout`` bounds reading a filter's documents.
+    """
 
     generation: Generation
     encoder: QueryEncoder
     reader: IndexReader
+    timeout: dt.timedelta | None = None
 
     @property
     def encodes_no_queries(self) -> bool:
@@ -62,10 +68,10 @@ class Served:
 class ServedGeneration:
     """Hands out the newest intact generation, with the encoder that made it.
 
-    ``verify`` hashes every file when it is opened first, also those that this machine has hashed before.
-    ``encoder`` is the one encoder there is, or loads that of a generation; ``open_one`` opens a generation
-    elsewhere than here, and raises :class:`StorageError` where the one before is to be served on. Safe to ask
-    from several threads.
+    ``timeout_seconds`` bounds reading a filter's documents. ``verify`` hashes every file when it is opened
+    first, also those that this machine has hashed before. ``encoder`` is the one encoder there is, or loads
+    that of a generation; ``open_one`` opens a generation elsewhere than here, and raises
+    :class:`StorageError` where the one before is to be served on. Safe to ask from several threads.
     """
 
     def __init__(
@@ -74,10 +80,12 @@ class ServedGeneration:
         encoder: QueryEncoder | LoadEncoder,
         open_one: OpenOne | None = None,
         *,
+        timeout_seconds: float | None = None,
         verify: bool = False,
     ) -> None:
         layout.require_exists()
         self._layout = layout
+        self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
         self._look_at = 0.0
@@ -86,7 +94,7 @@ class ServedGeneration:
         generation = open_latest_intact_generation(layout, Checks(verify=verify), open_one)
         loaded = self._load_encoder(generation)
         require_encoder(generation, loaded)
-        self._served = Served(generation, loaded, _reader_of(generation))
+        self._served = Served(generation, loaded, _reader_of(generation), self._timeout)
         self._describe(generation)
         self._refusal: FingerprintMismatchError | None = None
         self._damage: IntegrityError | None = None
@@ -121,19 +129,21 @@ class ServedGeneration:
         """Tell whether calls are answered: not where all generations are found damaged."""
         return self._damage is None
 
-    def reading(self, read: Callable[[Served], _Answer]) -> _Answer:
-        """Return what is read of the newest whole generation.
+    def reading(
+        self, read: Callable[Concatenate[Served, _Asked], _Answer], *args: _Asked.args, **named: _Asked.kwargs
+    ) -> _Answer:
+        """Return what ``read`` reads of the newest whole generation, and is asked for.
 
         Where reading meets damage and another generation is whole, that one is read: the one place where a
         call falls back.
         """
         served = self.take()
         try:
-            return read(served)
+            return read(served, *args, **named)
         except (IntegrityError, StorageError):
             if not self.is_replaced(served.generation):
                 raise
-            return read(self.take())
+            return read(self.take(), *args, **named)
 
     def take(self) -> Served:
         """Return the generation to answer one call from; a newly published one is taken up.
@@ -243,7 +253,8 @@ class ServedGeneration:
         except FingerprintMismatchError as error:
             self._refusal = error
         else:
-            self._served, self._refusal = Served(opened, encoder, _reader_of(opened)), None
+            self._served = Served(opened, encoder, _reader_of(opened), self._timeout)
+            self._refusal = None
         self._damage = None
         self._describe(opened)
 

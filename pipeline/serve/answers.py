@@ -21,6 +21,7 @@ from cairn.pipeline.errors import (
     FingerprintMismatchError,
     IntegrityError,
 )
+from cairn.pipeline.search import documents
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.searcher import check_queries
 from cairn.pipeline.search_options import SearchKeywords, SearchOptions
@@ -252,7 +253,7 @@ async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str
         state,
         grant,
         name,
-        lambda served: served.searcher.read_document(doc_id, restriction=grant.restriction),
+        lambda served: served.searcher.reading(documents.read_document, doc_id, grant.restriction),
     )
 
 

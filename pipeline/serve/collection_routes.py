@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, cast
 
-from cairn.pipeline.search.contents import DEFAULT_VALUES, MAX_PAGE, MAX_VALUES
+from cairn.pipeline.search import documents
+from cairn.pipeline.search.contents import (
+    DEFAULT_VALUES,
+    MAX_PAGE,
+    MAX_VALUES,
+    list_matches,
+    summarise_columns,
+)
 from cairn.pipeline.search.filters import filterable_columns
 from cairn.pipeline.search_options import MAX_TOP_K
 from cairn.pipeline.serve import answers
@@ -157,7 +164,9 @@ async def count_documents(
     """Count the documents that match a filter."""
 
     def count(served: ServedCollection) -> CountReply:
-        generation, positions = served.searcher.visible(grant.restriction, plain(request.filters))
+        generation, positions = served.searcher.reading(
+            documents.visible_documents, grant.restriction, plain(request.filters)
+        )
         return CountReply(generation=generation.number, documents=len(positions))
 
     return await read_from(state, grant, name, count)
@@ -172,8 +181,8 @@ async def list_documents(
         state,
         grant,
         name,
-        lambda served: served.searcher.list_matches(
-            plain(request.filters), request.after, request.limit, restriction=grant.restriction
+        lambda served: served.searcher.reading(
+            list_matches, plain(request.filters), request.after, request.limit, grant.restriction
         ),
     )
     return json_response(cast("dict[str, Any]", json_value(asdict(page))))
@@ -212,7 +221,10 @@ async def read_document(
 async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
     found = await read_from(
-        state, grant, name, lambda served: served.searcher.read_lineage(doc_id, restriction=grant.restriction)
+        state,
+        grant,
+        name,
+        lambda served: served.searcher.reading(documents.read_lineage, doc_id, grant.restriction),
     )
     if found is None:
         raise unknown_document()
@@ -231,8 +243,8 @@ async def _summaries(
         state,
         grant,
         name,
-        lambda served: served.searcher.summarise_columns(
-            columns, filters, num_values, restriction=grant.restriction
+        lambda served: served.searcher.reading(
+            summarise_columns, columns, filters, num_values, grant.restriction
         ),
     )
     return json_response({"columns": json_value([asdict(each) for each in found])})
@@ -285,7 +297,7 @@ def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> Col
         name=served.name,
         generation=generation.number,
         created_at=manifest.created_at,
-        documents=searcher.count_documents(grant.restriction),
+        documents=searcher.reading(documents.count_documents, grant.restriction),
         chunks=manifest.chunks if grant.restriction is None else None,
         vector_dim=manifest.vector_dim,
         landmark_interval=manifest.encoder.landmark_interval,

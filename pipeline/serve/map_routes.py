@@ -11,8 +11,10 @@ import numpy as np
 from cairn.pipeline.context.drift import Drift, measure_drift
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.search.documents import visible_documents
+from cairn.pipeline.search.filters import matching_documents
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.answers import (
     SearchGrant,
     ServerState,
@@ -115,7 +117,7 @@ async def examine_collection(name: CollectionName, state: State, grant: SearchGr
 
     def examine(served: ServedCollection) -> HealthReply:
         searcher = served.searcher
-        return searcher.reading(lambda now: _health(searcher, now.generation, grant.restriction))
+        return searcher.reading(lambda now: _health(searcher, now, grant.restriction))
 
     return await read_from(state, grant, name, examine)
 
@@ -125,7 +127,7 @@ async def _with_map(
 ) -> MapReply:
     async def attempt(served: ServedCollection) -> MapReply:
         generation, visible = await state.search_threads.run(
-            lambda: served.searcher.visible(grant.restriction)
+            lambda: served.searcher.reading(visible_documents, grant.restriction)
         )
         key = cache_key(generation, grant.restriction)
         reply = MapReply(generation=generation.number, status="drawing", documents=len(visible))
@@ -148,7 +150,8 @@ def _place(
     restriction: Mapping[str, Any] | None,
 ) -> MapPoints:
     timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
-    positions = visible_documents(generation, restriction, timeout, {"doc_id": list(doc_ids)})
+    positions = matching_documents(generation, {"doc_id": list(doc_ids)}, restriction, timeout)
+    assert positions is not None, "ids are asked for"
     vectors = generation.documents.reconstruct(positions)
     places = place(vectors, corpus_map.sample_vectors_SV, corpus_map.sample_places_S2)
     known = {int(position): n for n, position in enumerate(corpus_map.positions_N)}
@@ -167,10 +170,9 @@ def _points(
     return MapPoints(doc_id=list(doc_ids), title=list(titles), x=x, y=y, cluster=clusters.tolist())
 
 
-def _health(searcher: Searcher, generation: Generation, restriction: Mapping[str, Any] | None) -> HealthReply:
+def _health(searcher: Searcher, now: Served, restriction: Mapping[str, Any] | None) -> HealthReply:
+    generation, visible = visible_documents(now, restriction)
     manifest, sees_all = generation.manifest, restriction is None
-    timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
-    visible = visible_documents(generation, restriction, timeout)
     firsts, ends = generation.chunks_of(visible)
     return HealthReply(
         generation=generation.number,

@@ -17,6 +17,8 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.frameworks.source import Readable
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.written_rows import Stored
+from cairn.pipeline.search.contents import list_matches, summarise_columns
+from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve import answers
@@ -152,18 +154,19 @@ class _Visible:
         self._searcher, self._within = searcher, within
 
     def read_document(self, doc_id: str) -> Document | None:
-        return self._searcher.read_document(doc_id, restriction=self._within)
+        return self._searcher.reading(read_document, doc_id, self._within)
 
     def columns(self) -> list[ColumnSummary]:
-        return self._searcher.summarise_columns(restriction=self._within)
+        return self._searcher.reading(summarise_columns, restriction=self._within)
 
     def count(self, filters: Mapping[str, Any] | None = None) -> int:
-        return self._searcher.count_documents(self._within, filters)
+        return self._searcher.reading(count_documents, self._within, filters)
 
     def list_documents(
         self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
     ) -> Iterator[ListedDocument]:
-        return iter(self._searcher.list_matches(filters, after, LISTED, restriction=self._within).documents)
+        page = self._searcher.reading(list_matches, filters, after, LISTED, self._within)
+        return iter(page.documents)
 
 
 class _ServedLibrary:

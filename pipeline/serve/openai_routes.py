@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 from cairn.pipeline.config import NO_MODEL
-from cairn.pipeline.search.documents import read_documents, visible_documents
+from cairn.pipeline.search.documents import count_documents, read_documents, visible_documents
 from cairn.pipeline.search.served import Served
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import (
@@ -62,7 +62,6 @@ from cairn.pipeline.serve.problems import (
     unknown_document,
 )
 from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, InvalidField, plain
-from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from cairn.pipeline.serve.uploads import FILE_PREFIX, Attachment
 from cairn.pipeline.types import Document, Hit, SearchResult
 from fastapi import APIRouter, Depends, Query, Request
@@ -234,10 +233,8 @@ async def list_files(
     others = await _unfinished(state, grant, vector_store_id)
 
     def read(whole: Served) -> tuple[list[Document], list[Attachment], bool]:
-        generation = whole.generation
-        timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
+        generation, positions = visible_documents(whole, grant.restriction)
         num_documents = generation.num_documents
-        positions = visible_documents(generation, grant.restriction, timeout)
         behind = {each.file_id: num_documents + place for place, each in enumerate(others)}
         if filter is None:
             positions = np.append(positions, np.array([*behind.values()], np.int64))
@@ -322,7 +319,7 @@ async def _store(state: ServerState, grant: Grant, name: str) -> VectorStore:
         made = own.created_at if own else 0
         count = size_bytes = 0
         if served is not None:
-            count = served.searcher.count_documents(grant.restriction)
+            count = served.searcher.reading(count_documents, grant.restriction)
             files = served.searcher.generation.manifest.files.values()
             size_bytes = 0 if grant.restriction else sum(each.size_bytes for each in files)
         return VectorStore(

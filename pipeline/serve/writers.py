@@ -34,7 +34,7 @@ from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.kept_keys import KEPT_KEYS
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.line.written_rows import SOURCE_NAME
-from cairn.pipeline.search.documents import ids_of_matches
+from cairn.pipeline.search.documents import ids_of_matches, read_document, read_lineage
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.problems import (
@@ -93,7 +93,7 @@ class ServedDocuments:
     def read(self, doc_id: str) -> Document | None:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
         searcher = self._searcher
-        return None if searcher is None else searcher.read_document(doc_id)
+        return None if searcher is None else searcher.reading(read_document, doc_id)
 
     def present(self, doc_ids: Sequence[str]) -> set[str]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
@@ -106,7 +106,7 @@ class ServedDocuments:
     def source_file(self, doc_id: str) -> str:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
         searcher = self._searcher
-        lineage = None if searcher is None else searcher.read_lineage(doc_id)
+        lineage = None if searcher is None else searcher.reading(read_lineage, doc_id)
         return SOURCE_NAME if lineage is None else lineage.source_file
 
     def fields(self) -> Sequence[pa.Field[Any]]:
@@ -117,7 +117,7 @@ class ServedDocuments:
 
     def matching(self, filters: Mapping[str, Any]) -> list[str]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        return [] if self._searcher is None else ids_of_matches(self._searcher.generation, filters)
+        return [] if self._searcher is None else self._searcher.reading(ids_of_matches, filters)
 
 
 class Writers:

@@ -72,24 +72,28 @@ class ExactIndex:
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
         """Return the ``top_k`` best of each query, best first, ties by lower position."""
         positions = np.arange(self.num_vectors) if allowed is None else np.unique(allowed)
-        return top_k_of(queries_QV @ self._vectors_NV[positions].T, positions, top_k)
+        scores_QN = queries_QV @ self._vectors_NV[positions].T
+        return best_first(scores_QN, np.broadcast_to(positions, scores_QN.shape), top_k)
 
     def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
         """Return the vectors at these positions, in their order."""
         return self._vectors_NV[positions]
 
 
-def top_k_of(
-    scores_QN: Float32[np.ndarray, "Q N"], positions_N: Int64[np.ndarray, " N"], top_k: int
+def best_first(
+    scores_QF: Float32[np.ndarray, "Q F"], positions_QF: Int64[np.ndarray, "Q F"], top_k: int
 ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Select the ``top_k`` best columns of each row.
+    """Return the ``top_k`` best of each row by score, then position, padded where there are fewer.
 
-    ``positions_N`` ascends, so a stable sort breaks ties by position.
+    What is missing scores minus infinity.
     """
-    num_queries, num_found = scores_QN.shape[0], min(top_k, scores_QN.shape[1])
-    scores_QK = np.full((num_queries, top_k), -np.inf, dtype=np.float32)
-    positions_QK = np.full((num_queries, top_k), NO_POSITION, dtype=np.int64)
-    order = np.argsort(-scores_QN, axis=1, kind="stable")[:, :num_found]
-    scores_QK[:, :num_found] = np.take_along_axis(scores_QN, order, axis=1)
-    positions_QK[:, :num_found] = positions_N[order]
+    num_found = scores_QF.shape[1]
+    scores_QK = np.full((len(scores_QF), top_k), -np.inf, dtype=np.float32)
+    positions_QK = np.full((len(scores_QF), top_k), NO_POSITION, dtype=np.int64)
+    for row, (scores, positions) in enumerate(zip(scores_QF, positions_QF, strict=True)):
+        if num_found > top_k:
+            is_near = scores >= np.partition(scores, num_found - top_k)[num_found - top_k]
+            scores, positions = scores[is_near], positions[is_near]
+        order = np.lexsort((positions, -scores))[:top_k]
+        scores_QK[row, : len(order)], positions_QK[row, : len(order)] = scores[order], positions[order]
     return scores_QK, positions_QK

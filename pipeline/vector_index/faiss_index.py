@@ -25,7 +25,7 @@ from cairn.pipeline.errors import DamageError
 from cairn.pipeline.faiss_device import CardCopy
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.vector_index import REFINE_SUFFIX
-from cairn.pipeline.vector_index.exact_index import NO_POSITION, top_k_of
+from cairn.pipeline.vector_index.exact_index import NO_POSITION, best_first
 from jaxtyping import Float32, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -226,7 +226,8 @@ class FaissIndex:
             return self._find(queries_QV, top_k, self.nprobe, None, nearest)
         allowed = np.unique(allowed)
         if len(allowed) <= BRUTE_FORCE_POSITIONS:
-            return top_k_of(queries_QV @ self.reconstruct(allowed).T, allowed, top_k)
+            scores_QA = queries_QV @ self.reconstruct(allowed).T
+            return best_first(scores_QA, np.broadcast_to(allowed, scores_QA.shape), top_k)
         # A filter thins every list evenly at best: probe as many more lists as the filter leaves out, so that
         # as many candidates are seen.
         nprobe = min(self.num_lists, -(-self.nprobe * self.num_vectors // len(allowed)))
@@ -390,22 +391,3 @@ def _num_probed(description: Mapping[str, Any]) -> int:
 
 def _bitmap_selector(is_allowed: np.ndarray) -> Any:
     return faiss.IDSelectorBitmap(np.packbits(is_allowed, bitorder="little"))
-
-
-def best_first(
-    scores_QF: Float32[np.ndarray, "Q F"], positions_QF: Int64[np.ndarray, "Q F"], top_k: int
-) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-    """Return the ``top_k`` best of each row by score, then position, padded where there are fewer.
-
-    What is missing scores minus infinity.
-    """
-    num_found = scores_QF.shape[1]
-    scores_QK = np.full((len(scores_QF), top_k), -np.inf, dtype=np.float32)
-    positions_QK = np.full((len(scores_QF), top_k), NO_POSITION, dtype=np.int64)
-    for row, (scores, positions) in enumerate(zip(scores_QF, positions_QF, strict=True)):
-        if num_found > top_k:
-            is_near = scores >= np.partition(scores, num_found - top_k)[num_found - top_k]
-            scores, positions = scores[is_near], positions[is_near]
-        order = np.lexsort((positions, -scores))[:top_k]
-        scores_QK[row, : len(order)], positions_QK[row, : len(order)] = scores[order], positions[order]
-    return scores_QK, positions_QK

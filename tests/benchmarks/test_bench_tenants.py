@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search_options import SearchOptions
 
 from tests.benchmarks import test_bench_search as maker
 
@@ -54,7 +55,7 @@ def test_bench_search_of_one_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         vector = query_vectors[number % NUM_QUERIES][None]
         for place, filters in enumerate(({"tenant": "tenant-0"}, None)):
             started = time.perf_counter()
-            searchers[place].search_vectors(vector, queries=[query], filters=filters)
+            searchers[place].answer([query], SearchOptions(filters=filters), encoded=vector)
             seconds[place].append(time.perf_counter() - started)
     for name, taken in zip((f"one of {TENANTS:,} tenants", "the tenant alone"), seconds, strict=True):
         maker.line(name, *(1e3 * np.percentile(taken[10:], [50, 99])))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search_options import SearchOptions
 
 from tests.index import stones
 
@@ -110,12 +112,12 @@ def by_word(folder: Path, doc_id: str, filters: dict[str, Any]) -> tuple[bool, l
 
 def counted(folder: Path, filters: dict[str, Any]) -> int:
     """Count the documents that pass a filter."""
-    return searcher_of(folder).count_documents(filters)
+    return searcher_of(folder).reading(count_documents, filters)
 
 
 def document(folder: Path, doc_id: str) -> int | None:
     """Return the version of a document, None where there is none."""
-    found = searcher_of(folder).read_document(doc_id)
+    found = searcher_of(folder).reading(read_document, doc_id)
     if found is None:
         return None
     version = found.metadata["year"] - 2000
@@ -126,5 +128,5 @@ def document(folder: Path, doc_id: str) -> int | None:
 def _search(folder: Path, doc_id: str, version: int, **options: Any) -> list[str]:
     vector = stones.unit_vectors(f"{doc_id}/{version}", 1)
     queries = None if options.get("hybrid") is False else [doc_id]
-    (result,) = searcher_of(folder).search_vectors(vector, queries=queries, **options)
+    (result,) = searcher_of(folder).answer(queries, SearchOptions(**options), encoded=vector)
     return [hit.doc_id for hit in result.hits]

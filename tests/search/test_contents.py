@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from cairn.pipeline.errors import ConfigError, FilterError
+from cairn.pipeline.search.contents import list_matches, summarise_columns
+from cairn.pipeline.search.documents import count_documents
 from cairn.pipeline.search.searcher import Searcher
 
 LATE = {"type": "gte", "key": "year", "value": 1993}
@@ -31,12 +33,12 @@ def test_facets_and_counts_are_those_of_the_rows(
     filters, restriction = LATE if late else None, OWN if own else None
     rows = matching(stones, late=late, own=own)
     years = Counter(row["year"] for row in rows if row["year"] is not None)
-    (year,) = searcher.summarise_columns(["year"], filters, 3, restriction=restriction)
+    (year,) = searcher.reading(summarise_columns, ["year"], filters, 3, restriction=restriction)
     assert (year.documents, year.different_values) == (years.total(), len(years))
     assert (year.low, year.high) == (min(years), max(years))
     assert [each.documents for each in year.values] == [count for _, count in years.most_common(3)]
     assert all(years[each.value] == each.documents for each in year.values)
-    assert searcher.count_documents(restriction, filters) == len(rows)
+    assert searcher.reading(count_documents, restriction, filters) == len(rows)
 
 
 @pytest.mark.parametrize("own", [False, True])
@@ -47,9 +49,9 @@ def test_pages_of_matches_are_all_of_them_in_order(
     expected = sorted(row["doc_id"] for row in matching(stones, late=True, own=own))[: 5 * limit]
     found: list[str] = []
     after: str | None = None
-    page = searcher.list_matches(LATE, None, limit, restriction=OWN if own else None)
+    page = searcher.reading(list_matches, LATE, None, limit, restriction=OWN if own else None)
     while len(found) < len(expected):
-        page = searcher.list_matches(LATE, after, limit, restriction=OWN if own else None)
+        page = searcher.reading(list_matches, LATE, after, limit, restriction=OWN if own else None)
         found += [document.doc_id for document in page.documents]
         after = page.next_after
     assert found == expected
@@ -60,7 +62,7 @@ def test_pages_of_matches_are_all_of_them_in_order(
 def test_columns_name_what_filters_can_and_leave_out_values_that_mostly_differ(
     searcher: Searcher,
 ) -> None:
-    columns = {column.name: column for column in searcher.summarise_columns()}
+    columns = {column.name: column for column in searcher.reading(summarise_columns)}
     assert {"doc_id", "year", "Odd name"} <= set(columns)
     assert columns["doc_id"].values == ()
     assert columns["Odd name"].values
@@ -69,8 +71,8 @@ def test_columns_name_what_filters_can_and_leave_out_values_that_mostly_differ(
 
 def test_what_cannot_be_asked_is_refused(searcher: Searcher) -> None:
     with pytest.raises(ConfigError, match="columns must be a list of some of doc_id, "):
-        searcher.summarise_columns(["text"])
+        searcher.reading(summarise_columns, ["text"])
     with pytest.raises(ConfigError, match="columns must be a list of some of doc_id, "):
-        searcher.summarise_columns("year")  # pyright: ignore[reportArgumentType]
+        searcher.reading(summarise_columns, "year")  # pyright: ignore[reportArgumentType]
     with pytest.raises(FilterError, match="`key` must be one of"):
-        searcher.count_documents(filters={"nowhere": 1})
+        searcher.reading(count_documents, filters={"nowhere": 1})

@@ -2,6 +2,7 @@
 
 import pytest
 from cairn.pipeline.errors import ConfigError, FilterError, RestrictionError
+from cairn.pipeline.search.documents import count_documents, read_document, read_lineage
 from cairn.pipeline.search.searcher import Searcher
 
 OWN = {"type": "eq", "key": "Odd name", "value": "o1"}
@@ -13,7 +14,7 @@ def own_ids(stones) -> list[str]:
 
 def test_every_document_is_read_by_its_id(stones, searcher: Searcher) -> None:
     for row in stones.rows:
-        document = searcher.read_document(row["doc_id"])
+        document = searcher.reading(read_document, row["doc_id"])
         assert document is not None
         assert (document.doc_id, document.title, document.text, document.num_tokens) == tuple(
             row[name] for name in ("doc_id", "title", "text", "num_tokens")
@@ -24,19 +25,18 @@ def test_every_document_is_read_by_its_id(stones, searcher: Searcher) -> None:
 
 @pytest.mark.parametrize("doc_id", ["", "doc-0-999", "doc-0-001' OR 1=1 --", "\0", "é"])
 def test_unknown_document_is_none(searcher: Searcher, doc_id: str) -> None:
-    assert searcher.read_document(doc_id) is None
+    assert searcher.reading(read_document, doc_id) is None
 
 
 def test_document_outside_the_restriction_is_none(stones, searcher: Searcher) -> None:
-    found = [row["doc_id"] for row in stones.rows if searcher.read_document(row["doc_id"], restriction=OWN)]
-    assert found == own_ids(stones)
-    traced = [row["doc_id"] for row in stones.rows if searcher.read_lineage(row["doc_id"], restriction=OWN)]
-    assert traced == found
+    for read in (read_document, read_lineage):
+        found = [each["doc_id"] for each in stones.rows if searcher.reading(read, each["doc_id"], OWN)]
+        assert found == own_ids(stones)
 
 
 def test_count_documents_counts_those_within_the_restriction(stones, searcher: Searcher) -> None:
-    assert searcher.count_documents() == len(stones.rows)
-    assert searcher.count_documents(OWN) == len(own_ids(stones))
+    assert searcher.reading(count_documents) == len(stones.rows)
+    assert searcher.reading(count_documents, OWN) == len(own_ids(stones))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_restriction_that_does_not_fit_is_not_the_filters_fault(searcher: Search
     with pytest.raises(RestrictionError):
         searcher.search("granite", restriction=wrong)
     with pytest.raises(RestrictionError):
-        searcher.read_document("doc-0-001", restriction=wrong)
+        searcher.reading(read_document, "doc-0-001", restriction=wrong)
     with pytest.raises(FilterError) as caught:
         searcher.search("granite", filters=wrong, restriction=OWN)
     assert not isinstance(caught.value, RestrictionError)

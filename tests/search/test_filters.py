@@ -270,7 +270,7 @@ def deep_list(depth: int) -> list[Any]:
         ({"yaer": 1993}, "must be one of doc_id"),
         ({"year": "1993"}, "must be a number"),
         ({"year": []}, "list of 1 to 1,000"),
-        ({"year": {"$gte": 1990}}, "a value or a list of them, got dict"),
+        ({"year": {"$gte": 1990}}, "a value or a list of them, got a dict"),
         ({"tags": 3}, "must be a string"),
         ({3: 3}, "must be one of doc_id"),
         (leaf("contains", "year", 1), "text or lists, got 'year'"),

@@ -188,14 +188,14 @@ def test_threads_of_faiss_share_the_queries_of_a_batch_and_never_a_single_one(
     assert set(asked_with[1:]) == {(1, 1)}
 
 
-def test_search_vectors_with_texts_equals_search(searcher: Searcher, encoder: StoneEncoder) -> None:
+def test_vectors_with_texts_equals_search(searcher: Searcher, encoder: StoneEncoder) -> None:
     vectors = encoder.encode_queries(QUERIES) * 3
-    found = searcher.search_vectors(vectors, queries=QUERIES)
+    found = searcher.answer(QUERIES, SearchOptions(), encoded=vectors)
     assert [flat(result) for result in found] == [flat(searcher.search(query)) for query in QUERIES]
 
 
-def test_search_vectors_without_texts_is_dense(searcher: Searcher, encoder: StoneEncoder) -> None:
-    found = searcher.search_vectors(encoder.encode_queries(QUERIES[:1]))[0]
+def test_vectors_without_texts_is_dense(searcher: Searcher, encoder: StoneEncoder) -> None:
+    found = searcher.answer(None, SearchOptions(), encoded=encoder.encode_queries(QUERIES[:1]))[0]
     assert found.query == ""
     assert flat(found) == flat(searcher.search(QUERIES[0], hybrid=False))
 
@@ -323,8 +323,8 @@ def test_encoder_that_returns_nan_is_refused(stones: Stones, encoder: StoneEncod
         (lambda s: s.search("x", chunk_tokens=100), ConfigError),
         (lambda s: s.search("x", filters={"type": "eq", "key": "vector", "value": 1}), FilterError),
         (lambda s: s.answer([], SearchOptions()), UsageError),
-        (lambda s: s.search_vectors(np.ones((1, 3))), UsageError),
-        (lambda s: s.search_vectors(np.ones((2, 16)), queries=["one"]), UsageError),
+        (lambda s: s.answer(None, SearchOptions(), encoded=np.ones((1, 3))), UsageError),
+        (lambda s: s.answer(["one"], SearchOptions(), encoded=np.ones((2, 16))), UsageError),
     ],
 )
 def test_bad_call_is_refused_before_encoding(
@@ -344,7 +344,7 @@ def test_search_on_inverted_lists_finds_nearly_what_exact_search_finds(
     searcher = Searcher(layout, encoder)
     queries = [f"query {i}" for i in range(40)]
     vectors = encoder.encode_queries(queries)
-    found = searcher.search_vectors(vectors, granularity="document", passages=0)
+    found = searcher.answer(None, SearchOptions(granularity="document", passages=0), encoded=vectors)
     exact = np.argsort(-(vectors @ stones.document_vectors.T), axis=1)[:, :10]
     overlap = [
         len({h.doc_id for h in r.hits} & {stones.rows[i]["doc_id"] for i in row}) / 10

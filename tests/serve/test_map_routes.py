@@ -14,7 +14,7 @@ from cairn.pipeline.context.drift import measure_drift
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import SIZES, CollectionLayout
-from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.serve import map_routes
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
@@ -127,7 +127,7 @@ def test_request_that_comes_late_with_an_older_generation_leaves_the_map_of_the_
     expected = drawn(client, "map")
     monkeypatch.delattr("cairn.pipeline.serve.maps.corpus_map.lay_out")
     with monkeypatch.context() as late:
-        late.setattr(Searcher, "visible", lambda *_: (older, np.arange(20)))
+        late.setattr(map_routes, "visible_documents", lambda *_: (older, np.arange(20)))
         reply = client.get("/v1/collections/stones/map").json()
     assert (reply["generation"], reply["status"]) == (1, "drawing")
     assert client.get("/v1/collections/stones/map").json() == expected

@@ -52,8 +52,8 @@ from cairn.pipeline.manifest import Manifest, SegmentRecord
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from cairn.pipeline.vector_index.exact_index import NO_POSITION
-from cairn.pipeline.vector_index.faiss_index import FaissIndex, best_first, open_faiss_index
+from cairn.pipeline.vector_index.exact_index import NO_POSITION, best_first
+from cairn.pipeline.vector_index.faiss_index import FaissIndex, open_faiss_index
 from jaxtyping import Float32, Int32, Int64, Integer, UInt8, UInt32
 
 FEW_DOCUMENTS: Final = 64

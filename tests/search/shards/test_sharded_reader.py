@@ -18,6 +18,8 @@ from cairn.pipeline.index.generation import open_generation, open_parts
 from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.search.contents import list_matches, summarise_columns
+from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.shards import parts, sharded_generation
 from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration
@@ -161,12 +163,12 @@ def test_searches_of_shards_leave_few_documents_in_the_process_that_asks(
 @pytest.mark.parametrize(
     "read",
     [
-        lambda searcher: searcher.read_document("doc-1-004"),
-        lambda searcher: searcher.read_document("doc-1-004", restriction=FILTERS[1]),
-        lambda searcher: searcher.read_document("no such document"),
-        lambda searcher: searcher.list_matches(FILTERS[1], limit=3),
-        lambda searcher: searcher.summarise_columns(),
-        lambda searcher: searcher.count_documents(FILTERS[2]),
+        lambda searcher: searcher.reading(read_document, "doc-1-004"),
+        lambda searcher: searcher.reading(read_document, "doc-1-004", restriction=FILTERS[1]),
+        lambda searcher: searcher.reading(read_document, "no such document"),
+        lambda searcher: searcher.reading(list_matches, FILTERS[1], limit=3),
+        lambda searcher: searcher.reading(summarise_columns),
+        lambda searcher: searcher.reading(count_documents, FILTERS[2]),
         lambda searcher: searcher.generation.cluster_ids.tolist(),
         lambda searcher: searcher.generation.num_tokens.tolist(),
         lambda searcher: searcher.generation.doc_ids.to_pylist(),
