@@ -30,10 +30,6 @@ def first_order_points(
     phi_NV: Float32[np.ndarray, "N V"], psi_NV: Float32[np.ndarray, "N V"]
 ) -> Float32[np.ndarray, "N P"]:
     """Return φ(d)⊕ψ(q), L2-normalised; a pair of zero vectors stays zero."""
-    if phi_NV.shape != psi_NV.shape or phi_NV.ndim != 2:
-        raise ModelError(
-            f"documents and queries must have vectors of one shape, got {phi_NV.shape} and {psi_NV.shape}"
-        )
     points_NP = np.concatenate((phi_NV, psi_NV), axis=1, dtype=np.float32)
     squared_N = np.einsum("np,np->n", points_NP, points_NP)
     if not np.isfinite(squared_N).all():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from cairn.pipeline.errors import FingerprintMismatchError, UsageError
+from cairn.pipeline.errors import FingerprintMismatchError
 
 Verdict = Literal["none", "slight", "re-contextualise"]
 
@@ -62,18 +62,11 @@ def measure_drift(
             f"{len(current_sizes_K)}; compare a context only with the clusters it was drawn over"
         )
     before_K, now_K = (np.asarray(sizes, dtype=np.int64) for sizes in (context_sizes_K, current_sizes_K))
-    if (before_K < 0).any() or (now_K < 0).any() or documents_at_context < 0:
-        raise UsageError("cluster sizes must not be negative; count the documents of each cluster again")
     num_before, num_now = int(before_K.sum()), int(now_K.sum())
     if not num_now:
         return Drift(total_variation=0.0, added_share=0.0, changed_clusters=(), verdict="none")
-    if not num_before:
-        raise UsageError(
-            "the context must have been drawn from at least one document, got an empty histogram; build "
-            "the context again"
-        )
 
-    p_K, q_K = before_K / num_before, now_K / num_now
+    p_K, q_K = before_K / max(1, num_before), now_K / num_now
     moved_K = np.abs(p_K - q_K)
     most_moved = np.argsort(-moved_K, kind="stable")[:MAX_NAMED_CLUSTERS]
     total_variation = float(moved_K.sum() / 2)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from cairn.pipeline.cluster.sampling import hash_order
-from cairn.pipeline.errors import UsageError
 from cairn.pipeline.ragged import places_in_groups
 from jaxtyping import Int32, Int64
 
@@ -27,11 +26,6 @@ def allocate(
     ``num_documents``, or to all there is.
     """
     capacity_K = sizes_K if available_K is None else available_K
-    if capacity_K.shape != sizes_K.shape or (sizes_K < capacity_K).any() or (capacity_K < 0).any():
-        raise UsageError(
-            "cluster sizes must count at least the documents available in each cluster; count the same "
-            "clusters"
-        )
     places_K = np.zeros(len(sizes_K), dtype=np.int64)
     left = min(num_documents, int(capacity_K.sum()))
     while left:
@@ -59,11 +53,6 @@ def draw_context(
     """
     num_clusters = int(assignments_N.max(initial=-1)) + 1 if cluster_sizes_K is None else len(cluster_sizes_K)
     available_K = np.bincount(assignments_N, minlength=num_clusters).astype(np.int64)
-    if len(available_K) != num_clusters:
-        raise UsageError(
-            f"cluster sizes must cover every assigned cluster, got {num_clusters} sizes and cluster "
-            f"{len(available_K) - 1}"
-        )
     sizes_K = available_K if cluster_sizes_K is None else np.maximum(cluster_sizes_K, available_K)
     places_K = allocate(sizes_K, num_documents, available_K)
 

@@ -337,17 +337,16 @@ class EncoderWorker:
         if self._config.cluster.surrogate == "encoder":
             return self._embedder({}), {}
         backbone = self._loaded().backbone
-        state = fit_static(backbone.token_embeddings, backbone.tokenizer, texts).to_arrays()
+        state = fit_static(backbone.token_embeddings, backbone.tokenizer, texts)
         return self._embedder(state), state
 
     def _embedder(self, state: Mapping[str, np.ndarray]) -> TextEmbedder:
-        from cairn.pipeline.model.static_embeddings import StaticEmbedder, StaticFit
+        from cairn.pipeline.model.static_embeddings import StaticEmbedder
 
         stages = self._loaded()
         if self._config.cluster.surrogate == "encoder":
             return _NormalisedFirstStage(stages.first_stage)
-        table, tokenizer = stages.backbone.token_embeddings, stages.backbone.tokenizer
-        return StaticEmbedder(table, tokenizer, StaticFit.from_arrays(state))
+        return StaticEmbedder(stages.backbone.token_embeddings, stages.backbone.tokenizer, state)
 
 
 class _NormalisedFirstStage:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from cairn.pipeline.errors import IntegrityError, ModelError
@@ -55,32 +54,14 @@ ZERO_NORM = 1e-6
 BLOCK_TEXTS = 1_024
 BLOCK_TOKENS = 16_384
 
-_STATE_NAMES = ["static.projection", "static.token_weights"]
+WEIGHTS = "static.token_weights"
+PROJECTION = "static.projection"
 
+Fit = Mapping[str, np.ndarray]
+"""What a sample taught, as it is stored: one weight a token, and the map from token space to vectors.
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class StaticFit:
-    """What a sample taught: one weight a token, and the map from token space to vectors.
-
-    Clusters mean nothing without it.
-    """
-
-    token_weights: Float32[np.ndarray, " T"]
-    projection_DV: Float32[np.ndarray, "D V"]
-
-    def to_arrays(self) -> dict[str, np.ndarray]:
-        """Return the fit as named arrays for storage."""
-        return {"static.token_weights": self.token_weights, "static.projection": self.projection_DV}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> StaticFit:
-        """Restore a stored fit; anything that is not one raises :class:`IntegrityError`."""
-        if sorted(arrays) != _STATE_NAMES:
-            raise IntegrityError(
-                f"a stored static surrogate must hold {', '.join(_STATE_NAMES)}, got {sorted(arrays)}; "
-                "cluster again"
-            )
-        return cls(token_weights=arrays["static.token_weights"], projection_DV=arrays["static.projection"])
+Clusters mean nothing without it.
+"""
 
 
 class StaticEmbedder:
@@ -91,14 +72,20 @@ class StaticEmbedder:
     """
 
     def __init__(
-        self, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, fit: StaticFit
+        self, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, fit: Fit
     ) -> None:
+        """Fold a fit into the table; arrays that are none raise :class:`IntegrityError`."""
         _check_table(token_embeddings_TD, tokenizer)
+        if set(fit) != {WEIGHTS, PROJECTION}:
+            raise IntegrityError(
+                f"a stored static surrogate must hold {PROJECTION}, {WEIGHTS}, got {sorted(fit)}; "
+                "cluster again"
+            )
         expected = token_embeddings_TD.shape
-        if (fit.token_weights.size, fit.projection_DV.shape[0]) != expected:
+        if (fit[WEIGHTS].size, fit[PROJECTION].shape[0]) != expected:
             raise ModelError(
                 f"the surrogate's fit must be of the model's {expected[0]} tokens x {expected[1]} dims, "
-                f"got {fit.token_weights.size} x {fit.projection_DV.shape[0]}; cluster again with this model"
+                f"got {fit[WEIGHTS].size} x {fit[PROJECTION].shape[0]}; cluster again with this model"
             )
         self._tokenizer = _bare_tokenizer(tokenizer)
         self._table_TV = _fold(token_embeddings_TD, fit)
@@ -107,17 +94,9 @@ class StaticEmbedder:
             kind="static",
             table=_sha256(token_embeddings_TD),
             tokenizer=hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest(),
-            fit={name: _sha256(array) for name, array in fit.to_arrays().items()},
+            fit={name: _sha256(array) for name, array in fit.items()},
             max_characters=MAX_CHARACTERS,
         )
-
-    @classmethod
-    def fitted_to(
-        cls, token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]
-    ) -> tuple[StaticEmbedder, StaticFit]:
-        """Fit on a sample and return the embedder with the fit to store."""
-        fit = fit_static(token_embeddings_TD, tokenizer, texts)
-        return cls(token_embeddings_TD, tokenizer, fit), fit
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts, L2-normalised; a text without a known token gives a zero row."""
@@ -129,7 +108,7 @@ class StaticEmbedder:
 
 def fit_static(
     token_embeddings_TD: Float32[np.ndarray, "T D"], tokenizer: Tokenizer, texts: Sequence[str]
-) -> StaticFit:
+) -> dict[str, np.ndarray]:
     """Learn token weights and the projection from :data:`MAX_FIT_TEXTS` evenly spaced texts at most.
 
     Special tokens, the unknown token among them, weigh nothing. A token the sample never had weighs 1.
@@ -150,7 +129,7 @@ def fit_static(
     if directions >= MIN_DIRECTIONS:
         gram_DD = _gram(token_embeddings_TD, token_weights, document_ids)
         projection_DV = _common_direction_removed(gram_DD, directions)
-    return StaticFit(token_weights=token_weights, projection_DV=projection_DV)
+    return {WEIGHTS: token_weights, PROJECTION: projection_DV}
 
 
 def _sha256(array: np.ndarray) -> str:
@@ -187,12 +166,12 @@ def _token_ids(bare: Tokenizer, texts: Sequence[str]) -> Iterator[np.ndarray]:
             yield np.array(encoding.ids, dtype=np.int32)
 
 
-def _fold(token_embeddings_TD: np.ndarray, fit: StaticFit) -> Float32[np.ndarray, "T V"]:
+def _fold(token_embeddings_TD: np.ndarray, fit: Fit) -> Float32[np.ndarray, "T V"]:
     """Apply weights and projection to the table itself; both are linear, so they may go before the sum."""
-    folded_TV = np.empty((len(token_embeddings_TD), fit.projection_DV.shape[1]), dtype=np.float32)
+    folded_TV = np.empty((len(token_embeddings_TD), fit[PROJECTION].shape[1]), dtype=np.float32)
     for start in range(0, len(folded_TV), BLOCK_TOKENS):
         rows = slice(start, start + BLOCK_TOKENS)
-        folded_TV[rows] = (token_embeddings_TD[rows] * fit.token_weights[rows, None]) @ fit.projection_DV
+        folded_TV[rows] = (token_embeddings_TD[rows] * fit[WEIGHTS][rows, None]) @ fit[PROJECTION]
     return folded_TV
 
 

@@ -75,11 +75,6 @@ def test_pair_points_with_a_nan_is_refused() -> None:
         pair_points(phi, psi)
 
 
-def test_pair_points_with_shapes_that_differ_is_refused() -> None:
-    with pytest.raises(ModelError, match="one shape"):
-        pair_points(np.ones((2, 4), np.float32), np.ones((2, 3), np.float32))
-
-
 def test_train_clusters_from_given_centroids_equals_naive_lloyd() -> None:
     phi, psi, _ = topics()
     points = naive_points(phi, psi)

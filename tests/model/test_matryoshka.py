@@ -1,66 +1,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 
 import numpy as np
 import pytest
-import torch
-from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.document_encoder import first_dims, require_dims
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.first_layers import first_layers
-from safetensors.torch import load_file, save_file
-
-IDS, LENGTHS = np.array([[2, 10, 11, 3], [2, 12, 3, 0]]), np.array([4, 3])
-
-
-@pytest.fixture(scope="module")
-def one_layer_folder(tiny_model_folder, tmp_path_factory):
-    """The tiny model's folder with its second layer deleted by hand."""
-    folder = tmp_path_factory.mktemp("one") / "model"
-    shutil.copytree(tiny_model_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
-    tensors = {
-        name: tensor
-        for name, tensor in load_file(folder / "model.safetensors").items()
-        if "layer.1." not in name
-    }
-    save_file(tensors, folder / "model.safetensors")
-    return folder
-
-
-def _hidden(folder, **settings):
-    backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", **settings))
-    return backbone.hidden_states(IDS, LENGTHS)
-
-
-def test_first_layers_of_a_model_equal_a_model_of_those_layers(tiny_model_folder, one_layer_folder):
-    torch.testing.assert_close(_hidden(tiny_model_folder, layers=1), _hidden(one_layer_folder))
 
 
 def test_first_layers_have_a_fingerprint_of_their_own(tiny_model_folder):
     checkpoint = read_checkpoint(tiny_model_folder)
     fingerprints = {first_layers(checkpoint, number).fingerprint for number in (None, 1, 2)}
     assert (len(fingerprints), first_layers(checkpoint, None)) == (3, checkpoint)
-
-
-def test_first_layers_cut_the_list_of_layer_types(tiny_model_folder):
-    checkpoint = read_checkpoint(tiny_model_folder)
-    typed = dataclasses.replace(
-        checkpoint, config={**checkpoint.config, "layer_types": ["full_attention", "sliding_attention"]}
-    )
-    assert first_layers(typed, 1).config["layer_types"] == ["full_attention"]
-
-
-def test_first_layers_read_the_other_name_of_their_number(tiny_model_folder):
-    checkpoint = read_checkpoint(tiny_model_folder)
-    nomic = dataclasses.replace(checkpoint, config={"n_layer": 2})
-    assert first_layers(nomic, 1).config == {"n_layer": 1}
 
 
 @pytest.mark.parametrize("num_layers", [0, 3])

@@ -6,9 +6,10 @@ from cairn.pipeline.errors import IntegrityError, ModelError
 from cairn.pipeline.model import static_embeddings
 from cairn.pipeline.model.static_embeddings import (
     MAX_TOKENS,
+    PROJECTION,
     SMOOTHING,
+    WEIGHTS,
     StaticEmbedder,
-    StaticFit,
     fit_static,
 )
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -43,20 +44,25 @@ def texts(num_texts: int = 400) -> list[str]:
     ]
 
 
+def embedder_and_fit(sample: list[str]) -> tuple[StaticEmbedder, dict[str, np.ndarray]]:
+    fit = fit_static(table(), word_tokenizer(), sample)
+    return StaticEmbedder(table(), word_tokenizer(), fit), fit
+
+
 def fitted(sample: list[str] | None = None) -> StaticEmbedder:
-    return StaticEmbedder.fitted_to(table(), word_tokenizer(), texts() if sample is None else sample)[0]
+    return embedder_and_fit(texts() if sample is None else sample)[0]
 
 
-def naive_vectors(rows: list[str], fit: StaticFit) -> np.ndarray:
+def naive_vectors(rows: list[str], fit: dict[str, np.ndarray]) -> np.ndarray:
     vectors = []
     for text in rows:
         tokens = [WORDS.index(word) + 3 for word in text.split() if word in WORDS]
         summed = (
             sum(
-                (float(fit.token_weights[token]) * table()[token].astype(float) for token in tokens),
+                (float(fit[WEIGHTS][token]) * table()[token].astype(float) for token in tokens),
                 np.zeros(24),
             )
-            @ fit.projection_DV
+            @ fit[PROJECTION]
         )
         length = np.linalg.norm(summed)
         vectors.append(summed / length if length else summed)
@@ -64,38 +70,38 @@ def naive_vectors(rows: list[str], fit: StaticFit) -> np.ndarray:
 
 
 def test_embed_equals_naive_weighted_mean() -> None:
-    embedder, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    embedder, fit = embedder_and_fit(texts())
     np.testing.assert_allclose(embedder.embed(texts()[:20]), naive_vectors(texts()[:20], fit), atol=1e-5)
 
 
 def test_fit_weights_equal_the_smooth_inverse_document_frequency() -> None:
     fit = fit_static(table(), word_tokenizer(), ["w0 w0 w1", "w0"])
-    seen_twice, seen_once, unseen = fit.token_weights[[3, 4, 5]]
+    seen_twice, seen_once, unseen = fit[WEIGHTS][[3, 4, 5]]
     assert (seen_twice, seen_once, unseen) == pytest.approx(
         (SMOOTHING / (SMOOTHING + 1), SMOOTHING / (SMOOTHING + 0.5), 1.0)
     )
 
 
 def test_fit_removes_the_first_singular_direction_of_the_sample() -> None:
-    _, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
-    raw = StaticFit(token_weights=fit.token_weights, projection_DV=np.eye(24, dtype=np.float32))
+    _, fit = embedder_and_fit(texts())
+    raw = {**fit, PROJECTION: np.eye(24, dtype=np.float32)}
     common = np.linalg.svd(naive_vectors(texts(), raw), full_matrices=False)[2][0]
-    np.testing.assert_allclose(common @ fit.projection_DV, 0.0, atol=1e-4)
+    np.testing.assert_allclose(common @ fit[PROJECTION], 0.0, atol=1e-4)
 
 
 def test_fit_scales_directions_by_the_fourth_root_of_their_singular_value() -> None:
-    _, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
-    raw = StaticFit(token_weights=fit.token_weights, projection_DV=np.eye(24, dtype=np.float32))
+    _, fit = embedder_and_fit(texts())
+    raw = {**fit, PROJECTION: np.eye(24, dtype=np.float32)}
     singular = np.linalg.svd(naive_vectors(texts(), raw), compute_uv=False)
     expected = (singular[1:] / singular[0]) ** -0.25
     np.testing.assert_allclose(
-        np.linalg.norm(fit.projection_DV, axis=0), expected[: fit.projection_DV.shape[1]], rtol=1e-3
+        np.linalg.norm(fit[PROJECTION], axis=0), expected[: fit[PROJECTION].shape[1]], rtol=1e-3
     )
 
 
 def test_fit_of_a_tiny_sample_removes_nothing() -> None:
     fit = fit_static(table(), word_tokenizer(), texts(8))
-    np.testing.assert_array_equal(fit.projection_DV, np.eye(24, dtype=np.float32))
+    np.testing.assert_array_equal(fit[PROJECTION], np.eye(24, dtype=np.float32))
 
 
 @pytest.mark.parametrize("sample", [[], [""], ["w1"], ["w1"] * 100, ["[UNK] ?"] * 100])
@@ -108,7 +114,7 @@ def test_fit_reads_evenly_spaced_texts_of_a_large_sample(monkeypatch: pytest.Mon
     monkeypatch.setattr(static_embeddings, "MAX_FIT_TEXTS", 100)
     spaced = fit_static(table(), word_tokenizer(), texts())
     np.testing.assert_array_equal(
-        spaced.token_weights, fit_static(table(), word_tokenizer(), texts()[::4]).token_weights
+        spaced[WEIGHTS], fit_static(table(), word_tokenizer(), texts()[::4])[WEIGHTS]
     )
 
 
@@ -138,7 +144,7 @@ def test_embed_ignores_the_tokenizers_padding_and_truncation() -> None:
 def test_embed_leaves_the_callers_tokenizer_as_it_was() -> None:
     tokenizer = word_tokenizer()
     before = tokenizer.to_str()
-    StaticEmbedder.fitted_to(table(), tokenizer, texts())[0].embed(texts())
+    StaticEmbedder(table(), tokenizer, fit_static(table(), tokenizer, texts())).embed(texts())
     assert tokenizer.to_str() == before
 
 
@@ -151,15 +157,8 @@ def test_embed_of_special_tokens_written_in_text_ignores_them() -> None:
     np.testing.assert_array_equal(fitted().embed(["w1 [SEP] w2"]), fitted().embed(["w1 w2"]))
 
 
-def test_stored_fit_rebuilds_the_same_embedder() -> None:
-    embedder, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
-    rebuilt = StaticEmbedder(table(), word_tokenizer(), StaticFit.from_arrays(fit.to_arrays()))
-    assert rebuilt.fingerprint == embedder.fingerprint
-    np.testing.assert_array_equal(rebuilt.embed(texts()), embedder.embed(texts()))
-
-
 def test_fingerprint_changes_with_table_and_fit() -> None:
-    _, fit = StaticEmbedder.fitted_to(table(), word_tokenizer(), texts())
+    _, fit = embedder_and_fit(texts())
     moved = table()
     moved[7, 7] += 1
     other = fit_static(table(), word_tokenizer(), texts()[:300])
@@ -170,9 +169,9 @@ def test_fingerprint_changes_with_table_and_fit() -> None:
     assert len(set(fingerprints)) == 3
 
 
-def test_from_arrays_of_something_else_is_refused() -> None:
+def test_stored_arrays_of_something_else_are_refused() -> None:
     with pytest.raises(IntegrityError, match="static surrogate"):
-        StaticFit.from_arrays({"weights": np.zeros(3)})
+        StaticEmbedder(table(), word_tokenizer(), {"weights": np.zeros(3)})
 
 
 def test_a_fit_of_another_model_is_refused() -> None:

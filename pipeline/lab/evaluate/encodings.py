@@ -44,7 +44,7 @@ from cairn.pipeline.model.context_encoder import ContextEncoder
 from cairn.pipeline.model.document_encoder import first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.landmarks import chunk_spans, split_into_chunks
-from cairn.pipeline.model.static_embeddings import StaticEmbedder
+from cairn.pipeline.model.static_embeddings import StaticEmbedder, fit_static
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.types import ProgressListener, QueryTokens
 from jaxtyping import Float32, Int64
@@ -58,12 +58,13 @@ def corpus_context(
 ) -> ContextSet:
     """Cluster the documents and draw the context from them; queries of the set play no part."""
     texts = judged.texts
-    embedder, state = StaticEmbedder.fitted_to(backbone.token_embeddings, backbone.tokenizer, texts)
+    table, tokenizer = backbone.token_embeddings, backbone.tokenizer
+    fit = fit_static(table, tokenizer, texts)
+    embedder = StaticEmbedder(table, tokenizer, fit)
     phi_NV = embedder.embed(texts)
     psi_NV = embedder.embed(query_side(judged.titles, [None] * len(texts), texts))
-    arrays, print_ = state.to_arrays(), embedder.fingerprint
     clusters = train_clusters(
-        phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=print_, surrogate_state=arrays
+        phi_NV, psi_NV, ClusterConfig(), surrogate_fingerprint=embedder.fingerprint, surrogate_state=fit
     )
     sample = _sample(judged.doc_ids, judged.titles, texts)
     return _build(sample, assign(clusters, phi_NV, psi_NV), config, backbone, encoder)

@@ -188,11 +188,17 @@ def test_load_names_of_transformers_give_the_same(make, family) -> None:
     assert worst(load(folder).hidden_states(ids, LENGTHS), before) <= 1e-5
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gte"])
-def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family) -> None:
-    folder = make(family)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [("bert", {}), ("qwen2", {}), ("gte", {}), ("nomic_bert", {}), ("modernbert", TODAYS_NAMES)],
+)
+def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family, changes) -> None:
+    folder = make(family, **changes)
     backbone, model = load(folder, layers=1), published(folder)
-    model.layers = model.layers[:1]
+    if family == "bert":
+        model.encoder.layer = model.encoder.layer[:1]
+    else:
+        model.layers = model.layers[:1]
     model.config.num_hidden_layers = 1
     ids = random_ids(backbone)
     assert worst(backbone.hidden_states(ids, LENGTHS), published_hidden(model, ids, LENGTHS)) <= 1e-5
