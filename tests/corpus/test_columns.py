@@ -3,7 +3,6 @@ import re
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.corpus.columns import (
@@ -11,7 +10,6 @@ from cairn.pipeline.corpus.columns import (
     joined,
     not_showable,
     parse_type,
-    pieces,
     stored_type,
     unfit,
     value_bytes,
@@ -54,26 +52,6 @@ def as_dictionary_list(lists: pa.ListArray) -> pa.Array:
 )
 def test_value_bytes_equals_the_bytes_of_the_plain_values(column: pa.Array) -> None:
     assert value_bytes(column).tolist() == [naive_bytes(value) for value in column.to_pylist()]
-
-
-@pytest.mark.parametrize(
-    ("column", "target"),
-    [
-        (STRINGS.dictionary_encode().slice(1), pa.large_string()),
-        (without_views(STRINGS.cast(pa.string_view())), pa.string()),
-        (as_dictionary_list(LISTS).slice(1), pa.list_(pa.string())),
-        (LISTS.cast(pa.large_list(pa.string())), pa.list_(pa.string())),
-        (pa.array([1, None], pa.int8()), pa.int64()),
-        (pa.array([[1], None, [2, 3]], pa.list_(pa.int8())), pa.list_(pa.int32())),
-        (pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)), pa.list_(pa.float64())),
-        (pa.nulls(2), pa.string()),
-    ],
-)
-def test_values_that_fit_are_kept_and_have_the_stored_type(column: pa.Array, target: pa.DataType) -> None:
-    result, bad = fitted(column, target)
-    assert bad is None
-    assert result.type == target
-    assert result.to_pylist() == column.to_pylist()
 
 
 ZONED = pa.timestamp("us", "Europe/Paris")
@@ -137,6 +115,18 @@ DAY = dt.datetime(2024, 5, 31)  # noqa: DTZ001 (a column without a zone)
         (pa.array([["1", "2"], ["3", "x"]]), pa.list_(pa.int64(), 2), [[1, 2], ...]),
         (pa.array([[1], None]), pa.int64(), [..., None]),
         (pa.nulls(2), pa.list_(pa.string()), [None, None]),
+        (pa.nulls(2), pa.string(), [None, None]),
+        *(
+            (column, target, column.to_pylist())
+            for column, target in (
+                (STRINGS.dictionary_encode().slice(1), pa.large_string()),
+                (without_views(STRINGS.cast(pa.string_view())), pa.string()),
+                (as_dictionary_list(LISTS).slice(1), pa.list_(pa.string())),
+                (LISTS.cast(pa.large_list(pa.string())), pa.list_(pa.string())),
+                (pa.array([[1], None, [2, 3]], pa.list_(pa.int8())), pa.list_(pa.int32())),
+                (pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)), pa.list_(pa.float64())),
+            )
+        ),
     ],
 )
 def test_a_value_takes_a_type_that_it_fits_without_loss(
@@ -208,10 +198,3 @@ def test_what_counts_as_showable_is_shown(arrow_type: pa.DataType, data: st.Data
     assert hidden is not None
     if not hidden[0]:
         assert column[0].as_py().year in range(1, 10_000)
-
-
-@given(st.lists(st.integers(0, 50)), st.integers(1, 60))
-def test_pieces_cover_all_rows_and_keep_to_the_budget(sizes: list[int], budget: int) -> None:
-    cut = list(pieces(np.array(sizes, np.int64), budget))
-    assert [row for start, stop in cut for row in range(start, stop)] == list(range(len(sizes)))
-    assert all(sum(sizes[start:stop]) <= budget or stop == start + 1 for start, stop in cut)

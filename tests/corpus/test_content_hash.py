@@ -56,6 +56,7 @@ def one(**columns: pa.Array) -> str:
     [
         ({"a": pa.array(["xy"]), "b": pa.array(["z"])}, {"a": pa.array(["x"]), "b": pa.array(["yz"])}),
         ({"a": pa.array(["1"])}, {"a": pa.array([1])}),
+        ({"a": pa.array([0.1])}, {"a": pa.array([0.1000001])}),
         ({"a": pa.array(["1"])}, {"b": pa.array(["1"])}),
         ({"a": pa.array([""])}, {"a": pa.array([None], pa.string())}),
         ({"a": pa.array([["x", "y"]])}, {"a": pa.array([["xy"]])}),
@@ -72,17 +73,10 @@ def test_content_hash_tells_different_contents_apart(
     assert one(**left) != one(**right)
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ({"a": pa.array([7], pa.int8())}, {"a": pa.array([7], pa.int64())}),
-        ({"a": pa.array([0.5], pa.float32())}, {"a": pa.array([0.5], pa.float64())}),
-        ({"a": pa.array([None], pa.string())}, {}),
-        ({"a": pa.array([1]), "b": pa.array([2])}, {"b": pa.array([2]), "a": pa.array([1])}),
-    ],
-)
-def test_content_hash_ignores_storage(left: dict[str, pa.Array], right: dict[str, pa.Array]) -> None:
-    assert one(**left) == one(**right)
+def test_content_hash_ignores_storage() -> None:
+    numbers = {"a": pa.array([7], pa.int8()), "b": pa.array([0.5], pa.float32())}
+    wider = {"c": pa.array([None], pa.string()), "b": pa.array([0.5]), "a": pa.array([7])}
+    assert one(**numbers) == one(**wider)
 
 
 def test_content_hash_of_a_slice_is_that_of_its_rows() -> None:

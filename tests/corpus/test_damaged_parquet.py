@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
-from cairn.pipeline.errors import SchemaError, SourceError
+from cairn.pipeline.errors import SchemaError
 
 from tests.corpus.checked_rows import CONFIG, read, reasons
 
@@ -65,12 +65,6 @@ def test_damaged_file_is_quarantined_and_the_others_go_on(write_corpus: WriteCor
     assert [(row["source_file"], row["row_index"], row["reason"]) for row in rejected] == [
         (str(bad), None, "damaged_file")
     ]
-
-
-def test_only_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "notes.pq").write_text("hello")
-    with pytest.raises(SourceError, match=r"notes\.pq is not a file that can be read"):
-        scan_sources([str(tmp_path / "notes.pq")], CONFIG)
 
 
 def test_damaged_page_quarantines_its_row_group_only(write_corpus: WriteCorpus) -> None:

@@ -362,41 +362,6 @@ def test_a_sheet_with_a_far_cell_keeps_both_and_takes_no_memory_for_what_is_betw
     assert rejected == []
 
 
-def test_a_mail_has_the_plain_one_of_alternatives_and_each_other_text(tmp_path: Path) -> None:
-    made = EmailMessage()
-    made["Subject"] = "Lunch"
-    made.set_content("<p>At <b>noon</b>.</p>", subtype="html")
-    made.add_attachment("Sent to all.", disposition="inline")
-    (tmp_path / "a.eml").write_bytes(made.as_bytes())
-    [row], _ = read(tmp_path)
-    assert row["text"] == "Subject: Lunch\n\nAt **noon**.\n\nSent to all."
-
-
-@pytest.mark.parametrize(
-    ("head", "body", "text"),
-    [
-        (
-            "multipart/alternative; boundary=B",
-            "--B\nContent-Type: text/plain\n\n\n--B\nContent-Type: text/html\n\n<p>At noon</p>\n--B--",
-            "Subject: a\n\nAt noon",
-        ),
-        ("text/plain; charset=iso-8859-1", "\x84noön\x93 \x80 \x81", "Subject: a\n\n„noön“ € \x81"),
-        (
-            "text/plain; format=flowed",
-            "At noon \nor one\n> no \n-- \nAnn",
-            "Subject: a\n\nAt noon or one\n> no \n-- \nAnn",
-        ),
-        ("text/plain; format=flowed; delsp=yes", "after \nnoon", "Subject: a\n\nafternoon"),
-        ("application/pkcs7-mime; name=smime.p7m", "x", "Subject: a\nAttachments: smime.p7m"),
-    ],
-    ids=["empty plain text", "windows-1252", "flowed", "flowed without blanks", "encrypted"],
-)
-def test_a_mail_is_read_as_programs_of_mail_show_it(tmp_path: Path, head: str, body: str, text: str) -> None:
-    (tmp_path / "a.eml").write_bytes(f"Subject: a\nContent-Type: {head}\n\n{body}\n".encode("latin-1"))
-    [row], rejected = read(tmp_path)
-    assert (row["text"].strip(), rejected) == (text, [])
-
-
 @pytest.mark.parametrize(
     ("name", "raw"),
     [
@@ -413,15 +378,83 @@ def test_a_text_that_ends_before_its_parts_do_is_kept_and_told_to_be_cut(
     assert (rejected["reason"], "the rest is missing" in rejected["detail"]) == ("damaged_page", True)
 
 
-def test_a_mail_in_a_mail_is_read_and_named(tmp_path: Path) -> None:
-    inner, made = EmailMessage(), EmailMessage()
-    inner["Subject"], made["Subject"] = "Budget", "Fwd"
-    inner.set_content("Four thousand.")
-    made.set_content("See below.")
-    made.add_attachment(inner)
-    (tmp_path / "a.eml").write_bytes(made.as_bytes())
-    text = "Subject: Fwd\nAttachments: Budget\n\nSee below.\n\nFour thousand."
-    assert read(tmp_path)[0][0]["text"] == text
+def _mail(head: str, body: str) -> tuple[str, bytes]:
+    return "a.eml", f"Subject: a\nContent-Type: {head}\n\n{body}\n".encode("latin-1")
+
+
+def _cell(data: object) -> tuple[str, bytes]:
+    outputs = [{"output_type": "display_data", "data": data}]
+    cell = {"cell_type": "code", "source": "f()", "outputs": outputs}
+    return "a.ipynb", json.dumps({"cells": [cell]}).encode()
+
+
+def _rtf(text: bytes) -> tuple[str, bytes]:
+    return "a.rtf", rb"{\rtf1%s}" % text
+
+
+PARTS = "multipart/mixed; boundary=B"
+OTHERS = (
+    "--B\nContent-Type: text/html\n\n<p>At <b>noon</b>.\n--B\nContent-Disposition: inline\n\nTo all.\n--B--"
+)
+EMPTY = "--B\nContent-Type: text/plain\n\n\n--B\nContent-Type: text/html\n\n<p>At noon</p>\n--B--"
+INNER = "--B\n\nSee.\n--B\nContent-Type: message/rfc822\n\nSubject: Budget\n\nFour thousand.\n--B--"
+STATUS = "Reporting-MTA: dns; mx.example\n\nFinal-Recipient: rfc822; bo@example.org\nStatus: 5.1.1"
+REPORT = f"--B\n\nSorry.\n--B\nContent-Type: message/delivery-status\n\n{STATUS}\n\n--B--"
+CELL = "<tc><p><t>a</t><lastRenderedPageBreak/><t>b</t></p></tc>"
+OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (_mail(PARTS, OTHERS), "Subject: a\n\nAt **noon**.\n\nTo all."),
+        (_mail("multipart/alternative; boundary=B", EMPTY), "Subject: a\n\nAt noon"),
+        (_mail(PARTS, INNER), "Subject: a\nAttachments: Budget\n\nSee.\n\nFour thousand."),
+        (_mail("multipart/report; boundary=B", REPORT), f"Subject: a\n\nSorry.\n\n{STATUS}"),
+        (
+            _mail("text/plain; charset=iso-8859-1", "\x84noön\x93 \x80 \x81"),
+            "Subject: a\n\n„noön“ € \x81",
+        ),
+        (
+            _mail("text/plain; format=flowed", "At noon \nor one\n> no \n-- \nAnn"),
+            "Subject: a\n\nAt noon or one\n> no \n-- \nAnn",
+        ),
+        (_mail("text/plain; format=flowed; delsp=yes", "after \nnoon"), "Subject: a\n\nafternoon"),
+        (_mail("application/pkcs7-mime; name=smime.p7m", "x"), "Subject: a\nAttachments: smime.p7m"),
+        (_rtf(rb"\ansi\ansicpg932 \'93\'fa\'96\'7b \'83\'5c\'83t\'83o"), "日本 ソフバ"),
+        (_rtf(rb"\ansi\ansicpg932 \'b0\'83t"), "ｰフ"),
+        (_rtf(rb"\ansi\ansicpg936 \'e9F\'bb\'f9\'b5t\'cb\'b5\'d6\'ec"), "镕基祎说朱"),
+        (
+            _rtf(rb"\ansi\ansicpg950 \'a4@\'ad\'d3\'b3\'5c\'a6h\'a5\'5c\'bd\'d2\'aa\'ba\'a5@\'ac\'c9"),
+            "一個許多功課的世界",
+        ),
+        (_rtf(rb" a{\pict\bin4 {{{{}b"), "ab"),
+        (_rtf(rb"\mac Gr\'9a\'a7e"), "Größe"),
+        (_rtf(rb"\pca Gr\'94\'e1e"), "Größe"),
+        (_cell({"text/latex": ["$x$"]}), OUTPUT % "$x$"),
+        (_cell({"text/html": ["<p>a <b>b</b>"]}), OUTPUT % "a **b**"),
+        (_cell({"application/json": {"é": 1}}), OUTPUT % '{"é": 1}'),
+        (_cell({"text/plain": ["\x1b[31mred\x1b[0m"], "text/html": "<p>x"}), OUTPUT % "red"),
+        (_cell({"text/plain": "\x1b]8;;http://a\x07link\x1b]8;;\x07"}), OUTPUT % "link"),
+    ],
+)
+def test_a_file_is_read_as_its_program_shows_it(tmp_path: Path, file: tuple[str, bytes], text: str) -> None:
+    (tmp_path / file[0]).write_bytes(file[1])
+    [row], rejected = read(tmp_path)
+    assert (row["text"].strip(), rejected) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("markup", "shown"),
+    [
+        # Cells that all go over a page are one page further.
+        (f"<d><tr>{CELL * 2}</tr><p><t>c</t></p></d>", "\f| a b | a b |\nc\n"),
+        # The name of its file describes no picture.
+        ('<p><t>a</t><docPr descr="x.png"/><t>b</t><docPr descr="Node.js"/></p>', "ab Node.js\n"),
+    ],
+)
+def test_elements_show_their_texts(markup: str, shown: str) -> None:
+    assert _Walk().text(ET.fromstring(markup)) == shown
 
 
 @pytest.mark.parametrize(
@@ -459,19 +492,6 @@ def test_a_reader_that_was_ended_while_it_waited_is_started_again(tmp_path: Path
     assert waiting._process.stdout.closed
 
 
-def test_a_row_of_cells_that_all_go_over_a_page_is_one_page_further() -> None:
-    cell = "<tc><p><t>a</t><lastRenderedPageBreak/><t>b</t></p></tc>"
-    shown = _Walk().text(ET.fromstring(f"<d><tr>{cell * 2}</tr><p><t>c</t></p></d>"))
-    assert shown.split("\f") == ["", "| a b | a b |\nc\n"]
-
-
-def test_a_picture_that_is_described_by_the_name_of_its_file_leaves_no_trace() -> None:
-    shown = _Walk().text(
-        ET.fromstring('<p><t>a</t><docPr descr="x.png"/><t>b</t><docPr descr="Node.js"/></p>')
-    )
-    assert shown == "ab Node.js\n"
-
-
 def test_errors_stay_in_a_workbook_that_is_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(sheets(tmp_path / "a.xlsx"))
 
@@ -490,27 +510,6 @@ def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, 
     (tmp_path / "a.rtf").write_bytes(rb"{\rtf1\ansi\ansicpg1251{\info{\title%s}}text}" % written)
     [row], _ = read(tmp_path)
     assert row["title"] == title
-
-
-@pytest.mark.parametrize(
-    ("raw", "text"),
-    [
-        (rb"{\rtf1\ansi\ansicpg932 \'93\'fa\'96{\b \'7b} \'83\'5c\'83t\'83o}", "日本 ソフバ"),
-        (rb"{\rtf1\ansi\ansicpg932 \'b0\'83t}", "ｰフ"),
-        (rb"{\rtf1\ansi\ansicpg936 \'e9F\'bb\'f9\'b5t\'cb\'b5\'d6\'ec}", "镕基祎说朱"),
-        (
-            rb"{\rtf1\ansi\ansicpg950 \'a4@\'ad\'d3\'b3\'5c\'a6h\'a5\'5c\'bd\'d2\'aa\'ba\'a5@\'ac\'c9}",
-            "一個許多功課的世界",
-        ),
-        (rb"{\rtf1 a{\pict\bin4 {{{{}b}", "ab"),
-        (rb"{\rtf1\mac Gr\'9a\'a7e}", "Größe"),
-        (rb"{\rtf1\pca Gr\'94\'e1e}", "Größe"),
-    ],
-)
-def test_letters_of_rtf_are_read_as_its_program_wrote_them(tmp_path: Path, raw: bytes, text: str) -> None:
-    (tmp_path / "a.rtf").write_bytes(raw.replace(rb"{\b \'7b}", rb"\'7b"))
-    rows, rejected = read(tmp_path)
-    assert ([row["text"] for row in rows], rejected) == ([text], [])
 
 
 def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path) -> None:
@@ -591,16 +590,6 @@ def test_code_in_office_keeps_the_blanks_before_its_lines(tmp_path: Path) -> Non
     assert [row["text"] for row in read(tmp_path)[0]] == ["if a:\n    b = 1\n\tc\n# D"] * 2
 
 
-def test_fields_of_a_mail_that_could_not_be_delivered_are_read(tmp_path: Path) -> None:
-    (tmp_path / "a.eml").write_text(
-        "Subject: Undelivered\nContent-Type: multipart/report; boundary=b\n\n--b\n\nSorry.\n--b\n"
-        "Content-Type: message/delivery-status\n\nReporting-MTA: dns; mx.example\n\n"
-        "Final-Recipient: rfc822; bo@example.org\nStatus: 5.1.1\n\n--b--\n"
-    )
-    status = "Reporting-MTA: dns; mx.example\n\nFinal-Recipient: rfc822; bo@example.org\nStatus: 5.1.1"
-    assert read(tmp_path)[0][0]["text"] == f"Subject: Undelivered\n\nSorry.\n\n{status}"
-
-
 @pytest.mark.parametrize("kind", ["markdown", "code"])
 def test_characters_that_no_text_has_are_told_of_in_a_notebook(tmp_path: Path, kind: str) -> None:
     cells = [{"cell_type": kind, "source": text} for text in ("fine", "a\0b", "c\ud800d")]
@@ -631,24 +620,6 @@ def test_formulas_of_opendocument_are_read_from_their_own_files(tmp_path: Path) 
     [row], [rejected] = read(tmp_path)
     assert row["text"].split() == ["so", "a+b", "end"]
     assert rejected["detail"].endswith("formulas or charts cannot be parsed, so they are missing: Object 1")
-
-
-@pytest.mark.parametrize(
-    ("data", "shown"),
-    [
-        ({"text/latex": ["$x$"]}, "$x$"),
-        ({"text/html": ["<p>a <b>b</b>"]}, "a **b**"),
-        ({"application/json": {"é": 1}}, '{"é": 1}'),
-        ({"text/plain": ["\x1b[31mred\x1b[0m"], "text/html": "<p>x"}, "red"),
-        ({"text/plain": "\x1b]8;;http://a\x07link\x1b]8;;\x07"}, "link"),
-    ],
-)
-def test_what_a_cell_shows_is_read_in_whatever_form_it_is_kept(
-    tmp_path: Path, data: object, shown: str
-) -> None:
-    cell = {"cell_type": "code", "source": "f()", "outputs": [{"output_type": "display_data", "data": data}]}
-    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [cell]}))
-    assert read(tmp_path)[0][0]["text"] == f"```\nf()\n```\n\n```\n{shown}\n```"
 
 
 def test_pages_of_word_end_at_breaks_of_the_author_where_no_layout_is_noted(tmp_path: Path) -> None:
@@ -806,19 +777,6 @@ def test_refused_pages_count_alike_in_a_run_that_reads_their_file_and_in_one_tha
     assert published.passed_over == ["a.pdf"]
     assert (second["rows"], second["unchanged"], second["quarantined"]) == (3, 1, 2)
     assert second["refused"] == first["refused"]
-
-
-def test_files_that_office_keeps_beside_open_ones_are_hidden(tmp_path: Path) -> None:
-    word(tmp_path / "a.docx")
-    (tmp_path / "~$a.docx").write_bytes(bytes(162))
-    rows, rejected = read(tmp_path)
-    assert ([row["doc_id"] for row in rows], rejected) == (["a.docx"], [])
-
-
-@pytest.mark.parametrize("name", ["a.md", "a.txt", "a.py"])
-def test_a_text_in_utf16_is_read(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes("Hühner".encode("utf-16"))
-    assert read(tmp_path)[0][0]["text"] == "Hühner"
 
 
 def test_without_its_package_a_file_is_left_out_of_a_folder_and_refused_by_name_with_the_command(

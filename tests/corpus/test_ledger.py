@@ -105,13 +105,6 @@ def test_document_back_at_an_earlier_content_is_encoded_anew(ledger: Ledger) -> 
     assert [flat(ledger.current_in_shard(shard)) for shard in (0, 1)] == [[], []]
 
 
-def test_quarantined_id_has_not_vanished(tmp_path: Path) -> None:
-    with ledger_of(tmp_path, {"a": "1", "b": "1"}) as ledger:
-        ledger.mark_present(["a", "never published"])
-        assert flat(ledger.vanished_ids()) == ["b"]
-        assert flat(ledger.replaced_ids()) == []
-
-
 def test_quarantined_id_may_still_come_in_a_good_row(tmp_path: Path) -> None:
     with ledger_of(tmp_path, {"a": "1"}) as ledger:
         ledger.mark_present(["a"])

@@ -317,21 +317,22 @@ def _outcome(published: Published, source: Path, is_sync: bool, killed: str) -> 
         return str(error)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_record_of_another_kind_is_replaced(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        *((("", "-journal"), kind) for kind in KINDS[1:]),
+        (("-journal",), "FIFO"),
+        (("-wal",), "FIFO"),
+    ],
+)
+def test_record_of_another_kind_or_beside_one_is_made_again(
+    tmp_path: Path, names: tuple[str, ...], kind: str
+) -> None:
     record = tmp_path / "sources.sqlite"
-    put(record, kind)
-    put(tmp_path / "sources.sqlite-journal", kind)
-    assert not holds_for(record, "a" * 64)
-    create_record(record, "a" * 64, ())
-    assert holds_for(record, "a" * 64)
-
-
-@pytest.mark.parametrize("suffix", ["-journal", "-wal"])
-def test_record_with_a_fifo_beside_it_is_made_again(tmp_path: Path, suffix: str) -> None:
-    record = tmp_path / "sources.sqlite"
-    create_record(record, "a" * 64, ())
-    put(tmp_path / f"sources.sqlite{suffix}", "FIFO")
+    if "" not in names:
+        create_record(record, "a" * 64, ())
+    for name in names:
+        put(tmp_path / f"sources.sqlite{name}", kind)
     assert not holds_for(record, "a" * 64)
     create_record(record, "a" * 64, ())
     assert holds_for(record, "a" * 64)
