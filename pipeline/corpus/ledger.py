@@ -8,7 +8,7 @@ holds no text. It decides nothing about what is stored; the committer acts on th
     encoded    digest of what a killed run left encoded in pending
     shard      the last encoded shard that holds it
     state      how this run met the id: not yet, only in a quarantined row, with the published content, new,
-               changed, or new or changed with the encoded content
+               changed, or with other content than the published, which lies encoded
     digest     the content it was met with
     file       the file it was met in
     owner      the file that the record has for it
@@ -36,17 +36,13 @@ from cairn.pipeline.corpus.source_record import (
 from cairn.pipeline.errors import TryAgainError
 from jaxtyping import Int8
 
-NEW, CHANGED, UNCHANGED, DUPLICATE, ENCODED = range(5)
-"""Codes of :meth:`Ledger.classify`.
-
-ENCODED is new or changed content whose vectors already lie in pending.
-"""
-
 NO_FILE: Final = 0
 """The number of a file that is not told from others."""
-UNSEEN, PRESENT, SEEN_UNCHANGED, SEEN_NEW, SEEN_CHANGED, SEEN_ENCODED, SEEN_ENCODED_CHANGED = range(7)
-"""States of an id. From SEEN_UNCHANGED on a good row has been met."""
-_STATES: Final = {UNCHANGED: SEEN_UNCHANGED, NEW: SEEN_NEW, CHANGED: SEEN_CHANGED}
+UNSEEN, PRESENT, UNCHANGED, NEW, CHANGED, ENCODED, DUPLICATE = range(7)
+"""States of an id. From UNCHANGED on a good row has been met, and :meth:`Ledger.classify` gives them.
+
+ENCODED is new or changed content whose vectors already lie in pending; DUPLICATE is a further row of an id.
+"""
 
 _SCRATCH: Final = f"""
     CREATE TABLE main.documents (
@@ -59,7 +55,7 @@ _SCRATCH: Final = f"""
         number INTEGER PRIMARY KEY, path TEXT, identity TEXT, key TEXT, num_rows INTEGER, schema BLOB, is_kept
     );
     CREATE TABLE main.rejected (file INTEGER, row_index INTEGER, doc_id TEXT, reason TEXT, detail TEXT);
-    CREATE TEMP VIEW met AS SELECT * FROM main.documents WHERE state >= {SEEN_UNCHANGED};
+    CREATE TEMP VIEW met AS SELECT * FROM main.documents WHERE state >= {UNCHANGED};
     CREATE TEMP VIEW vanished AS
         SELECT published.doc_id AS doc_id
         FROM (
@@ -156,7 +152,7 @@ class Ledger:
             for row, (doc_id, sha) in enumerate(zip(doc_ids, shas, strict=True)):
                 before, owner = published.get(doc_id, (None, NO_FILE))
                 encoded, state, winner = seen.get(doc_id, (None, UNSEEN, NO_FILE))
-                if state >= SEEN_UNCHANGED or owner in self.unread or doc_id in met:
+                if state >= UNCHANGED or owner in self.unread or doc_id in met:
                     codes[row] = DUPLICATE
                     self.has_lost |= doc_id not in met and (owner in self.unread or winner != self.file)
                     continue
@@ -169,7 +165,7 @@ class Ledger:
                 else:
                     code = NEW if before is None else CHANGED
                 codes[row] = code
-                met[doc_id] = (doc_id, _state(code, before is None), digest, self.file, owner)
+                met[doc_id] = (doc_id, code, digest, self.file, owner)
             # In id order the B-tree is walked, not jumped in.
             self.connection.executemany(_UPSERT_SEEN, sorted(met.values()))
         return codes
@@ -204,8 +200,10 @@ class Ledger:
 
         Their published rows must go when the new ones come.
         """
-        states = f"({SEEN_CHANGED}, {SEEN_ENCODED_CHANGED})"
-        return self._list(f"SELECT doc_id FROM main.documents WHERE state IN {states} ORDER BY doc_id")  # noqa: S608 (constants of this file)
+        return self._list(
+            f"SELECT doc_id FROM main.documents WHERE state IN ({CHANGED}, {ENCODED}) "  # noqa: S608 (numbers only)
+            "AND doc_id IN (SELECT doc_id FROM record.documents) ORDER BY doc_id"
+        )
 
     def vanished_ids(self) -> Iterator[list[str]]:
         """Yield published ids that the source no longer holds, ordered.
@@ -238,7 +236,7 @@ class Ledger:
         """
         return self._list(
             "SELECT doc_id FROM main.documents "  # noqa: S608 (numbers only)
-            f"WHERE shard = {shard:d} AND state >= {SEEN_ENCODED} ORDER BY doc_id"
+            f"WHERE shard = {shard:d} AND state = {ENCODED} ORDER BY doc_id"
         )
 
     def _list(self, query: str) -> Iterator[list[str]]:
@@ -273,9 +271,3 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _state(code: int, is_new: bool) -> int:
-    if code == ENCODED:
-        return SEEN_ENCODED if is_new else SEEN_ENCODED_CHANGED
-    return _STATES[code]

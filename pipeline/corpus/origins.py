@@ -9,18 +9,15 @@ files grow with what changes, not with the corpus, and only :func:`find_origin` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as arrow_compute
 import pyarrow.parquet as pq
 from cairn.pipeline.corpus.quarantine import RowWriter
 from cairn.pipeline.corpus.source_record import DIGEST_HEX_DIGITS, digest_of
-
-pc: Any = arrow_compute  # its functions are made at import time, unseen by type checkers
 
 ORIGIN_SCHEMA: Final = pa.schema(
     [
@@ -49,29 +46,14 @@ def find_origin(folder: Path, doc_id: str, content_sha256: str) -> Origin | None
 
     A file that cannot be read is passed over.
     """
-    content = digest_of(content_sha256)
+    asked: Any = [("doc_id", "=", doc_id), ("content", "=", digest_of(content_sha256))]
     for path in sorted(folder.glob("*.parquet"), key=_age, reverse=True):
-        row = next(_rows(path, doc_id, content), None)
-        if row is not None:
-            return Origin(run_id=path.stem, row_index=row)
+        with contextlib.suppress(pa.ArrowException, OSError):
+            for row in pq.read_table(path, columns=["row_index"], filters=asked).column(0).to_pylist():
+                return Origin(run_id=path.stem, row_index=row)
     return None
 
 
 def _age(path: Path) -> tuple[str, int]:
     """Order runs by the second in their name, those of one second by when they wrote."""
     return path.stem.partition("-")[0], path.stat().st_mtime_ns
-
-
-def _rows(path: Path, doc_id: str, content: bytes) -> Iterator[int]:
-    try:
-        with pq.ParquetFile(path) as file:
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group)
-                found = rows.filter(
-                    pc.and_(
-                        pc.equal(rows.column("doc_id"), doc_id), pc.equal(rows.column("content"), content)
-                    )
-                )
-                yield from found.column("row_index").to_pylist()
-    except (pa.ArrowException, OSError, KeyError):
-        return

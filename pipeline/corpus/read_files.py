@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.ledger import NO_FILE, SEEN_UNCHANGED, Ledger
+from cairn.pipeline.corpus.ledger import NO_FILE, UNCHANGED, Ledger
 from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason, reason_counts, rejected_rows
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import recorded_files
@@ -151,7 +151,7 @@ def record_run(ledger: Ledger, manifest_sha256: str, *, has_deleted: bool) -> No
     """
     with ledger.errors():
         try:
-            values = {"has_deleted": has_deleted, "manifest": manifest_sha256, "unchanged": SEEN_UNCHANGED}
+            values = {"has_deleted": has_deleted, "manifest": manifest_sha256, "unchanged": UNCHANGED}
             for statement in _RECORD_RUN.split(";"):
                 ledger.connection.execute(statement, values)
         finally:

@@ -120,7 +120,7 @@ def test_store_is_made_filled_described_and_deleted(client: Any) -> None:
             "invalid_file",
             "a.pdf must hold a document, got none: it cannot be read",
         ),
-        ("a.md", b"text \xff\xfe\x00 more", "invalid_file", "UTF-8"),
+        ("a.md", b"text \xff\xfe\x00 more", "invalid_file", "NUL character"),
         ("a.jsonl", b'{"id": 1', "invalid_file", "a.jsonl"),
         ("a.csv", b"x,y\n1,2\n", "invalid_file", "id"),
         ("a.md", b"---\nyear: old\n---\n# T\ntext", "invalid_file", "year"),

@@ -352,7 +352,11 @@ def _unmarked_encoding(raw: bytes) -> str | None:
     pairs = np.frombuffer(raw, np.uint8, len(raw) // 2 * 2).reshape(-1, 2)
     if b"\0" in raw and not (pairs == 0).all(1).any():
         counts = np.array([np.bincount(each, minlength=256) for each in pairs.T])
-        of_east_asia = counts[:, _EAST_ASIA].sum(1) * (not _is_in(raw, "utf-8"))
+        are_such, are_signs = np.isin(pairs, _EAST_ASIA), (pairs > 0x1F) & (pairs < 0x7F)
+        of_east_asia = are_such.sum(0)
+        # Pairs of letters of ASCII look like Han, too, but for their other bytes.
+        are_varied = 4 * (are_such & ~are_signs[:, ::-1]).sum(0) >= of_east_asia
+        of_east_asia *= are_varied & (not _is_in(raw, "utf-8"))
         of_script = np.maximum(counts[:, 1:].max(1), of_east_asia)
         is_high = counts[:, 0] + of_script >= _SCRIPT_SHARE * len(pairs)
         if is_high.sum() == 1:

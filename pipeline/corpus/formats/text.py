@@ -50,6 +50,7 @@ from cairn.pipeline.corpus.formats.format import (
 from cairn.pipeline.corpus.quarantine import Reason
 from cairn.pipeline.types import RESERVED_COLUMNS
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from typing_extensions import override
 
 DOCUMENT_SCHEMA: Final = pa.schema(
@@ -191,18 +192,14 @@ def _parser() -> MarkdownIt:
     return MarkdownIt("commonmark").disable("inline")  # blocks alone
 
 
-@cache
-def _inline_parser() -> MarkdownIt:
-    return MarkdownIt("commonmark")
-
-
 def heading(text: str) -> str:
     """Return the first heading that has a text, without marks and addresses, empty where there is none."""
     shown, tokens = "", _parser().parse(text)
     for place, token in enumerate(tokens):
         if token.type == "heading_open":
-            (line,) = _inline_parser().parseInline(tokens[place + 1].content[:TITLE_CHARACTERS])
-            shown = "".join(each.content or " " * (not each.nesting) for each in line.children or ())
+            line, parts = tokens[place + 1].content[:TITLE_CHARACTERS], list[Token]()
+            _parser().inline.parse(line, _parser(), {}, parts)
+            shown = "".join(each.content or " " * (not each.nesting) for each in parts)
         elif token.type == "html_block" and (found := _HTML_HEADING.search(token.content)):
             shown = unescape(re.sub("<[^>]*>", " ", found[1]))
         if title := " ".join(HEADING_ID.sub("", shown).split()):

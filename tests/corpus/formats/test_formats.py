@@ -690,12 +690,14 @@ def test_a_document_with_damaged_characters_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "b.html").write_bytes("<meta charset=iso-8859-1><p>Größe".encode("latin-1"))
     (tmp_path / "c.txt").write_bytes("cut".encode("utf-16")[:-1])
     (tmp_path / "d.md").write_bytes("---\nname: Größe\n---\ncafé ".encode() + b"\xe9")
+    (tmp_path / "e.txt").write_bytes("Ein caf\xe9 und ein Text mit einem \0 darin".encode("latin-1"))
     scan = scan_sources([str(tmp_path)], CorpusConfig())
-    told = [batch.encoding for batch in read_checked(scan, CorpusConfig())]
-    assert told == [
+    batches = [*read_checked(scan, CorpusConfig())]
+    assert [batch.encoding for batch in batches] == [
         f"{name} with U+FFFD for damaged characters" if name else None
-        for name in ("utf-8", "", "utf-16", "utf-8")
+        for name in ("utf-8", "", "utf-16", "utf-8", "utf-8")
     ]
+    assert reasons(batches[-1].rejected.to_pylist()) == [(0, "nul_character")]
 
 
 @pytest.mark.parametrize("markup", ["<![foo[bar]]>", "<![ CDATA[", "<![1]>"])
