@@ -16,6 +16,12 @@ def test_first_layers_have_a_fingerprint_of_their_own(tiny_model_folder):
     assert (len(fingerprints), first_layers(checkpoint, None)) == (3, checkpoint)
 
 
+def test_first_layers_cut_the_list_of_layer_types(tiny_model_folder):
+    config = {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]}
+    typed = dataclasses.replace(read_checkpoint(tiny_model_folder), config=config)
+    assert first_layers(typed, 1).config["layer_types"] == ["full_attention"]
+
+
 @pytest.mark.parametrize("num_layers", [0, 3])
 def test_layers_the_model_does_not_have_are_refused(tiny_model_folder, num_layers):
     with pytest.raises(ConfigError, match=f"must lie between 1 and the model's 2, got {num_layers}"):
