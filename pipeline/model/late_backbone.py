@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.backbone import Backbone, BackboneOver, ContextRows, Ids, Lengths
+from cairn.pipeline.model.engine.packed import Packed
 from cairn.pipeline.model.engine.projection import Projection, ProjectionLayer
 from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.transformer import Transformer
@@ -40,7 +41,7 @@ class LateBackbone(BackboneOver[Backbone]):
         self.skipped_ids = _known(self.tokenizer, late.skipped)
         self.expansion_id = self._expansion_id()
         self._projection = projection
-        if isinstance(backbone, Transformer):
+        if isinstance(backbone, Transformer) and backbone.pattern_type is Packed:
             # Expansion that others do not see stands behind a row's end, where packed rows hold nothing.
             backbone.pattern_type = Rectangle
 

@@ -14,6 +14,20 @@ from tokenizers.processors import TemplateProcessing
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
 
 
+def write_modules(folder, *modules):
+    """List modules, each its folder and its kind, of Sentence-Transformers' own where it names no package."""
+    listed = [
+        {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": kind if "." in kind else f"sentence_transformers.models.{kind}",
+        }
+        for index, (path, kind) in enumerate(modules)
+    ]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
 def write_dense(
     folder, rows, columns, *, bias=True, activation="torch.nn.modules.activation.Tanh", seed=0, **settings
 ):
@@ -80,20 +94,7 @@ def make_folder(tiny_model_folder, tmp_path):
         (outer / "1_Pooling" / "config.json").write_text(
             json.dumps({"word_embedding_dimension": 32, **pooling})
         )
-        listed = [(transformer, "Transformer"), ("1_Pooling", "Pooling"), *modules]
-        (outer / "modules.json").write_text(
-            json.dumps(
-                [
-                    {
-                        "idx": index,
-                        "name": str(index),
-                        "path": path,
-                        "type": f"sentence_transformers.models.{kind}",
-                    }
-                    for index, (path, kind) in enumerate(listed)
-                ]
-            )
-        )
+        write_modules(outer, (transformer, "Transformer"), ("1_Pooling", "Pooling"), *modules)
         if settings is not None:
             (outer / "config_sentence_transformers.json").write_text(json.dumps(settings))
         return outer

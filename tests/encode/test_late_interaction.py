@@ -19,7 +19,7 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from tests.encode.sentence_transformers_folders import write_dense
+from tests.encode.sentence_transformers_folders import write_dense, write_modules
 
 DOCUMENTS = ["the cat sat, on the mat.", "old stone path", "a river; mountain!"]
 QUERIES = ["the old river", "cat", "walking mountains and rivers by the old stone path in the river"]
@@ -28,16 +28,6 @@ LENGTH = 12
 
 def _write(path, content):
     path.write_text(json.dumps(content))
-
-
-def _modules(folder, *modules):
-    _write(
-        folder / "modules.json",
-        [
-            {"idx": index, "name": str(index), "path": path, "type": kind}
-            for index, (path, kind) in enumerate(modules)
-        ],
-    )
 
 
 @pytest.fixture
@@ -72,7 +62,9 @@ def make_late(make_folder):
         _write(folder / "config.json", config)
         library = "sentence_transformers."
         if layout == "pylate":
-            _modules(folder, ("", f"{library}models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense"))
+            write_modules(
+                folder, ("", f"{library}models.Transformer"), ("1_Dense", "pylate.models.Dense.Dense")
+            )
             settings = {
                 "model_type": "ColBERT",
                 "query_prefix": "[Q] ",
@@ -84,7 +76,7 @@ def make_late(make_folder):
             }
             _write(folder / "config_sentence_transformers.json", settings)
         elif layout == "modules":
-            _modules(
+            write_modules(
                 folder,
                 ("", f"{library}base.modules.transformer.Transformer"),
                 ("1_Dense", f"{library}base.modules.dense.Dense"),
@@ -115,11 +107,15 @@ def _published(folder):
     return MultiVectorEncoder(str(folder), device="cpu", local_files_only=True)
 
 
-@pytest.mark.parametrize("layout", ["pylate", "modules", "stanford"])
-def test_token_vectors_equal_those_of_sentence_transformers(make_late, layout):
+@pytest.mark.parametrize(
+    ("layout", "backend"),
+    [("pylate", "torch"), ("modules", "torch"), ("stanford", "torch"), ("stanford", "openvino")],
+)
+def test_token_vectors_equal_those_of_sentence_transformers(make_late, layout, backend):
     folder = make_late(layout)
     theirs = _published(folder)
-    encoder = DocumentEncoder(encoder_config({"model": str(folder), "precision": "fp32"}))
+    config = encoder_config({"model": str(folder), "precision": "fp32", "backend": backend})
+    encoder = DocumentEncoder(config)
     vectors_QV, queries = encoder.encode_query_tokens(QUERIES)
     for query, vector_V, their_TV in zip(
         queries, vectors_QV, theirs.encode_query(QUERIES, convert_to_numpy=True), strict=True

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from tests.encode.sentence_transformers_folders import MEAN, write_dense, write_layer_norm
+from tests.encode.sentence_transformers_folders import MEAN, write_dense, write_layer_norm, write_modules
 
 TEXTS = ["the cat sat on the mat.", "old stone path", "a", "", "Walking MOUNTAINS, rivers; " * 5]
 QUERIES = ["which path?", "the OLD river"]
@@ -64,11 +64,7 @@ def test_vectors_of_a_static_model_equal_sentence_transformers(tiny_model_folder
             "weights": torch.rand(size, generator=generator),
         }
     save_file(tensors, tmp_path / "model.safetensors")
-    modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for index, (path, kind) in enumerate([("", "StaticEmbedding"), ("1_Normalize", "Normalize")])
-    ]
-    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    write_modules(tmp_path, ("", "StaticEmbedding"), ("1_Normalize", "Normalize"))
     (tmp_path / "1_Normalize").mkdir()
     texts = [text for text in TEXTS if text]
     vectors = published(tmp_path).encode(texts, show_progress_bar=False)
@@ -127,20 +123,7 @@ def make_routed(make_folder, tiny_model_folder):
         (folder / "router_config.json").write_text(
             json.dumps({"types": kinds, "structure": structure, "parameters": {"default_route": "document"}})
         )
-        modules = [("", "Router"), ("1_Normalize", "Normalize")]
-        (folder / "modules.json").write_text(
-            json.dumps(
-                [
-                    {
-                        "idx": idx,
-                        "name": str(idx),
-                        "path": path,
-                        "type": f"sentence_transformers.models.{kind}",
-                    }
-                    for idx, (path, kind) in enumerate(modules)
-                ]
-            )
-        )
+        write_modules(folder, ("", "Router"), ("1_Normalize", "Normalize"))
         return folder
 
     return make
@@ -184,8 +167,7 @@ def test_router_is_ingested_and_answers_and_says_what_it_lacks(make_routed, tmp_
 def test_router_without_the_routes_of_texts_is_refused(make_routed, kinds):
     folder = make_routed("table")
     (folder / "router_config.json").write_text(json.dumps({"types": {}, "structure": {"image": []}}))
-    modules = [{"path": "", "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    write_modules(folder, *(("", kind) for kind in kinds))
     with pytest.raises(ModelError, match=r"must have the routes query and document|got 'Router'"):
         ours(folder)
 
@@ -195,22 +177,44 @@ def test_router_of_two_widths_is_refused(make_routed):
         ours(make_routed("transformer", rows=24))
 
 
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        MEAN,
-        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
-        {"pooling_mode_lasttoken": True},
-        {"pooling_mode_mean_sqrt_len_tokens": True},
-        {"pooling_mode": "mean"},
-        {"pooling_mode": "cls"},
-        {"pooling_mode": ["lasttoken"]},
-        {},
-    ],
-)
-@pytest.mark.parametrize("transformer", ["", "0_Transformer"])
-def test_vectors_of_each_pooling_equal_sentence_transformers(make_folder, pooling, transformer):
-    assert_equal_vectors(make_folder(pooling, [("2_Normalize", "Normalize")], transformer=transformer))
+NORMALIZE = [("2_Normalize", "Normalize")]
+PROMPTS = {"prompts": {"query": "old mark: ", "document": "stone: "}}
+FOLDERS = {
+    "mean": {"pooling": MEAN},
+    "cls": {"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}},
+    "last": {"pooling": {"pooling_mode_lasttoken": True}, "transformer": "0_Transformer"},
+    "root of the length": {"pooling": {"pooling_mode_mean_sqrt_len_tokens": True}},
+    "mean by its name": {"pooling": {"pooling_mode": "mean"}, "transformer": "0_Transformer"},
+    "cls by its name": {"pooling": {"pooling_mode": "cls"}},
+    "list of names": {"pooling": {"pooling_mode": ["lasttoken"]}},
+    "nothing said": {"pooling": {}},
+    "cls behind prompts": {"pooling": {"pooling_mode": "cls"}, "settings": PROMPTS},
+    "last behind prompts": {"pooling": {"pooling_mode": "lasttoken"}, "settings": PROMPTS},
+    "truncated": {"settings": {"prompts": {}, "truncate_dim": 20}},
+    **{
+        f"prompts {number}, {'pooled' if is_pooled else 'not pooled'}": {
+            "pooling": MEAN | {"include_prompt": is_pooled},
+            "settings": settings,
+        }
+        for is_pooled in (True, False)
+        for number, settings in enumerate(
+            [
+                {"prompts": {"query": "old mark: ", "document": "stone:"}},
+                {"prompts": {"query": "a path, "}},
+                {
+                    "prompts": {"query": "", "document": "", "any": "the way "},
+                    "default_prompt_name": None,
+                },
+            ]
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("given", FOLDERS.values(), ids=FOLDERS)
+def test_vectors_of_what_a_folder_says_equal_sentence_transformers(make_folder, given):
+    encoder = assert_equal_vectors(make_folder(**{"modules": NORMALIZE, **given}))
+    assert encoder.vector_dim == given.get("settings", {}).get("truncate_dim", 32)
 
 
 @pytest.fixture
@@ -220,7 +224,7 @@ def make_decoder_folder(make_folder):
     def make(pooling, **config):
         from transformers import Qwen3Config, Qwen3Model
 
-        folder = make_folder(pooling, [("2_Normalize", "Normalize")])
+        folder = make_folder(pooling, NORMALIZE)
         for name in ("config.json", "model.safetensors"):
             (folder / name).unlink()
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -269,28 +273,6 @@ def test_vector_of_a_long_text_differs_from_sentence_transformers_only_where_it_
     assert (len(whole.chunk_vectors_MV), len(cut.chunk_vectors_MV)) == (1, 6)
     np.testing.assert_allclose(whole.document_vectors_NV, theirs, atol=1e-5)
     assert np.abs(cut.document_vectors_NV - theirs).max() > 1e-2
-
-
-@pytest.mark.parametrize("pools_prompt", [True, False])
-@pytest.mark.parametrize(
-    "prompts",
-    [
-        {"prompts": {"query": "old mark: ", "document": "stone:"}},
-        {"prompts": {"query": "a path, "}},
-        {"prompts": {"query": "", "document": "", "any": "the way "}, "default_prompt_name": None},
-    ],
-)
-def test_vectors_behind_prompts_equal_sentence_transformers(make_folder, prompts, pools_prompt):
-    assert_equal_vectors(make_folder(MEAN | {"include_prompt": pools_prompt}, settings=prompts))
-
-
-@pytest.mark.parametrize("mode", ["cls", "lasttoken"])
-def test_vectors_of_one_token_behind_prompts_equal_sentence_transformers(make_folder, mode):
-    assert_equal_vectors(
-        make_folder(
-            {"pooling_mode": mode}, settings={"prompts": {"query": "old mark: ", "document": "stone: "}}
-        )
-    )
 
 
 def test_prompt_by_default_stands_before_queries_and_documents_where_none_is_theirs(make_folder):
@@ -354,11 +336,6 @@ def test_fingerprint_of_a_tokenizer_that_lowercases_anyway_does_not_change(make_
     before = ours(folder).fingerprint
     (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": False}))
     assert ours(folder).fingerprint == before
-
-
-def test_vectors_that_the_folder_truncates_equal_sentence_transformers(make_folder):
-    folder = make_folder(settings={"prompts": {}, "truncate_dim": 20})
-    assert assert_equal_vectors(folder).vector_dim == 20
 
 
 def test_settings_chosen_win_over_what_the_folder_brings(make_folder):

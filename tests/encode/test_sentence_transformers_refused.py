@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from cairn.pipeline.encode.documents import DocumentEncoder
@@ -33,62 +31,35 @@ def test_pooling_by_the_root_of_the_length_before_a_dense_layer_is_refused(make_
         encoder_config({"model": str(folder)})
 
 
+WHOLE = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": torch.ones(24)}
+
+
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("columns", "config", "tensors", "sentence"),
     [
+        (32, {"activation_function": "elsewhere.Mystery"}, None, "activation_function .* must be one of"),
+        (32, {"module_input_name": "token_embeddings"}, None, "must read and write sentence_embedding"),
         (
-            {"in_features": 32, "activation_function": "elsewhere.Mystery"},
-            "activation_function .* must be one of",
+            31,
+            {},
+            None,
+            r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31\)",
         ),
-        ({"module_input_name": "token_embeddings"}, "must read and write sentence_embedding"),
+        (32, {"out_features": 40}, None, "out_features of the model's 2_Dense must be the 24 of its weights"),
+        (32, {"in_features": 40}, None, "in_features of the model's 2_Dense must be the 32 .*, got 40"),
+        (32, {}, WHOLE, r"linear\.weight of 2_Dense of the model must hold numbers of .*, got int8"),
+        (32, {}, {}, r"2_Dense must hold model\.safetensors"),
     ],
 )
-def test_dense_layer_of_another_kind_is_refused(make_folder, change, sentence):
+def test_dense_layer_that_is_not_run_is_refused(make_folder, columns, config, tensors, sentence):
     folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    path = folder / "2_Dense" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    write_dense(folder / "2_Dense", 24, columns, **config)
+    path = folder / "2_Dense" / "model.safetensors"
+    if tensors:
+        save_file(tensors, path)
+    elif tensors is not None:
+        path.unlink()
     with pytest.raises(ModelError, match=sentence):
-        ours(folder)
-
-
-def test_dense_layer_that_does_not_fit_the_transformer_is_refused(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 31)
-    with pytest.raises(
-        ModelError,
-        match=r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31\)",
-    ):
-        ours(folder)
-
-
-@pytest.mark.parametrize(("changed", "found"), [("out_features", 24), ("in_features", 32)])
-def test_dense_layer_that_its_configuration_describes_otherwise_is_refused(make_folder, changed, found):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32, **{changed: 40})
-    with pytest.raises(
-        ModelError, match=f"{changed} of the model's 2_Dense must be the {found} of its weights, got 40"
-    ):
-        ours(folder)
-
-
-def test_dense_layer_in_whole_numbers_is_refused(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    tensors = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": torch.ones(24)}
-    save_file(tensors, folder / "2_Dense" / "model.safetensors")
-    with pytest.raises(
-        ModelError,
-        match=r"linear\.weight of 2_Dense of the model must hold numbers of a type among .*, got int8",
-    ):
-        ours(folder)
-
-
-def test_dense_layer_without_safetensors_is_refused(make_folder):
-    folder = make_folder(modules=[("2_Dense", "Dense")])
-    write_dense(folder / "2_Dense", 24, 32)
-    (folder / "2_Dense" / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"2_Dense must hold model\.safetensors"):
         ours(folder)
 
 

@@ -24,7 +24,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
 from cairn.pipeline.model.engine.pattern import Pattern, Shape
 from cairn.pipeline.model.engine.precision import resolve_precision
@@ -84,12 +83,8 @@ class OpenVinoTransformer(Transformer):
     def encode_embedded(
         self, x_BSD: Float32[torch.Tensor, "B S D"], pattern: Pattern
     ) -> Float[torch.Tensor, "B T D"]:
-        """See :class:`Transformer`; another pattern than the rectangle raises :class:`ModelError`."""
-        if not isinstance(pattern, _GraphRectangle):
-            raise ModelError(
-                "backend openvino must be given plain attention over a row, got another kind; choose "
-                "backend torch"
-            )
+        """See :class:`Transformer`."""
+        assert isinstance(pattern, _GraphRectangle), "the engine's own pattern"
         if not hasattr(self._requests, "own"):
             self._requests.own = self._compiled.create_infer_request()
         request = self._requests.own

@@ -12,12 +12,11 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ConfigError, ModelError
+from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine import precision
 from cairn.pipeline.model.engine.layer import Layer, PlainMlp
 from cairn.pipeline.model.engine.openvino_backbone import OpenVinoTransformer, _group_size
-from cairn.pipeline.model.engine.rectangle import Rectangle
 from cairn.pipeline.model.engine.weights import Linear, Norm
 
 from tests.model.published import random_ids, worst
@@ -235,13 +234,6 @@ def test_both_stages_of_cde_equal_those_of_torch(make_cde, version):
             worst(one.hidden_states(ids, lengths, given), other.hidden_states(ids, lengths, given), lengths)
             <= 1e-4
         )
-
-
-def test_another_pattern_than_the_rectangle_is_refused(tiny_model_folder):
-    backbone = _load({"model": str(tiny_model_folder)})
-    backbone.pattern_type = Rectangle
-    with pytest.raises(ModelError, match="plain attention over a row"):
-        backbone.hidden_states(random_ids(backbone, SHORT), SHORT)
 
 
 REPORTED = """
