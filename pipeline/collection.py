@@ -558,7 +558,7 @@ def load_query_encoder(generation: Generation) -> TextEncoder:
         ) from error
     needs_context = config.use_context or is_endpoint(config.model)  # which keeps its probes there
     with generation.layout.naming_damage():
-        context = ContextSet.read(generation.side_file(CONTEXT_ARROW)) if needs_context else None
+        context = ContextSet.read(generation.folder / CONTEXT_ARROW) if needs_context else None
     encoder = TextEncoder(config, context, patience=QUERY)
     try:
         require_encoder(generation, encoder)

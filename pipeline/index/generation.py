@@ -119,10 +119,6 @@ class Generation(JoinedColumns):
         """Where the generation's files lie."""
         return self.layout.generation_folder(self.number)
 
-    def side_file(self, name: str) -> Path:
-        """Return the path of ``context.arrow`` or another file that was carried over."""
-        return self.folder / name
-
     def segment_rows(self) -> Sequence[SegmentRows]:
         """Return the rows of the segments, in their order."""
         return [segment.rows for segment in self.segments]
@@ -396,8 +392,11 @@ def open_latest_intact_generation(
     raise damage
 
 
-def _open(layout: CollectionLayout, number: int, checks: Checks) -> Generation:
-    """Open a generation of which every file is as recorded; rows of Lance are measured, and hashed."""
+def _open(layout: CollectionLayout, number: int, checks: Checks, wanted: range | None = None) -> Generation:
+    """Open a generation of which every file is as recorded; rows of Lance are measured, and hashed.
+
+    ``wanted`` are some of its partitions by their numbers, None is all.
+    """
     with layout.naming_damage():
         manifest = read_manifest(layout, number)
         folder = layout.generation_folder(number)
@@ -407,15 +406,26 @@ def _open(layout: CollectionLayout, number: int, checks: Checks) -> Generation:
             if name.startswith(f"{DOCUMENTS}.lance/")
         }
         files = WatchedFiles(folder, manifest.files, are_mapped=True)
-        lance_files = WatchedFiles(layout.lance_folder, rows)
+        lance_files = [WatchedFiles(layout.lance_folder, rows)]
         damaged = check_generation_files(layout, manifest, checks.hashes, believes_notes=not checks.verify)
         damaged += damaged_lance_files(layout.lance_folder, rows, None if checks.verify else checks.suspects)
         for name, problem in damaged:
             raise DamageError(f"{name} of generation {number} {problem}")
+        parts: list[Generation] = []
         if manifest.partitions:
-            parts = [_open(own, each.generation, checks) for own, each in wholes(layout, manifest)]
-            return join_parts(layout, manifest, parts, files)
-        segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
+            parts = [_open(own, each.generation, checks) for own, each in wholes(layout, manifest, wanted)]
+            segments = [segment for part in parts for segment in part.segments]
+            dataset = parts[0].dataset
+            lance_files = [watched for part in parts for watched in part.lance_files]
+            manifest = replace(
+                manifest,
+                documents=sum(part.num_documents for part in parts),
+                chunks=sum(part.num_chunks for part in parts),
+            )
+        else:
+            segments = [open_segment(folder, record, manifest.files) for record in manifest.segments]
+            version = manifest.lance_versions[DOCUMENTS]
+            dataset = open_pinned_dataset(layout.lance_folder, DOCUMENTS, version)
         return Generation(
             layout=layout,
             manifest=manifest,
@@ -423,9 +433,10 @@ def _open(layout: CollectionLayout, number: int, checks: Checks) -> Generation:
             documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
             chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
             token_vectors=open_token_vectors(manifest.files, segments, folder),
-            dataset=open_pinned_dataset(layout.lance_folder, DOCUMENTS, manifest.lance_versions[DOCUMENTS]),
+            dataset=dataset,
             files=files,
-            lance_files=(lance_files,),
+            lance_files=lance_files,
+            parts=parts,
         )
 
 
@@ -435,37 +446,7 @@ def open_parts(layout: CollectionLayout, number: int, wanted: range, checks: Che
     Of a collection without partitions that is the generation.
     """
     layout.refresh(number)
-    manifest = read_manifest(layout, number)
-    if not manifest.partitions:
-        return _open(layout, number, checks)
-    parts = [_open(each, at.generation, checks) for each, at in wholes(layout, manifest, wanted)]
-    files = WatchedFiles(layout.generation_folder(number), manifest.files, are_mapped=True)
-    return join_parts(layout, manifest, parts, files)
-
-
-def join_parts(
-    layout: CollectionLayout, manifest: Manifest, parts: Sequence[Generation], files: WatchedFiles
-) -> Generation:
-    """Return partitions as one generation, whose ``manifest`` is that of the collection."""
-    segments = [segment for part in parts for segment in part.segments]
-    return Generation(
-        layout=layout,
-        manifest=replace(
-            manifest,
-            documents=sum(part.num_documents for part in parts),
-            chunks=sum(part.num_chunks for part in parts),
-        ),
-        segments=segments,
-        documents=joined_index([(each.documents, each.rows.deleted_documents) for each in segments]),
-        chunks=joined_index([(each.chunks, each.rows.deleted_chunks) for each in segments]),
-        token_vectors=open_token_vectors(
-            manifest.files, segments, layout.generation_folder(manifest.generation)
-        ),
-        dataset=parts[0].dataset,
-        files=files,
-        lance_files=[watched for part in parts for watched in part.lance_files],
-        parts=parts,
-    )
+    return _open(layout, number, checks, wanted)
 
 
 def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:

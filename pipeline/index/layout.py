@@ -102,16 +102,12 @@ class CollectionLayout:
         object.__setattr__(self, "root", self.root.resolve())
         with storage_errors("reading the root"):
             is_taken = self.root.exists() and not self.root.is_dir()
-        if is_taken and self.whole is not None:
-            raise ConfigError(
-                f"partitions/ of collection {self.whole.name!r} must be a folder, got a file; remove it and "
-                f"run `{self.whole.command('repair')}`"
-            )
         if is_taken:
-            raise ConfigError(
-                f"the root must be a folder, got the file {self.root.name!r}; give the folder "
-                "collections are to live under"
-            )
+            what, advice = f"the root must be a folder, got the file {self.root.name!r}", "give a folder"
+            if self.whole is not None:
+                what = f"partitions/ of collection {self.whole.name!r} must be a folder, got a file"
+                advice = f"remove it and run `{self.whole.command('repair')}`"
+            raise ConfigError(f"{what}; {advice}")
         if not COLLECTION_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"a collection's name must match ^[a-z0-9][a-z0-9_-]{{0,62}}$, got {self.name[:80]!r}; "
@@ -119,16 +115,12 @@ class CollectionLayout:
             )
         with storage_errors("reading the root"):
             is_link = self.folder.is_symlink()
-        if is_link and self.whole is not None:
-            raise ConfigError(
-                f"partitions/{self.name} of collection {self.whole.name!r} must not be a symbolic link; put "
-                f"the folder itself in its place, or remove the link and run `{self.whole.command('repair')}`"
-            )
         if is_link:
-            raise ConfigError(
-                f"the folder of collection {self.name!r} must not be a symbolic link; move the folder "
-                "itself under the root"
-            )
+            what, advice = f"the folder of collection {self.name!r}", "put the folder itself in its place"
+            if self.whole is not None:
+                what = f"partitions/{self.name} of collection {self.whole.name!r}"
+                advice += f", or remove the link and run `{self.whole.command('repair')}`"
+            raise ConfigError(f"{what} must not be a symbolic link; {advice}")
 
     @classmethod
     def at(cls, root: Path | str, name: str, parts: range | None = None) -> CollectionLayout:

@@ -48,7 +48,7 @@ from cairn.pipeline.manifest import (
     record_file,
 )
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from cairn.pipeline.types import ProgressListener, silent_progress
+from cairn.pipeline.types import SPARSE_FIELDS, TOKEN_FIELDS, ProgressListener, silent_progress
 
 if TYPE_CHECKING:
     import lance
@@ -139,15 +139,18 @@ def publish_generation(
     with _publishing(layout, progress) as (number, folder):
         base = read_manifest(layout, number - 1) if shares and number > 1 else None
         optional = {
-            TOKENS_ARROW: LATE_NAME in facts.side_files and tables.has_tokens,
-            SPARSE_ARROW: tables.has_sparse,
+            TOKENS_ARROW: LATE_NAME in facts.side_files and tables.has(TOKEN_FIELDS),
+            SPARSE_ARROW: tables.has(SPARSE_FIELDS),
         }
         has = [name for name, is_there in optional.items() if is_there]
         assembly = Assembly(layout, base, number, folder, config, optional=has)
         segments = assembly.build(StoredRows(tables=tables, versions=versions), progress)
         _copy_side_files(facts, folder)
         pinned = {name: tables.dataset(name, version) for name, version in versions.items()}
-        lance_files = record_lance_files(layout, pinned, _known_lance_files(layout, number - 1))
+        known: Mapping[str, FileRecord] = {}
+        with contextlib.suppress(IntegrityError):
+            known = read_manifest(layout, number - 1).lance_files if number > 1 else {}
+        lance_files = record_lance_files(layout, pinned, known)
         commit_point("lance-files-recorded")
         names = sorted(({path.name for path in folder.iterdir()} | assembly.hashed.keys()) - {MANIFEST_NAME})
         durable.fsync_files(folder / name for name in names if name not in assembly.hashed)
@@ -388,13 +391,3 @@ def record_lance_files(
         records[name] = record
     durable.fsync_files(dict.fromkeys(each for path in new for each in (path, path.parent)))
     return records
-
-
-def _known_lance_files(layout: CollectionLayout, served: int) -> Mapping[str, FileRecord]:
-    """Hashes already taken: of the served generation, where there is one and its manifest is whole."""
-    if not served:
-        return {}
-    try:
-        return read_manifest(layout, served).lance_files
-    except IntegrityError:
-        return {}

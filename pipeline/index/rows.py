@@ -210,20 +210,9 @@ class LanceTables:
         """Return the columns of ``chunks`` that only some collections have."""
         return _added(self.schemas[CHUNKS])
 
-    @property
-    def has_tokens(self) -> bool:
-        """Say whether ``chunks`` has columns for the codes of tokens."""
-        return set(TOKEN_FIELDS) <= set(self.added)
-
-    @property
-    def has_sparse(self) -> bool:
-        """Say whether ``chunks`` has a column for the weights of a sparse encoder."""
-        return set(SPARSE_FIELDS) <= set(self.added)
-
-    @property
-    def has_lines(self) -> bool:
-        """Say whether ``chunks`` has a column for the lines that describe them."""
-        return LINE_FIELD in self.added
+    def has(self, fields: Sequence[pa.Field]) -> bool:
+        """Say whether ``chunks`` has these columns, which only some collections have."""
+        return set(fields) <= set(self.added)
 
     @classmethod
     def open_or_create(
@@ -265,7 +254,7 @@ class LanceTables:
 
     def add_token_columns(self) -> None:
         """Give ``chunks`` its columns for tokens, null in all rows, where it has none."""
-        if not self.has_tokens:
+        if not self.has(TOKEN_FIELDS):
             with lance_errors("adding columns to table `chunks`"):
                 self._latest(CHUNKS).add_columns(list(TOKEN_FIELDS))
             self.schemas[CHUNKS] = chunks_schema(self.vector_dim, (*self.added, *TOKEN_FIELDS))
@@ -574,7 +563,7 @@ class StoredRows:
 
     def lines(self) -> Iterator[str] | None:
         """Stream the lines that describe chunks, "" for none; None where the collection has none."""
-        if not self.tables.has_lines:
+        if not self.tables.has([LINE_FIELD]):
             return None
         batches = self.scan(CHUNKS, [LINE_FIELD.name])
         return (line or "" for batch in batches for line in batch.column(0).to_pylist())

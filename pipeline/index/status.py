@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from cairn.pipeline.durable import storage_errors
-from cairn.pipeline.errors import CollectionNotFoundError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import stored_columns
 from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest, wholes
@@ -23,10 +22,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     layout.require_exists()
     layout.refresh()
     served = layout.current_generation_number()
-    if served is None:
-        raise CollectionNotFoundError(
-            f"collection {layout.name!r} must have a published generation; run an ingest"
-        )
+    assert served is not None, "require_exists found a generation"
     manifest = read_manifest(layout, served)
     own = list(wholes(layout, manifest))
     cluster_ids = np.concatenate([stored_columns(*each, checks=SIZES).cluster_ids for each in own])

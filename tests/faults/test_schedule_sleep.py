@@ -14,21 +14,11 @@ import pytest
 from cairn.jobs.schedule.history import read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 
+from tests.faults.test_schedule_kills import SCHEDULER
+
 pytestmark = pytest.mark.faults
 
 SECONDS = 120.0
-
-SCHEDULER = """
-import signal, sys
-from pathlib import Path
-from cairn.jobs.schedule.scheduler import Scheduler
-from cairn.jobs.schedule.schedules import ScheduleFile
-command = (sys.executable, "-c", "print('{}')")
-file, log = ScheduleFile(Path(sys.argv[1])), lambda line: print(line, flush=True)
-scheduler = Scheduler(file=file, command=command, log=log)
-signal.signal(signal.SIGTERM, lambda *_: setattr(scheduler, "is_stopping", True))
-scheduler.run()
-"""
 
 
 def test_host_asleep_at_two_scheduled_times_runs_once_when_it_wakes(tmp_path: Path) -> None:
@@ -37,7 +27,9 @@ def test_host_asleep_at_two_scheduled_times_runs_once_when_it_wakes(tmp_path: Pa
         '[often]\ncron = "* * * * *"\ntime-zone = "UTC"\nrun = ["ingest", "a", "--collection", "c"]\n'
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", SCHEDULER, str(file.path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-u", "-c", SCHEDULER, str(file.path), "print('{}')"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert "event=armed" in process.stdout.readline()

@@ -123,7 +123,7 @@ def publish_documents(
         standing = set(served_ids(layout))
         deleted = [doc_id for doc_id in replaced if doc_id in standing]
         documents = document_rows(doc_ids, version)
-        chunks = chunk_rows(doc_ids, version, with_tokens=tables.has_tokens)
+        chunks = chunk_rows(doc_ids, version, with_tokens=tables.has(TOKEN_FIELDS))
         tables.compact()
         versions = tables.commit(
             deleted_ids=[deleted] if deleted else [],
@@ -137,7 +137,7 @@ def publish_documents(
         for name in ("context.arrow", "clusters.arrow"):
             side_files[name] = layout.pending_folder / name
             side_files[name].write_bytes(name.encode() * 100 + context)
-        if tables.has_tokens:
+        if tables.has(TOKEN_FIELDS):
             CODEBOOK.save(layout.pending_folder)
             side_files[LATE_NAME] = layout.pending_folder / LATE_NAME
         facts = GenerationFacts(

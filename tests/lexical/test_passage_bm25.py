@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.segments.segment import JoinedWords, none_deleted
+from cairn.pipeline.index.segments.segment import DeletedRows, JoinedWords
 from cairn.pipeline.index.words import write_passage_terms
 from cairn.pipeline.lexical import bm25 as bm25_module
 from cairn.pipeline.lexical.bm25 import KEPT_SIZES, MAX_STEPPED_SIZE, PassageBM25
@@ -66,7 +66,7 @@ def bm25(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> PassageBM2
         corpus.ends,
         tmp_path_factory.mktemp("terms") / "passages.arrow",
     ).terms
-    words = JoinedWords([(terms, none_deleted(len(corpus.starts)))])
+    words = JoinedWords([(terms, DeletedRows(len(corpus.starts)))])
     return PassageBM25(words, corpus.offsets, corpus.starts, corpus.ends, ("en",))
 
 
@@ -101,5 +101,5 @@ def test_scores_do_not_depend_on_the_sizes_asked_for_before(bm25: PassageBM25) -
 def test_scores_of_an_empty_collection_are_empty(tmp_path: Path) -> None:
     none = np.empty(0, np.int64)
     terms = write_passage_terms([], np.zeros(1, np.int64), none, none, tmp_path / "passages.arrow").terms
-    words = JoinedWords([(terms, none_deleted(0))])
+    words = JoinedWords([(terms, DeletedRows(0))])
     assert len(PassageBM25(words, np.zeros(1, np.int64), none, none, ()).scores("stone", 2)) == 0

@@ -218,7 +218,7 @@ def test_context_that_the_encoder_does_not_read_is_drawn_and_not_embedded(
     monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: pytest.fail("embedded"))
     rows = [document(number) for number in range(12)]
     build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
-    context = ContextSet.read(open_generation(CollectionLayout(root, "c")).side_file("context.arrow"))
+    context = ContextSet.read(open_generation(CollectionLayout(root, "c")).folder / "context.arrow")
     assert set(context.doc_ids) <= {row["id"] for row in rows}
     assert len(context.doc_ids) > 0
 

@@ -90,7 +90,7 @@ class Assembly:
         if self._base is not None and kept and self._is_worth_it(kept, rows.tables.num_added):
             records = self._add(self._base, kept, rows, progress)
         else:
-            records = [self._write("", rows, dict.fromkeys(TABLES), progress)]
+            records = [self._writer(dict.fromkeys(TABLES), progress).write("", rows)]
         commit_point("segments-assembled")
         return tuple(records)
 
@@ -156,19 +156,12 @@ class Assembly:
         if added[DOCUMENTS] or first is not None:
             own = replace(rows, first=_num_live(shared))
             codebooks = self._codebooks(base, records)
-            shared.append(self._write(segment_name(self._number), own, codebooks, progress))
+            shared.append(self._writer(codebooks, progress).write(segment_name(self._number), own))
             _require_new(kept[:first], open_rows(self._folder, shared[-1]).documents.column("doc_id"))
         return shared
 
-    def _write(
-        self,
-        name: str,
-        rows: StoredRows,
-        codebooks: Mapping[str, Codebook | None],
-        progress: ProgressListener,
-    ) -> SegmentRecord:
-        writer = SegmentWriter(self._folder, self._config, codebooks, progress, self._optional)
-        return writer.write(name, rows)
+    def _writer(self, codebooks: Mapping[str, Codebook | None], progress: ProgressListener) -> SegmentWriter:
+        return SegmentWriter(self._folder, self._config, codebooks, progress, self._optional)
 
     def _codebooks(self, base: Manifest, records: Sequence[SegmentRecord]) -> dict[str, Codebook | None]:
         folder = self._layout.generation_folder(base.generation)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -62,10 +62,10 @@ FEW_DOCUMENTS: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeletedRows:
-    """Which of ``num_stored`` rows are deleted, ascending."""
+    """Which of ``num_stored`` rows are deleted, ascending; none by default."""
 
     num_stored: int
-    rows: Int64[np.ndarray, " D"]
+    rows: Int64[np.ndarray, " D"] = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_live(self) -> int:
@@ -93,11 +93,6 @@ class DeletedRows:
         mask = np.ones(self.num_stored, np.bool_)
         mask[self.rows] = False
         return mask
-
-
-def none_deleted(num_stored: int) -> DeletedRows:
-    """Return the deleted rows of a segment that has none."""
-    return DeletedRows(num_stored, np.empty(0, np.int64))
 
 
 def bits_of(deleted: DeletedRows) -> bytes:
@@ -193,7 +188,7 @@ def open_rows(folder: Path, record: SegmentRecord) -> SegmentRows:
     """Map the position files of a segment, and read which of its rows are deleted."""
     documents = open_positions(folder / (record.name + DOCUMENTS_ARROW), DOCUMENT_POSITIONS_SCHEMA)
     chunks = open_positions(folder / (record.name + CHUNKS_ARROW), CHUNK_POSITIONS_SCHEMA)
-    deleted, deleted_chunks = none_deleted(documents.num_rows), none_deleted(chunks.num_rows)
+    deleted, deleted_chunks = DeletedRows(documents.num_rows), DeletedRows(chunks.num_rows)
     if record.deleted_documents:
         path = folder / (record.name + DELETED_BITS)
         deleted = read_deleted(path, documents.num_rows, record.deleted_documents)

@@ -125,7 +125,8 @@ def write_index(
     if codebook is None:
         return build_faiss_index(vectors, num_vectors, vector_dim, config, path)
     if _are_exact(vectors, num_vectors, codebook):
-        return write_flat(vectors(), num_vectors, vector_dim, path, few_sentence(num_vectors))
+        why = f"a segment of {num_vectors:,} vectors is small enough for exact search"
+        return write_flat(vectors(), num_vectors, vector_dim, path, why)
     return write_coded(codebook, vectors, num_vectors, path)
 
 
@@ -134,11 +135,6 @@ def _are_exact(vectors: VectorStream, num_vectors: int, codebook: Codebook) -> b
     if num_vectors > UNFIT_VECTORS or num_vectors == codebook.description["trained_for"]:
         return False
     return num_vectors <= EXACT_VECTORS or not codebook.fits(np.concatenate(list(vectors())))
-
-
-def few_sentence(num_vectors: int) -> str:
-    """Say why a segment of a collection with inverted lists has none."""
-    return f"a segment of {num_vectors:,} vectors is small enough for exact search"
 
 
 @dataclass(frozen=True, slots=True)

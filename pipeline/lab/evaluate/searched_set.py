@@ -23,7 +23,7 @@ from cairn.pipeline.encode.token_rows import TokenRows
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.columns import CodeColumn, TokenVectors
 from cairn.pipeline.index.generation import Generation
-from cairn.pipeline.index.segments.segment import JoinedWords, none_deleted
+from cairn.pipeline.index.segments.segment import DeletedRows, JoinedWords
 from cairn.pipeline.index.words import count_languages, num_words, write_passage_terms
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, RankedDocuments, Spans
@@ -135,8 +135,8 @@ class EncodedGeneration(Generation):
             num_bytes = sum(path.stat().st_size for path in files)
         ends_M1 = np.concatenate([[0], np.cumsum(num_words(of_chunks, self.num_chunks))])
         return _Words(
-            chunks=JoinedWords([(of_chunks, none_deleted(self.num_chunks))]),
-            titles=JoinedWords([(of_titles, none_deleted(len(texts)))]),
+            chunks=JoinedWords([(of_chunks, DeletedRows(self.num_chunks))]),
+            titles=JoinedWords([(of_titles, DeletedRows(len(texts)))]),
             text_words=np.diff(ends_M1[self.chunk_offsets]).astype(np.int32),
             title_words=num_words(of_titles, len(texts)).astype(np.int32),
             languages=main_languages(count_languages(languages_N)),
