@@ -102,7 +102,7 @@ def usable_context(
         )
     # A copy: a mapped file is read-only, which torch refuses.
     embeddings_CD = np.array(context.embeddings_CD, np.float32, order="C")
-    if embeddings_CD.ndim != 2 or not len(embeddings_CD) or embeddings_CD.shape[1] != backbone.context_dim:
+    if not len(embeddings_CD) or embeddings_CD.shape[1] != backbone.context_dim:
         raise ConfigError(
             f"the context must be one or more rows of {backbone.context_dim} numbers, got shape "
             f"{embeddings_CD.shape}; it was made by another model, or for one that reads no context"
@@ -111,10 +111,6 @@ def usable_context(
         raise ConfigError(
             f"the context must have at most the {backbone.max_context} vectors the model reads, got "
             f"{len(embeddings_CD)}; draw one of fewer documents"
-        )
-    if not np.isfinite(embeddings_CD).all():
-        raise ModelError(
-            "the context's embeddings must be finite, got some that are not; draw the context again"
         )
     return embeddings_CD
 

@@ -135,11 +135,7 @@ class CdeBackbone(FirstStage):
         self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; see the base."""
-        if ids_BT.shape[1] > self.max_positions:
-            raise ModelError(
-                f"a row must have at most {self.max_positions} tokens, got {ids_BT.shape[1]}; choose a "
-                "smaller window"
-            )
+        self.require_room(ids_BT.shape[1])
         context = self._context(context_CD)
         lead_LD = torch.cat([context, self._soft_prompts_LD]) + self._type_D
         text_BTD = self._backbone.embed_tokens(ids_BT)

@@ -78,11 +78,7 @@ class TransformersBackbone(Backbone):
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states; see the base."""
         assert (context_CD, temperature) == (None, 1.0), "settings were checked"
-        if ids_BT.shape[1] > self.max_positions:
-            raise ModelError(
-                f"a row must have at most {self.max_positions} tokens, got {ids_BT.shape[1]}; choose a "
-                "smaller window"
-            )
+        self.require_room(ids_BT.shape[1])
         is_text_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
         with torch.inference_mode():
             return self._model(

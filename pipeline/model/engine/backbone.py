@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
+from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.projection import Projection
 from jaxtyping import Float, Float32, Int64
 from tokenizers import Tokenizer
@@ -95,6 +96,14 @@ class Backbone(ABC):
         "Length-Induced Embedding Collapse"): below 1 attention is sharper, against the collapse of long texts
         onto one direction. One τ serves all layers of a call.
         """
+
+    def require_room(self, num_tokens: int) -> None:
+        """Raise :class:`ModelError` for rows that are longer than the model reads."""
+        if num_tokens > self.max_positions:
+            raise ModelError(
+                f"a row must have at most {self.max_positions} tokens, got {num_tokens}; choose a smaller "
+                "window"
+            )
 
 
 UnderT = TypeVar("UnderT", bound=Backbone)

@@ -125,11 +125,7 @@ class Transformer(Backbone):
     def embed_tokens(self, ids_BT: Int64[np.ndarray, "B T"]) -> Float32[torch.Tensor, "B T D"]:
         """Look tokens up, with position and type, before the embedding norm."""
         num_tokens = ids_BT.shape[1]
-        if num_tokens > self.max_positions:
-            raise ModelError(
-                f"a row must have at most {self.max_positions} tokens, got {num_tokens}; choose a "
-                "smaller window"
-            )
+        self.require_room(num_tokens)
         return self.embedding.look_up(torch.from_numpy(ids_BT).to(self.device), slice(num_tokens))
 
     def embed_context(
