@@ -34,13 +34,13 @@ import pyarrow as pa
 from cairn.pipeline.corpus.formats import FORMAT_OF, PARQUET, READABLE
 from cairn.pipeline.corpus.formats.file_kind import HEAD, kind_of, other_kind
 from cairn.pipeline.corpus.formats.format import (
-    COMPRESSED,
     Format,
     SourceFile,
     TablePart,
     first_line,
     is_utf8,
     require_answer,
+    suffix_of,
 )
 from cairn.pipeline.corpus.formats.json_lines import AS_LINES
 from cairn.pipeline.corpus.formats.tables import TableFormat, TableKind, memory_part, open_parts
@@ -429,14 +429,9 @@ def _is_of_a_dataset(entry: _Entry) -> bool:
 
 def format_of(path: str) -> Format | None:
     """Return the format that the name of a file tells, None where it tells none."""
-    name = path.rpartition("/")[2].lower()
-    plain = next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
-    suffix = PurePosixPath(f"_{plain}").suffix  # also of a name that is nothing else
-    found = FORMAT_OF.get(suffix)
-    if found is None or (plain != name and not found.is_compressible):
-        return None
-    is_cache = suffix == ".arrow" and name.startswith("cache-")  # Hugging Face datasets keep it beside one
-    return None if is_cache else found
+    # Hugging Face datasets keep it beside one.
+    is_cache = re.fullmatch(r"(.*/)?cache-[^/]*\.arrow", path, re.IGNORECASE)
+    return None if is_cache else FORMAT_OF.get(suffix_of(path))
 
 
 def _table_kind(filesystem: FileSystem, path: str) -> TableKind | None:

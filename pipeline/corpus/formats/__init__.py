@@ -28,7 +28,7 @@ from cairn.pipeline.corpus.formats.documents import (
     RtfFormat,
     WordFormat,
 )
-from cairn.pipeline.corpus.formats.format import Format
+from cairn.pipeline.corpus.formats.format import COMPRESSED, Format
 from cairn.pipeline.corpus.formats.html import HtmlFormat
 from cairn.pipeline.corpus.formats.json_lines import JsonLinesFormat
 from cairn.pipeline.corpus.formats.parquet import ParquetFormat
@@ -55,7 +55,12 @@ FORMATS: Final[Sequence[Format]] = (
     CodeFormat(),
 )
 """Every format of files; they may stand side by side in one folder."""
-FORMAT_OF: Final[Mapping[str, Format]] = {suffix: each for each in FORMATS for suffix in each.suffixes}
+FORMAT_OF: Final[Mapping[str, Format]] = {
+    suffix + packed: each
+    for each in FORMATS
+    for suffix in each.suffixes
+    for packed in ("", *(COMPRESSED if each.is_compressible else ()))
+}
 _NAMED: Final = [each for each in FORMATS if not isinstance(each, CodeFormat)]
 READABLE: Final = ", ".join([*(suffix for each in _NAMED for suffix in each.suffixes), "source code"])
 """What a sentence names: suffixes, and the kind that has many."""

@@ -455,7 +455,9 @@ class ExcelFormat(PagedFormat):
             names = filter(_SHEET.fullmatch, archive.namelist())
             with_errors = archive.unpacked <= MAX_COPIED_BYTES
             sheets = {
-                name: sheet for name in names if (sheet := _for_calamine(archive.read(name), with_errors))
+                name: shown
+                for name in names
+                if (shown := _for_calamine(sheet := archive.read(name), with_errors)) != sheet
             }
             if sheets:
                 file = io.BytesIO()
@@ -495,29 +497,24 @@ def _int(raw: bytes) -> int:
 def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
     """Return a sheet with texts of cells that calamine would leave out, and few empty cells.
 
-    Such are errors such as #N/A, formulas without a value, and cells of OpenDocument without a type.
-
-    Nothing where that is the sheet as it is. calamine makes a cell of all between the first and the last, so
-    empty rows and columns go where there are many.
+    Such are errors such as #N/A, formulas without a value, and cells of OpenDocument without a type. calamine
+    makes a cell of all between the first and the last, so empty rows and columns go where there are many.
     """
-    shown = sheet
     if with_errors:
-        shown = _ERROR.sub(rb'\1"str"', shown) if b't="e"' in shown else shown
-        shown = _FORMULA.sub(_as_text, shown) if _FORMULA_END.search(shown) else shown
-        shown = _UNTYPED.sub(rb'<table:table-cell office:value-type="string"', shown)
-    as_is = b"" if shown is sheet or shown == sheet else shown
-    sheet = shown
+        sheet = _ERROR.sub(rb'\1"str"', sheet) if b't="e"' in sheet else sheet
+        sheet = _FORMULA.sub(_as_text, sheet) if _FORMULA_END.search(sheet) else sheet
+        sheet = _UNTYPED.sub(rb'<table:table-cell office:value-type="string"', sheet)
     places = {letters: place for place, letters in enumerate(_COLUMNS)}
     told = _DIMENSION.search(sheet, 0, 1 << 12)
     if told and (places.get(told[1].decode(), MAX_CELLS) + 1) * int(told[2]) <= MAX_CELLS:
-        return as_is
+        return sheet
     used = {(found[2].decode(), int(found[3])) for found in _CELL.finditer(sheet)}
     rows, columns = (
         sorted({row for _, row in used}),
         sorted({column for column, _ in used}, key=places.__getitem__),
     )
     if not used or rows[-1] * (places[columns[-1]] + 1) <= MAX_CELLS:
-        return as_is
+        return sheet
     row_of = {row: place for place, row in enumerate(rows, 1)}
     column_of = dict(zip(columns, _COLUMNS, strict=False))
     return _CELL.sub(

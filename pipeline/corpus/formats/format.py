@@ -194,9 +194,8 @@ class SourceFile:
 
     @property
     def suffix(self) -> str:
-        """What the name ends with, also where it is compressed."""
-        name = PurePosixPath(self.path.lower())
-        return (PurePosixPath(name.stem).suffix if name.suffix in COMPRESSED else "") + name.suffix
+        """As :func:`suffix_of` tells it."""
+        return suffix_of(self.path)
 
     def damage(self, error: BaseException) -> str:
         """Say in a phrase why the file cannot be read: it is of another kind, else what an error says."""
@@ -222,6 +221,12 @@ class SourceFile:
             self.filesystem.get_file_info(self.path)
         except OSError as unreachable:
             raise _no_answer(self.name, unreachable) from error
+
+
+def suffix_of(path: str) -> str:
+    """Return what the name of a file ends with, both endings of one that is compressed, such as `.csv.gz`."""
+    name = PurePosixPath(f"_{path.rpartition('/')[2].lower()}")  # also of a name that is nothing else
+    return "".join(name.suffixes[-2:]) if name.suffix in COMPRESSED else name.suffix
 
 
 def learned_footer(
