@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     multiple=True,
     required=True,
     type=NamedPath(path_type=Path),
-    help="Parquet or JSON lines with text, like what will be encoded; repeat.",
+    help="Table with text, like what will be encoded; repeat.",
 )
 @click.option(
     "--output",

@@ -106,7 +106,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 )
 @_trains(PretrainConfig)
 def pretrain(config: PretrainConfig, limits: Mapping[str, Any], **own: Any) -> Any:
-    """Pretrain an encoder on SOURCES: Parquet or JSON lines with text and, optionally, language.
+    """Pretrain an encoder on SOURCES: tables with text and, optionally, language.
 
     A killed run continues from its newest checkpoint when the same command runs again. FOLDER/model and
     FOLDER/best are for --model, and for --base of `cairn train`.
@@ -119,7 +119,7 @@ def pretrain(config: PretrainConfig, limits: Mapping[str, Any], **own: Any) -> A
 @click.command(context_settings={"show_default": True})
 @click.argument("sources", nargs=-1, metavar="[SOURCE...]", type=_PATH)
 @click.option(
-    "--documents", multiple=True, type=_PATH, help="Parquet of long documents to make pairs of; repeat."
+    "--documents", multiple=True, type=_PATH, help="Table of long documents to make pairs of; repeat."
 )
 @_BASE
 @_JUDGED
@@ -141,7 +141,7 @@ def train(
 ) -> Any:
     """Fine-tune an encoder on SOURCES, or on --documents (text, title, source).
 
-    SOURCES are Parquet or JSON lines with query, document, title and source.
+    SOURCES are tables, such as Parquet or JSON lines, with query, document, title and source.
 
     A killed run continues from its newest checkpoint when the same command runs again. Use FOLDER/model or
     FOLDER/best as --model. Dev sets (folders as of `cairn evaluate`) are kept out of the data, too.
@@ -195,9 +195,7 @@ def _scorer(
 @click.command(context_settings={"show_default": True})
 @click.argument("teacher")
 @click.argument("student")
-@click.option(
-    "--texts", multiple=True, required=True, type=_PATH, help="Parquet or JSON lines with text; repeat."
-)
+@click.option("--texts", multiple=True, required=True, type=_PATH, help="Table with text; repeat.")
 @_trains(DistillConfig)
 def distill(config: DistillConfig, limits: Mapping[str, Any], *, texts: tuple[Path, ...], **own: Any) -> Any:
     """Train STUDENT to follow TEACHER, both a name or a folder, without queries and labels.
@@ -218,7 +216,7 @@ def distill(config: DistillConfig, limits: Mapping[str, Any], *, texts: tuple[Pa
     multiple=True,
     required=True,
     type=_PATH,
-    help="Parquet or JSON lines with text, or with document; repeat.",
+    help="Table with text, or with document; repeat.",
 )
 @_JUDGED
 @_trains(LandmarkConfig)

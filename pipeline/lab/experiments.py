@@ -42,7 +42,7 @@ from cairn.pipeline.lab.train import settings as lab_settings
 from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.distill import distill
 from cairn.pipeline.lab.train.leakage import without_judged
-from cairn.pipeline.lab.train.pairs import SUFFIXES, read_pairs, read_texts, training_files
+from cairn.pipeline.lab.train.pairs import read_pairs, read_texts, training_files
 from cairn.pipeline.lab.train.pretrain import pretrain
 from cairn.pipeline.lab.train.trainer import TrainingLog, deadline_in, read_log
 from cairn.pipeline.manifest import fingerprint
@@ -333,7 +333,7 @@ def run_experiment(
     progress: ProgressListener = silent_progress,
 ) -> ExperimentReport:
     """Measure what is missing of an experiment, and return all of it."""
-    files = training_files([*sources, *texts], SUFFIXES)
+    files = [Path(file.path) for file in training_files([*sources, *texts])]
     files += [file for each in judged for file in sorted(each.rglob("*.*")) if file.is_file()]
     settings = {key: value for key, value in asdict(config).items() if key != "seeds"}
     made_of = fingerprint(settings=settings, files=[durable.sha256_of_file(file) for file in files])

@@ -32,7 +32,8 @@ from cairn.pipeline.lab.train.pairs import (
     PairRow,
     TrainingPairs,
     counted,
-    read_columns,
+    read_rows,
+    stem,
     training_files,
 )
 
@@ -63,8 +64,8 @@ def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> Trai
     """Return a pair for each section of the documents; what makes no pair is counted."""
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
-    for file_number, file in enumerate(training_files(paths, (".parquet",))):
-        rows = read_columns(file, ("title", "text", "source"), ("text",))
+    for file_number, file in enumerate(training_files(paths)):
+        rows = read_rows(file, ("title", "text", "source"), "text")
         for number, (title, text, source) in enumerate(rows):
             if not text.strip():
                 skipped["empty document"] += 1
@@ -75,7 +76,7 @@ def read_document_pairs(paths: Sequence[Path], max_document_tokens: int) -> Trai
                 if isinstance(asked, str):
                     skipped[asked] += 1
                     continue
-                row = PairRow(*asked, title=title, source=source or file.stem, page=page)
+                row = PairRow(*asked, title=title, source=source or stem(file), page=page)
                 if row in kept:
                     skipped["repeated pair"] += 1
                 kept[row] = None

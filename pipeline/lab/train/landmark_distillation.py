@@ -35,6 +35,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import EncoderConfig
+from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.distill import is_plain
@@ -42,7 +43,7 @@ from cairn.pipeline.lab.train.gradients import Embedded, cached_backward
 from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.leakage import read_judged_texts
 from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
-from cairn.pipeline.lab.train.pairs import SUFFIXES, counted, is_unicode, read_columns, training_files
+from cairn.pipeline.lab.train.pairs import counted, read_rows, training_files
 from cairn.pipeline.lab.train.settings import LandmarkConfig
 from cairn.pipeline.lab.train.trainer import (
     Batch,
@@ -107,18 +108,16 @@ def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[
 
     Neighbouring rows with one title are one document. Files have a column text, or document, and title and
     query where they have them; a query is a document of its own. What stands in a ``judged`` set is left out
-    and counted, like empty and repeated texts. Files without a text raise :class:`SourceError`, a missing or
-    mistyped column :class:`SchemaError`.
+    and counted, like empty and repeated texts. Files without a text raise :class:`SourceError`, a mistyped
+    column :class:`SchemaError`.
     """
     out = read_judged_texts(judged) if judged else None
     skipped: Counter[str] = Counter()
     documents: dict[Window, None] = {}
-    for file in training_files(paths, SUFFIXES):
+    for file in training_files(paths):
         for one in _joined(file):
             if not one.text.strip():
                 skipped["empty text"] += 1
-            elif not (is_unicode(one.text) and is_unicode(one.title)):
-                skipped["text that is not Unicode"] += 1
             elif out is not None and (out.has_document(one.text) or out.has_query(one.text)):
                 skipped["text of an evaluation set"] += 1
             elif one in documents:
@@ -130,11 +129,11 @@ def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[
     return sorted(documents, key=_digest), dict(skipped)
 
 
-def _joined(file: Path) -> Iterator[Window]:
+def _joined(file: SourceFile) -> Iterator[Window]:
     """Yield a file's documents and queries."""
     title, parts = "", list[str]()
     columns = ("title", "text", "document", "query")
-    for of_row, text, document, query in read_columns(file, columns, ("text",), ("document",)):
+    for of_row, text, document, query in read_rows(file, columns):
         if query.strip():
             yield Window("", query.strip())
         if parts and (not of_row or of_row != title):
@@ -148,7 +147,7 @@ def _joined(file: Path) -> Iterator[Window]:
 
 def _digest(window: Window) -> bytes:
     text = f"{window.title}\0{window.text}"
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def _parts(text: str, room: int) -> Iterator[str]:

@@ -11,7 +11,7 @@
 Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
 counted, never dropped in silence.
 
-Rows of training files: Parquet and JSON lines, every value checked and of its kind.
+Rows of training files: tables in any format of a source, every column of its kind.
 
     column        kind             what it is
     query         text             what a reader asks
@@ -22,131 +22,64 @@ Rows of training files: Parquet and JSON lines, every value checked and of its k
     negatives     list of texts    documents that do not answer the query
     text          text             what is pretrained or distilled on
     language      text             its language, such as en or de
-
-Which of them a pair needs, and what is made of it, is said in :mod:`cairn.pipeline.lab.train.pairs`.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import repeat
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
+from cairn.pipeline.corpus.columns import is_list, is_text
+from cairn.pipeline.corpus.formats.format import SourceFile
+from cairn.pipeline.corpus.sources import resolve_sources
 from cairn.pipeline.errors import SchemaError, SourceError
+from cairn.pipeline.lab.judged_files import read_columns
 from cairn.pipeline.manifest import fingerprint
 from jaxtyping import Int64
 
-SUFFIXES: Final = (".parquet", ".jsonl")
 
-
-class _Kind(NamedTuple):
-    """A kind of column: its name, whether a value is of it, and what null is read as."""
-
-    name: str
-    fits: Callable[[Any], bool]
-    value: Callable[[Any], Any]
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(text is None or isinstance(text, str) for text in value)
-
-
-_TEXT: Final = _Kind("text", lambda value: isinstance(value, str), lambda value: value or "")
-_TEXTS: Final = _Kind(
-    "a list of texts",
-    _is_texts,
-    lambda value: tuple(text for text in value or () if text and text.strip()),
-)
-
-
-def training_files(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
-    """Return the files named, and for folders all files below them with one of the suffixes, by name."""
-    found: list[Path] = []
+def training_files(paths: Sequence[Path]) -> list[SourceFile]:
+    """Return the files named, and all tables below folders, by name; documents are left out."""
+    found: list[SourceFile] = []
     for path in paths:
-        own = [path]
-        if path.is_dir():
-            own = sorted(file for suffix in suffixes for file in path.rglob(f"*{suffix}") if file.is_file())
-            if not own:
-                raise SourceError(
-                    f"a training folder must hold {' or '.join(suffixes)} files, got none in {str(path)!r}; "
-                    "name another"
-                )
-        elif not path.is_file():
-            raise SourceError(
-                f"training data must be a file or a folder, got {str(path)!r}, which does not exist; name "
-                "another"
-            )
-        elif path.suffix not in suffixes:
-            raise SourceError(
-                f"a training file must end in {' or '.join(suffixes)}, got {path.name!r}; convert it"
-            )
+        own = [file for file in resolve_sources([str(path)]) if not file.format.is_document]
+        if not own:
+            raise SourceError(f"training data must be tables with columns, got none in {path}; name another")
         found += own
     return found
 
 
-def read_columns(path: Path, columns: Sequence[str], *required: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield columns of a file's rows, checked, with all of one of ``required``; what is missing is empty."""
-    kinds = [_TEXTS if name == "negatives" else _TEXT for name in columns]
-    rows = _json_rows(path) if path.suffix == ".jsonl" else _parquet_rows(path, columns)
-    for number, row in rows:
-        if not any(set(wanted) <= row.keys() for wanted in required):
-            listed = ", or ".join(" and ".join(wanted) for wanted in required)
-            raise SchemaError(
-                f"row {number} of {path.name} must have {listed}, got {', '.join(map(str, row)) or 'nothing'}"
-            )
-        values = [row.get(name) for name in columns]
-        for name, kind, value in zip(columns, kinds, values, strict=True):
-            if value is not None and not kind.fits(value):
-                raise SchemaError(
-                    f"{name} in row {number} of {path.name} must be {kind.name}, got {value!r:.60}"
-                )
-        yield tuple(kind.value(value) for kind, value in zip(kinds, values, strict=True))
+def read_rows(file: SourceFile, columns: Sequence[str], *required: str) -> Iterator[tuple[Any, ...]]:
+    """Yield columns of a file's rows; what is missing or null is empty.
+
+    A file without one of ``required``, or with a column of another kind, raises :class:`SchemaError`.
+    """
+    table = read_columns(file, required, [name for name in columns if name not in required])
+    values: list[Iterable[Any]] = []
+    for name in columns:
+        blank = () if name == "negatives" else ""
+        if name not in table.schema.names:
+            values.append(repeat(blank, table.num_rows))
+            continue
+        kind, wants_list = table.schema.field(name).type, name == "negatives"
+        texts = kind.value_type if is_list(kind) else kind
+        if not pa.types.is_null(kind) and (is_list(kind) != wants_list or not is_text(texts)):
+            wanted = "lists of texts" if wants_list else "text"
+            where = PurePosixPath(file.path).name
+            raise SchemaError(f"column {name} of {where} must hold {wanted}, got {kind}; write it again")
+        values.append([value or blank for value in table.column(name).to_pylist()])
+    return zip(*values, strict=True)
 
 
-def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        file = pq.ParquetFile(path)
-        present = [name for name in file.schema_arrow.names if name in columns]
-        number = 0
-        for batch in file.iter_batches(columns=present or None):
-            yield from enumerate(batch.to_pylist(), start=number + 1)
-            number += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise SourceError(
-            f"{path.name} must be a Parquet file of whole texts in UTF-8, got another ({error}); write it "
-            "again"
-        ) from error
-
-
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise SourceError(
-                    f"row {number} of {path.name} must be a JSON object, got an unreadable one ({error})"
-                ) from error
-            if not isinstance(record, dict):
-                raise SchemaError(f"row {number} of {path.name} must be a JSON object, got {record!r:.60}")
-            yield number, record
-
-
-def is_unicode(text: str) -> bool:
-    """Say whether a text has no half of a surrogate pair, which JSON can write and no tokenizer reads."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def stem(file: SourceFile) -> str:
+    """Return a file's name without its suffix."""
+    return PurePosixPath(file.path).stem
 
 
 def counted(skipped: Mapping[str, int]) -> str:
@@ -172,12 +105,10 @@ def read_texts(paths: Sequence[Path]) -> Texts:
     """Read files, or all below folders, by name; what cannot be used is counted."""
     kept: dict[str, str] = {}
     skipped: Counter[str] = Counter()
-    for file in training_files(paths, SUFFIXES):
-        for text, language in read_columns(file, ("text", "language"), ("text",)):
+    for file in training_files(paths):
+        for text, language in read_rows(file, ("text", "language"), "text"):
             if not text.strip():
                 skipped["empty text"] += 1
-            elif not (is_unicode(text) and is_unicode(language)):
-                skipped["text that is not valid Unicode"] += 1
             elif text in kept:
                 skipped["repeated text"] += 1
             else:
@@ -260,15 +191,17 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
     kept: dict[PairRow, None] = {}
     skipped: Counter[str] = Counter()
     columns = ("query", "document", "title", "source", "instruction", "negatives")
-    for file in training_files(paths, SUFFIXES):
-        for values in read_columns(file, columns, ("query", "document")):
+    for file in training_files(paths):
+        for values in read_rows(file, columns, "query", "document"):
             found = PairRow(**dict(zip(columns, values, strict=True)))
+            others = (text for text in found.negatives if text and text.strip() and text != found.document)
             row = found._replace(
-                source=found.source.strip() or file.stem,
-                negatives=tuple(dict.fromkeys(text for text in found.negatives if text != found.document)),
+                source=found.source.strip() or stem(file), negatives=tuple(dict.fromkeys(others))
             )
-            if reason := _refused(row):
-                skipped[reason] += 1
+            if not row.query.strip():
+                skipped["empty query"] += 1
+            elif not row.document.strip():
+                skipped["empty document"] += 1
             elif row in kept:
                 skipped["repeated pair"] += 1
             else:
@@ -279,16 +212,6 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
             f"{counted(skipped)}; name others"
         )
     return TrainingPairs.of(kept, skipped)
-
-
-def _refused(row: PairRow) -> str | None:
-    """Return why a row is no pair, None where it is one."""
-    if not row.query.strip():
-        return "empty query"
-    if not row.document.strip():
-        return "empty document"
-    texts = (row.query, row.document, row.title, row.source, row.instruction, *row.negatives)
-    return None if all(map(is_unicode, texts)) else "text that is not valid Unicode"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

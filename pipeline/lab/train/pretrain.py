@@ -283,7 +283,7 @@ def pretrain(
     """
     deadline = deadline_in(stop_after_seconds)
     if not sources:
-        raise SourceError("pretraining must have texts, got none; name Parquet or JSON-lines files")
+        raise SourceError("pretraining must have texts, got none; name files")
     config = resolved(config)
     checkpoint = _base(base, from_config, config)
     model = LandmarkEncoder(checkpoint)

@@ -243,5 +243,5 @@ def test_what_cannot_be_trained_is_refused(tiny_model_folder: Path, texts: Path,
         train_landmarks(str(tiny_model_folder), [texts], tmp_path / "run", replace(config, window_tokens=128))
     with pytest.raises(ModelError, match="without dense layers and a landmark mixer"):
         train_landmarks("cairn-minilm", [texts], tmp_path / "run", config)
-    with pytest.raises(SourceError, match="must be a file or a folder"):
+    with pytest.raises(SourceError, match=r"none\.parquet does not exist"):
         train_landmarks(str(tiny_model_folder), [tmp_path / "none.parquet"], tmp_path / "run", config)

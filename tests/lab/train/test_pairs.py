@@ -37,13 +37,14 @@ def write_lines(path: Path, *records: object) -> Path:
     return path
 
 
-def test_read_pairs_parquet_and_lines_give_the_same_pairs(tmp_path):
+def test_read_pairs_of_any_format_gives_the_same_pairs(tmp_path):
     columns = {"query": ["a", "b"], "document": ["x", "y"], "title": ["t", None], "source": ["s", "s"]}
     (tmp_path / "one").mkdir()
     parquet = read_pairs([write_parquet(tmp_path / "one" / "pairs.parquet", **columns)])
     records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     lines = read_pairs([write_lines(tmp_path / "pairs.jsonl", *records)])
-    for pairs in (parquet, lines):
+    (tmp_path / "pairs.csv").write_text("query,document,title,source\na,x,t,s\nb,y,,s\n")
+    for pairs in (parquet, lines, read_pairs([tmp_path / "pairs.csv"])):
         assert (pairs.queries, pairs.documents, pairs.titles, pairs.sources) == (
             ("a", "b"),
             ("x", "y"),
@@ -69,18 +70,15 @@ def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path):
     assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
 
 
-def test_read_pairs_text_that_is_not_unicode_is_counted_or_named(tmp_path):
-    path = write_lines(
-        tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"}, {"query": "a", "document": "x"}
-    )
-    pairs = read_pairs([path])
-    assert (pairs.queries, pairs.skipped) == (("a",), {"text that is not valid Unicode": 1})
+def test_read_pairs_text_that_is_not_unicode_is_named(tmp_path):
+    write_lines(tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"})
     damaged = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
     )
     pq.write_table(pa.table({"query": damaged, "document": ["x"]}), tmp_path / "p.parquet")
-    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file of whole texts in UTF-8"):
-        read_pairs([tmp_path / "p.parquet"])
+    for name in ("p.jsonl", "p.parquet"):
+        with pytest.raises(SourceError, match=rf"{name} must be a file that can be read whole"):
+            read_pairs([tmp_path / name])
 
 
 def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
@@ -95,44 +93,22 @@ def test_join_pairs_keeps_the_order_and_adds_up_what_was_skipped():
 
 
 def test_read_pairs_missing_column_is_named(tmp_path):
-    with pytest.raises(SchemaError, match=r"row 1 of p\.parquet must have query and document, got document$"):
+    with pytest.raises(
+        SchemaError, match=r"p\.parquet must have the columns query, document, missing: query"
+    ):
         read_pairs([write_parquet(tmp_path / "p.parquet", question=["a"], document=["x"])])
-    with pytest.raises(SchemaError, match=r"row 2 of p\.jsonl must have query and document, got query$"):
-        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})])
-
-
-def test_read_pairs_mistyped_column_is_named(tmp_path):
-    with pytest.raises(SchemaError, match=r"query in row 1 of p\.parquet must be text, got 1"):
-        read_pairs([write_parquet(tmp_path / "p.parquet", query=[1], document=["x"])])
-    with pytest.raises(SchemaError, match=r"document in row 1 of p\.jsonl must be text, got 7"):
-        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": 7})])
-
-
-def test_read_pairs_damaged_files_are_named(tmp_path):
-    (tmp_path / "p.parquet").write_bytes(b"not parquet")
-    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file"):
-        read_pairs([tmp_path / "p.parquet"])
-    texts = [f"{number} and more" for number in range(9_000)]
-    whole = write_parquet(tmp_path / "p.parquet", query=texts, document=texts).read_bytes()
-    (tmp_path / "p.parquet").write_bytes(whole[:2_000] + b"\x00" * 2_000 + whole[4_000:])
-    with pytest.raises(SourceError, match=r"p\.parquet must be a Parquet file of whole texts"):
-        read_pairs([tmp_path / "p.parquet"])
-    (tmp_path / "p.jsonl").write_bytes(b'{"query": "a", \n')
-    with pytest.raises(SourceError, match=r"row 1 of p\.jsonl must be a JSON object"):
-        read_pairs([tmp_path / "p.jsonl"])
+    lines = write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x"}, {"query": "b"})
+    assert read_pairs([lines]).skipped == {"empty document": 1}
 
 
 def test_read_pairs_nothing_to_train_on_says_why(tmp_path):
     with pytest.raises(SourceError, match="1 with empty query"):
         read_pairs([write_parquet(tmp_path / "p.parquet", query=[""], document=["x"])])
-    with pytest.raises(SourceError, match="does not exist"):
+    with pytest.raises(SourceError, match="absent"):
         read_pairs([tmp_path / "absent"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SourceError, match="got none"):
-        read_pairs([tmp_path / "empty"])
-    (tmp_path / "pairs.csv").write_text("query,document")
-    with pytest.raises(SourceError, match=r"must end in \.parquet or \.jsonl"):
-        read_pairs([tmp_path / "pairs.csv"])
+    (tmp_path / "notes.md").write_text("no pairs")
+    with pytest.raises(SourceError, match=r"must be tables with columns, got none in .*notes\.md"):
+        read_pairs([tmp_path / "notes.md"])
 
 
 def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path):
@@ -145,22 +121,17 @@ def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("record", "sentence"),
+    ("change", "sentence"),
     [
-        ({"query": "a", "document": "x", "negatives": "n"}, "negatives .* must be a list of texts, got 'n'"),
-        ({"query": "a", "document": "x", "instruction": 5}, "instruction .* must be text, got 5"),
+        ({"negatives": "n"}, "column negatives of p.jsonl must hold lists of texts, got string"),
+        ({"negatives": [5]}, "column negatives of p.jsonl must hold lists of texts, got list"),
+        ({"instruction": 5}, "column instruction of p.jsonl must hold text, got int64"),
+        ({"query": ["a"]}, "column query of p.jsonl must hold text, got list"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else "-".join(value),
 )
-def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path, record, sentence):
+def test_read_pairs_columns_of_the_wrong_kind_are_named(tmp_path, change, sentence):
     with pytest.raises(SchemaError, match=sentence):
-        read_pairs([write_lines(tmp_path / "p.jsonl", record)])
-
-
-def test_read_pairs_line_that_is_nested_too_deep_is_named(tmp_path):
-    (tmp_path / "a.jsonl").write_text("[" * 200_000)
-    with pytest.raises(SourceError, match=r"row 1 of a\.jsonl must be a JSON object, got an unreadable one"):
-        read_pairs([tmp_path / "a.jsonl"])
+        read_pairs([write_lines(tmp_path / "p.jsonl", {"query": "a", "document": "x", **change})])
 
 
 def test_candidates_are_documents_then_given_negatives_each_once():
@@ -277,16 +248,11 @@ def test_read_document_pairs_counts_what_makes_no_pair(tmp_path):
     assert pairs.skipped["section without a sentence to ask with"] == 1
 
 
-def test_read_document_pairs_files_that_cannot_be_used_are_named(tmp_path):
-    with pytest.raises(SchemaError, match=r"m\.parquet must have text, got body"):
-        read_document_pairs([write(tmp_path / "m.parquet", body=["x"])], 256)
+def test_read_document_pairs_without_a_section_are_refused(tmp_path):
     with pytest.raises(
         SourceError, match=r"at least one section of 200 characters, got 1 with short section"
     ):
         read_document_pairs([write(tmp_path / "m.parquet", text=["x"])], 256)
-    (tmp_path / "m.jsonl").write_text("{}")
-    with pytest.raises(SourceError, match=r"must end in \.parquet, got 'm\.jsonl'"):
-        read_document_pairs([tmp_path / "m.jsonl"], 256)
 
 
 def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path):
@@ -300,30 +266,14 @@ def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp
     assert found.skipped == {"repeated text": 2, "empty text": 1}
 
 
-@pytest.mark.parametrize("line", ['{"txt": "a"}', '{"text": 3}', '["a"]', '{"text": "a", "language": 1}'])
-def test_read_texts_line_of_another_kind_is_refused(tmp_path, line):
-    (tmp_path / "a.jsonl").write_text(f"{line}\n")
-    with pytest.raises(SchemaError, match=r"row 1 of a\.jsonl must"):
-        read_texts([tmp_path / "a.jsonl"])
-
-
-def test_read_texts_with_half_a_surrogate_pair_are_counted(tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        '{"text": "a \\ud800"}\n{"text": "b"}\n{"text": "c", "language": "\\ud800"}\n'
-    )
-    found = read_texts([tmp_path / "a.jsonl"])
-    assert found.texts == ("b",)
-    assert found.skipped == {"text that is not valid Unicode": 2}
-
-
 def test_read_texts_parquet_without_text_is_refused(tmp_path):
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(SchemaError, match="must have text, got body"):
+    with pytest.raises(SchemaError, match="must have the columns text, missing: text; it has body"):
         read_texts([tmp_path])
 
 
 def test_read_texts_that_are_not_there_or_empty_are_refused(tmp_path):
-    with pytest.raises(SourceError, match="does not exist"):
+    with pytest.raises(SourceError, match=r"none\.jsonl"):
         read_texts([tmp_path / "none.jsonl"])
     (tmp_path / "a.jsonl").write_text('{"text": "  "}\n')
     with pytest.raises(SourceError, match="must hold at least one, got 1 with empty text; name others"):
