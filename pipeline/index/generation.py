@@ -210,9 +210,7 @@ class Generation(JoinedColumns):
     @cached_property
     def passage_bm25(self) -> PassageBM25:
         """BM25 of windows of chunks."""
-        return PassageBM25(
-            self.text_words, self.chunk_offsets, self.chunk_starts, self.chunk_ends, self.query_languages
-        )
+        return PassageBM25(self.text_words, self.chunk_offsets, self.chunk_starts, self.chunk_ends)
 
     @cached_property
     def document_bm25(self) -> DocumentBM25:
@@ -224,7 +222,6 @@ class Generation(JoinedColumns):
             self.chunk_documents,
             joined_column(lengths, "text_words"),
             joined_column(lengths, "title_words"),
-            self.query_languages,
         )
 
     @cached_property

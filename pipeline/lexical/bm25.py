@@ -16,14 +16,13 @@ Framework: BM25 and Beyond".
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
-from cairn.pipeline.lexical.tokenizer import terms_of_query
+from cairn.pipeline.lexical.tokenizer import Variants
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 
@@ -132,7 +131,6 @@ class DocumentBM25:
     The counts of a text are those of its chunks together. Lengths are in words without stop words.
 
     ``chunk_documents`` is the document of each chunk, ``text_words`` and ``title_words`` are the lengths.
-    Queries are read in ``languages``.
     """
 
     def __init__(
@@ -142,10 +140,7 @@ class DocumentBM25:
         chunk_documents: Int64[np.ndarray, " M"],
         text_words: Int32[np.ndarray, " N"],
         title_words: Int32[np.ndarray, " N"],
-        languages: Sequence[str],
     ) -> None:
-        self._languages = languages
-
         def of_text(term: str, few: FewDocuments | None) -> _Counts:
             if few is None:
                 return _of_chunks(*text.postings(term), chunk_documents)
@@ -164,18 +159,18 @@ class DocumentBM25:
 
     def scores(
         self,
-        query: str,
+        words: Mapping[Variants, int],
         totals: tuple[Totals, Totals] | None = None,
         few: FewDocuments | None = None,
     ) -> Float32[np.ndarray, " N"]:
         """Return the BM25 of every document, or of ``few``; 0 where no word of the query stands.
 
-        A word that the query repeats counts each time. ``totals`` are those of a corpus of which these
-        documents are a part.
+        ``words`` are those of the query, and how often it has each. ``totals`` are those of a corpus of
+        which these documents are a part.
         """
         scores_N = np.zeros(self._num_documents if few is None else len(few.documents_A), np.float32)
         of_fields = totals or (None, None)
-        for terms, repeats in Counter(terms_of_query(query, self._languages)).items():
+        for terms, repeats in words.items():
             for field, known in zip(self._fields, of_fields, strict=True):
                 num_texts = self._num_documents if known is None else known.texts
                 num_holding = _num_holding(terms, field.num_holding, known, num_texts)
@@ -252,7 +247,7 @@ class PassageBM25:
 
     A passage's length is chosen at query time, so it is scored from the counts of its chunks: counts add up,
     and scores do not, since a score flattens with a word's count. A word's idf is that of chunks. Lengths are
-    in characters. Queries are read in ``languages``.
+    in characters.
     """
 
     def __init__(
@@ -261,9 +256,8 @@ class PassageBM25:
         chunk_offsets: Int64[np.ndarray, " N_plus_1"],
         start_char: Int64[np.ndarray, " M"],
         end_char: Int64[np.ndarray, " M"],
-        languages: Sequence[str],
     ) -> None:
-        self._words, self._languages = words, languages
+        self._words = words
         self._num_holding = lru_cache(KEPT_TERMS)(lambda term: len(words.postings(term)[0]))
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._penalties: dict[tuple[int, float], Float32[np.ndarray, " M"]] = {}
@@ -285,7 +279,7 @@ class PassageBM25:
 
     def scores(
         self,
-        query: str,
+        words: Mapping[Variants, int],
         size: int,
         totals: tuple[Totals, Totals] | None = None,
         few: FewDocuments | None = None,
@@ -293,8 +287,7 @@ class PassageBM25:
         """Return BM25 of the passage of ``size`` chunks that begins with each chunk, or each of ``few``.
 
         It is 0 where no passage begins or no word of the query stands. A document of fewer chunks is one
-        passage. A word that the query repeats counts each time. ``totals`` are those of a corpus of which
-        these chunks are a part.
+        passage. ``words`` and ``totals`` are as :class:`DocumentBM25` has them.
         """
         passages, holding = totals or self.totals((), size)
         penalty_M = self._penalty_of(size, passages.average_length)
@@ -304,7 +297,7 @@ class PassageBM25:
             firsts_M, penalty_M = offsets[few.owner_M], penalty_M[chunks_M]
         scores_M = np.zeros(len(firsts_M), np.float32)
         counts_M = np.zeros(len(firsts_M), np.float32)
-        for terms, repeats in Counter(terms_of_query(query, self._languages)).items():
+        for terms, repeats in words.items():
             known = None if totals is None else holding
             num_holding = _num_holding(terms, self._num_holding, known, holding.texts)
             weight = term_weight(repeats, num_holding, holding.texts)

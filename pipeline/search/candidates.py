@@ -21,6 +21,7 @@ import numpy as np
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import JoinedColumns
 from cairn.pipeline.lexical.bm25 import FewDocuments, Totals
+from cairn.pipeline.lexical.tokenizer import Variants, terms_of_query
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.late import best_places
@@ -288,9 +289,14 @@ def bounded_words(query: str) -> str:
     return " ".join(kept[:MAX_WORDS])
 
 
+def words_asked(query: str, languages: Sequence[str]) -> Counter[Variants]:
+    """Return the words that BM25 counts of a query, and how often it has each, in its order."""
+    return Counter(terms_of_query(bounded_words(query), languages))
+
+
 def bm25_documents(
     generation: Generation,
-    query: str,
+    words: Mapping[Variants, int],
     allowed: Int64[np.ndarray, " A"] | None,
     limit: int,
     totals: tuple[Totals, Totals] | None = None,
@@ -301,7 +307,7 @@ def bm25_documents(
     corpus that the generation is a part of.
     """
     few = _few(generation, allowed)
-    scores = generation.document_bm25.scores(bounded_words(query), totals, few)
+    scores = generation.document_bm25.scores(words, totals, few)
     if few is None:
         return best_documents(scores, allowed, limit)
     best, scores = best_documents(scores, None, limit)
@@ -326,7 +332,7 @@ def best_documents(
 
 def bm25_passages(
     generation: Generation,
-    query: str,
+    words: Mapping[Variants, int],
     size: int,
     allowed: Int64[np.ndarray, " A"] | None,
 ) -> PassageScores | None:
@@ -335,7 +341,7 @@ def bm25_passages(
     None where no word of the query stands in any.
     """
     few = _few(generation, allowed)
-    scores = generation.passage_bm25.scores(bounded_words(query), size, few=few)
+    scores = generation.passage_bm25.scores(words, size, few=few)
     if few is None and allowed is not None:
         scores *= is_in_documents(generation, allowed)
     if scores.max(initial=0.0) <= 0.0:

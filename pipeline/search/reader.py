@@ -33,6 +33,7 @@ from cairn.pipeline.search.candidates import (
     window_firsts,
     window_scores_of_documents,
     window_sums,
+    words_asked,
 )
 from cairn.pipeline.search.late import LateQuery, window_max_sim
 from cairn.pipeline.search.sparse import sparse_documents
@@ -278,14 +279,15 @@ class LocalReader:
 
     def read_words(self, asked: WordsAsked) -> LocalWords:
         generation, allowed = self._generation, asked.allowed
-        documents, scores = bm25_documents(generation, asked.query, allowed, asked.num_candidates)
+        words = words_asked(asked.query, generation.query_languages)
+        documents, scores = bm25_documents(generation, words, allowed, asked.num_candidates)
         nominees = [documents]
-        passages = windows = bm25_passages(generation, asked.query, asked.size, allowed)
+        passages = windows = bm25_passages(generation, words, asked.size, allowed)
         if passages is not None:
             found = nominate_by_passage_bm25(generation, passages, asked.num_candidates)
             nominees.append(found)
             if asked.shown_size is not None:
-                windows = bm25_passages(generation, asked.query, asked.shown_size, allowed)
+                windows = bm25_passages(generation, words, asked.shown_size, allowed)
         return LocalWords(
             documents=documents,
             scores=scores,

@@ -26,7 +26,7 @@ from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import LanceTables, id_batches
-from cairn.pipeline.search.candidates import bm25_documents, bm25_passages
+from cairn.pipeline.search.candidates import bm25_documents, bm25_passages, words_asked
 from cairn.pipeline.search.reader import LocalReader, NearestAsked
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
@@ -271,8 +271,9 @@ def test_bench_searching_twelve_segments(tmp_path: Path, monkeypatch: pytest.Mon
         for name, generation in generations.items():
             started = time.perf_counter()
             LocalReader(generation).nominate(query[None], asked)
-            bm25_documents(generation, text, None, 50)
-            bm25_passages(generation, text, 2, None)
+            words = words_asked(text, generation.query_languages)
+            bm25_documents(generation, words, None, 50)
+            bm25_passages(generation, words, 2, None)
             seconds[name].append(time.perf_counter() - started)
     p50 = {name: 1e3 * float(np.median(each)) for name, each in seconds.items()}
     one, twelve = p50["one"], p50["twelve"]

@@ -5,7 +5,13 @@ import pytest
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.search import candidates
-from cairn.pipeline.search.candidates import MAX_WORDS, bm25_documents, bm25_passages, bounded_words
+from cairn.pipeline.search.candidates import (
+    MAX_WORDS,
+    bm25_documents,
+    bm25_passages,
+    bounded_words,
+    words_asked,
+)
 from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
 
 
@@ -14,9 +20,13 @@ def generation(stones: Any) -> Generation:
     return open_generation(stones.layout)
 
 
+def words_of(generation: Generation, query: str) -> Any:
+    return words_asked(query, generation.query_languages)
+
+
 def found_ids(generation: Generation, query: str, where: Any = None, limit: int = 60) -> list[str]:
     allowed = None if where is None else allowed_documents(generation, where, None)
-    positions, scores = bm25_documents(generation, query, allowed, limit)
+    positions, scores = bm25_documents(generation, words_of(generation, query), allowed, limit)
     assert sorted(scores, reverse=True) == scores.tolist()
     return [generation.doc_ids[position].as_py() for position in positions]
 
@@ -76,10 +86,10 @@ def test_bm25_finds_words_of_titles(generation: Generation, stones: Any) -> None
 
 
 def test_bm25_adds_up_title_and_text(generation: Generation) -> None:
-    positions, scores = bm25_documents(generation, "title stone17", None, 60)
+    positions, scores = bm25_documents(generation, words_of(generation, "title stone17"), None, 60)
     both = dict(zip(positions.tolist(), scores.tolist(), strict=True))
     title, text = (
-        dict(zip(*map(list, bm25_documents(generation, word, None, 60)), strict=True))
+        dict(zip(*map(list, bm25_documents(generation, words_of(generation, word), None, 60)), strict=True))
         for word in ("title", "stone17")
     )
     assert both[17] == pytest.approx(title[17] + text[17], rel=1e-5)
@@ -91,10 +101,11 @@ def test_bm25_of_few_allowed_documents_is_that_of_a_look_at_all(
 ) -> None:
     allowed, firsts = np.array([2, 3, 17, 40, 59]), generation.chunk_offsets[:-1]
     found: list[list[list[float]]] = []
+    words = words_of(generation, query)
     for share in (1, 1_000):  # those alone, then all
         monkeypatch.setattr(candidates, "FEW_SHARE", share)
-        documents = bm25_documents(generation, query, allowed, 4)
-        passages = [bm25_passages(generation, query, size, allowed) for size in (1, 2, 50)]
+        documents = bm25_documents(generation, words, allowed, 4)
+        passages = [bm25_passages(generation, words, size, allowed) for size in (1, 2, 50)]
         scores = [np.zeros(60) if each is None else each.of(firsts) for each in passages]
         found.append([each.tolist() for each in (*documents, *scores)])
     assert found[0] == found[1]

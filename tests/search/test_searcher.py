@@ -20,6 +20,7 @@ from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.lexical.languages import language_of
 from cairn.pipeline.lexical.tokenizer import terms_of_query
+from cairn.pipeline.search.candidates import words_asked
 from cairn.pipeline.search.reader import LocalReader
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity, SearchOptions
@@ -49,7 +50,7 @@ def best_passage_bm25(searcher: Searcher, text: str) -> dict[str, float]:
     """Return the best BM25 of two neighbouring landmarks in each document."""
     generation = searcher.generation
     assert generation.passage_bm25 is not None
-    scores = generation.passage_bm25.scores(text, 2)
+    scores = generation.passage_bm25.scores(words_asked(text, generation.query_languages), 2)
     bounds = zip(generation.chunk_offsets[:-1], generation.chunk_offsets[1:], strict=True)
     return {
         doc_id: float(scores[a:b].max())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from cairn.pipeline.search.candidates import words_asked
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import Granularity
 from cairn.pipeline.types import SearchResult
@@ -127,7 +128,7 @@ def test_hybrid_passages_score_by_cosine_and_bm25_and_document(
 ) -> None:
     generation = searcher.generation
     assert generation.passage_bm25 is not None
-    scores = generation.passage_bm25.scores(QUERY, size)
+    scores = generation.passage_bm25.scores(words_asked(QUERY, generation.query_languages), size)
     result = searcher.search(QUERY, chunk_tokens=64 * size, max_candidates=EVERYTHING, top_k=200)
     best_dense = max(hit.scores["document"] / 4 + hit.scores["chunk"] * 3 / 4 for hit in result.hits)
     vector = encoder.encode_queries([QUERY])[0]

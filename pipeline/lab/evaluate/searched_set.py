@@ -158,7 +158,6 @@ class EncodedGeneration(Generation):
             self.chunk_documents,
             words.text_words,
             words.title_words,
-            words.languages,
         )
 
     @cached_property

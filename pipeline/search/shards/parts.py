@@ -29,11 +29,11 @@ from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.search.candidates import (
     PassageScores,
     bm25_documents,
-    bounded_words,
     chunk_positions,
     is_in_documents,
     merge_nominees,
     window_sums,
+    words_asked,
 )
 from cairn.pipeline.search.filters import matching_documents, table_errors
 from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
@@ -390,9 +390,8 @@ class ShardPart:
 
     def _best_words(self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_best: int) -> BestWords:
         """Return the best allowed documents and passages by BM25."""
-        documents, scores = bm25_documents(
-            self.part, words.query, allowed, num_best, totals=words.totals.documents
-        )
+        own = words_asked(words.query, self.part.query_languages)
+        documents, scores = bm25_documents(self.part, own, allowed, num_best, totals=words.totals.documents)
         found_M = {each: self._passage_scores(words, each) for each in words.totals.passages}
         if allowed is not None:
             is_allowed_M = is_in_documents(self.part, allowed)
@@ -414,8 +413,8 @@ class ShardPart:
             if known is not None:
                 self._kept.move_to_end(key)
                 return known
-        passages = words.totals.passages[size]
-        scores_M = self.part.passage_bm25.scores(bounded_words(words.query), size, passages)
+        own = words_asked(words.query, self.part.query_languages)
+        scores_M = self.part.passage_bm25.scores(own, size, words.totals.passages[size])
         with self._lock:
             self._kept[key] = scores_M
             while len(self._kept) > KEPT_SCORES:

@@ -25,13 +25,12 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.index.generation import mean_vector, sampled_chunks
-from cairn.pipeline.lexical.tokenizer import terms_of_query
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
-    bounded_words,
     documents_of_best_chunks,
     documents_of_chunks,
     windows_of_documents,
+    words_asked,
 )
 from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
 from cairn.pipeline.search.reader import (
@@ -107,7 +106,7 @@ class CorpusTotals:
 
     def of(self, query: str, sizes: Sequence[int]) -> WordTotals:
         """Return the totals for the words of a query, those of passages by the sizes of their windows."""
-        terms = dict.fromkeys(chain.from_iterable(terms_of_query(bounded_words(query), self._languages)))
+        terms = dict.fromkeys(chain.from_iterable(words_asked(query, self._languages)))
         held = {term: known for term in terms if (known := self._held.get(term)) is not None}
         unknown = [term for term in terms if term not in held]
         if unknown or any(size not in self._lengths for size in sizes):

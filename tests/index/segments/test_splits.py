@@ -18,6 +18,7 @@ from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.segments import writer
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.verify import verify_collection
+from cairn.pipeline.search.candidates import words_asked
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -74,6 +75,7 @@ def read(generation: Generation) -> dict[str, Any]:
     assert tokens is not None
     every_other = positions[::2]
     shuffled = rng.permutation(generation.num_chunks)
+    asked_words = [words_asked(query, generation.query_languages) for query in QUERIES]
     return {
         "doc_ids": generation.doc_ids.to_pylist(),
         "places": [generation.position_of(doc_id) for doc_id in generation.doc_ids.to_pylist()],
@@ -94,8 +96,8 @@ def read(generation: Generation) -> dict[str, Any]:
             for answer in index.search(queries, top_k, allowed)
         ],
         "bm25": [
-            *(bm25.scores(query, size) for query in QUERIES for size in (1, 2, 20)),
-            *(of_documents.scores(query) for query in QUERIES),
+            *(bm25.scores(each, size) for each in asked_words for size in (1, 2, 20)),
+            *map(of_documents.scores, asked_words),
         ],
         "tokens": [
             part

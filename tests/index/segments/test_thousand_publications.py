@@ -17,6 +17,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.names import TABLES
 from cairn.pipeline.index.verify import verify_collection
+from cairn.pipeline.search.candidates import words_asked
 
 from tests.index import stones
 
@@ -57,7 +58,7 @@ def answers(generation: Generation) -> list[np.ndarray]:
     queries = np.random.default_rng(1).standard_normal((3, 16)).astype(np.float32)
     assert generation.document_bm25 is not None
     return [
-        generation.document_bm25.scores("stone d7 w0x1"),
+        generation.document_bm25.scores(words_asked("stone d7 w0x1", generation.query_languages)),
         generation.documents.search(queries, 20, None)[1],
         generation.chunks.search(queries, 20, None)[1],
     ]
