@@ -16,8 +16,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two generations, made once; each test damages a copy."""
     root = tmp_path_factory.mktemp("template")
     layout = CollectionLayout(root, "stones")
-    stones.publish_documents(layout, stones.document_ids(20))
+    stones.publish_documents(layout, stones.document_ids(20), with_tokens=True)
     stones.publish_change(layout, "n")
+    shutil.rmtree(layout.pending_folder)
     return root
 
 

@@ -21,11 +21,9 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.search.searcher import Searcher
 
 from tests.damages import in_turn, put
-from tests.faults.test_damage_matrix import NEW, OLD, RIGHT, path_of, right_texts, template, texts
+from tests.faults.test_damage_matrix import NEW, OLD, RIGHT, path_of, right_texts, texts
 from tests.index import stones
 from tests.nightly.forks import forked
-
-__all__ = ["template"]
 
 TWICE = (
     "generations/00000002/MANIFEST.json",

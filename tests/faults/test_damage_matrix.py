@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import shutil
 from collections.abc import Callable
@@ -106,18 +105,6 @@ DAMAGES: dict[str, Callable[[CollectionLayout, str], None]] = {
     "random bit flipped": random_bit,
     "replaced by an older copy": replace_by_older_copy,
 }
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two generations, made once; each test damages a copy."""
-    root = tmp_path_factory.mktemp("template")
-    layout = CollectionLayout(root, "stones")
-    stones.publish_documents(layout, OLD, with_tokens=True)
-    stones.publish_change(layout, "n")
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(layout.pending_folder)
-    return root
 
 
 def texts(generation: Generation) -> dict[str, str]:
