@@ -32,7 +32,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache, partial, wraps
 from itertools import chain
 from types import MethodType
@@ -324,19 +324,8 @@ class _Client:
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[()]]:
         """Copy the address and the key, and no connection."""
-        connection = self.connection
-        return (
-            partial(
-                type(self),
-                connection.base_url,
-                api_key=connection.api_key,
-                timeout_seconds=connection.timeout_seconds,
-                max_retries=connection.max_retries,
-                principals=connection.principals,
-                transport=self._transport,
-            ),
-            (),
-        )
+        own = {each.name: getattr(self.connection, each.name) for each in fields(self.connection)}
+        return partial(type(self), **own, transport=self._transport), ()
 
     @property
     def _http(self) -> Any:

@@ -15,15 +15,21 @@ from typing import Any, Final, Literal
 
 from cairn.pipeline.errors import (
     CairnError,
+    ChangedDocumentError,
+    CollectionBusyError,
+    CollectionExistsError,
     CollectionNotFoundError,
+    DiskFullError,
     EndpointDownError,
     FilterError,
     FingerprintMismatchError,
     IntegrityError,
+    KeyReusedError,
     RestrictionError,
     StorageError,
     TryAgainError,
     UsageError,
+    WritesWaitingError,
 )
 from cairn.pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, InvalidField, Reply
 from starlette.responses import Response
@@ -209,6 +215,12 @@ _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
         "who made the key has to give it a filter on columns this collection has",
     ),
     (FilterError, INVALID_FILTER, _OWN_SENTENCE),
+    (ChangedDocumentError, DOCUMENT_CHANGED, _OWN_SENTENCE),
+    (KeyReusedError, KEY_REUSED, _OWN_SENTENCE),
+    (CollectionExistsError, COLLECTION_EXISTS, _OWN_SENTENCE),
+    (WritesWaitingError, WRITES_WAITING, _OWN_SENTENCE),
+    (CollectionBusyError, COLLECTION_BUSY, _OWN_SENTENCE),
+    (DiskFullError, DISK_FULL, _OWN_SENTENCE),
     (
         FingerprintMismatchError,
         ENCODER_MISMATCH,
@@ -228,7 +240,7 @@ _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
 
 
 def search_problem(error: CairnError) -> ProblemError:
-    """Return the problem of an error that a search over an opened collection raised."""
+    """Return the problem of an error that a call of an opened collection raised."""
     for kind, problem, detail in _OF_ERRORS:
         if isinstance(error, kind):
             return ProblemError(problem, detail or contract(error))

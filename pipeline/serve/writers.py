@@ -19,15 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as arrow_compute
 from cairn.pipeline.errors import (
     CairnError,
-    ChangedDocumentError,
     CollectionBusyError,
-    CollectionExistsError,
-    DiskFullError,
     DocumentsRefusedError,
-    KeyReusedError,
     StorageError,
-    UsageError,
-    WritesWaitingError,
 )
 from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.maintenance import drop_collection
@@ -39,15 +33,10 @@ from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.problems import (
     COLLECTION_BUSY,
-    COLLECTION_EXISTS,
-    DISK_FULL,
-    DOCUMENT_CHANGED,
     INVALID_REQUEST,
     KEY_REUSED,
     WRITES_REFUSED,
-    WRITES_WAITING,
     ProblemError,
-    contract,
     search_problem,
     unknown_collection,
 )
@@ -291,21 +280,7 @@ def write_problem(error: CairnError) -> ProblemError:
         return ProblemError(
             INVALID_REQUEST, f"{len(error.faults)} document(s) cannot be stored; none was", errors=told
         )
-    for kind, problem in (
-        (ChangedDocumentError, DOCUMENT_CHANGED),
-        (KeyReusedError, KEY_REUSED),
-        (CollectionExistsError, COLLECTION_EXISTS),
-        (WritesWaitingError, WRITES_WAITING),
-        (CollectionBusyError, COLLECTION_BUSY),
-        (DiskFullError, DISK_FULL),
-    ):
-        if isinstance(error, kind):
-            return ProblemError(problem, contract(error))
     if isinstance(error, StorageError):
         log.error("writes.refused sentence=%s", error)
         return ProblemError(WRITES_REFUSED, _REFUSED)
-    return (
-        ProblemError(INVALID_REQUEST, contract(error))
-        if isinstance(error, UsageError)
-        else search_problem(error)
-    )
+    return search_problem(error)

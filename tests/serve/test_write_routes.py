@@ -290,13 +290,6 @@ def test_model_in_a_folder_is_not_loaded_for_a_request(writable: TestClient, tin
         assert writable.post("/v1/collections", json={"name": "gems", **asked}).status_code == 422
 
 
-def test_dropped_collection_is_gone(writable: TestClient, own_root: Path) -> None:
-    write(writable, stone("new", "obsidian"))
-    assert writable.delete(STONES).json() == {"name": "stones", "deleted": True}
-    assert not (own_root / "stones").exists()
-    assert writable.get(STONES).status_code == 404
-
-
 def test_collection_is_removed_while_its_documents_are_encoded(
     writable: TestClient, own_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
