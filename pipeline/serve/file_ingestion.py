@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from cairn.pipeline.errors import (
     CairnError,
@@ -54,8 +54,6 @@ MAX_TOLD: Final = 5
 _MAY_PASS: Final = (TryAgainError, StorageError, ProblemError, TimeoutError)
 _LASTING: Final = "the server could not store it for ten minutes; put it into the collection again later"
 _FAILED: Final = "the server could not store it; its log says more"
-
-_Result = TypeVar("_Result")
 
 
 class FileIngestion:
@@ -94,17 +92,14 @@ class FileIngestion:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, call: Callable[[], _Result]) -> _Result:
-        return await asyncio.to_thread(call)
-
     async def _tend(self) -> None:
         """Go on with what a server before has left, and remove what expires."""
         is_resumed = False
         while True:
             try:
-                await self._run(self._uploads.clear)
+                await asyncio.to_thread(self._uploads.clear)
                 if not is_resumed:
-                    self.begin(await self._run(self._uploads.unfinished))
+                    self.begin(await asyncio.to_thread(self._uploads.unfinished))
                     is_resumed = True
             except CairnError as error:
                 log.error("files.not_tended sentence=%s", error)  # noqa: TRY400 - it says it
@@ -142,16 +137,16 @@ class FileIngestion:
         else:
             return
         try:
-            await self._run(lambda: self._uploads.settle(attachment, "failed", error=fault))
+            await asyncio.to_thread(lambda: self._uploads.settle(attachment, "failed", error=fault))
         except CairnError as error:
             log.error("files.not_noted sentence=%s", error)  # noqa: TRY400 - it says it
 
     async def _ingest(self, attachment: Attachment, until: float | None) -> None:
         """Read a file and write its documents; another task waits until they are published."""
-        file = await self._run(lambda: self._uploads.file(attachment.file_id))
+        file = await asyncio.to_thread(lambda: self._uploads.file(attachment.file_id))
         layout = CollectionLayout.at(self._root, attachment.collection)
         if not layout.is_begun():  # removed: a writer would make it again
-            await self._run(lambda: self._uploads.forget(attachment.collection))
+            await asyncio.to_thread(lambda: self._uploads.forget(attachment.collection))
             return
         if file is None:
             raise SourceError("the file must stay until it is read, got a removed one; send it again")
@@ -164,7 +159,7 @@ class FileIngestion:
         doc_ids = [row["doc_id"] for row in rows]
         num_bytes = sum(len(row["text"].encode()) for row in rows)
         noted = list(dict.fromkeys([*attachment.doc_ids, *doc_ids]))
-        if not await self._run(lambda: self._uploads.note_documents(attachment, noted, num_bytes)):
+        if not await asyncio.to_thread(lambda: self._uploads.note_documents(attachment, noted, num_bytes)):
             return  # cancelled, or taken out of the collection
         write = partial(writer.write, stored=stored, source_file=file.filename)
         calls: list[Callable[[], Receipt]] = [partial(write, part) for part in _batches(rows)]
@@ -183,10 +178,10 @@ class FileIngestion:
         """Write a part of a file; None where the file was taken out or replaced meanwhile."""
         while True:
             async with self.order:
-                if not await self._run(lambda: self._uploads.is_in_progress(attachment)):
+                if not await asyncio.to_thread(lambda: self._uploads.is_in_progress(attachment)):
                     return None
                 with contextlib.suppress(WritesWaitingError):
-                    return await self._run(write)
+                    return await asyncio.to_thread(write)
             await asyncio.sleep(PATIENCE_SECONDS)
 
     async def _published(
@@ -197,7 +192,7 @@ class FileIngestion:
             if outcome.state == "failed":
                 raise CairnError(outcome.fault)
         settle = partial(self._uploads.settle, attachment, "completed")
-        await self._run(lambda: settle(doc_ids=doc_ids, warnings=_warnings(read)))
+        await asyncio.to_thread(lambda: settle(doc_ids=doc_ids, warnings=_warnings(read)))
 
 
 def _own_rows(read: FileRows, attachment: Attachment) -> list[Row]:

@@ -11,10 +11,9 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, BinaryIO, Final, Literal
-from urllib.parse import quote
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from cairn.pipeline.errors import DocumentsRefusedError
@@ -72,7 +71,7 @@ from cairn.pipeline.serve.write_routes import (
 from cairn.pipeline.types import RESERVED_COLUMNS
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -182,27 +181,19 @@ async def retrieve_sent_file(file_id: SentFileId, state: State, grant: WriteGran
 
 @router.get(
     "/files/{file_id}/content",
-    response_class=StreamingResponse,
+    response_class=FileResponse,
     responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
-async def read_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> StreamingResponse:
+async def read_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> FileResponse:
     """Give the bytes of a file."""
     file = await _own_file(state, grant, file_id)
+    path = state.uploads.path(file)
     try:
-        opened = await run_in_threadpool(state.uploads.path(file).open, "rb")  # it may be removed meanwhile
+        found = await run_in_threadpool(path.stat)  # it may be removed meanwhile
     except FileNotFoundError:
         raise _unknown_file() from None
-    headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.filename)}",
-        "Content-Length": str(file.num_bytes),
-    }
-    return StreamingResponse(_parts(opened), media_type="application/octet-stream", headers=headers)
-
-
-def _parts(opened: BinaryIO) -> Iterator[bytes]:
-    with opened:
-        while part := opened.read(1 << 20):
-            yield part
+    media_type = "application/octet-stream"
+    return FileResponse(path, stat_result=found, filename=file.filename, media_type=media_type)
 
 
 @router.delete("/files/{file_id}")
