@@ -37,12 +37,13 @@ from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import rank_structure
 from cairn.pipeline.encode.token_rows import (
+    Rewrite,
     TokenKeeper,
     TokenRows,
+    codes_by,
     joined_codes,
-    keep_codes,
-    keep_states,
     kept_where,
+    unit_states,
     with_steps,
 )
 from cairn.pipeline.encode.tokenization import TokenizedTexts, tokenize
@@ -82,9 +83,6 @@ QUERY_ROWS: Final = 32
 
 SMALL_CHARACTERS: Final = 1_000
 """Queries of so many characters together are encoded on one thread."""
-
-_MakeKeeper = Callable[[Int64[np.ndarray, " M"]], TokenKeeper | None]
-"""From the numbers of chunks' own tokens to what keeps something of them, None to keep nothing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +190,7 @@ class DocumentEncoder:
             self.config.temperature,
             on_tokens,
             "document",
-            self._code_keeper,
+            codes_by(self.token_codebook),
             tokens,
             titles=titles,
             lines=lines,
@@ -230,7 +228,7 @@ class DocumentEncoder:
         tokens = tokenize_after(self._query_prefix, self.backbone.tokenizer, texts)
         if isinstance(self.backbone, LateBackbone):
             return self._late_queries(self.backbone, tokens)
-        encoded = self._encode_queries(texts, self._state_keeper, tokens)
+        encoded = self._encode_queries(texts, unit_states, tokens)
         states = encoded.chunk_tokens
         assert states is not None, "states were asked for"
         own = word_tokens(tokens, self.backbone.tokenizer, texts)
@@ -283,19 +281,19 @@ class DocumentEncoder:
     def token_states(self, texts: Sequence[str]) -> Float32[np.ndarray, "T D"]:
         """Return the unit states of all tokens of documents."""
         encoded = self._encode(
-            texts, self._document_prefix, self.config.temperature, None, "document", self._state_keeper
+            texts, self._document_prefix, self.config.temperature, None, "document", unit_states
         )
         assert encoded.chunk_tokens is not None, "states were asked for"
         return encoded.chunk_tokens.rows
 
     def _encode_queries(
-        self, texts: Sequence[str], keeper: _MakeKeeper | None, tokens: TokenizedTexts | None = None
+        self, texts: Sequence[str], rewrite: Rewrite | None, tokens: TokenizedTexts | None = None
     ) -> EncodedDocuments:
         own = self.config.query_temperature
         temperature = self.config.temperature if own is None else own
         is_small = sum(map(len, texts)) <= SMALL_CHARACTERS
         with one_torch_thread() if is_small else nullcontext():
-            return self._encode(texts, self._query_prefix, temperature, None, "query", keeper, tokens)
+            return self._encode(texts, self._query_prefix, temperature, None, "query", rewrite, tokens)
 
     def _query_vectors(self, encoded: EncodedDocuments) -> Float32[np.ndarray, "Q V"]:
         vectors_QV = encoded.document_vectors_NV
@@ -304,12 +302,6 @@ class DocumentEncoder:
             vectors_QV = first_dims(mixed_QD, self.vector_dim)
         return vectors_QV
 
-    def _code_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
-        return None if self.token_codebook is None else keep_codes(num_M, self.token_codebook)
-
-    def _state_keeper(self, num_M: Int64[np.ndarray, " M"]) -> TokenKeeper | None:
-        return keep_states(num_M, self.backbone.model_dim)
-
     def _encode_titles(
         self, titles: Sequence[str | None]
     ) -> tuple[Float32[np.ndarray, "N D"], TokenRows | None]:
@@ -317,7 +309,9 @@ class DocumentEncoder:
         different = dict.fromkeys(title for title in titles if title and title.strip())
         known = {title: index for index, title in enumerate(different)}
         no_prefix, temperature = Prefix.of("", self.backbone.tokenizer), self.config.temperature
-        encoded = self._encode(list(known), no_prefix, temperature, None, "title", self._code_keeper)
+        encoded = self._encode(
+            list(known), no_prefix, temperature, None, "title", codes_by(self.token_codebook)
+        )
         place_N = np.array([known.get(title or "", -1) for title in titles], np.int64)
         vectors_ND = np.zeros((len(titles), encoded.document_vectors_NV.shape[1]), np.float32)
         vectors_ND[place_N >= 0] = encoded.document_vectors_NV[place_N[place_N >= 0]]
@@ -355,7 +349,7 @@ class DocumentEncoder:
         temperature: float,
         on_tokens: Callable[[int], None] | None,
         what: str,
-        make_keeper: _MakeKeeper | None,
+        rewrite: Rewrite | None,
         tokens: TokenizedTexts | None = None,
         titles: Sequence[str | None] | None = None,
         lines: Sequence[str] | None = None,
@@ -386,7 +380,9 @@ class DocumentEncoder:
             titles=self._head_ids(titles, lines, chunks.chunk_offsets),
             are_of_chunks=lines is not None,
         )
-        keeper = None if make_keeper is None else make_keeper(chunk_tokens)
+        keeper = None
+        if rewrite is not None:
+            keeper = TokenKeeper(chunk_tokens, rewrite, self.backbone.model_dim)
         embeddings_MD = embed_chunks(
             self.backbone,
             rows,

@@ -45,16 +45,13 @@ def kept_where(codes: TokenRows, is_kept_T: Bool[np.ndarray, " T"]) -> TokenRows
 
 
 class TokenKeeper:
-    """Gathers what ``rewrite`` keeps of each chunk's states, whatever the order of batches.
+    """Gathers what ``rewrite`` keeps of each chunk's states, whatever the order of batches."""
 
-    ``empty`` is no row.
-    """
-
-    def __init__(self, num_M: Int64[np.ndarray, " M"], rewrite: Rewrite, empty: np.ndarray) -> None:
+    def __init__(self, num_M: Int64[np.ndarray, " M"], rewrite: Rewrite, model_dim: int) -> None:
         self._num_M = num_M
         self._rewrite = rewrite
-        self._empty = empty
-        self._parts = [empty] * len(num_M)
+        self._empty = rewrite(torch.zeros((0, model_dim)))
+        self._parts = [self._empty] * len(num_M)
 
     def keep(self, chunk_m: Int64[np.ndarray, " m"], own_TD: Float[torch.Tensor, "T D"]) -> None:
         """Take the states of some chunks, one after another."""
@@ -70,18 +67,13 @@ class TokenKeeper:
         )
 
 
-def keep_codes(num_M: Int64[np.ndarray, " M"], codebook: TokenCoder) -> TokenKeeper:
-    """Keep the codes of a codebook."""
-    empty = np.zeros((0, codebook.vector_bytes), np.uint8)
-    return TokenKeeper(num_M, lambda states_TD: codebook.encode(_unit_states(states_TD)), empty)
+def codes_by(codebook: TokenCoder | None) -> Rewrite | None:
+    """Return what keeps the codes of a codebook, None without one."""
+    return None if codebook is None else lambda states_TD: codebook.encode(unit_states(states_TD))
 
 
-def keep_states(num_M: Int64[np.ndarray, " M"], model_dim: int) -> TokenKeeper:
+def unit_states(own_TD: Float[torch.Tensor, "T D"]) -> Float32[np.ndarray, "T D"]:
     """Keep unit states in float32."""
-    return TokenKeeper(num_M, _unit_states, np.zeros((0, model_dim), np.float32))
-
-
-def _unit_states(own_TD: Float[torch.Tensor, "T D"]) -> Float32[np.ndarray, "T D"]:
     return F.normalize(own_TD.float(), dim=1).cpu().numpy()
 
 
