@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from cairn.pipeline.model.engine.attention import Workspace
 from cairn.pipeline.model.engine.pattern import Batch
@@ -35,27 +36,15 @@ def _naive(vectors, positions, rotary_dim=8, theta=100.0):
     return torch.cat([pairs.real, pairs.imag, vectors[..., rotary_dim:].double()], dim=-1)
 
 
-def test_rotate_equals_complex_multiplication():
+@pytest.mark.parametrize(
+    ("rotary_dim", "num_context", "positions"),
+    [(8, 0, range(7)), (4, 0, range(7)), (8, 3, [0, 0, 0, 0, 1, 2, 3])],
+    ids=["whole heads", "a part of each head", "context is not turned"],
+)
+def test_rotate_equals_complex_multiplication(rotary_dim, num_context, positions):
     vectors = _vectors()
-    assert float((_rotated(_table(), vectors) - _naive(vectors, range(7))).abs().max()) <= 1e-6
-
-
-def test_rotate_context_is_not_turned_and_text_starts_at_zero():
-    vectors = _vectors()
-    assert (
-        float(
-            (_rotated(_table(), vectors, num_context=3) - _naive(vectors, [0, 0, 0, 0, 1, 2, 3])).abs().max()
-        )
-        <= 1e-6
-    )
-
-
-def test_rotate_fraction_leaves_the_other_dimensions():
-    vectors = _vectors()
-    assert (
-        float((_rotated(_table(rotary_dim=4), vectors) - _naive(vectors, range(7), rotary_dim=4)).abs().max())
-        <= 1e-6
-    )
+    turned = _rotated(_table(rotary_dim=rotary_dim), vectors, num_context)
+    assert float((turned - _naive(vectors, positions, rotary_dim=rotary_dim)).abs().max()) <= 1e-6
 
 
 def test_rotate_bf16_is_the_rounded_float32():

@@ -49,16 +49,33 @@ def _llama3(frequency, factor, low, high, trained):
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
-def test_plain_frequencies_fall_from_one_by_the_base():
-    assert _frequencies(rope_theta=500.0) == pytest.approx(
-        [500.0 ** (-2 * pair / DIM) for pair in range(PAIRS)]
-    )
+A = math.log(8) / (DIM / 2) ** 0.625
+FIXED = {"rope_theta": 20_000.0, "rope_scaling": {"type": "ntk", "factor": 8.0}}
 
 
-def test_linear_frequencies_are_divided():
-    assert _frequencies(rope_scaling={"type": "linear", "factor": 4}) == pytest.approx(
-        [1e4 ** (-2 * pair / DIM) / 4 for pair in range(PAIRS)]
-    )
+@pytest.mark.parametrize(
+    ("config", "frequency", "longest_is_divided_by"),
+    [
+        ({"rope_theta": 500.0}, lambda pair: 500.0 ** (-2 * pair / DIM), 1),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4}},
+            lambda pair: 1e4 ** (-2 * pair / DIM) / 4,
+            4,
+        ),
+        (FIXED, lambda pair: (20_000.0 * 8) ** (-2 * pair / DIM) / 8 ** (2 / DIM), 8),
+        (
+            {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.625}},
+            lambda pair: 1e4 ** (-2 * pair / DIM) / math.exp(A * (pair + 1) ** 0.625),
+            8,
+        ),
+    ],
+    ids=["plain", "linear", "fixed ntk", "mixed ntk"],
+)
+def test_frequencies_equal_the_formula_and_stretch_the_longest_wave(config, frequency, longest_is_divided_by):
+    found = _frequencies(**config)
+    assert found == pytest.approx([frequency(pair) for pair in range(PAIRS)])
+    plain = config.get("rope_theta", 1e4) ** (-2 * (PAIRS - 1) / DIM)
+    assert found[-1] == pytest.approx(plain / longest_is_divided_by)
 
 
 def test_llama3_frequencies_equal_the_three_cases():
@@ -76,23 +93,6 @@ def test_llama3_frequencies_equal_the_three_cases():
     assert ratios[0] == pytest.approx(1)
     assert ratios[-1] == pytest.approx(1 / 8)
     assert any(0.13 < ratio < 0.99 for ratio in ratios)
-
-
-def test_fixed_ntk_stretches_the_longest_wave_by_the_factor():
-    """The lowest frequency ends at its plain value divided by the factor, as linear interpolation has it."""
-    frequencies = _frequencies(rope_theta=20_000.0, rope_scaling={"type": "ntk", "factor": 8.0})
-    expected = [(20_000.0 * 8) ** (-2 * pair / DIM) / 8 ** (2 / DIM) for pair in range(PAIRS)]
-    assert frequencies == pytest.approx(expected)
-    assert frequencies[-1] == pytest.approx(20_000.0 ** (-2 * (PAIRS - 1) / DIM) / 8)
-
-
-def test_mixed_ntk_stretches_the_longest_wave_by_the_factor():
-    frequencies = _frequencies(rope_scaling={"type": "ntk", "factor": 8.0, "mixed_b": 0.625})
-    a = math.log(8) / (DIM / 2) ** 0.625
-    assert frequencies == pytest.approx(
-        [1e4 ** (-2 * pair / DIM) / math.exp(a * (pair + 1) ** 0.625) for pair in range(PAIRS)]
-    )
-    assert frequencies[-1] == pytest.approx(1e4 ** (-2 * (PAIRS - 1) / DIM) / 8)
 
 
 def test_todays_names_win_over_the_older_ones():
