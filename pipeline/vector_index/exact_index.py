@@ -6,7 +6,7 @@ collection is served from.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float32, Int64
@@ -15,7 +15,6 @@ NO_POSITION = -1
 """Fills the answer where fewer than ``top_k`` vectors were found; its score is minus infinity."""
 
 
-@runtime_checkable
 class VectorIndex(Protocol):
     """N vectors of V dimensions, searched by inner product."""
 
@@ -54,30 +53,16 @@ class ExactIndex:
     def __init__(self, vectors_NV: Float32[np.ndarray, "N V"]) -> None:
         self._vectors_NV = np.ascontiguousarray(vectors_NV, dtype=np.float32)
 
-    @property
-    def num_vectors(self) -> int:
-        """Count the vectors."""
-        return self._vectors_NV.shape[0]
-
-    @property
-    def vector_dim(self) -> int:
-        """Return V."""
-        return self._vectors_NV.shape[1]
-
     def search(
         self,
         queries_QV: Float32[np.ndarray, "Q V"],
         top_k: int,
         allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-        """Return the ``top_k`` best of each query, best first, ties by lower position."""
-        positions = np.arange(self.num_vectors) if allowed is None else np.unique(allowed)
+        """Search as :class:`VectorIndex` does."""
+        positions = np.arange(len(self._vectors_NV)) if allowed is None else np.unique(allowed)
         scores_QN = queries_QV @ self._vectors_NV[positions].T
         return best_first(scores_QN, np.broadcast_to(positions, scores_QN.shape), top_k)
-
-    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
-        """Return the vectors at these positions, in their order."""
-        return self._vectors_NV[positions]
 
 
 def best_first(

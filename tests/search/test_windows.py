@@ -35,15 +35,6 @@ def unit_rows(count: int, seed: int = 0) -> np.ndarray:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 12, 13, 100])
-@pytest.mark.parametrize("count", [1, 2, 12])
-def test_window_scores_match_a_naive_loop_over_members(count: int, size: int) -> None:
-    vectors, query = unit_rows(count), unit_rows(1, seed=1)[0]
-    np.testing.assert_allclose(
-        window_scores(vectors, query, size), naive_window_scores(vectors, query, size), atol=1e-6
-    )
-
-
 def test_window_scores_of_opposite_landmarks_are_zero() -> None:
     vectors = np.array([[1.0, 0.0], [-1.0, 0.0]], np.float32)
     assert window_scores(vectors, np.array([0.6, 0.8], np.float32), 2).tolist() == [0.0]
@@ -56,8 +47,8 @@ def test_sliding_sums_match_a_naive_sum(size: int) -> None:
     np.testing.assert_allclose(sliding_sums(vectors, size), naive, atol=1e-6)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-@pytest.mark.parametrize("counts", [[1], [1, 1, 2], [5, 1, 3, 2, 7, 1]])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 12, 13, 100])
+@pytest.mark.parametrize("counts", [[1], [12], [1, 1, 2], [5, 1, 3, 2, 7, 1]])
 def test_window_scores_of_documents_are_those_of_each(counts: list[int], size: int) -> None:
     vectors, query = unit_rows(sum(counts)), unit_rows(1, seed=1)[0]
     own = np.split(vectors, np.cumsum(counts)[:-1])

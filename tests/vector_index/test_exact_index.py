@@ -27,8 +27,3 @@ def test_exact_search_equals_naive_search_with_ties(allowed: list[int] | None) -
         for query in queries
     ]
     assert found.tolist() == expected
-
-
-def test_exact_reconstruct_returns_the_rows() -> None:
-    vectors = grid_vectors(10)
-    assert np.array_equal(ExactIndex(vectors).reconstruct(np.array([5, 3, 5])), vectors[[5, 3, 5]])
