@@ -66,7 +66,7 @@ def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path):
         tmp_path / "p.parquet", query=["a", " ", "b", "a", None], document=["x", "y", "", "x", "z"]
     )
     pairs = read_pairs([path])
-    assert pairs.queries == ("a",)
+    assert (pairs.queries, pairs.sources) == (("a",), ("p",))
     assert pairs.skipped == {"empty query": 2, "empty document": 1, "repeated pair": 1}
 
 
