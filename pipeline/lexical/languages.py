@@ -210,6 +210,11 @@ UNTOLD_WORDS: Final[Mapping[str, frozenset[str]]] = {
     "en": STOP_WORDS["en"] | _FUNCTION_WORDS["en"] | frozenset(_FURTHER.split()),
 }
 """What is never shown as the word that was found, or as the name of a subject."""
+UNASKED_WORDS: Final[Mapping[str, frozenset[str]]] = {
+    **UNTOLD_WORDS,
+    "en": UNTOLD_WORDS["en"] - {"may", "us"},
+}
+"""What BM25 leaves out of queries: `may` and `us` are names, too, where case is folded."""
 LEAST_FUNCTION_WORDS: Final = 2
 """How many function words show the language of a query: a single one, such as `war` in German, may be a
 word of another language."""

@@ -100,7 +100,14 @@ def test_a_query_leaves_out_the_function_words_of_the_language_that_it_shows() -
     languages = ["en", "de"]
     assert terms_of_query("world war", languages) == [("world",), ("war",)]
     assert terms_of_query("wo war der Stein", languages) == [("stein",)]
-    assert terms_of_query("what was the war", languages) == [("what",), ("war",)]
+    assert terms_of_query("what was the war", languages) == [("war",)]
+
+
+def test_a_query_asks_for_function_words_where_they_are_names_or_stand_alone() -> None:
+    assert terms_of_query("What do we know about rivers?", ["en"]) == [("know",), ("river",)]
+    assert terms_of_query("what about who", ["en"]) == [("what",), ("about",), ("who",)]
+    assert terms_of_query("advice of the WHO in May", ["en"]) == [("advic",), ("who",), ("may",)]
+    assert terms_of_query("us economy", ["en"]) == [("us",), ("economi",)]
 
 
 def test_main_languages_are_those_of_a_hundredth_of_the_documents() -> None:
