@@ -61,6 +61,8 @@ TITLE_CHARACTERS_READ: Final = 64 << 10
 TITLE_CHARACTERS: Final = 1_000
 FRONT_MATTER_CHARACTERS: Final = 64 << 10
 """How long a block may be; a longer one is text."""
+_FRONT_MATTER_BYTES: Final = 4 * FRONT_MATTER_CHARACTERS + 4
+"""What so many characters and a mark take, at most. The schema and the document look at these alone."""
 MAX_KEY_CHARACTERS: Final = 256
 _BLOCK: Final = re.compile(
     r"(?:---[ \t]*\r?\n(?P<yaml>.*?)^(?:---|\.\.\.)|\+\+\+[ \t]*\r?\n(?P<toml>.*?)^\+\+\+)"
@@ -157,7 +159,7 @@ class MarkdownFormat(DocumentFormat):
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Return the columns of every document and those of its front matter, which is all that is read."""
         with file.open_stream() as stream:
-            front = read_front_matter(text_of(stream.read(FRONT_MATTER_CHARACTERS))[0])
+            front = read_front_matter(text_of(stream.read(_FRONT_MATTER_BYTES))[0])
         fields = [
             _field(key, value) for key, value in front.values.items() if key not in DOCUMENT_SCHEMA.names
         ]
@@ -166,7 +168,10 @@ class MarkdownFormat(DocumentFormat):
     @override
     def document(self, file: SourceFile, raw: bytes) -> Document:
         text, encoding = text_of(raw)
-        front = read_front_matter(text)
+        head = text if len(raw) <= _FRONT_MATTER_BYTES else text_of(raw[:_FRONT_MATTER_BYTES])[0]
+        front = read_front_matter(head)
+        if not text.startswith(head[: front.text_start]):  # the rest of the file is of another encoding
+            front = FrontMatter({}, 0)
         text = text[front.text_start :].lstrip("\r\n") if front.text_start else text
         named = front.values.get("title")
         is_title = isinstance(named, str | int | float) and not isinstance(named, bool)
@@ -252,12 +257,13 @@ def _checked(keyed: Mapping[str, Any], text_start: int) -> FrontMatter:
 def _json(head: str) -> tuple[Mapping[str, Any] | None, int]:
     """Return the keys of an object that ends with its line, and where; none of what is text."""
     try:
-        found, end = json.JSONDecoder(parse_float=WrittenNumber, object_pairs_hook=once).raw_decode(head)
-    except TwiceError:
-        raise
+        found, end = json.JSONDecoder(parse_float=WrittenNumber).raw_decode(head)
     except (ValueError, RecursionError):
         return None, 0
-    return (_flat(found), end) if head[end : end + 1] in ("\n", "\r") and found else (None, 0)
+    if head[end : end + 1] not in ("\n", "\r") or not found:
+        return None, 0
+    json.loads(head[:end], object_pairs_hook=once)
+    return _flat(found), end
 
 
 def _toml(block: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.formats.text import FrontMatter, read_front_matter
+from cairn.pipeline.corpus.formats.text import FRONT_MATTER_CHARACTERS, FrontMatter, read_front_matter
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SchemaError
 
@@ -160,6 +160,36 @@ def test_json_with_a_key_that_stands_twice_is_warned_of_and_is_text(tmp_path: Pa
         "a.md cannot be read and was left in the text: key 'year' stands twice in an object"
     )
     assert read(tmp_path)[0][0]["text"] == text
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 2} is what we send.\n', '{"a": {"b": 1, "b": 2}, broken\n'])
+def test_text_that_begins_with_a_brace_is_no_front_matter_with_a_key_twice(tmp_path: Path, text: str) -> None:
+    write(tmp_path, a=text)
+    assert scan_sources([str(tmp_path)], CorpusConfig()).warnings == ()
+    assert read(tmp_path)[0][0]["text"] == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("num_characters", [25_000, 65_000, 70_000])
+def test_a_long_block_is_columns_or_stays_in_the_text(
+    tmp_path: Path, encoding: str, num_characters: int
+) -> None:
+    text = f"---\nsummary: {'日本の山道 ' * (num_characters // 6)}end\nauthor: 山田\n---\nbody\n"
+    (tmp_path / "a.md").write_bytes(text.encode(encoding))
+    [row] = read(tmp_path)[0]
+    if num_characters < FRONT_MATTER_CHARACTERS:
+        assert (row["text"], row["author"], row["summary"][-3:]) == ("body\n", "山田", "end")
+    else:
+        assert row["text"] == text
+        assert "author" not in row
+
+
+def test_a_block_stays_in_the_text_where_the_rest_of_the_file_changes_its_encoding(tmp_path: Path) -> None:
+    head, rest = "---\nauthor: 山田\n---\n".encode(), b"x" * 300_000 + b"\xe9" * 20_000
+    (tmp_path / "a.md").write_bytes(head + rest)
+    [row] = read(tmp_path)[0]
+    assert row["author"] is None
+    assert row["text"].startswith("---\nauthor: ")
 
 
 def test_json_whose_objects_have_the_same_keys_is_front_matter() -> None:
