@@ -9,11 +9,14 @@ source code and plain text, it is a line. Documents without pages have headings 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Final
 
 from cairn.pipeline.corpus.formats import FORMAT_OF
 from cairn.pipeline.corpus.formats.format import HEADING_ID, PAGE_BREAK
+from cairn.pipeline.types import Highlight
 
 _MARK: Final = PAGE_BREAK.strip("\n")
 _SHOWN_CHARACTERS: Final = 100
@@ -22,8 +25,13 @@ _HEADING_OR_FENCE: Final = re.compile(
 )
 
 
-def page_of(text: str, start: int, end: int, source_file: str) -> str | None:
+def page_of(
+    text: str, start: int, end: int, source_file: str, highlights: Iterable[Highlight] = ()
+) -> str | None:
     """Return the page on which the characters from ``start`` to ``end`` of a document's text stand.
+
+    Of several pages, sheets or sections it is the one that has more than half of the weight of the words
+    that are highlighted in them, where one has.
 
     It is written as people write it: `page 3`, `slides 3-4`, `lines 12-20`, `sheet Prices`. Where a document
     has no pages, or none that are known, it is the heading above them, `section Install`, else their lines in
@@ -33,6 +41,17 @@ def page_of(text: str, start: int, end: int, source_file: str) -> str | None:
     unit = _unit_of(text, source_file)
     if unit is None:
         return None
+    whole = _place(text, start, end, unit)
+    if unit == "line" or not (whole.startswith("sections ") or _MARK in text[start:end].strip()):
+        return whole
+    weight_of = defaultdict[str, float](float)
+    for each in highlights:
+        weight_of[_place(text, each.start_char, each.end_char, unit)] += each.weight
+    best = max(weight_of, key=weight_of.__getitem__, default=whole)
+    return best if 2 * weight_of[best] > sum(weight_of.values()) else whole
+
+
+def _place(text: str, start: int, end: int, unit: str) -> str:
     passage = text[start:end]
     start += len(passage) - len(passage.lstrip())
     if unit == "sheet" and (name := _heading(text, text.rfind(_MARK, 0, start) + 1, start + 1)):

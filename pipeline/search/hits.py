@@ -91,23 +91,29 @@ def _hits_of(
     explanation: Explanation | None,
     matches: TokenMatches | None,
 ) -> tuple[Hit, ...]:
+    row_of = [row for chosen, row in zip(ranking.passages, rows, strict=True) for _ in chosen]
     passages = [
-        _cut(chosen, next(spans), row["text"], row["source_file"])
-        for chosen_of_document, row in zip(ranking.passages, rows, strict=True)
-        for chosen in chosen_of_document
+        _cut(chosen, next(spans), row["text"])
+        for chosen, row in zip(chain.from_iterable(ranking.passages), row_of, strict=True)
     ]
     if explanation is not None and passages:
         found = explanation.highlights(
             list(chain.from_iterable(ranking.passages)),
             passages,
-            [row["title"] or "" for chosen, row in zip(ranking.passages, rows, strict=True) for _ in chosen],
+            [row["title"] or "" for row in row_of],
             matches,
         )
         passages = [
             replace(passage, highlights=each.of_text, title_highlights=each.of_title)
             for passage, each in zip(passages, found, strict=True)
         ]
-    left = iter(passages)
+    left = (
+        replace(
+            each,
+            page=page_of(row["text"], each.start_char, each.end_char, row["source_file"], each.highlights),
+        )
+        for each, row in zip(passages, row_of, strict=True)
+    )
     return tuple(
         Hit(
             doc_id=row["doc_id"],
@@ -123,13 +129,12 @@ def _hits_of(
     )
 
 
-def _cut(passage: ChosenPassage, span: Span, text: str, source_file: str) -> Passage:
+def _cut(passage: ChosenPassage, span: Span, text: str) -> Passage:
     start_char, end_char = span
     return Passage(
         start_char=start_char,
         end_char=end_char,
         text=text[start_char:end_char],
-        page=page_of(text, start_char, end_char, source_file),
         score=_within_bounds(passage.score),
         scores=passage.parts,
     )

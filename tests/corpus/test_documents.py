@@ -26,6 +26,7 @@ from cairn.pipeline.corpus.pages import page_of
 from cairn.pipeline.corpus.quarantine import examples, rejected_rows
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
 from cairn.pipeline.errors import SourceError, install_command
+from cairn.pipeline.types import Highlight
 from docx import Document
 from docx.enum.text import WD_BREAK
 from docx.oxml import parse_xml
@@ -336,6 +337,42 @@ def test_a_passage_without_pages_has_the_heading_above_it_or_its_lines(
     assert page_of("no heading", 3, 10, "a.html") == "line 1"
     assert page_of(text, 0, len(text), "a.md") == "sections One - Three"
     assert page_of(f"before\n{text}", 0, 12, "a.md") == "section One"
+
+
+def found(text: str, **weights: float) -> list[Highlight]:
+    """Return highlights of words of a text with their weights."""
+    starts = {word: text.index(word) for word in weights}
+    return [
+        Highlight(start_char=start, end_char=start + len(word), weight=weights[word], query_words=())
+        for word, start in starts.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("weights", "place"),
+    [
+        ({}, "pages 1-3"),
+        ({"second": 1.0}, "page 2"),
+        ({"first": 0.4, "second": 1.0}, "page 2"),
+        ({"first": 1.0, "last": 0.8, "end": 0.4}, "page 3"),
+        ({"first": 1.0, "second": 1.0}, "pages 1-3"),
+        ({"first": 1.0, "second": 0.9, "last": 0.8}, "pages 1-3"),
+    ],
+)
+def test_a_passage_of_several_pages_is_on_the_one_with_most_of_what_was_found(
+    weights: dict[str, float], place: str
+) -> None:
+    text = PAGE_BREAK.join(["first", "second", "last end"])
+    assert page_of(text, 0, len(text), "a.pdf", found(text, **weights)) == place
+    sections = "# 1\nfirst\n# 2\nsecond\n# 3\nlast end"
+    place = place.replace("page", "section").replace("1-3", "1 - 3")
+    assert page_of(sections, 0, len(sections), "a.md", found(sections, **weights)) == place
+    assert page_of(text, 0, len(text), "a.py", found(text, **weights)) == "lines 1-5"
+
+
+def test_a_passage_of_several_sheets_is_on_the_one_with_most_of_what_was_found() -> None:
+    text = PAGE_BREAK.join(["# Prices\n3", "# Stock\ngranite"])
+    assert page_of(text, 0, len(text), "a.xlsx", found(text, granite=1.0)) == "sheet Stock"
 
 
 def test_the_heading_of_a_passage_is_found_in_linear_time() -> None:

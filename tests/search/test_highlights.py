@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cairn.pipeline.collection import Collection
+from cairn.pipeline.corpus.formats.format import PAGE_BREAK
 from cairn.pipeline.encode import documents
 from cairn.pipeline.search import hits
 from cairn.pipeline.search.hits import MAX_WORDS
@@ -91,6 +92,13 @@ def test_highlights_are_whole_words_with_their_marks_whichever_token_holds_the_s
         space_before_words(late_folder)
 
     assert set(words_of(TEXT, found_by(late_folder, tmp_path, TEXT, TEXT).highlights)) == WORDS
+
+
+def test_a_passage_of_several_pages_is_on_the_one_that_answers(late_folder: Path, tmp_path: Path):
+    text = PAGE_BREAK.join(["granite", TEXT, "chalk"])
+    teach_words(late_folder, text)
+
+    assert found_by(late_folder, tmp_path, TEXT, text).page == "page 2"
 
 
 def test_ideographs_are_words_of_their_own(late_folder: Path, tmp_path: Path):
