@@ -31,7 +31,7 @@ import click
 import pytest
 import yaml
 from cairn.cli.main import cairn
-from cairn.jobs.job_file import read_job, words_of_job
+from cairn.jobs.job_file import JOBS, read_job
 from cairn.jobs.schedule.history import read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 from compose_spec import PyCompose
@@ -194,7 +194,7 @@ def test_schedules_of_the_image_submit_jobs_that_are_there() -> None:
     schedules = ScheduleFile(folder / "cairn-schedules.toml").read()
     assert [schedule.run for schedule in schedules.values()] == [("submit", "nightly.toml")]
     for path in (folder / "nightly.toml", folder / "nightly-gpu.toml"):
-        verb, *words = words_of_job(read_job(path).name, path)
+        verb, *words = *JOBS[read_job(path).name], "--config", str(path)
         command = cairn.get_command(click.Context(cairn), verb)
         assert command is not None
         asked = command.make_context(verb, words, parent=click.Context(cairn)).params

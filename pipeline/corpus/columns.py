@@ -554,8 +554,9 @@ def not_showable(column: pa.Array) -> Mask | None:
 
 
 def of_elements(column: pa.Array, bad: Mask) -> Mask:
-    """Mark the lists that hold an element that is marked."""
-    return _marked(len(column), np.asarray(pc.list_parent_indices(column))[bad])
+    """Mark the lists that hold a marked one of their flattened elements; null lists hold none."""
+    lengths = np.asarray(pc.list_value_length(column).fill_null(0))
+    return _marked(len(column), np.repeat(np.arange(len(column)), lengths)[bad])
 
 
 def without_views(column: pa.Array) -> pa.Array:

@@ -65,7 +65,7 @@ def test_refused_value_comes_with_the_default_of_its_verb(call: Any) -> None:
         ("top-k = true", "top-k must be a whole number from 1 to 200, got True"),
         ("top-k = '3'", "top-k must be a whole number from 1 to 200, got '3'"),
         ("top-k = [1]", "top-k must be a whole number from 1 to 200, got [1]"),
-        ("top-k = {}", "top-k must be a whole number from 1 to 200, got a value of type dict"),
+        ("top-k = {}", "top-k must be a whole number from 1 to 200, got a dict of 0 items"),
         ("hybrid = 1", "hybrid must be true or false, got 1"),
         ("hybrid = []", "hybrid must be true or false, got []"),
         ("hybrid = 2026-01-01", "hybrid must be true or false, got a value of type date"),
