@@ -19,7 +19,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.config import EncoderConfig, IndexConfig
 from cairn.pipeline.errors import DamageError, IntegrityError
 
-FORMAT_VERSION: Final = 8
+FORMAT_VERSION: Final = 9
 """What is written and read."""
 TOKENIZER_VERSION: Final = 1
 """How texts become words: see ``cairn.pipeline.lexical.tokenizer``."""
