@@ -210,11 +210,14 @@ UNTOLD_WORDS: Final[Mapping[str, frozenset[str]]] = {
     "en": STOP_WORDS["en"] | _FUNCTION_WORDS["en"] | frozenset(_FURTHER.split()),
 }
 """What is never shown as the word that was found, or as the name of a subject."""
-UNASKED_WORDS: Final[Mapping[str, frozenset[str]]] = {
-    **UNTOLD_WORDS,
-    "en": UNTOLD_WORDS["en"] - {"may", "us"},
-}
-"""What BM25 leaves out of queries: `may` and `us` are names, too, where case is folded."""
+_QUESTIONS = (
+    "about am been being could did do does doing had has have he her hers him his how i its me my our she "
+    "should we were what when where which who whom whose why would you your"
+)
+UNASKED_WORDS: Final[Mapping[str, frozenset[str]]] = {"en": frozenset(_QUESTIONS.split())}
+"""What a question is put with, and BM25 does not ask for: no word that is a name or a keyword, too."""
+LEAST_ASKED: Final = 2
+"""Words that must be left of a query without those."""
 LEAST_FUNCTION_WORDS: Final = 2
 """How many function words show the language of a query: a single one, such as `war` in German, may be a
 word of another language."""

@@ -25,12 +25,12 @@ import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
 import regex
 from cairn.pipeline.lexical.languages import (
+    LEAST_ASKED,
     STOP_WORDS,
     UNASKED_WORDS,
     UNTOLD_WORDS,
@@ -254,32 +254,25 @@ Variants = tuple[str, ...]
 def terms_of_query(query: str, languages: Sequence[str]) -> list[Variants]:
     """Return the words of a query in order, repeats kept, without function words.
 
-    Those are left out that no language counts, or that the language does not which the query shows, and such
-    as `what` and `about`, which texts are counted by. A query of these alone asks for them, and so does one
-    that has them in capitals, as a name.
+    Those are left out that no language counts, or that the language does not which the query shows. So are
+    those that a question is put with, as `what`, where words enough are left; in capitals they are names.
     """
-    runs = runs_of(query, is_query=True)
-    pieces = [piece for run in runs for piece in pieces_of(run)][:MAX_QUERY_WORDS]
-    shown = languages_shown(pieces, languages) if len(languages) > 1 else ()
-    told = languages if len(languages) == 1 else shown
-    own = [UNASKED_WORDS.get(language, frozenset[str]()) for language in told]
-    unasked = {word for word in map(_uncapitalised, runs, count()) if any(word in each for each in own)}
+    pieces = [(piece, run) for run in runs_of(query, is_query=True) for piece in pieces_of(run)]
+    pieces = pieces[:MAX_QUERY_WORDS]
+    shown = languages_shown((piece for piece, _ in pieces), languages) if len(languages) > 1 else ()
+    own = languages if len(languages) == 1 else shown
+    unasked = frozenset[str]().union(*(UNASKED_WORDS.get(language, ()) for language in own))
     found: list[Variants] = []
     asked: list[Variants] = []
-    for piece in pieces:
+    for piece, run in pieces:
         variants = dict.fromkeys(term_of(piece, language) for language in languages)
         is_left_out = any(not term_of(piece, language) for language in shown)
         variants.pop("", None)
         if variants and not is_left_out:
             found.append(tuple(variants))
-            if piece not in unasked:
+            if piece not in unasked or (len(run) > 1 and run.isupper()):
                 asked.append(tuple(variants))
-    return asked or found
-
-
-def _uncapitalised(run: str, place: int) -> str:
-    """Return a run of a query; the first without the capital that begins a sentence."""
-    return run[:1].lower() + run[1:] if place == 0 else run
+    return asked if len(asked) >= LEAST_ASKED else found
 
 
 def is_function_word(word: str, languages: Sequence[str]) -> bool:

@@ -243,16 +243,6 @@ def window_firsts(
     return ranges(firsts, _num_windows(firsts, ends, size))
 
 
-def window_sums(
-    generation: Generation, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-) -> Float32[np.ndarray, "n V"]:
-    """Return the sum of the chunk vectors of each of a few windows."""
-    windows = zip(first_n.tolist(), end_n.tolist(), strict=True)
-    return np.stack(
-        [generation.chunks.reconstruct(np.arange(first, end)).sum(axis=0) for first, end in windows]
-    )
-
-
 def blocks(counts_N: Int64[np.ndarray, " N"], most_chunks: int = BLOCK_CHUNKS) -> Iterator[tuple[int, int]]:
     """Yield runs of documents, or passages, of at most so many chunks together, or of one longer one."""
     assert np.all(counts_N >= 1), "a document without chunks was published"

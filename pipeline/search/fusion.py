@@ -134,40 +134,44 @@ class Fusion:
         )
 
 
-LATE_WEIGHT: Final = 1.0
-"""What MaxSim weighs in a document's score, beside the dense part, which weighs 1, and BM25."""
+LATE_WEIGHT: Final = 0.5
+"""What MaxSim weighs in a document's score beside BM25, which judges words, too; each of the others weighs 1.
+
+As much as they where vectors alone rank.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LateFusion:
     """How one query's MaxSim, scaled to 0 … 1, meets its other scores.
 
-    ``dense`` scales cosines where BM25 has no say, None where the scores are fused already; ``weight`` is
-    what a document's scores weigh together. The best possible score is 1.
+    ``dense`` scales cosines where BM25 has no say, None where the scores are fused already. A document's
+    scores weigh ``weight`` together, and MaxSim ``late_weight``. The best possible score is 1.
     """
 
     dense: Scale | None
     weight: float
+    late_weight: float
 
     @classmethod
     def of(cls, dense_N: Float[np.ndarray, " N"], fusion: Fusion | None, average_chunk: float) -> LateFusion:
         """Return that of a query's documents, whose dense scores are ``dense_N`` where nothing is fused."""
         if fusion is None:
-            return cls(dense=Scale.of(dense_N, floor=average_chunk), weight=1.0)
-        return cls(dense=None, weight=fusion.weight)
+            return cls(dense=Scale.of(dense_N, floor=average_chunk), weight=1.0, late_weight=1.0)
+        return cls(dense=None, weight=fusion.weight, late_weight=LATE_WEIGHT)
 
     def documents(
         self, scores_N: Float[np.ndarray, " N"], late_N: Float[np.ndarray, " N"]
     ) -> Float64[np.ndarray, " N"]:
         """Combine documents' scores with the scaled MaxSim of their best windows."""
-        return weighted_mean([self._own(scores_N), late_N], [self.weight, LATE_WEIGHT])
+        return weighted_mean([self._own(scores_N), late_N], [self.weight, self.late_weight])
 
     def passages(
         self, scores_W: Float[np.ndarray, " W"], late_W: Float[np.ndarray, " W"]
     ) -> Float64[np.ndarray, " W"]:
         """Combine passages' scores with their scaled MaxSim: half and half.
 
-        In documents with BM25 it weighs a third: words count there that stand far apart.
+        In documents with BM25 it weighs a fifth: words count there that stand far apart.
         """
         return weighted_mean([self._own(scores_W), late_W], [1.0, 1.0])
 

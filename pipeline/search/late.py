@@ -1,14 +1,10 @@
 """The best windows of a search judged by token vectors: late interaction.
 
-    fused ranking ─▶ 50 best windows ─▶ MaxSim, scaled to 0 … 1 among them ─▶ added with weight 1
+    fused ranking ─▶ 50 best windows ─▶ MaxSim, scaled to 0 … 1 among them ─▶ added
     query's token states ─▶ as coded ──┘ weights of query tokens, trained or idf
 
 A window takes, for each query token, the better of its own best match and its document's title's. Windows
-that are not judged gain nothing. Before that, the query's vector is moved towards the windows of highest
-MaxSim, and nomination and ranking are done again with it (Rocchio 1971, without negative examples; token
-vectors stand for the reader's judgement):
-
-    q' = normalise(q + MOVED_WEIGHT · mean of the vectors of the NUM_WINDOWS windows with the highest MaxSim)
+that are not judged gain nothing.
 
 Everything here works on arrays; the oracle of the fast path is
 ``cairn.pipeline.token_vectors.max_sim`` on decoded vectors.
@@ -28,7 +24,7 @@ from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.token_vectors.max_sim import normalised_weights
 from cairn.pipeline.types import QueryTokens
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64
 
 JUDGED_WINDOWS: Final = 50
 """Best windows of the fused ranking that are judged."""
@@ -44,11 +40,6 @@ LEAST_WEIGHT: Final = 0.15
 """Of the heaviest token's weight: function words are below."""
 MAX_QUERY_TOKENS: Final = 128
 """Tokens of a query that judge, those of most weight: the cost grows with them."""
-
-MOVED_WEIGHT: Final = 0.5
-"""What the mean of the best windows weighs beside the query."""
-NUM_WINDOWS: Final = 3
-"""Windows that stand for what was meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -83,7 +74,6 @@ class JudgedWindows:
     """
 
     first_J: Int64[np.ndarray, " J"]
-    end_J: Int64[np.ndarray, " J"]
     max_sim_J: Float32[np.ndarray, " J"]
     low: float
     high: float
@@ -96,19 +86,9 @@ class JudgedWindows:
 
     def spread(self, first_W: Int64[np.ndarray, " W"]) -> Float32[np.ndarray, " W"]:
         """Return MaxSim of windows by their first chunk; ``low`` for one that was not judged."""
-        place_W, is_judged_W = self.places(first_W)
-        return np.where(is_judged_W, self.max_sim_J[place_W], np.float32(self.low)).astype(np.float32)
-
-    def places(
-        self, first_W: Int64[np.ndarray, " W"]
-    ) -> tuple[Int64[np.ndarray, " W"], Bool[np.ndarray, " W"]]:
-        """Return where windows stand among these by their first chunk, and whether they do at all."""
         place_W = np.minimum(np.searchsorted(self.first_J, first_W), len(self.first_J) - 1)
-        return place_W, self.first_J[place_W] == first_W
-
-    def best(self, count: int) -> Int64[np.ndarray, " n"]:
-        """Return the places of the windows with the highest MaxSim, best first, ties by place."""
-        return np.argsort(-self.max_sim_J, kind="stable")[:count]
+        is_judged_W = self.first_J[place_W] == first_W
+        return np.where(is_judged_W, self.max_sim_J[place_W], np.float32(self.low)).astype(np.float32)
 
 
 def judge_windows(
@@ -117,27 +97,16 @@ def judge_windows(
     first_W: Int64[np.ndarray, " W"],
     end_W: Int64[np.ndarray, " W"],
     title_W: Int64[np.ndarray, " W"],
-    known: JudgedWindows | None = None,
 ) -> JudgedWindows:
     """Judge the best of some windows, ties by place; ``title_W`` are the first chunks of their documents.
 
-    ``max_sim`` judges windows whose first chunks ascend, as :func:`window_max_sim` does for one query. What
-    the same query found of ``known`` windows, of the same size, is not computed again.
+    ``max_sim`` judges windows whose first chunks ascend, as :func:`window_max_sim` does for one query.
     """
     judged = best_places(scores_W, JUDGED_WINDOWS)
     judged = judged[np.argsort(first_W[judged], kind="stable")]
-    max_sim_J = np.empty(len(judged), np.float32)
-    is_new_J = np.ones(len(judged), bool)
-    if known is not None:
-        place_J, is_known_J = known.places(first_W[judged])
-        max_sim_J[is_known_J] = known.max_sim_J[place_J[is_known_J]]
-        is_new_J = ~is_known_J
-    new = judged[is_new_J]
-    if len(new):
-        max_sim_J[is_new_J] = max_sim(first_W[new], end_W[new], title_W[new])
+    max_sim_J = max_sim(first_W[judged], end_W[judged], title_W[judged])
     return JudgedWindows(
         first_J=first_W[judged],
-        end_J=end_W[judged],
         max_sim_J=max_sim_J,
         low=float(max_sim_J.min()),
         high=float(max_sim_J.max()),
@@ -193,14 +162,3 @@ def _best_matches(
             best_Rq[start + filled] = np.maximum.reduceat(score_Tq, first_T, axis=0)
     bounds = np.stack([np.searchsorted(rows, first_W), np.searchsorted(rows, end_W)], axis=1).ravel()
     return np.maximum.reduceat(best_Rq, bounds, axis=0)[::2]
-
-
-def moved(
-    vector_V: Float32[np.ndarray, " V"], sums_nV: Float32[np.ndarray, "n V"]
-) -> Float32[np.ndarray, " V"]:
-    """Return a unit query vector moved by the mean of windows' vectors, given their landmarks' sums."""
-    norms = np.linalg.norm(sums_nV, axis=1, keepdims=True)
-    mean_V = (sums_nV / np.maximum(norms, np.finfo(np.float32).tiny)).mean(axis=0)
-    sum_V = vector_V + np.float32(MOVED_WEIGHT) * mean_V
-    norm = float(np.linalg.norm(sum_V))
-    return (sum_V / norm).astype(np.float32) if norm > 0.0 else vector_V

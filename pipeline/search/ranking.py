@@ -40,7 +40,7 @@ from cairn.pipeline.search.fusion import (
     document_scores,
     passage_scores,
 )
-from cairn.pipeline.search.late import NUM_WINDOWS, JudgedWindows, LateQuery, judge_windows, moved
+from cairn.pipeline.search.late import JudgedWindows, LateQuery, judge_windows
 from cairn.pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
 from cairn.pipeline.search.reader import (
     CandidateScores,
@@ -152,7 +152,7 @@ def rank_queries(
 ) -> list[Ranking]:
     """Rank documents for each L2-normalised query vector, with BM25 in hybrid searches of known texts.
 
-    A query with ``late`` is judged by token vectors too, moved towards what they find best, and judged again.
+    A query with ``late`` is judged by token vectors, too.
     A document whose id is the query comes first.
     """
     if not search.num_allowed:
@@ -215,13 +215,9 @@ def _candidates(
     ``named`` is the document whose id the query is.
     """
     candidates = _score(search, vector_V, asked, nominees, sparse, named)
-    if late_query is None:
-        return _with_named(candidates, named)
-    first = _judge(search, candidates, late_query)
-    best = first.best(NUM_WINDOWS)
-    moved_V = moved(vector_V, candidates.stored.window_sums(first.first_J[best], first.end_J[best]))
-    again = _score(search, moved_V, asked, _nominate(search, moved_V[None])(0, asked), sparse, named)
-    return _with_named(_with_late(search, again, late_query, first), named)
+    if late_query is not None:
+        candidates = _with_late(search, candidates, late_query)
+    return _with_named(candidates, named)
 
 
 def _with_named(candidates: _Candidates, named: int | None) -> _Candidates:
@@ -336,29 +332,13 @@ def _score(
     )
 
 
-def _judge(
-    search: PreparedSearch, candidates: _Candidates, query: LateQuery, known: JudgedWindows | None = None
-) -> JudgedWindows:
-    """Judge the best windows of all candidates, but for those that are known."""
-    generation = search.generation
+def _with_late(search: PreparedSearch, candidates: _Candidates, query: LateQuery) -> _Candidates:
+    """Add to every document's score the MaxSim of its best window, 0 where none was judged."""
     every = np.arange(len(candidates.positions))
     windows = _score_windows(search, candidates, every, search.ranking_window)
-    titles, _ = generation.chunks_of(candidates.positions)
-    return judge_windows(
-        partial(candidates.stored.max_sim, query),
-        windows.scores,
-        windows.first,
-        windows.end,
-        titles[windows.owner],
-        known,
-    )
-
-
-def _with_late(
-    search: PreparedSearch, candidates: _Candidates, query: LateQuery, known: JudgedWindows
-) -> _Candidates:
-    """Add to every document's score the MaxSim of its best window, 0 where none was judged."""
-    judged = _judge(search, candidates, query, known)
+    titles, _ = search.generation.chunks_of(candidates.positions)
+    max_sim = partial(candidates.stored.max_sim, query)
+    judged = judge_windows(max_sim, windows.scores, windows.first, windows.end, titles[windows.owner])
     fusion = LateFusion.of(candidates.scores, candidates.fusion, candidates.average_chunk)
     document_J = search.generation.owners_of(judged.first_J)
     max_sim_N = np.full(len(candidates.positions), judged.low, np.float32)

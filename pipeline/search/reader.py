@@ -32,7 +32,6 @@ from cairn.pipeline.search.candidates import (
     nominate_by_passage_bm25,
     window_firsts,
     window_scores_of_documents,
-    window_sums,
     words_asked,
 )
 from cairn.pipeline.search.late import LateQuery, window_max_sim
@@ -166,12 +165,6 @@ class CandidateScores(Protocol):
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
         """Return MaxSim of windows of candidates, as ``late`` has it; ``first_W`` ascend."""
-        ...
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        """Return the sum of the chunk vectors of each of some windows that MaxSim is known of."""
         ...
 
 
@@ -440,11 +433,6 @@ class LocalScores:
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
         return window_max_sim(_tokens(self.generation), query, first_W, end_W, title_W)
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        return window_sums(self.generation, first_n, end_n)
 
 
 def _tokens(generation: Generation) -> TokenVectors:

@@ -104,14 +104,14 @@ def test_best_first_breaks_ties_by_doc_id_whatever_the_order() -> None:
         assert [ids[shuffled[i]] for i in best] == ["d", "a", "b"]
 
 
-def test_max_sim_is_a_third_of_a_documents_score_beside_bm25_and_half_of_a_passages() -> None:
+def test_max_sim_is_a_fifth_of_a_documents_score_beside_bm25_and_half_of_a_passages() -> None:
     dense = np.array([0.5, 0.9, 0.1])
     scores, fusion = document_scores(
         SearchOptions(), {"document": dense, "chunk": dense}, bm25_N=np.array([2.0, 1.0, 0.0])
     )
     late = LateFusion.of(scores, fusion, average_chunk=0.1)
     max_sim = np.array([1.0, 0.0, 0.5])
-    assert late.documents(scores, max_sim) == pytest.approx((2 * scores + max_sim) / 3)
+    assert late.documents(scores, max_sim) == pytest.approx((2 * scores + max_sim / 2) / 2.5)
     assert late.passages(scores, max_sim) == pytest.approx((scores + max_sim) / 2)
 
 

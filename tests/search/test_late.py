@@ -12,11 +12,9 @@ from cairn.pipeline.index.columns import CodeColumn, TokenVectors
 from cairn.pipeline.search.late import (
     JUDGED_WINDOWS,
     MAX_QUERY_TOKENS,
-    MOVED_WEIGHT,
     LateQuery,
     best_places,
     judge_windows,
-    moved,
     window_max_sim,
 )
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
@@ -122,43 +120,9 @@ def test_judged_are_the_best_windows_and_others_gain_nothing():
     assert judged.spread(np.array([37]))[0] == np.float32(judged.low)
 
 
-def test_windows_that_are_known_are_not_judged_again():
-    stored = make_stored()
-    query = LateQuery.of(make_query([3, 1, 4]), stored.codebook)
-    assert query is not None
-    first = np.arange(8)
-    windows = (first, np.minimum(first + 2, 8), np.zeros(8, np.int64))
-    max_sim = partial(window_max_sim, stored, query)
-    every = judge_windows(max_sim, np.linspace(1, 0, 8), *windows)
-    known = judge_windows(max_sim, np.linspace(1, 0, 8)[:5], *(each[:5] for each in windows))
-    asked: list[int] = []
-
-    def listening(first_W: np.ndarray, end_W: np.ndarray, title_W: np.ndarray) -> np.ndarray:
-        asked.extend(first_W.tolist())
-        return max_sim(first_W, end_W, title_W)
-
-    judged = judge_windows(listening, np.linspace(1, 0, 8), *windows, known)
-    assert asked == [5, 6, 7]
-    assert judged.max_sim_J == pytest.approx(every.max_sim_J, abs=1e-6)
-    assert (judged.low, judged.high) == pytest.approx((every.low, every.high), abs=1e-6)
-
-
 def test_best_places_ties_go_to_the_earlier():
     assert best_places(np.array([1.0, 2.0, 2.0, 0.0, 2.0]), 2).tolist() == [1, 2]
     assert best_places(np.array([0.5, 1.0]), 5).tolist() == [1, 0]
-
-
-def test_moved_query_is_the_unit_sum_with_the_mean_of_windows():
-    generator = np.random.default_rng(6)
-    query, windows = generator.standard_normal(8).astype(np.float32), generator.standard_normal((3, 8))
-    query /= np.linalg.norm(query)
-    mean = np.mean([window / np.linalg.norm(window) for window in windows], axis=0)
-
-    expected = query + MOVED_WEIGHT * mean
-    np.testing.assert_allclose(
-        moved(query, windows.astype(np.float32)), expected / np.linalg.norm(expected), atol=1e-6
-    )
-    np.testing.assert_array_equal(moved(np.zeros(8, np.float32), np.zeros((3, 8), np.float32)), np.zeros(8))
 
 
 def test_windows_of_many_chunks_take_no_more_memory_than_a_block():

@@ -32,7 +32,6 @@ from cairn.pipeline.search.candidates import (
     chunk_positions,
     is_in_documents,
     merge_nominees,
-    window_sums,
     words_asked,
 )
 from cairn.pipeline.search.filters import matching_documents, table_errors
@@ -188,15 +187,6 @@ class PartFound:
     words: BestWords | None
     scored: PartScores | None
     named: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PartMatches:
-    """MaxSim of windows, and of the ``best_n`` of them the sums of their chunk vectors."""
-
-    max_sim_W: Float32[np.ndarray, " W"]
-    best_n: Int64[np.ndarray, " n"]
-    sums_nV: Float32[np.ndarray, "n V"]
 
 
 METHODS: Final = frozenset(
@@ -362,18 +352,11 @@ class ShardPart:
         first_W: Int64[np.ndarray, " W"],
         end_W: Int64[np.ndarray, " W"],
         title_W: Int64[np.ndarray, " W"],
-        num_best: int,
-    ) -> PartMatches:
-        """Return MaxSim of windows, and the sums of the vectors of the best."""
+    ) -> Float32[np.ndarray, " W"]:
+        """Return MaxSim of windows."""
         stored = self.part.token_vectors
         assert stored is not None, "a projected query needs token vectors"
-        max_sim_W = window_max_sim(stored, query, first_W, end_W, title_W)
-        best_n = np.argsort(-max_sim_W, kind="stable")[:num_best]
-        return PartMatches(
-            max_sim_W=max_sim_W,
-            best_n=best_n,
-            sums_nV=window_sums(self.part, first_W[best_n], end_W[best_n]),
-        )
+        return window_max_sim(stored, query, first_W, end_W, title_W)
 
     def _require_undamaged(self) -> None:
         """Hash the rows at most every :data:`LOOK_SECONDS`; raise :class:`IntegrityError` for damage."""

@@ -3,9 +3,8 @@
     round   asked of all shards                                        where
     0       counts of words, added up                                  a word was not counted before
     1       nearest documents and chunks, best by BM25, their scores
-    2, 3, 4 MaxSim of the best windows; 1 with the vector moved        token vectors judge
-            towards them; MaxSim of new windows
-    5       texts, spans, matches of tokens
+    2       MaxSim of the best windows                                 token vectors judge
+    3       texts, spans, matches of tokens
 
 The process that asks reads sampled vectors when it starts, and keeps counts of words. All else is read by the
 shards. A search brings the scores of what is likely to be a candidate of the whole collection. Those of
@@ -32,7 +31,7 @@ from cairn.pipeline.search.candidates import (
     windows_of_documents,
     words_asked,
 )
-from cairn.pipeline.search.late import NUM_WINDOWS, LateQuery
+from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.reader import (
     Found,
     MatchesAsked,
@@ -48,7 +47,6 @@ from cairn.pipeline.search.reader import (
 from cairn.pipeline.search.shards.parts import (
     BestWords,
     PartFound,
-    PartMatches,
     PartScores,
     ScoredAtOnce,
     SearchAsked,
@@ -217,7 +215,6 @@ class FetchedScores:
     ) -> None:
         self._generation, self._shards, self._positions = generation, generation.shards, positions
         self._vector_V, self._words, self._size = vector_V, words, size
-        self._sums: dict[tuple[int, int], Float32[np.ndarray, " V"]] = {}
         self._scored = [scores for _, scores in scored]
         documents_of = self._shards.documents_of
         self._known = np.concatenate([documents_of(shard, scores.documents) for shard, scores in scored])
@@ -252,9 +249,8 @@ class FetchedScores:
         end_W: Int64[np.ndarray, " W"],
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
-        """The vectors of the best come with it."""
         before_W = first_W - title_W
-        found: list[tuple[Places, PartMatches]] = self._shards.of_chunks(
+        found: list[tuple[Places, Float32[np.ndarray, " _"]]] = self._shards.of_chunks(
             "max_sim",
             first_W,
             lambda places, first: (
@@ -262,20 +258,9 @@ class FetchedScores:
                 first,
                 first + (end_W - first_W)[places],
                 first - before_W[places],
-                NUM_WINDOWS,
             ),
         )
-        for places, matches in found:
-            windows = first_W[places][matches.best_n], end_W[places][matches.best_n]
-            self._sums.update(
-                zip(zip(*(each.tolist() for each in windows), strict=True), matches.sums_nV, strict=True)
-            )
-        return gathered(np.ones_like(first_W), [(places, matches.max_sim_W) for places, matches in found])
-
-    def window_sums(
-        self, first_n: Int64[np.ndarray, " n"], end_n: Int64[np.ndarray, " n"]
-    ) -> Float32[np.ndarray, "n V"]:
-        return np.stack([self._sums[window] for window in zip(first_n.tolist(), end_n.tolist(), strict=True)])
+        return gathered(np.ones_like(first_W), found)
 
     def _has_words(self, size: int) -> bool:
         return self._words is not None and self._words.has_windows(size)

@@ -20,7 +20,6 @@ from cairn.pipeline.search.shards.parts import (
     PartFacts,
     PartFound,
     PartKey,
-    PartMatches,
     PartScores,
     ScoredAtOnce,
     SearchAsked,
@@ -97,7 +96,7 @@ def assert_same(found: Any, expected: Any) -> None:
         PartFacts(num_documents=3, num_chunks=9, rows=ROWS.slice(0, 0), has_tokens=True, has_sparse=False),
         MatchesAsked(chunk_M=PLACES, title_N=NONE, query=LATE),
         PassagesRead(ROWS, PLACES, PLACES),
-        PartMatches(max_sim_W=VECTOR, best_n=PLACES, sums_nV=np.empty((0, 4), np.float32)),
+        np.empty((0, 4), np.float32),
     ],
 )
 def test_message_comes_back_as_it_was(message: Any) -> None:
