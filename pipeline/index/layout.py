@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from cairn.pipeline import durable
 from cairn.pipeline.config import DEFAULT_ROOT
 from cairn.pipeline.durable import (
     exclusive_lock,
@@ -401,22 +402,41 @@ class CollectionLayout:
             error.command = error.command or self.command(error.verb)
             raise
 
+    def only_server(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the collection as the server that takes its writes; make its folder if need be.
+
+        Raises :class:`CollectionBusyError` where another one does.
+        """
+
+        def busy(by_whom: str) -> CollectionBusyError:
+            return CollectionBusyError(
+                f"collection {self.name!r} must be written and removed by one server, got another "
+                f"one{by_whom}; ask that one, or stop it"
+            )
+
+        with storage_errors(f"opening the log of collection {self.name!r}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            durable.fsync_folder(self.root)
+        return exclusive_lock(self.writes_lock_path, "the lock of the writes", busy)
+
     @contextlib.contextmanager
-    def writer_lock(self) -> Generator[None]:
+    def writer_lock(self, *, takes_turns: bool = True) -> Generator[None]:
         """Hold the collection for writing; make its folder if need be.
 
         Raises :class:`CollectionBusyError` if another process holds it; one that is a server, which takes
-        writes and publishes them in turns, is waited for. The kernel drops the lock when the
-        holder dies, so a killed run never leaves a stale one. In an object store others wait for the lease of
-        a killed run to expire; the copy is up to date inside the block.
+        writes and publishes them in turns, is waited for if ``takes_turns``. The kernel drops the lock when
+        the holder dies, so a killed run never leaves a stale one. In an object store others wait for the
+        lease of a killed run to expire; the copy is up to date inside the block.
         """
         with (
-            self._copy_lock(),
+            self._copy_lock(takes_turns=takes_turns),
             contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name),
         ):
             yield
 
-    def _copy_lock(self, wait_seconds: float = 0.0) -> contextlib.AbstractContextManager[None]:
+    def _copy_lock(
+        self, wait_seconds: float = 0.0, *, takes_turns: bool = True
+    ) -> contextlib.AbstractContextManager[None]:
         until = time.monotonic() + wait_seconds
         name = f"the lock of collection {self.name!r}"
         with storage_errors(f"opening {name}"):
@@ -432,7 +452,7 @@ class CollectionLayout:
             self.lock_path,
             name,
             busy,
-            lambda: time.monotonic() < until or is_locked(self.writes_lock_path),
+            lambda: time.monotonic() < until or (takes_turns and is_locked(self.writes_lock_path)),
         )
 
 

@@ -176,11 +176,15 @@ def _change(
 def drop_collection(layout: CollectionLayout) -> None:
     """Remove everything of a collection, also of one of which nothing is published yet.
 
-    Raises what :func:`require_droppable` does, and :class:`CollectionBusyError` while it is being written. It
-    is gone in one step.
+    Raises what :func:`require_droppable` does, and :class:`CollectionBusyError` while it is being written,
+    or a server holds it that takes its writes. It is gone in one step.
     """
     require_droppable(layout)
-    with layout.writer_lock(), storage_errors("removing the collection"):
+    with (
+        layout.only_server(),
+        layout.writer_lock(takes_turns=False),
+        storage_errors("removing the collection"),
+    ):
         remove_folder(layout.folder)
         if layout.replica is not None:
             layout.replica.remove()

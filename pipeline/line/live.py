@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from cairn.pipeline import durable
 from cairn.pipeline.config import CorpusConfig, IngestConfig
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.sources import BoundedSource, Source
@@ -151,7 +150,7 @@ class LiveWriter:
         self.trouble: str | None = None
         """Why nothing is published just now, None where nothing is wrong."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_only_writer(layout))
+            stack.enter_context(layout.only_server())
             self._log = WriteLog(layout.writes_path)
             stack.callback(self._log.close)
             self._replay()
@@ -606,16 +605,3 @@ def _write_of(record: Mapping[str, Any], position: int, rows: pa.RecordBatch | N
         deleted=record.get("deleted", ()),
         source=record.get("source"),
     )
-
-
-def _only_writer(layout: CollectionLayout) -> contextlib.AbstractContextManager[None]:
-    def busy(by_whom: str) -> CollectionBusyError:
-        return CollectionBusyError(
-            f"writes to collection {layout.name!r} must go to one server, got another one{by_whom}; write "
-            "there, or stop it"
-        )
-
-    with durable.storage_errors(f"opening the log of collection {layout.name!r}"):
-        layout.folder.mkdir(parents=True, exist_ok=True)
-        durable.fsync_folder(layout.root)
-    return durable.exclusive_lock(layout.writes_lock_path, "the lock of the writes", busy)

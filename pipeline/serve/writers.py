@@ -144,6 +144,8 @@ class Writers:
             try:
                 await self.of(name)
             except Exception as error:  # noqa: BLE001 - other collections are replayed
+                if not self._layout(name).is_begun():  # the other server has removed it
+                    return
                 if isinstance(error, CollectionBusyError) and time.monotonic() < until:
                     await asyncio.sleep(REPLAY_PAUSE_SECONDS)
                     continue
@@ -167,7 +169,8 @@ class Writers:
             if writer is None or not writer.is_open:
                 if not makes and not self._layout(name).is_begun():
                     raise unknown_collection()  # it was removed meanwhile, and would come back empty
-                await self._stop(name, 0)
+                if not await self._stop(name, 0):
+                    raise ProblemError(COLLECTION_BUSY, "a part of a write is being finished; try again")
                 open_it = partial(
                     LiveWriter,
                     self._layout(name),

@@ -12,9 +12,8 @@ from typing import Any
 
 import openai
 import pytest
+from cairn.pipeline.durable import remove_folder
 from cairn.pipeline.errors import DiskFullError, StorageError, WritesWaitingError
-from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
@@ -386,7 +385,7 @@ def test_collection_that_was_dropped_comes_back_with_no_file(
 ) -> None:
     kept, lost = (attached(client, "stones", name, NOTE) for name in ("a.md", "b.md"))
     uploads = server.app.state.server.uploads  # type: ignore[attr-defined]
-    drop_collection(CollectionLayout.at(own_root, "stones"))
+    remove_folder(own_root / "stones")
     client.files.delete(lost.id)
     assert not (own_root / "stones").exists()
     assert [each.file_id for each in uploads.attachments("stones")] == [kept.id]

@@ -20,8 +20,9 @@ from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.staging import Staged
+from cairn.pipeline.durable import remove_folder
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.errors import ModelError, StorageError
+from cairn.pipeline.errors import CollectionBusyError, ModelError, StorageError
 from cairn.pipeline.index import publish
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import drop_collection, retype_columns
@@ -270,11 +271,25 @@ def test_deletion_by_filter_takes_the_first_documents_of_a_collection(writable: 
     assert writable.get("/v1/collections/gems").json()["documents"] == 1
 
 
+def test_collection_that_another_server_takes_writes_of_is_not_removed(
+    writable: TestClient, own_root: Path, serve: Serve
+) -> None:
+    write(writable, stone("new", "obsidian"))
+    other = serve(ServeSettings(root=own_root, writable=True))
+    answer = other.delete(STONES)
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:problem-type:cairn:collection-busy")
+    assert answer.json()["detail"] == "collection 'stones' must be written and removed by one server"
+    with pytest.raises(CollectionBusyError, match="ask that one, or stop it"):
+        drop_collection(CollectionLayout.at(own_root, "stones"))
+    assert found_ids(writable, "obsidian")[0] == "new"
+    assert writable.delete(STONES).status_code == 200
+
+
 def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(
     writable: TestClient, own_root: Path
 ) -> None:
     write(writable, stone("new", "obsidian"))
-    drop_collection(CollectionLayout.at(own_root, "stones"))
+    remove_folder(own_root / "stones")
     settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
     made = writable.post("/v1/collections", json={"name": "stones", "settings": settings})
     assert made.status_code == 201, made.text
