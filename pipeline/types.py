@@ -11,7 +11,8 @@ An "embedding" lives inside a model; a "vector" lives in an index and is L2-norm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, runtime_checkable
@@ -150,6 +151,10 @@ class ProgressListener(Protocol):
     def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
         """Hear that ``done`` of ``total`` units (None: unknown) are behind."""
         ...
+
+
+BETWEEN_BATCHES: Final[ContextVar[Callable[[], None]]] = ContextVar("between_batches")
+"""Called on the thread that waits for a model, after each batch; what it raises gives up the rest."""
 
 
 def silent_progress(stage: str, done: int, total: int | None, unit: str) -> None:

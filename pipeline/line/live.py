@@ -64,7 +64,7 @@ from cairn.pipeline.line.written_rows import (
     checked_rows,
     last_rows,
 )
-from cairn.pipeline.types import GIVEN_VECTORS
+from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS
 
 if TYPE_CHECKING:
     from cairn.pipeline.model.engine.backbone import Backbone
@@ -531,9 +531,16 @@ class LiveWriter:
             if not sources[0].table.num_rows and not (deleted and self.layout.exists()):
                 return Outcome(state="searchable", generation=before or 0)  # there is nothing to publish
 
-        def hear(stage: str, done: int, total: int | None, unit: str) -> None:  # noqa: ARG001 - a listener's
-            if stage not in _COMMITS and self._is_over():
+        stage_now = ""
+
+        def give_up() -> None:
+            if stage_now not in _COMMITS and self._is_over():
                 raise _GivenUpError
+
+        def hear(stage: str, done: int, total: int | None, unit: str) -> None:  # noqa: ARG001 - a listener's
+            nonlocal stage_now
+            stage_now = stage
+            give_up()
             if source is not None or stage != "index" or done != total:
                 return
             generation = self.layout.current_generation_number()
@@ -544,16 +551,20 @@ class LiveWriter:
                     self._outcomes.update({write.number: outcome for write in writes})
                 _tell(writes, outcome)
 
-        report = build_index(
-            sources,
-            self.layout.root,
-            self.layout.name,
-            config,
-            hear,
-            self._loaded(config),
-            deleted_ids=deleted,
-            keeps_history=source is not None,
-        )
+        before_batches = BETWEEN_BATCHES.set(give_up)
+        try:
+            report = build_index(
+                sources,
+                self.layout.root,
+                self.layout.name,
+                config,
+                hear,
+                self._loaded(config),
+                deleted_ids=deleted,
+                keeps_history=source is not None,
+            )
+        finally:
+            BETWEEN_BATCHES.reset(before_batches)
         if source is None:
             return Outcome(state="searchable", generation=report.generation)
         self._take_up(report.generation)

@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import numpy as np
 import torch
 from cairn.pipeline.errors import ModelError
+from cairn.pipeline.types import BETWEEN_BATCHES
 from jaxtyping import Int64
 
 # OpenMP's threads do not outlive a fork: a child that asked for several would wait for them for ever.
@@ -46,11 +47,27 @@ def run_in_batches(
 
     ``extra_tokens`` come on top of each row. A row larger than the budget is a batch of its own. On a CPU
     batches run side by side, one a thread; on a GPU one after the other, and when its memory runs out the
-    batch is halved, now and for the rest.
+    batch is halved, now and for the rest. What :data:`BETWEEN_BATCHES` raises ends it.
     """
-    if not len(lengths_R):
+    check = BETWEEN_BATCHES.get(None)
+    done = _in_batches(lengths_R + extra_tokens, batch_tokens, run, device)
+    return done if check is None else _checked(done, check)
+
+
+def _checked(batches: Iterator[Done], check: Callable[[], None]) -> Iterator[Done]:
+    for done in batches:
+        yield done
+        check()
+
+
+def _in_batches(
+    sizes_R: Int64[np.ndarray, " R"],
+    batch_tokens: int,
+    run: Callable[[Int64[np.ndarray, " B"]], Done],
+    device: torch.device,
+) -> Iterator[Done]:
+    if not len(sizes_R):
         return iter(())
-    sizes_R = lengths_R + extra_tokens
     order = np.argsort(-sizes_R, kind="stable")
     if device.type != "cpu":
         return _run_one_by_one(order, sizes_R, batch_tokens * CUDA_BATCH_FACTOR, run)

@@ -7,12 +7,16 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from cairn.pipeline import durable
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line import live
+from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.model.batching import run_in_batches
 from cairn.pipeline.serve.writers import ServedDocuments
 
 
@@ -90,3 +94,25 @@ def test_stopping_writer_whose_publication_fails_waits_between_attempts(
     writer.stop(0.5)
     assert not writer.is_open
     assert 2 <= len(attempts) <= 3, "one more at once, and perhaps one at the end"
+
+
+def test_writer_gives_up_a_first_context_between_two_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_drawing, goes_on = threading.Event(), threading.Event()
+
+    def slow(*_: object) -> None:
+        is_drawing.set()
+        while not goes_on.wait(0.01):
+            list(run_in_batches(np.ones(1, np.int64), 8, lambda batch: batch, torch.device("cpu")))
+
+    monkeypatch.setattr(EncoderWorker, "draw_context", slow)
+    writer = opened(CollectionLayout(tmp_path, "c"))
+    writer.create({"cluster": {"num_clusters": 1}}, {})
+    document = {"doc_id": "a", "title": None, "text": "an agate", "metadata": {}}
+    writer.write([document], ServedDocuments(None))
+    try:
+        assert is_drawing.wait(60)
+        assert writer.stop(0, 10)
+    finally:
+        goes_on.set()
