@@ -199,7 +199,7 @@ class Connection:
     timeout_seconds: float = option(30.0, About(above=0, high=3_600))
     max_retries: int = option(3, About(low=0, high=100))
     api_key: str | None = field(default=None, repr=False)
-    principals: tuple[str, ...] = ()
+    principals: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -230,7 +230,7 @@ class Connection:
         headers = {"Accept": "application/json", "User-Agent": f"cairn/{installed_version()}"}
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key.strip()}"
-        if self.principals:
+        if self.principals is not None:  # of none the server must not take that anyone asks
             headers["X-Cairn-Principal"] = ",".join(quote(name, safe=":@.") for name in self.principals)
         return {
             "base_url": self.base_url.rstrip("/").removesuffix("/v1"),  # as OpenAI's clients have it
@@ -299,11 +299,11 @@ class _Client:
         api_key: str | None = None,
         timeout_seconds: float = 30.0,
         max_retries: int = 3,
-        principals: Iterable[str] = (),
+        principals: Iterable[str] | None = None,
         transport: Any = None,
     ) -> None:
         self.connection = Connection(
-            principals=tuple(_texts(principals, "principals")),
+            principals=None if principals is None else tuple(_texts(principals, "principals")),
             base_url=base_url,
             api_key=api_key or os.environ.get(KEY_VARIABLE) or None,
             timeout_seconds=timeout_seconds,
@@ -567,7 +567,7 @@ class _Collection:
         So have the columns of a table or frame. Where one of a request cannot be stored, none of that request
         is.
         """
-        rows = [_document(document) for document in _rows(documents)]
+        rows = [_document(document, place) for place, document in enumerate(_rows(documents))]
         if not rows:
             raise UsageError("documents must be at least one, got none")
         *first, last = _batches(rows, lambda row: len(_json(row)), MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
@@ -777,7 +777,7 @@ def _rows(documents: Any) -> list[Any]:
     return list(cast("Iterable[Any]", documents))
 
 
-def _document(given: Any) -> dict[str, Any]:
+def _document(given: Any, place: int) -> dict[str, Any]:
     """Return a document as the API takes it; as in a frame, a value that is no number is none."""
     if isinstance(given, Document):
         own = {"doc_id": given.doc_id, "title": given.title, "text": given.text}
@@ -788,9 +788,15 @@ def _document(given: Any) -> dict[str, Any]:
         doc_id = str(doc_id)
     if not isinstance(doc_id, str) or not isinstance(row.get("text"), str):
         raise UsageError(
-            f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)}"
+            f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
+            f"at position {place}; give it both, or leave it out"
         )
     metadata = {name: None if _is_missing(value) else value for name, value in row.items()}
+    for name, value in metadata.items():
+        if isinstance(value, float | np.floating) and np.isinf(value):
+            raise UsageError(
+                f"column {name!r} must hold finite numbers, got {value} in document {doc_id!r}; give None"
+            )
     title = metadata.pop("title", None)
     return {"doc_id": doc_id, "title": title, "text": metadata.pop("text"), "metadata": metadata}
 

@@ -82,9 +82,9 @@ KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
 PRINCIPAL_MISSING = ProblemType(
     "principal-missing", 403, "The request does not say for whom it asks, or may not"
 )
-SCOPE_MISSING = ProblemType("scope-missing", 403, "The API key does not have this scope")
+SCOPE_MISSING = ProblemType("scope-missing", 403, "The request may not ask for this")
 RESTRICTION_UNUSABLE = ProblemType(
-    "restriction-unusable", 403, "The API key's own filter does not fit this collection"
+    "restriction-unusable", 403, "What the request may read does not fit this collection"
 )
 READ_ONLY = ProblemType("read-only", 403, "This server takes no writes")
 SOURCE_REFUSED = ProblemType("source-refused", 403, "The server may not read this source")
@@ -210,7 +210,7 @@ _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
     (
         RestrictionError,
         RESTRICTION_UNUSABLE,
-        "who made the key has to give it a filter on columns this collection has",
+        "the filter of its key, and --readers-column of the server, must name columns this collection has",
     ),
     (FilterError, INVALID_FILTER, _OWN_SENTENCE),
     (ChangedDocumentError, DOCUMENT_CHANGED, _OWN_SENTENCE),

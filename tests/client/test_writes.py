@@ -148,3 +148,15 @@ def test_many_ids_are_deleted_in_several_requests(
     monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 2)
     report = stones.delete(["none", "many0", "many1", "nor this", "many2"])
     assert (report.deleted, report.missing, report.status) == (3, ("none", "nor this"), "searchable")
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ({"id": "b", "text": None}, "at position 1"),
+        ({"id": "b", "text": "beryl", "price": float("inf")}, "column 'price' .* in document 'b'"),
+    ],
+)
+def test_document_that_cannot_be_sent_is_named(document: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        CairnClient().collection("stones").add([{"id": "a", "text": "agate"}, document])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline.client.clients import Connection
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
@@ -90,3 +91,14 @@ def test_request_that_may_not_say_for_whom_it_asks_is_refused(
 def test_key_that_asks_for_others_only_reads(tmp_path: Path, other: str) -> None:
     with pytest.raises(ConfigError, match="a key with the scope principal must only read"):
         KeyFile(tmp_path / "keys.json").create("portal", scopes=("principal", other))
+
+
+def test_empty_list_of_principals_is_refused_without_keys(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root, readers_column="tenant"))
+    sent = Connection(base_url="http://127.0.0.1", principals=()).settings()["headers"]
+    headers = {name: value for name, value in sent.items() if name == "X-Cairn-Principal"}
+    response = client.post(f"{STONES}/count", json={}, headers=headers)
+    assert response.status_code == 403
+    assert response.json()["type"].endswith(":principal-missing")
