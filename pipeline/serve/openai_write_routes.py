@@ -394,11 +394,17 @@ def _check_attributes(attributes: Attributes) -> None:
 
 
 async def _take_out(state: ServerState, attachment: Attachment) -> None:
-    """Delete the documents of a file; where that fails, its entry stays, and the next try goes on."""
+    """Delete the documents of a file; where that fails, its entry stays, and the next try goes on.
+
+    Other files with some of these documents are read again.
+    """
     async with state.ingestion.order:
-        doc_ids = await state.writers.run(lambda: state.uploads.cancel(attachment))
-    if doc_ids and CollectionLayout.at(state.settings.root, attachment.collection).is_begun():
-        await _delete(state, attachment.collection, doc_ids)
+        doc_ids, others = await state.writers.run(lambda: state.uploads.cancel(attachment))
+    try:
+        if doc_ids and CollectionLayout.at(state.settings.root, attachment.collection).is_begun():
+            await _delete(state, attachment.collection, doc_ids)
+    finally:
+        state.ingestion.begin(others)
     await state.writers.run(lambda: state.uploads.detach(attachment))
 
 

@@ -294,15 +294,34 @@ class Uploads:
             (json.dumps(dict(attributes)), attachment.number),
         )
 
-    def cancel(self, attachment: Attachment) -> list[str]:
-        """Note that a file leaves a collection; return its documents that no other file of it has."""
+    def cancel(self, attachment: Attachment) -> tuple[list[str], list[Attachment]]:
+        """Note that a file leaves a collection; return its documents, and the other files that have some.
+
+        Those are to be read again, so that their text takes the place of what is deleted; a file that was
+        removed cannot be. Each gets a new number, which ends what is being written of it.
+        """
         self._run(
             "UPDATE attachments SET status = 'cancelled', error_code = NULL, error_message = NULL"
             " WHERE number = ?",
             (attachment.number,),
         )
-        noted = self._attachments("number = ?", attachment.number) or [attachment]
-        return self.unshared(attachment, noted[0].doc_ids)
+        doc_ids = (self._attachments("number = ?", attachment.number) or [attachment])[0].doc_ids
+        others = self._attachments(
+            "collection = ? AND number <> ? AND status IN ('completed', 'in_progress')"
+            " AND file_id IN (SELECT id FROM files)"
+            " AND EXISTS (SELECT * FROM json_each(doc_ids) WHERE value IN (SELECT value FROM json_each(?)))",
+            attachment.collection,
+            attachment.number,
+            json.dumps(list(doc_ids)),
+        )
+        for each in others:
+            self._run(
+                "UPDATE attachments SET status = 'in_progress',"
+                " number = (SELECT MAX(number) + 1 FROM attachments) WHERE number = ?",
+                (each.number,),
+            )
+        again = [self.attachment(each.collection, each.file_id) for each in others]
+        return list(doc_ids), [each for each in again if each is not None]
 
     def detach(self, attachment: Attachment) -> None:
         """Forget that a file is in a collection, once its documents are deleted."""

@@ -292,12 +292,22 @@ def test_attaching_again_leaves_no_document_without_a_file(
     assert server.get("/v1/collections/stones").json()["documents"] == 20
 
 
-def test_file_takes_no_document_along_that_another_file_has(client: Any, server: TestClient) -> None:
-    rows = b'{"id": "t1", "text": "jade"}'
-    first, second = (attached(client, "stones", name, rows) for name in ("a.jsonl", "b.jsonl"))
-    client.vector_stores.files.delete(first.id, vector_store_id="stones")
-    assert server.get("/v1/collections/stones/documents/t1").status_code == 200
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_row_of_a_deleted_file_is_again_that_of_another_file(
+    client: Any, server: TestClient, is_kept: bool
+) -> None:
+    first, second = (
+        attached(client, "stones", f"{text}.jsonl", b'{"id": "t1", "text": "%s"}' % text.encode())
+        for text in ("jade", "opal")
+    )
+    if not is_kept:
+        server.app.state.server.uploads.remove(first.id)  # type: ignore[attr-defined]
     client.vector_stores.files.delete(second.id, vector_store_id="stones")
+    if is_kept:
+        assert settled(client, "stones", first.id).status == "completed"
+    found = server.get("/v1/collections/stones/documents/t1")
+    assert found.json().get("text") == ("jade" if is_kept else None)
+    client.vector_stores.files.delete(first.id, vector_store_id="stones")
     assert server.get("/v1/collections/stones/documents/t1").status_code == 404
 
 
