@@ -39,21 +39,21 @@ _OF_THE_VERB: Final = ("base", "sources", "texts", "output")
 """Settings of a table that this command sets itself; a verb reads them where it runs the file alone."""
 
 
-def prepare(
-    pairs: Sequence[Path],
-    texts: Sequence[Path],
-    judged: Sequence[Path],
-    work: Path,
-    progress: ProgressListener,
-) -> int:
-    """Write pairs and texts that are none of the judged sets' as Parquet; return the number of pairs."""
+def prepare_texts(texts: Sequence[Path], judged: Sequence[Path], target: Path) -> None:
+    """Write texts that are none of the judged sets' as Parquet."""
     from cairn.pipeline.lab.train.landmark_distillation import read_documents
+
+    documents, _ = read_documents(texts, judged)
+    _write(target, pa.Table.from_pylist([one._asdict() for one in documents]))
+
+
+def prepare_pairs(
+    pairs: Sequence[Path], judged: Sequence[Path], target: Path, progress: ProgressListener
+) -> int:
+    """Write pairs that are none of the judged sets' as Parquet; return their number."""
     from cairn.pipeline.lab.train.leakage import without_judged
     from cairn.pipeline.lab.train.pairs import read_pairs
 
-    if texts:
-        documents, _ = read_documents(texts, judged)
-        _write(work / "texts.parquet", pa.Table.from_pylist([one._asdict() for one in documents]))
     kept = without_judged(read_pairs(pairs), judged, progress)
     columns = {
         "query": kept.queries,
@@ -63,7 +63,7 @@ def prepare(
         "instruction": kept.instructions,
         "negatives": pa.array(list(map(list, kept.negatives)), pa.list_(pa.string())),
     }
-    _write(work / "pairs.parquet", pa.table(columns))
+    _write(target, pa.table(columns))
     return len(kept)
 
 
@@ -80,12 +80,18 @@ def settings_of(config: Path, changes: Sequence[str]) -> tuple[LandmarkConfig, T
     for change in changes:
         try:
             [(stage, changed)] = tomllib.loads(change).items()
-            tables[stage] |= {name.replace("-", "_"): value for name, value in changed.items()}
+            changes_of_stage = {name.replace("-", "_"): value for name, value in changed.items()}
+            tables[stage] |= changes_of_stage
         except (tomllib.TOMLDecodeError, AttributeError, KeyError) as error:
             raise ConfigError(
                 f"--set must be STAGE.NAME=VALUE with a stage of {', '.join(tables)} and a value as in TOML, "
                 f"got {change!r}"
             ) from error
+        if set_here := changes_of_stage.keys() & {*_OF_THE_VERB}:
+            raise ConfigError(
+                f"--set must change no {min(set_here)}, got {change!r}; give --pairs, --texts, --base "
+                "or --work"
+            )
 
     def of_stage(stage: str, kind: Any) -> Any:
         settings = {
@@ -168,9 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     progress = ProgressLog(say)
     try:
-        prepared = given.work / "pairs.parquet"
+        prepared, texts = given.work / "pairs.parquet", given.work / "texts.parquet"
+        if given.texts and not texts.is_file():
+            prepare_texts(given.texts, given.judged, texts)
         if given.pairs and not prepared.is_file():
-            number = prepare(given.pairs, given.texts, given.judged, given.work, progress)
+            number = prepare_pairs(given.pairs, given.judged, prepared, progress)
             say(f"prepared={number} bytes={prepared.stat().st_size}")
         if not prepared.is_file():
             raise ConfigError(f"{given.work} must hold pairs.parquet, got none; give --pairs")

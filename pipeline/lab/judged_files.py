@@ -12,12 +12,13 @@ cannot be read is an error here: a judged set has no quarantine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final, Literal
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import FAULT, fitted, stored_type, without_views
+from cairn.pipeline.corpus.columns import FAULT, fitted, is_list, stored_type, without_views
 from cairn.pipeline.corpus.formats import FORMATS
 from cairn.pipeline.corpus.formats.csv import CsvFormat
 from cairn.pipeline.corpus.formats.format import (
@@ -148,8 +149,20 @@ def _as_table(batches: Sequence[pa.RecordBatch], columns: Mapping[str, tuple[str
             arrays.append(array)
         parts.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     table = pa.Table.from_batches(parts, schema)
-    table.validate(full=True)  # texts that are not UTF-8
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        _require_unicode(table)
+        raise
     return table
+
+
+def _require_unicode(table: pa.Table) -> None:
+    for name, row in product(table.column_names, range(table.num_rows)):
+        try:
+            table.column(name).slice(row, 1).validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"column {name!r} of row {row + 1} is not valid Unicode") from error
 
 
 def _in_any_format(folder: Path, stem: str) -> Iterator[Path]:
@@ -167,7 +180,8 @@ def _name_in(schema: pa.Schema, name: str) -> str | None:
 
 def _type_read(file: SourceFile, name: str, arrow_type: pa.DataType) -> pa.DataType:
     if not isinstance(file.format, CsvFormat):
-        return arrow_type
+        has_no_element = is_list(arrow_type) and pa.types.is_null(arrow_type.value_type)
+        return pa.list_(pa.string()) if has_no_element else arrow_type
     if name not in _NUMBERS:
         return pa.string()
     return pa.int64() if pa.types.is_null(arrow_type) else arrow_type

@@ -101,7 +101,7 @@ class Searcher(ServedGeneration):
         """
         if queries is not None:
             check_queries(queries)
-            if isinstance(encoded, np.ndarray) and len(queries) != len(encoded):
+            if isinstance(encoded, list | np.ndarray) and len(queries) != len(encoded):
                 raise UsageError(
                     f"there must be one query text a vector, got {len(queries)} texts and {len(encoded)} "
                     "vectors"

@@ -99,6 +99,15 @@ def test_prepared_texts_hold_no_judged_text(pairs: Path, judged: Path, tmp_path:
     assert pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist() == rows[:1]
 
 
+def test_texts_given_after_the_pairs_were_prepared_are_prepared(pairs: Path, judged: Path, tmp_path: Path):
+    arguments = ["--judged", str(judged), "--work", str(tmp_path / "work"), "--prepare-only"]
+    assert main([*arguments, "--pairs", str(pairs)]) == 0
+    (tmp_path / "texts.jsonl").write_text('{"text": "an old river"}')
+    assert main([*arguments, "--pairs", str(pairs), "--texts", str(tmp_path / "texts.jsonl")]) == 0
+    rows = pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist()
+    assert [row["text"] for row in rows] == ["an old river"]
+
+
 def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path, capsys: Any):
     assert main(["--work", str(tmp_path / "none")]) == 2
     assert "must hold pairs.parquet, got none; give --pairs" in capsys.readouterr().err
@@ -107,6 +116,8 @@ def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path
             settings_of(CONFIG, [change])
     with pytest.raises(ConfigError, match="has no option 'stepps'; did you mean 'steps'"):
         settings_of(CONFIG, ["train.stepps=3"])
+    with pytest.raises(ConfigError, match=r"--set must change no sources, got .*; give --pairs"):
+        settings_of(CONFIG, ["train.sources=['x']"])
     assert [each.steps for each in settings_of(CONFIG, ["train.steps=3"])] == [1500, 3]
 
 

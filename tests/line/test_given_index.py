@@ -148,6 +148,8 @@ def test_a_long_document_is_cut_into_passages_that_words_tell_apart(root: Path) 
     assert notes.status()["chunks"] > 10
     (hit,) = notes.search_vectors(VECTORS[:1], queries=["river"], passages=1)[0].hits
     assert "river" in hit.passages[0].text
+    with pytest.raises(UsageError, match="one query text a vector, got 2 texts and 1 vectors"):
+        notes.search_vectors(VECTORS[:1].tolist(), queries=["river", "stone"])
 
 
 def test_rows_without_fit_vectors_are_quarantined_and_named(root: Path) -> None:

@@ -11,7 +11,8 @@
 Order matters: pairs that follow one another in a file are taken for neighbours. What cannot be used is
 counted, never dropped in silence.
 
-Rows of training files: tables in any format of a source, every column of its kind.
+Rows of training files: tables in any format of a source. Of JSON lines a column is what all its rows fit, so
+numbers among texts are texts, and a row without a key has it empty.
 
     column        kind             what it is
     query         text             what a reader asks

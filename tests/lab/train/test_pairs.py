@@ -71,13 +71,15 @@ def test_read_pairs_empty_sides_and_repetitions_are_counted(tmp_path):
 
 
 def test_read_pairs_text_that_is_not_unicode_is_named(tmp_path):
-    write_lines(tmp_path / "p.jsonl", {"query": "half \ud800", "document": "x"})
+    rows = [{"query": "a", "document": "y"}, {"query": "half \ud800", "document": "x"}]
+    write_lines(tmp_path / "p.jsonl", *rows)
     damaged = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(np.array([0, 2], np.int32)), pa.py_buffer(b"\xff\xfe")]
     )
     pq.write_table(pa.table({"query": damaged, "document": ["x"]}), tmp_path / "p.parquet")
-    for name in ("p.jsonl", "p.parquet"):
-        with pytest.raises(SourceError, match=rf"{name} must be a file that can be read whole"):
+    for name, row in (("p.jsonl", 2), ("p.parquet", 1)):
+        told = rf"{name} must be a file that can be read whole, got: column 'query' of row {row} is not valid"
+        with pytest.raises(SourceError, match=told):
             read_pairs([tmp_path / name])
 
 
@@ -118,6 +120,8 @@ def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path):
     records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
     lines = read_pairs([write_lines(tmp_path / "p.jsonl", *records)])
     assert parquet.negatives == lines.negatives == (("n",), ())
+    lines = write_lines(tmp_path / "q.jsonl", {"query": "a", "document": "x", "negatives": []})
+    assert read_pairs([lines]).negatives == ((),)
 
 
 @pytest.mark.parametrize(
