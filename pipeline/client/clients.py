@@ -662,6 +662,7 @@ class _Collection:
                 raise errors.api_error(422, {**told, "detail": state["detail"] or ""})
             if state["status"] == wait:
                 answer |= {name: state[name] for name in ("status", "generation", "ingested")}
+                answer["warnings"] += state["warnings"]
         return _read(WriteReport, answer)
 
     @_Asks

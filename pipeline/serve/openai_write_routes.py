@@ -283,7 +283,12 @@ async def change_file(
     receipts = await state.writers.run(change)
     if changed and not receipts:
         raise unknown_document()
-    is_found = not receipts or await published(state, receipts[-1]) is not None  # they have one order
+    try:
+        is_found = not receipts or await published(state, *receipts) is not None
+    except ProblemError:
+        if attachment is not None:
+            await state.writers.run(lambda: state.uploads.change(attachment, before))
+        raise
     if attachment is None:
         answer = VectorStoreFile(
             id=file_id,

@@ -149,6 +149,7 @@ class WriteState(Reply):
     status: Literal["waiting", "searchable", "failed"]
     generation: int | None
     detail: str | None = Field(description="Why it failed.")
+    warnings: list[str] = Field(description="Of a source, where the server has not restarted.")
     ingested: IngestedSource | None = Field(description="Of a source, where the server has not restarted.")
 
 
@@ -208,8 +209,6 @@ class AskedWrite:
         outcome = None
         if self._wait == "searchable":
             outcome = await published(state, receipt)
-        if outcome is not None and outcome.state == "failed":
-            raise ProblemError(WRITE_FAILED, _fault(outcome) or "the server's log says more")
         self._response.status_code = 202 if outcome is None else 200
         answer: dict[str, Any] = {
             "documents": [],
@@ -344,12 +343,13 @@ async def read_write(name: CollectionName, number: int, state: State, grant: Wri
     outcome = (await _writer(state.writers, layout.name)).outcome(number)
     if outcome is None:
         raise ProblemError(UNKNOWN_WRITE, "it was never acknowledged, or long ago")
+    told: dict[str, Any] = {"warnings": [], **_ingested(outcome)}
     return WriteState(
         write=number,
         status=outcome.state,
         generation=outcome.generation,
         detail=_fault(outcome),
-        ingested=_ingested(outcome)["ingested"],
+        **told,
     )
 
 
@@ -382,11 +382,18 @@ def reached(state: State, grant: Grant, name: str) -> CollectionLayout:
     return layout
 
 
-async def published(state: ServerState, receipt: Receipt) -> Outcome | None:
-    """Return what became of a write, None where that takes longer than a request may wait."""
-    waiting = asyncio.wrap_future(receipt.published)
-    await asyncio.wait({waiting}, timeout=WAITING_SHARE * state.settings.deadline_seconds)
-    return waiting.result() if waiting.done() else None
+async def published(state: ServerState, *receipts: Receipt) -> Outcome | None:
+    """Return what became of the last of some writes; None where they take longer than a request may wait.
+
+    Where one of them has failed, raises the problem of it.
+    """
+    waiting = [asyncio.wrap_future(receipt.published) for receipt in receipts]
+    await asyncio.wait(waiting, timeout=WAITING_SHARE * state.settings.deadline_seconds)
+    outcomes = [each.result() for each in waiting if each.done()]
+    failed = next((outcome for outcome in outcomes if outcome.state == "failed"), None)
+    if failed is not None:
+        raise ProblemError(WRITE_FAILED, _fault(failed) or "the server's log says more")
+    return outcomes[-1] if len(outcomes) == len(waiting) else None
 
 
 async def open_writer(state: ServerState, name: str) -> tuple[LiveWriter, Stored]:

@@ -20,9 +20,18 @@ from tests.served_stones import serving
 
 
 @pytest.fixture(scope="module")
-def client(stones_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CairnClient]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("sources")
+
+
+@pytest.fixture(scope="module")
+def client(
+    stones_root: Path, tmp_path_factory: pytest.TempPathFactory, sources: Path
+) -> Iterator[CairnClient]:
     root = Path(shutil.copytree(stones_root, tmp_path_factory.mktemp("written") / "root"))
-    settings = ServeSettings(root=root, port=0, deadline_seconds=120.0, writable=True)
+    settings = ServeSettings(
+        root=root, port=0, deadline_seconds=120.0, writable=True, allowed_sources=(str(sources),)
+    )
     with serving(settings) as address, CairnClient(address, timeout_seconds=120) as opened:
         yield opened
 
@@ -128,6 +137,18 @@ def test_write_that_takes_longer_than_a_request_may_is_waited_for(
         stones.add([{"id": "bad", "text": "obsidian"}])
     monkeypatch.undo()
     stones.delete("slow")
+
+
+@pytest.mark.parametrize("share", [0.8, 0.0])
+def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
+    stones: RemoteCollection, sources: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    monkeypatch.setattr("cairn.pipeline.serve.write_routes.WAITING_SHARE", share)
+    (sources / "latin.txt").write_bytes("der Stein heißt Obsidian".encode("latin-1"))
+    report = stones.ingest(str(sources / "latin.txt"))
+    assert report.ingested is not None
+    assert any("latin.txt" in each for each in report.warnings), report.warnings
+    stones.delete("latin.txt")
 
 
 @pytest.mark.parametrize("value", [b"bytes", object(), [float("nan")]])

@@ -13,7 +13,7 @@ from typing import Any
 import openai
 import pytest
 from cairn.pipeline.durable import remove_folder
-from cairn.pipeline.errors import DiskFullError, StorageError, WritesWaitingError
+from cairn.pipeline.errors import DiskFullError, ModelError, StorageError, WritesWaitingError
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
@@ -334,6 +334,31 @@ def test_deletion_that_was_refused_is_done_by_the_next_try(
             take_out()
     assert take_out().deleted
     assert server.get(f"/v1/collections/stones/documents/{file.id}").status_code == 404
+
+
+@pytest.mark.parametrize("change", ["update", "delete"])
+def test_change_of_which_a_part_cannot_be_published_is_answered_as_failed(
+    client: Any, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    rows = b'{"id": "t1", "text": "jade"}\n{"id": "t2", "text": "opal"}'
+    file = attached(client, "stones", "rows.jsonl", rows, attributes={"rank": 1})
+    build = LiveWriter._build
+
+    def failing(writer: LiveWriter, writes: Any) -> Any:
+        for each in writes:
+            if "t1" in each.deleted or (each.rows is not None and "t1" in each.rows["doc_id"].to_pylist()):
+                raise ModelError("the model cannot read it")
+        return build(writer, writes)
+
+    monkeypatch.setattr(LiveWriter, "_build", failing)
+    files = client.vector_stores.files
+    options = {"attributes": {"rank": 2}} if change == "update" else {}
+    with pytest.raises(openai.UnprocessableEntityError, match="the model cannot read it"):
+        getattr(files, change)(file.id, vector_store_id="stones", **options)
+    if change == "update":
+        assert files.retrieve(file.id, vector_store_id="stones").attributes == {"rank": 1}
+    monkeypatch.undo()
+    assert getattr(files, change)(file.id, vector_store_id="stones", **options)
 
 
 @pytest.fixture
