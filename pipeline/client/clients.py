@@ -784,7 +784,9 @@ def _document(given: Any, place: int) -> dict[str, Any]:
         own = {"doc_id": given.doc_id, "title": given.title, "text": given.text}
         return {**own, "metadata": dict(given.metadata)}
     row = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
-    doc_id = row.pop("doc_id" if "id" not in row else "id", None)
+    if _is_missing(row.get("id")):
+        row.pop("id", None)
+    doc_id = row.pop("id" if "id" in row else "doc_id", None)
     if isinstance(doc_id, int | np.integer | uuid.UUID) and not isinstance(doc_id, bool):
         doc_id = str(doc_id)
     if not isinstance(doc_id, str) or not isinstance(row.get("text"), str):
@@ -792,7 +794,7 @@ def _document(given: Any, place: int) -> dict[str, Any]:
             f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
             f"at position {place}; give it both, or leave it out"
         )
-    metadata = {name: None if _is_missing(value) else value for name, value in row.items()}
+    metadata = {name: _without_missing(value) for name, value in row.items()}
     for name, value in metadata.items():
         if isinstance(value, float | np.floating) and np.isinf(value):
             raise UsageError(
@@ -802,14 +804,27 @@ def _document(given: Any, place: int) -> dict[str, Any]:
     return {"doc_id": doc_id, "title": title, "text": metadata.pop("text"), "metadata": metadata}
 
 
+def _without_missing(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [None if _is_missing(each) else each for each in cast("Iterable[Any]", value)]
+    return None if _is_missing(value) else value
+
+
 def _is_missing(value: Any) -> bool:
-    return (isinstance(value, float | np.floating) and np.isnan(value)) or type(value).__name__ in _MISSING
+    is_nan = isinstance(value, float | np.floating) and bool(np.isnan(value))
+    return value is None or is_nan or type(value).__name__ in _MISSING
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, default=_plain).encode()
-    except (TypeError, ValueError, RecursionError) as error:
+    except TypeError as error:
+        raise UsageError(
+            f"a request must be of JSON, dates, UUIDs and arrays, got {str(error)[:80]}; change it to one"
+        ) from None
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"a request must be JSON without NaN, got {str(error)[:80]!r}") from None
 
 

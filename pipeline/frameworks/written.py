@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -21,6 +23,8 @@ from cairn.pipeline.types import RESERVED_COLUMNS, Document, Hit
 if TYPE_CHECKING:
     from cairn.pipeline.client import CairnClient, RemoteCollection
     from cairn.pipeline.collection import Collection
+
+log = logging.getLogger(__name__)
 
 _Found = TypeVar("_Found")
 
@@ -105,20 +109,34 @@ class WrittenCollection:
     def hits(self, query: str | Sequence[float], options: Mapping[str, Any]) -> Sequence[Hit]:
         """Rank documents for a query, or for a vector of the collection's own encoder."""
         if isinstance(query, str):
-            return self._read(lambda: self.collection.search(query, **options).hits, [])
+            return self._read(lambda: self.collection.search(query, **options).hits, [], is_search=True)
         vectors = np.asarray([query], np.float32)
-        return self._read(lambda: self.local.search_vectors(vectors, **options)[0].hits, [])
+        return self._read(lambda: self.local.search_vectors(vectors, **options)[0].hits, [], is_search=True)
 
-    def _read(self, call: Callable[[], _Found], nothing: _Found) -> _Found:
-        """Return what a call reads, and ``nothing`` of a collection of which nothing is published."""
-        if not self.is_remote:
-            return nothing if self.is_empty else call()
-        try:
+    def _read(self, call: Callable[[], _Found], nothing: _Found, *, is_search: bool = False) -> _Found:
+        """Return what a call reads, and ``nothing`` of a collection of which nothing is published.
+
+        A search of one that is not there is warned of; other calls come before a first add as well.
+        """
+        if self.is_remote:
+            try:
+                return call()
+            except (errors.ConflictError, errors.NotFoundError) as error:
+                if not error.type.endswith((":collection-empty", ":unknown-collection")):
+                    raise
+                is_there = error.type.endswith(":collection-empty")
+        elif self.is_empty:
+            is_there = self.local.layout.is_begun()
+        else:
             return call()
-        except (errors.ConflictError, errors.NotFoundError) as error:
-            if error.type.endswith((":collection-empty", ":unknown-collection")):
-                return nothing
-            raise
+        if is_search and not is_there:
+            _warn_of_unknown(self.collection.name)
+        return nothing
+
+
+@cache
+def _warn_of_unknown(name: str) -> None:
+    log.warning("there is no collection %r, so a search finds nothing; check the name or add texts", name)
 
 
 def columns_of(metadata: Mapping[str, Any]) -> dict[str, Any]:

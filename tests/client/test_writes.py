@@ -84,6 +84,8 @@ def test_many_documents_are_several_requests(
 def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection) -> None:
     with pytest.raises(errors.InvalidRequestError, match="#/documents/0 the text is empty"):
         stones.add([{"id": "new", "text": " "}])
+    with pytest.raises(UsageError, match=r"must be of JSON, .*, got a value of type bytes"):
+        stones.add([{"id": "new", "text": "obsidian", "year": b"1"}])
     with pytest.raises(UsageError, match="an id, under the name id or doc_id, and a text"):
         stones.add([{"id": True, "text": "obsidian"}])
     with pytest.raises(UsageError, match="at least one"):
@@ -104,7 +106,7 @@ def test_documents_that_are_no_list_of_them_are_refused_before_anything_is_sent(
 def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> None:
     own = uuid.uuid4()
     rows = [
-        {"doc_id": 7, "text": "obsidian", "weight": float("nan")},
+        {"id": None, "doc_id": 7, "text": "obsidian", "weight": float("nan"), "sizes": [1.5, float("nan")]},
         {"id": own, "text": "jade", "made_by": own},
     ]
     report = stones.add(rows)
@@ -117,6 +119,8 @@ def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> No
         ("jade", None),
         ("opal", 2.5),
     ]
+    assert read[0] is not None
+    assert read[0].metadata["sizes"] == [1.5, None]
     assert read[1] is not None
     assert read[1].metadata["made_by"] == str(own)
     stones.delete(["7", str(own), "framed"])
@@ -151,7 +155,7 @@ def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
     stones.delete("latin.txt")
 
 
-@pytest.mark.parametrize("value", [b"bytes", object(), [float("nan")]])
+@pytest.mark.parametrize("value", [b"bytes", object(), [[float("nan")]]])
 def test_value_that_is_no_json_is_refused_before_anything_is_sent(value: Any) -> None:
     with pytest.raises(UsageError, match="JSON"):
         CairnClient("http://nowhere.invalid").collection("stones").add([{"id": "a", "text": "a", "v": value}])

@@ -175,6 +175,19 @@ def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path: Path) -> N
         assert store.query(VectorStoreQuery(query_str="granite")).ids == ["1"]
 
 
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_search_of_a_collection_that_is_not_there_is_warned_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_remote: bool
+) -> None:
+    name = f"misspelt-{is_remote}".lower()
+    settings = ServeSettings(root=tmp_path, port=0, deadline_seconds=120.0, writable=True)
+    with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
+        store = LangChainStore(client.collection(name)) if is_remote else LangChainStore(name, root=tmp_path)
+        for _ in range(2):
+            assert store.similarity_search("granite") == []
+    assert [name in each for each in caplog.messages if "no collection" in each] == [True]
+
+
 def test_delete_of_an_unknown_source_deletes_nothing(make: Callable[..., Any]) -> None:
     store = make(CairnVectorStore)
     store.add([TextNode(id_="alone", text="granite is hard")])
