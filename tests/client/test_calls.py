@@ -72,8 +72,10 @@ def test_parameters_that_json_does_not_have_are_refused(call: Callable[..., Any]
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"filters": deep}
-    for wrong in (endless, deep, {"value": object()}, {(1, 2): 3}, {"value": float("nan")}, {1, 2}):
-        with pytest.raises(UsageError, match=r"must be JSON without NaN, got"):
+    plain = {"value": object()}, {(1, 2): 3}, {1, 2}
+    for wrong in (endless, deep, {"value": float("nan")}, *plain):
+        kind = "of JSON, dates, UUIDs and arrays" if wrong in plain else "JSON without NaN"
+        with pytest.raises(UsageError, match=f"must be {kind}, got"):
             call(lambda client, wrong=wrong: client.collection("stones").search("slate", filters=wrong))
 
 
