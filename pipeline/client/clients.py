@@ -23,6 +23,7 @@ import re
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -287,7 +288,7 @@ def _run(coroutine: Coroutine[Any, Any, _Answer]) -> _Answer:
     raise AssertionError("a client that waits needs no event loop")
 
 
-class _Client:
+class _Client(ABC):
     """Connections of one server: those of another process or event loop are left to it, and others opened."""
 
     _kind: Callable[..., Any]
@@ -405,11 +406,11 @@ class _Client:
             return None
         raise problem
 
-    async def _send(self, *request: str, **sent: Any) -> httpx2.Response:
-        raise NotImplementedError
+    @abstractmethod
+    async def _send(self, *request: str, **sent: Any) -> httpx2.Response: ...
 
-    async def _pause(self, seconds: float) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _pause(self, seconds: float) -> None: ...
 
 
 class CairnClient(_Client):
