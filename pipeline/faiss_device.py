@@ -80,7 +80,7 @@ class _Choice:
     def is_card(self) -> bool:
         if self._chosen is None:
             self.choose(os.environ.get(VARIABLE) or "auto")  # pyright: ignore[reportArgumentType]
-        return self._chosen != "cpu" and _has_card()
+        return self._chosen != "cpu" and has_card()
 
     def card(self) -> _Card:
         with self._lock:
@@ -109,7 +109,8 @@ def use_index_device(device: IndexDevice) -> None:
     _choice.choose(device)
 
 
-def _has_card() -> bool:
+def has_card() -> bool:
+    """Tell whether FAISS finds a card."""
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 

@@ -112,7 +112,8 @@ def built(path: Path, kind: Any, vectors: np.ndarray = VECTORS) -> FaissIndex:
 def built_here(monkeypatch: pytest.MonkeyPatch, path: Path, kind: str) -> FaissIndex:
     with monkeypatch.context() as patched:
         choose(patched, faiss, "cpu")
-        return built(path, kind)
+        description = built(path, kind).description
+    return open_faiss_index(path, description)
 
 
 def answers(index: FaissIndex, **options: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -33,7 +33,6 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import Describer, described_by
 from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
 from cairn.pipeline.encode.endpoint_requests import Patience
-from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import rank_structure
 from cairn.pipeline.encode.token_rows import (
@@ -46,7 +45,7 @@ from cairn.pipeline.encode.token_rows import (
     unit_states,
     with_steps,
 )
-from cairn.pipeline.encode.tokenization import TokenizedTexts, tokenize
+from cairn.pipeline.encode.tokenization import Prefix, TokenizedTexts, tokenize, tokenize_after
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
@@ -59,8 +58,7 @@ from cairn.pipeline.model.landmarks import Chunks, chunk_spans, lay_out, split_i
 from cairn.pipeline.model.late_backbone import LateBackbone
 from cairn.pipeline.model.latent_attention import latent_attention_of
 from cairn.pipeline.poolings import pooling_rule
-from cairn.pipeline.token_vectors.codebook import LEAST_STATES, TokenCodebook, TokenCoder
-from cairn.pipeline.token_vectors.max_sim import token_idf
+from cairn.pipeline.token_vectors.codebook import LEAST_STATES, TokenCodebook, TokenCoder, token_idf
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int32, Int64
 from tokenizers import Tokenizer

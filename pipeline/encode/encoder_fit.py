@@ -6,7 +6,7 @@ import numpy as np
 from cairn.pipeline.config import LINE_TOKENS, EncoderConfig, IngestConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import require_describer
-from cairn.pipeline.encode.prefixes import Prefix
+from cairn.pipeline.encode.tokenization import Prefix
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.document_encoder import require_dims
 from cairn.pipeline.model.engine.backbone import Backbone

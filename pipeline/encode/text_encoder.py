@@ -110,8 +110,7 @@ class TextEncoder:
     def encode_query_tokens(
         self, texts: Sequence[str]
     ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """Embed queries, and return the states of their tokens from the same pass, too."""
-        require_queries(texts)
+        """Embed queries that a search has checked, and return the states of their tokens, too."""
         return self._documents.encode_query_tokens(texts)
 
     def count_tokens(self, texts: Sequence[str]) -> int:

@@ -51,8 +51,7 @@ from cairn.pipeline.index.segments.segment import (
 from cairn.pipeline.lexical.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.lexical.tokenizer import main_languages
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.vector_index.exact_index import VectorIndex
-from cairn.pipeline.vector_index.faiss_index import FaissIndex
+from cairn.pipeline.vector_index.faiss_index import FaissIndex, VectorIndex
 from jaxtyping import Float32, Int32, Int64
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from cairn.pipeline.lexical.tokenizer import Variants, terms_of_query
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.late import best_places
-from cairn.pipeline.vector_index.exact_index import NO_POSITION
+from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float, Float32, Int64
 
 MAX_CHUNK_HITS = 16_384

@@ -6,8 +6,7 @@
 A window takes, for each query token, the better of its own best match and its document's title's. Windows
 that are not judged gain nothing.
 
-Everything here works on arrays; the oracle of the fast path is
-``cairn.pipeline.token_vectors.max_sim`` on decoded vectors.
+Everything here works on arrays. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3; differs: weights.
 
     q query tokens    W windows    J judged windows    V vector dim
 """
@@ -22,7 +21,6 @@ import numpy as np
 from cairn.pipeline.index.columns import TokenCodes, TokenVectors
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import TokenCoder
-from cairn.pipeline.token_vectors.max_sim import normalised_weights
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float, Float32, Int64
 
@@ -64,6 +62,12 @@ class LateQuery:
             weights_q=normalised_weights(weights[places]),
             places_q=places,
         )
+
+
+def normalised_weights(weight_q: Float[np.ndarray, " q"]) -> Float32[np.ndarray, " q"]:
+    """Return weights that sum to 1; zeros where none is above 0."""
+    total = float(weight_q.sum())
+    return (weight_q / total if total > 0.0 else np.zeros_like(weight_q)).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -36,7 +36,7 @@ from cairn.pipeline.search.candidates import (
 )
 from cairn.pipeline.search.late import LateQuery, window_max_sim
 from cairn.pipeline.search.sparse import sparse_documents
-from cairn.pipeline.vector_index.exact_index import NO_POSITION
+from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Float32, Int64, UInt8
 
 

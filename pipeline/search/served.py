@@ -85,6 +85,7 @@ class ServedGeneration:
     ) -> None:
         layout.require_exists()
         self._layout = layout
+        self._current_path = layout.current_path
         self._timeout = None if timeout_seconds is None else dt.timedelta(seconds=timeout_seconds)
         self._load_encoder = (lambda _: encoder) if isinstance(encoder, QueryEncoder) else encoder
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
@@ -272,7 +273,7 @@ class ServedGeneration:
 
     def _read_stamp(self) -> Stamp | None:
         try:
-            found = self._layout.current_path.stat()
+            found = self._current_path.stat()
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size

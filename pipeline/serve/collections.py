@@ -108,6 +108,7 @@ class Collections:
         open_one: OpenOne | None = None,
     ) -> None:
         self._settings = settings
+        self._aliases_path = aliases_path(settings.root)
         self._open_one = open_one
         self._load_encoder = load_encoder
         self._on_start = on_start
@@ -158,7 +159,7 @@ class Collections:
     def _aliases(self) -> Mapping[str, Alias]:
         """Return the switched names, as they were last read where they cannot be read now."""
         try:
-            found = aliases_path(self._settings.root).stat()
+            found = self._aliases_path.stat()
             stamp = found.st_ino, found.st_mtime_ns
         except OSError:
             stamp = None

@@ -28,7 +28,7 @@ from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
-from jaxtyping import Float16, Float32, Int, UInt8
+from jaxtyping import Float16, Float32, Int, Int32, Int64, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -153,3 +153,20 @@ def load_token_coder(folder: Path) -> TokenCoder:
     if not (is_whole and are_halves and np.isfinite(centroids).all() and np.isfinite(weights_X).all()):
         raise DamageError(f"{LATE_NAME} must hold finite centroids and weights")
     return TokenCodebook(centroids=centroids, weights_X=weights_X)
+
+
+def token_idf(
+    ids_T: Int32[np.ndarray, " T"],
+    offsets_M1: Int64[np.ndarray, " M1"],
+    vocabulary_size: int,
+    num_unseen: int = 0,
+) -> Float32[np.ndarray, " vocabulary"]:
+    """Return ln(1 + (M - m + ½) / (m + ½)) of every token id, m of M texts holding it.
+
+    ``num_unseen`` more texts hold none.
+    """
+    num_texts = len(offsets_M1) - 1
+    text_T = np.repeat(np.arange(num_texts), np.diff(offsets_M1))
+    held = np.unique(text_T * vocabulary_size + ids_T) % vocabulary_size
+    holding = np.bincount(held, minlength=vocabulary_size)
+    return np.log1p((num_texts + num_unseen - holding + 0.5) / (holding + 0.5)).astype(np.float32)

@@ -1,7 +1,6 @@
-"""Vectors searched by inner product: FAISS files, and the oracle that they are measured against.
+"""Vectors searched by inner product, in FAISS files.
 
     stream of vectors ─▶ faiss_build ─▶ one FAISS file, or two ─▶ faiss_index ─▶ scores, positions
-                                                  exact_index: the same by brute force
 
 Knows no collection: ``pipeline/index/segments`` says which files there are, and checks them.
 """

@@ -16,18 +16,72 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.counted import counted
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.faiss_device import CardCopy
+from cairn.pipeline.faiss_device import CardCopy, has_card
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.vector_index import REFINE_SUFFIX
-from cairn.pipeline.vector_index.exact_index import NO_POSITION, best_first
 from jaxtyping import Float32, Int64
 from numpy.lib.stride_tricks import sliding_window_view
+
+NO_POSITION = -1
+"""Fills the answer where fewer than ``top_k`` vectors were found; its score is minus infinity."""
+
+
+class VectorIndex(Protocol):
+    """N vectors of V dimensions, searched by inner product."""
+
+    @property
+    def num_vectors(self) -> int:
+        """Count the vectors."""
+        ...
+
+    @property
+    def vector_dim(self) -> int:
+        """Return V."""
+        ...
+
+    def search(
+        self,
+        queries_QV: Float32[np.ndarray, "Q V"],
+        top_k: int,
+        allowed: Int64[np.ndarray, " A"] | None = None,
+    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+        """Return the scores and positions of the ``top_k`` best vectors of each query, best first.
+
+        Ties go to the lower position. ``allowed`` restricts the answer to these positions (any order, no
+        repeats needed); None allows all. Missing answers are position -1 with score -inf, at the end of the
+        row.
+        """
+        ...
+
+    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
+        """Return the vectors at these positions, in their order; quantised kinds return an approximation."""
+        ...
+
+
+def best_first(
+    scores_QF: Float32[np.ndarray, "Q F"], positions_QF: Int64[np.ndarray, "Q F"], top_k: int
+) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
+    """Return the ``top_k`` best of each row by score, then position, padded where there are fewer.
+
+    What is missing scores minus infinity.
+    """
+    num_found = scores_QF.shape[1]
+    scores_QK = np.full((len(scores_QF), top_k), -np.inf, dtype=np.float32)
+    positions_QK = np.full((len(scores_QF), top_k), NO_POSITION, dtype=np.int64)
+    for row, (scores, positions) in enumerate(zip(scores_QF, positions_QF, strict=True)):
+        if num_found > top_k:
+            is_near = scores >= np.partition(scores, num_found - top_k)[num_found - top_k]
+            scores, positions = scores[is_near], positions[is_near]
+        order = np.lexsort((positions, -scores))[:top_k]
+        scores_QK[row, : len(order)], positions_QK[row, : len(order)] = scores[order], positions[order]
+    return scores_QK, positions_QK
+
 
 MIN_LISTED_VECTORS = 256
 """Below this there is nothing to train lists on, and nothing to save."""
@@ -162,7 +216,7 @@ class NearestLists:
 
 
 class FaissIndex:
-    """A :class:`~cairn.pipeline.vector_index.exact_index.VectorIndex` over one FAISS file.
+    """A :class:`VectorIndex` over one FAISS file.
 
     Safe to search from several threads.
     """
@@ -180,7 +234,7 @@ class FaissIndex:
         self._refine = refine
         self._search_index = index if refine is None else faiss.IndexRefine(index, refine)
         # FAISS has no RaBitQ on a card.
-        self._on_card = None if refine is not None else CardCopy(index, searches_before=1)
+        self._on_card = CardCopy(index, searches_before=1) if refine is None and has_card() else None
         self.is_flat = faiss_kind(description["kind"]).make_lists is None
         self.nprobe = 1 if self.is_flat else _num_probed(description)
         self._codes_lock = threading.Lock()

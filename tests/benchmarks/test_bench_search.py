@@ -32,7 +32,8 @@ from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.types import chunks_schema, documents_schema
-from cairn.pipeline.vector_index.exact_index import ExactIndex
+
+from tests.exact_search import nearest
 
 pytestmark = pytest.mark.bench
 
@@ -202,7 +203,7 @@ def line(name: str, p50: float, p99: float, rest: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def exact(bench: Bench) -> np.ndarray:
-    return ExactIndex(bench.chunk_vectors).search(bench.query_vectors, TOP_K)[1]
+    return nearest(bench.chunk_vectors, bench.query_vectors, TOP_K)
 
 
 def test_bench_chunk_index_recall_and_latency_beside_flat(bench: Bench, exact: np.ndarray) -> None:

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
-from cairn.pipeline.encode.tokenization import tokenize
+from cairn.pipeline.encode.tokenization import Prefix, tokenize, tokenize_after
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TEXTS = ["the cat", " spaced", "", "old  stone\n path"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cairn.pipeline.errors import DamageError
-from cairn.pipeline.token_vectors.codebook import TokenCodebook, load_token_coder
+from cairn.pipeline.token_vectors.codebook import TokenCodebook, load_token_coder, token_idf
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 
 from tests.late_models import random_codebook
@@ -81,3 +81,10 @@ def test_damaged_codebook_is_refused(tmp_path: Path, damage: str):
 
     with pytest.raises(DamageError):
         load_token_coder(tmp_path)
+
+
+def test_token_idf_counts_texts_not_occurrences():
+    found = token_idf(np.array([1, 1, 2, 1], np.int32), np.array([0, 3, 4, 4]), 4)
+
+    # Three texts: id 1 stands in two of them, id 2 in one, ids 0 and 3 in none.
+    assert found == pytest.approx(np.log1p([3.5 / 0.5, 1.5 / 2.5, 2.5 / 1.5, 3.5 / 0.5]))

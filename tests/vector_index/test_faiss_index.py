@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,7 +10,6 @@ import pytest
 from cairn.pipeline.config import IndexConfig, IndexKind
 from cairn.pipeline.errors import DamageError, IntegrityError
 from cairn.pipeline.vector_index import REFINE_SUFFIX, faiss_build
-from cairn.pipeline.vector_index.exact_index import ExactIndex
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
 from cairn.pipeline.vector_index.faiss_index import (
     BRUTE_FORCE_POSITIONS,
@@ -19,6 +18,8 @@ from cairn.pipeline.vector_index.faiss_index import (
     choose_kind,
     open_faiss_index,
 )
+
+from tests.exact_search import nearest
 
 KINDS = tuple(FAISS_KINDS)
 NUM_VECTORS, VECTOR_DIM = 6_000, 32
@@ -59,7 +60,7 @@ def recall(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_search_agrees_with_the_exact_index(index: FaissIndex) -> None:
-    _, expected = ExactIndex(VECTORS).search(QUERIES, 10)
+    expected = nearest(VECTORS, QUERIES, 10)
     scores, found = index.search(QUERIES, 10)
     assert recall(found, expected) >= 0.97
     assert np.allclose(scores, np.einsum("qkv,qv->qk", VECTORS[found], QUERIES), atol=0.02)
@@ -70,10 +71,20 @@ def test_search_within_allowed_positions_agrees_with_the_exact_index(
     index: FaissIndex, num_allowed: int
 ) -> None:
     allowed = np.random.default_rng(2).choice(NUM_VECTORS, num_allowed, replace=False).astype(np.int64)
-    _, expected = ExactIndex(VECTORS).search(QUERIES, 10, allowed)
+    expected = nearest(VECTORS, QUERIES, 10, allowed)
     _, found = index.search(QUERIES, 10, allowed)
     assert set(found[found >= 0].tolist()) <= set(allowed.tolist())
     assert recall(found, expected) >= 0.97
+
+
+@pytest.mark.parametrize("allowed", [range(40), [7, 3, 3, 19]])
+def test_search_within_few_positions_orders_equal_scores_by_position(
+    tmp_path: Path, allowed: Sequence[int]
+) -> None:
+    vectors = np.random.default_rng(0).integers(-2, 3, (40, 4)).astype(np.float32)  # many products are equal
+    index, _, _ = build(tmp_path, "flat", vectors)
+    found = index.search(vectors[:5], 8, np.array(allowed))[1]
+    assert found.tolist() == nearest(vectors, vectors[:5], 8, np.array(allowed)).tolist()
 
 
 def test_search_with_nothing_allowed_finds_nothing(index: FaissIndex) -> None:
@@ -165,7 +176,7 @@ def test_build_probes_as_few_lists_as_hold_the_target_share_of_true_neighbours(t
     _, description, path = build(tmp_path, "ivf_sq8")
     plain = faiss.read_index(str(path))  # owns the quantizer: must outlive it
     quantizer = faiss.downcast_index(plain.quantizer)
-    _, neighbours = ExactIndex(VECTORS).search(QUERIES, 10)
+    neighbours = nearest(VECTORS, QUERIES, 10)
     lists = quantizer.search(VECTORS[neighbours.ravel()], 1)[1].reshape(neighbours.shape)
     probed = quantizer.search(QUERIES, description["nprobe"])[1]
     share = np.mean([np.isin(wanted, found).mean() for wanted, found in zip(lists, probed, strict=True)])
@@ -221,6 +232,6 @@ def test_lists_trained_in_two_levels_hold_the_neighbours_that_those_of_one_hold(
     monkeypatch.setattr(faiss_build, "ONE_LEVEL_LISTS", 64)
     two, _, _ = build(tmp_path, index.description["kind"])
     assert two.num_lists == index.num_lists
-    exact = ExactIndex(VECTORS).search(QUERIES, 10)[1]
+    exact = nearest(VECTORS, QUERIES, 10)
     assert recall(two.search(QUERIES, 10)[1], exact) >= recall(index.search(QUERIES, 10)[1], exact) - 0.02
     assert two.nprobe <= 2 * index.nprobe

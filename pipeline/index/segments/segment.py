@@ -52,8 +52,7 @@ from cairn.pipeline.manifest import Manifest, SegmentRecord
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from cairn.pipeline.vector_index.exact_index import NO_POSITION, best_first
-from cairn.pipeline.vector_index.faiss_index import FaissIndex, open_faiss_index
+from cairn.pipeline.vector_index.faiss_index import NO_POSITION, FaissIndex, best_first, open_faiss_index
 from jaxtyping import Float32, Int32, Int64, Integer, UInt8, UInt32
 
 FEW_DOCUMENTS: Final = 64
@@ -343,7 +342,7 @@ def _live_rows(deleted: DeletedRows) -> Int64[np.ndarray, " L"]:
 
 
 class JoinedIndex:
-    """A :class:`~cairn.pipeline.vector_index.exact_index.VectorIndex` over segments, in their order.
+    """A :class:`~cairn.pipeline.vector_index.faiss_index.VectorIndex` over segments, in their order.
 
     Each comes with its deleted rows, which its own index already leaves out of every answer.
     """

@@ -28,15 +28,16 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.encoder_fit import prefixes_of
-from cairn.pipeline.encode.prefixes import tokenize_after
+from cairn.pipeline.encode.tokenization import tokenize_after
 from cairn.pipeline.lab.evaluate.encodings import EncodedSet
 from cairn.pipeline.lab.evaluate.measures import BUDGETS, RUN_DEPTH, Answer, RankedDocuments, Spans, id_ranks
 from cairn.pipeline.lab.evaluate.systems import Ranking, Read, System
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import bounded_words
+from cairn.pipeline.search.late import normalised_weights
 from cairn.pipeline.search.passages import new_pieces
-from cairn.pipeline.token_vectors.max_sim import max_sim, token_idf
+from cairn.pipeline.token_vectors.codebook import token_idf
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 from lance.query import MatchQuery
@@ -278,3 +279,27 @@ def score_pieces(
                 )
         progress("maxsim", start + len(block), len(wanted), "pieces")
     return scores_QK
+
+
+def max_sim(
+    query_qV: Float[np.ndarray, "q V"],
+    weight_q: Float[np.ndarray, " q"],
+    token_TV: Float[np.ndarray, "T V"],
+    first_W: Int64[np.ndarray, " W"],
+    end_W: Int64[np.ndarray, " W"],
+) -> Float32[np.ndarray, " W"]:
+    """Return Σ over query tokens of w · max over the tokens ``first:end`` of ⟨q, d⟩, over Σ w, by window.
+
+    0 for an empty window and a query without weight. Source: Khattab & Zaharia 2020 (ColBERT), eq. 3;
+    differs: weights.
+    """
+    best_Wq = np.zeros((len(first_W), len(query_qV)), np.float32)
+    is_filled_W = end_W > first_W
+    if not is_filled_W.any():
+        return best_Wq.sum(axis=1)
+    score_Tq = token_TV.astype(np.float32, copy=False) @ query_qV.astype(np.float32, copy=False).T
+    # Every second stretch of reduceat lies between windows; a last row lets a window end with the tokens.
+    padded = np.concatenate([score_Tq, score_Tq[-1:]])
+    bounds = np.stack([first_W[is_filled_W], end_W[is_filled_W]], axis=1).ravel()
+    best_Wq[is_filled_W] = np.maximum.reduceat(padded, bounds, axis=0)[::2]
+    return best_Wq @ normalised_weights(weight_q)

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
-from cairn.pipeline.encode.prefixes import Prefix
+from cairn.pipeline.encode.tokenization import Prefix
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.kept_arrays import kept_arrays
 from cairn.pipeline.lab.train.gradients import summed_backward

@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from cairn.pipeline.encode.prefixes import Prefix, instruction_prefix
-from cairn.pipeline.encode.tokenization import tokenize
+from cairn.pipeline.encode.tokenization import Prefix, instruction_prefix, tokenize
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train.packed_rows import PackedRows, behind_prefixes
 from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs

@@ -37,7 +37,7 @@ from cairn.pipeline.search.candidates import (
 from cairn.pipeline.search.filters import matching_documents, table_errors
 from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
 from cairn.pipeline.search.reader import Found, LocalReader, LocalScores, WindowScores
-from cairn.pipeline.vector_index.exact_index import NO_POSITION, VectorIndex
+from cairn.pipeline.vector_index.faiss_index import NO_POSITION, VectorIndex
 from jaxtyping import Bool, Float32, Int64
 
 

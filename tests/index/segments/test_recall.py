@@ -14,10 +14,10 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.rows import LanceTables, vectors_of
 from cairn.pipeline.index.segments import writer
-from cairn.pipeline.vector_index.exact_index import ExactIndex, VectorIndex
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
-from cairn.pipeline.vector_index.faiss_index import open_faiss_index
+from cairn.pipeline.vector_index.faiss_index import VectorIndex, open_faiss_index
 
+from tests.exact_search import nearest
 from tests.index import stones
 
 QUERIES = 2_000
@@ -30,9 +30,8 @@ COLLECTIONS = 2
 def recall(index: VectorIndex, vectors_NV: np.ndarray) -> float:
     """Return the share of the ten exact nearest vectors that an index finds."""
     queries = np.random.default_rng(7).standard_normal((QUERIES, vectors_NV.shape[1])).astype(np.float32)
-    nearest = ExactIndex(vectors_NV).search(queries, TOP_K)[1]
     answers = index.search(queries, TOP_K)[1]
-    pairs = zip(answers, nearest, strict=True)
+    pairs = zip(answers, nearest(vectors_NV, queries, TOP_K), strict=True)
     return float(np.mean([np.isin(answer, best).mean() for answer, best in pairs]))
 
 

@@ -12,6 +12,7 @@ from cairn.pipeline.lab.evaluate.baselines import (
     LexicalHits,
     PieceRanker,
     convex,
+    max_sim,
     scaled,
     score_pieces,
     search_bm25,
@@ -20,7 +21,7 @@ from cairn.pipeline.lab.evaluate.encodings import EncodedSet, Encoding
 from cairn.pipeline.lab.evaluate.measures import Answer
 from cairn.pipeline.lab.evaluate.systems import BaselineRanking, System
 from cairn.pipeline.model.backbone_loader import load_backbone
-from cairn.pipeline.token_vectors.max_sim import token_idf
+from cairn.pipeline.token_vectors.codebook import token_idf
 from cairn.pipeline.types import silent_progress
 
 DOC_IDS = [f"d{number:02d}" for number in range(12)]
@@ -170,6 +171,27 @@ def test_bm25_equals_the_formula_best_first_within_a_limit():
     assert found.index_bytes > 0
     ties = search_bm25(["stone", "river", "stone", "stone"], ["stone"], 10, silent_progress)
     assert ties.positions[0].tolist() == [0, 2, 3]
+
+
+def naive(query: np.ndarray, weights: np.ndarray, token: np.ndarray, first: int, end: int) -> float:
+    if first == end or not weights.sum():
+        return 0.0
+    best = [max(float(q @ d) for d in token[first:end]) for q in query]
+    return sum(w * b for w, b in zip(weights, best, strict=True)) / weights.sum()
+
+
+def test_max_sim_of_overlapping_and_empty_windows_equals_the_sum_written_out():
+    rng = np.random.default_rng(0)
+    query, token, weights = (
+        rng.standard_normal((5, 8)),
+        rng.standard_normal((30, 8)),
+        np.array([0.5, 0.0, 2.0, 1.0, 3.0]),
+    )
+    first, end = np.array([0, 3, 3, 29, 10, 30]), np.array([4, 9, 3, 30, 30, 30])
+
+    assert max_sim(query, weights, token, first, end) == pytest.approx(
+        [naive(query, weights, token, f, e) for f, e in zip(first, end, strict=True)], abs=1e-5
+    )
 
 
 def test_max_sim_of_any_block_size_is_that_of_token_states_with_idf(judged, tiny_config, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cairn.pipeline.config import ClusterConfig
-from cairn.pipeline.encode.prefixes import Prefix, tokenize_after
+from cairn.pipeline.encode.tokenization import Prefix, tokenize_after
 from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.train.batches import BatchPlan, Domain, cluster_domains, draw_batches, mean_cosine
 from cairn.pipeline.lab.train.pair_data import PairVectors
