@@ -6,6 +6,7 @@ and rows beside the others, or the whole file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from cairn.pipeline.line.written_rows import Row, WrittenDocument
 
 MAX_ROW_BYTES: Final = 512 << 20
 """Of all documents of a file in memory."""
+_NAMED_BY_OPTION: Final = re.compile(r"name (the right one|another) with --\S+, in Python with \S+")
+"""What an ingest advises; who sends a file has no options."""
 
 
 class UnreadKindError(SourceError):
@@ -53,7 +56,8 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
     try:
         scan = scan_sources([str(path)], corpus, None, fields)
     except UsageError as error:
-        raise SourceError(_without_folder(str(error), path)) from error
+        told = _NAMED_BY_OPTION.sub(r"rename \1 in the file", str(error))
+        raise SourceError(_without_folder(told, path)) from error
     rows: list[Row] = []
     refused: list[str] = []
     doc_ids, encodings = set[str](), set[str]()

@@ -318,6 +318,12 @@ class LiveWriter:
         _tell(self._writes.all(), Outcome(state="failed", fault=fault))
 
     @contextlib.contextmanager
+    def together(self) -> Generator[None]:
+        """Let one publication take what this thread writes meanwhile; other writes wait."""
+        with self._changed:
+            yield
+
+    @contextlib.contextmanager
     def _entered(self) -> Generator[None]:
         with self._changed:
             if not self._changed.wait_for(lambda: not self._is_draining, DRAIN_SECONDS):

@@ -3,22 +3,24 @@
     in_progress ─▶ read ─▶ written, as by POST …/documents ─▶ published ─▶ completed
                     └─ nothing of it can be stored ─────────────────────▶ failed, with the reason
 
-A file is read outside of its collection's writer, so that a slow one holds up no writes. What a killed server
-had not finished is read again when it starts: to write a document twice changes nothing. So is one that met
-trouble which may pass, for some minutes.
+A file is read outside of its collection's writer, so that a slow one holds up no writes. Files that were
+attached together are written together, and published by one generation where they are small: the first ones
+of a collection draw its context. What a killed server had not finished is read again when it starts: to write
+a document twice changes nothing. So is one that met trouble which may pass, for some minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cairn.pipeline.errors import (
     CairnError,
@@ -31,7 +33,8 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.file_rows import FileRows, UnreadKindError
-from cairn.pipeline.line.live import Receipt
+from cairn.pipeline.line.live import LiveWriter, Receipt
+from cairn.pipeline.line.waiting_writes import PUBLICATION_BYTES
 from cairn.pipeline.line.written_rows import Row
 from cairn.pipeline.serve.problems import ProblemError
 from cairn.pipeline.serve.uploads import Attachment, ErrorCode, Uploads
@@ -41,6 +44,9 @@ log = logging.getLogger(__name__)
 
 READERS: Final = 2
 """Files that are read at a time."""
+TOGETHER_FILES: Final = 32
+TOGETHER_SECONDS: Final = 5.0
+"""For which files that were read wait for others that were attached with them."""
 PATIENCE_SECONDS: Final = 1.0
 """Between two tries to write where as many writes wait as are kept."""
 TROUBLE_SECONDS: Final = 600.0
@@ -55,14 +61,32 @@ _MAY_PASS: Final = (TryAgainError, StorageError, ProblemError, TimeoutError)
 _LASTING: Final = "the server could not store it for ten minutes; put it into the collection again later"
 _FAILED: Final = "the server could not store it; its log says more"
 
+_Result = TypeVar("_Result")
+
+
+@dataclass(kw_only=True, slots=True)
+class _ReadFile:
+    """A file that was read: its documents are written by ``calls``, in this order."""
+
+    attachment: Attachment
+    writer: LiveWriter
+    read: FileRows
+    doc_ids: Sequence[str]
+    num_bytes: int
+    calls: list[Callable[[], Receipt | None]]
+    others: Sequence[Attachment] = ()
+    """Files that have had some of the documents it leaves, and are read again."""
+    receipts: list[Receipt] = field(default_factory=list[Receipt])
+    fault: Exception | None = None
+
 
 class FileIngestion:
     """Brings attached files into their collections; used from one event loop."""
 
     def __init__(self, root: Path, uploads: Uploads, writers: Writers) -> None:
         self._root, self._uploads, self._writers = root, uploads, writers
-        self._waiting: asyncio.Queue[tuple[Attachment, float | None]] = asyncio.Queue()
-        """Files to read, and when to give up those that have met trouble."""
+        self._waiting: asyncio.Queue[tuple[Sequence[Attachment], float | None]] = asyncio.Queue()
+        """Files of one collection to read, and when to give up those that have met trouble."""
         self.order = asyncio.Lock()
         """Held while a part of a file is written, and while it is noted that one is taken out."""
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="cairn-file")
@@ -75,9 +99,12 @@ class FileIngestion:
             self._spawn(self._work())
 
     def begin(self, attachments: Sequence[Attachment]) -> None:
-        """Let files be read."""
+        """Let files be read; those of one collection are written together."""
+        groups: dict[str, list[Attachment]] = {}
         for each in attachments:
-            self._waiting.put_nowait((each, None))
+            groups.setdefault(each.collection, []).append(each)
+        for group in groups.values():
+            self._waiting.put_nowait((group, None))
 
     async def close(self) -> None:
         """Stop; what is not finished is read when the server is started again."""
@@ -106,19 +133,33 @@ class FileIngestion:
             await asyncio.sleep(CLEAR_SECONDS)
 
     async def _work(self) -> None:
+        """Read files, and write those that were read in a few seconds together."""
         while True:
-            attachment, until = await self._waiting.get()
-            await self._settled(attachment, until, self._ingest(attachment, until))
+            group, until = await self._waiting.get()
+            read: list[_ReadFile] = []
+            write_at = time.monotonic() + TOGETHER_SECONDS
+            for start in range(0, len(group), READERS):
+                few = group[start : start + READERS]
+                found = await asyncio.gather(*(self._settled(each, until, self._read(each)) for each in few))
+                read += [each for each in found if each is not None]
+                is_much = (
+                    len(read) >= TOGETHER_FILES or sum(each.num_bytes for each in read) > PUBLICATION_BYTES
+                )
+                if is_much or time.monotonic() > write_at or few[-1] is group[-1]:
+                    await self._write(read, until)
+                    read, write_at = [], time.monotonic() + TOGETHER_SECONDS
 
     async def _again(self, attachment: Attachment, until: float) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
-        self._waiting.put_nowait((attachment, until))
+        self._waiting.put_nowait(([attachment], until))
 
-    async def _settled(self, attachment: Attachment, until: float | None, work: Any) -> None:
+    async def _settled(
+        self, attachment: Attachment, until: float | None, work: Awaitable[_Result]
+    ) -> _Result | None:
         """Await work on a file; try it again later, or note why it failed."""
         fault: tuple[ErrorCode, str]
         try:
-            await work
+            return await work
         except UnreadKindError as error:
             fault = "unsupported_file", str(error)
         except DocumentsRefusedError as error:
@@ -132,22 +173,21 @@ class FileIngestion:
             until = until or time.monotonic() + TROUBLE_SECONDS
             if may_pass and time.monotonic() < until:
                 self._spawn(self._again(attachment, until))
-                return
+                return None
             fault = "server_error", _LASTING if may_pass else _FAILED
-        else:
-            return
         try:
             await asyncio.to_thread(lambda: self._uploads.settle(attachment, "failed", error=fault))
         except CairnError as error:
             log.error("files.not_noted sentence=%s", error)  # noqa: TRY400 - it says it
+        return None
 
-    async def _ingest(self, attachment: Attachment, until: float | None) -> None:
-        """Read a file and write its documents; another task waits until they are published."""
+    async def _read(self, attachment: Attachment) -> _ReadFile | None:
+        """Read a file; None where its collection was removed."""
         file = await asyncio.to_thread(lambda: self._uploads.file(attachment.file_id))
         layout = CollectionLayout.at(self._root, attachment.collection)
         if not layout.is_begun():  # removed: a writer would make it again
             await asyncio.to_thread(lambda: self._uploads.forget(attachment.collection))
-            return
+            return None
         if file is None:
             raise SourceError("the file must stay until it is read, got a removed one; send it again")
         writer = await self._writers.of(attachment.collection)
@@ -159,40 +199,66 @@ class FileIngestion:
         doc_ids = [row["doc_id"] for row in rows]
         num_bytes = sum(len(row["text"].encode()) for row in rows)
         noted = list(dict.fromkeys([*attachment.doc_ids, *doc_ids]))
-        if not await asyncio.to_thread(lambda: self._uploads.note_documents(attachment, noted, num_bytes)):
-            return  # cancelled, or taken out of the collection
+
+        def note() -> None:
+            self._uploads.note_documents(attachment, noted, num_bytes)
+
         write = partial(writer.write, stored=stored, source_file=file.filename)
-        calls: list[Callable[[], Receipt]] = [partial(write, part) for part in _batches(rows)]
-        if len(noted) > len(doc_ids):  # what it replaces has had others
+        found = _ReadFile(
+            attachment=attachment,
+            writer=writer,
+            read=read,
+            doc_ids=doc_ids,
+            num_bytes=num_bytes,
+            calls=[note, *(partial(write, part) for part in _batches(rows))],
+        )
+        if replaced := sorted({*noted}.difference(doc_ids)):  # what it replaces has had them
 
             def delete_replaced() -> Receipt:
-                replaced = self._uploads.unshared(attachment, noted)
-                return writer.delete(sorted(set(replaced) - set(doc_ids)), stored)
+                found.others = self._uploads.read_again(attachment, replaced)
+                return writer.delete(replaced, stored)
 
-            calls.append(delete_replaced)
-        receipts = [await self._written(attachment, call) for call in calls]
-        done = self._published(attachment, read, doc_ids, filter(None, receipts))
-        self._spawn(self._settled(attachment, until, done))
+            found.calls.append(delete_replaced)
+        return found
 
-    async def _written(self, attachment: Attachment, write: Callable[[], Receipt]) -> Receipt | None:
-        """Write a part of a file; None where the file was taken out or replaced meanwhile."""
-        while True:
+    async def _write(self, files: Sequence[_ReadFile], until: float | None) -> None:
+        """Write what was read of files, so that one publication takes it; tasks wait until that is done."""
+        calls = deque((file, call) for file in files for call in file.calls)
+        while calls:
             async with self.order:
-                if not await asyncio.to_thread(lambda: self._uploads.is_in_progress(attachment)):
-                    return None
-                with contextlib.suppress(WritesWaitingError):
-                    return await asyncio.to_thread(write)
-            await asyncio.sleep(PATIENCE_SECONDS)
+                await asyncio.to_thread(self._write_together, files[0].writer, calls)
+            if calls:
+                await asyncio.sleep(PATIENCE_SECONDS)
+        for file in files:
+            self.begin(file.others)
+            self._spawn(self._settled(file.attachment, until, self._published(file)))
 
-    async def _published(
-        self, attachment: Attachment, read: FileRows, doc_ids: Sequence[str], receipts: Iterable[Receipt]
+    def _write_together(
+        self, writer: LiveWriter, calls: deque[tuple[_ReadFile, Callable[[], Receipt | None]]]
     ) -> None:
-        for receipt in receipts:
+        """Write until no more may wait; nothing of a file that failed, or that is not to be written now."""
+        with writer.together():
+            while calls:
+                file, call = calls[0]
+                try:
+                    if file.fault is None and self._uploads.is_in_progress(file.attachment):
+                        receipt = call()
+                        file.receipts += [] if receipt is None else [receipt]
+                except WritesWaitingError:
+                    return
+                except Exception as error:  # noqa: BLE001 - the other files are written
+                    file.fault = error
+                calls.popleft()
+
+    async def _published(self, file: _ReadFile) -> None:
+        if file.fault is not None:
+            raise file.fault
+        for receipt in file.receipts:
             outcome = await asyncio.wrap_future(receipt.published)
             if outcome.state == "failed":
                 raise CairnError(outcome.fault)
-        settle = partial(self._uploads.settle, attachment, "completed")
-        await asyncio.to_thread(lambda: settle(doc_ids=doc_ids, warnings=_warnings(read)))
+        settle = partial(self._uploads.settle, file.attachment, "completed")
+        await asyncio.to_thread(lambda: settle(doc_ids=file.doc_ids, warnings=_warnings(file.read)))
 
 
 def _own_rows(read: FileRows, attachment: Attachment) -> list[Row]:

@@ -275,13 +275,12 @@ class Uploads:
             (status, *(error or (None, None)), json.dumps(list(warnings)), kept, attachment.number),
         )
 
-    def note_documents(self, attachment: Attachment, doc_ids: Sequence[str], num_bytes: int) -> bool:
-        """Note the documents of a file before they are written; tell whether it is still in progress."""
+    def note_documents(self, attachment: Attachment, doc_ids: Sequence[str], num_bytes: int) -> None:
+        """Note the documents of a file before they are written."""
         self._run(
             "UPDATE attachments SET doc_ids = ?, num_bytes = ? WHERE number = ? AND status = 'in_progress'",
             (json.dumps(list(doc_ids)), num_bytes, attachment.number),
         )
-        return self.is_in_progress(attachment)
 
     def is_in_progress(self, attachment: Attachment) -> bool:
         """Tell whether a file is still to be written: it was neither taken out nor replaced."""
@@ -295,17 +294,21 @@ class Uploads:
         )
 
     def cancel(self, attachment: Attachment) -> tuple[list[str], list[Attachment]]:
-        """Note that a file leaves a collection; return its documents, and the other files that have some.
-
-        Those are to be read again, so that their text takes the place of what is deleted; a file that was
-        removed cannot be. Each gets a new number, which ends what is being written of it.
-        """
+        """Note that a file leaves a collection; return its documents, and the files that are read again."""
         self._run(
             "UPDATE attachments SET status = 'cancelled', error_code = NULL, error_message = NULL"
             " WHERE number = ?",
             (attachment.number,),
         )
         doc_ids = (self._attachments("number = ?", attachment.number) or [attachment])[0].doc_ids
+        return list(doc_ids), self.read_again(attachment, doc_ids)
+
+    def read_again(self, attachment: Attachment, doc_ids: Sequence[str]) -> list[Attachment]:
+        """Note that other files are to be read again which have some documents that this one leaves.
+
+        Their text takes the place of what is deleted; a file that was removed cannot be read. Each gets a new
+        number, which ends what is being written of it.
+        """
         others = self._attachments(
             "collection = ? AND number <> ? AND status IN ('completed', 'in_progress')"
             " AND file_id IN (SELECT id FROM files)"
@@ -321,20 +324,11 @@ class Uploads:
                 (each.number,),
             )
         again = [self.attachment(each.collection, each.file_id) for each in others]
-        return list(doc_ids), [each for each in again if each is not None]
+        return [each for each in again if each is not None]
 
     def detach(self, attachment: Attachment) -> None:
         """Forget that a file is in a collection, once its documents are deleted."""
         self._run("DELETE FROM attachments WHERE number = ?", (attachment.number,))
-
-    def unshared(self, attachment: Attachment, doc_ids: Sequence[str]) -> list[str]:
-        """Return those of some documents that no other file of the collection has."""
-        others = self._run(
-            "SELECT value FROM attachments, json_each(doc_ids) WHERE collection = ? AND number <> ?",
-            (attachment.collection, attachment.number),
-        )
-        taken = {row["value"] for row in others}
-        return [doc_id for doc_id in doc_ids if doc_id not in taken]
 
     def name_store(self, collection: str, store: Store) -> None:
         """Keep what a client says of a collection."""

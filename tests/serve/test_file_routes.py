@@ -121,7 +121,7 @@ def test_store_is_made_filled_described_and_deleted(client: Any) -> None:
         ),
         ("a.md", b"text \xff\xfe\x00 more", "invalid_file", "NUL character"),
         ("a.jsonl", b'{"id": 1', "invalid_file", "a.jsonl"),
-        ("a.csv", b"x,y\n1,2\n", "invalid_file", "id"),
+        ("a.csv", b"x,y\n1,2\n", "invalid_file", "id column 'id' .* rename the right one in the file$"),
         ("a.md", b"---\nyear: old\n---\n# T\ntext", "invalid_file", "year"),
     ],
 )
@@ -309,6 +309,36 @@ def test_row_of_a_deleted_file_is_again_that_of_another_file(
     assert found.json().get("text") == ("jade" if is_kept else None)
     client.vector_stores.files.delete(first.id, vector_store_id="stones")
     assert server.get("/v1/collections/stones/documents/t1").status_code == 404
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_row_that_a_corrected_file_leaves_is_again_that_of_another_file(
+    client: Any, server: TestClient, is_kept: bool
+) -> None:
+    other = attached(client, "stones", "other.jsonl", b'{"id": "t1", "text": "jade"}')
+    if not is_kept:
+        server.app.state.server.uploads.remove(other.id)  # type: ignore[attr-defined]
+    for rows in (
+        b'{"id": "t1", "text": "opal"}\n{"id": "t2", "text": "beryl"}',
+        b'{"id": "t2", "text": "zircon"}',
+    ):
+        attached(client, "stones", "rows.jsonl", rows, extra_body={"doc_id": "rows.jsonl"})
+    if is_kept:
+        assert settled(client, "stones", other.id).status == "completed"
+    found = [server.get(f"/v1/collections/stones/documents/{doc_id}").json() for doc_id in ("t1", "t2")]
+    assert [each.get("text") for each in found] == ["jade" if is_kept else None, "zircon"]
+
+
+def test_files_that_come_together_are_one_publication(client: Any, server: TestClient) -> None:
+    store = client.vector_stores.create(name="gems")
+    files = [send(client, f"{name}.md", name.encode()) for name in ("ruby", "opal", "jade", "onyx")]
+    broken = send(client, "broken.pdf", b"%PDF-1.4")
+    batch = client.vector_stores.file_batches.create_and_poll(
+        store.id, file_ids=[file.id for file in (*files[:2], broken, *files[2:])], poll_interval_ms=50
+    )
+    assert (batch.file_counts.completed, batch.file_counts.failed) == (4, 1)
+    found = server.get("/v1/collections/gems").json()
+    assert (found["generation"], found["documents"]) == (1, 4)
 
 
 @pytest.mark.parametrize("takes_out", ["detach", "delete"])

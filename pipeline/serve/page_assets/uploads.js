@@ -3,13 +3,13 @@
 import { get, post, sendFile } from "./api.js";
 import { make } from "./dom.js";
 
-const FILES_AT_A_TIME = 3;
+const SENT_AT_A_TIME = 3;
 const LOOK_MILLISECONDS = 300;
 const MAX_FILE_BYTES = 128 << 20;
+/** As many as one look shows. */
+const FILES_TOGETHER = 100;
 
 export class Uploads {
-  #waiting = [];
-  #running = 0;
   #collection = null;
   #list;
 
@@ -40,46 +40,75 @@ export class Uploads {
   }
 
   async #take(files) {
-    this.#collection ||= await this.create();
-    if (!this.#collection) return;
-    for (const file of files) {
-      const state = make("span", {}, "waiting");
-      this.#list.prepend(make("li", {}, make("bdi", {}, file.name), " ", state));
-      this.#waiting.push({ file, state, collection: this.#collection });
+    const collection = (this.#collection ||= await this.create());
+    if (!collection) return;
+    const lines = files.map((file) => new Line(file));
+    for (const line of lines) this.#list.prepend(line.element);
+    for (let start = 0; start < lines.length; start += FILES_TOGETHER) {
+      const together = lines.slice(start, start + FILES_TOGETHER);
+      const waiting = [...together];
+      const send = async () => {
+        while (waiting.length) await waiting.shift().send();
+      };
+      await Promise.all(Array.from({ length: SENT_AT_A_TIME }, send));
+      const sent = together.filter((line) => line.id);
+      if (sent.length) await this.#add(sent, collection);
     }
-    while (this.#running < FILES_AT_A_TIME && this.#waiting.length) this.#work();
   }
 
-  async #work() {
-    this.#running += 1;
-    while (this.#waiting.length) {
-      const { file, state, collection } = this.#waiting.shift();
-      try {
-        const warnings = await add(file, collection, (...shown) => state.replaceChildren(...shown));
-        state.textContent = ["added", ...warnings].join("; ");
-        this.added(collection);
-      } catch (error) {
-        state.className = "complaint";
-        state.textContent = error.message;
+  /** Add sent files as the documents of their names, in the place of those that are there: in one publication. */
+  async #add(sent, collection) {
+    const store = `vector_stores/${encodeURIComponent(collection)}`;
+    const following = new Map(sent.map((line) => [line.id, line]));
+    try {
+      const batch = await post(`${store}/file_batches`, { files: sent.map(({ id, file }) => ({ file_id: id, doc_id: file.name })) });
+      while (following.size) {
+        await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
+        const { data } = await get(`${store}/file_batches/${batch.id}/files?limit=${FILES_TOGETHER}`);
+        const found = new Map(data.map((file) => [file.id, file]));
+        const settled = [...following].filter(([id]) => found.get(id)?.status !== "in_progress");
+        for (const [id, line] of settled) {
+          following.delete(id);
+          line.settle(found.get(id));
+        }
+        if (settled.some(([id]) => found.get(id)?.status === "completed")) this.added(collection);
       }
+    } catch (error) {
+      for (const line of following.values()) line.complain(error.message);
     }
-    this.#running -= 1;
   }
 }
 
-/** Add a file as the document of its name, in the place of one that is there; give the warnings of its reading. */
-async function add(file, collection, show) {
-  if (file.size > MAX_FILE_BYTES) throw new Error("It is larger than 128 MiB.");
-  const bar = make("progress", { max: 1, value: 0, "aria-label": `Sending ${file.name}` });
-  show(bar);
-  const { id } = await sendFile(file, (share) => (bar.value = share));
-  show("being read");
-  const files = `vector_stores/${encodeURIComponent(collection)}/files`;
-  let found = await post(files, { file_id: id, doc_id: file.name });
-  while (found.status === "in_progress") {
-    await new Promise((resolve) => setTimeout(resolve, LOOK_MILLISECONDS));
-    found = await get(`${files}/${id}`);
+/** A file, and how far it is. */
+class Line {
+  #state = make("span", {}, "waiting");
+
+  constructor(file) {
+    this.file = file;
+    this.element = make("li", {}, make("bdi", {}, file.name), " ", this.#state);
   }
-  if (found.status === "completed") return found.warnings;
-  throw new Error(found.last_error?.message ?? "It was taken out again.");
+
+  /** Send it; it has an `id` then, or says why not. */
+  async send() {
+    const refused = this.file.size ? this.file.size > MAX_FILE_BYTES && "It is larger than 128 MiB." : "It is empty.";
+    if (refused) return this.complain(refused);
+    const bar = make("progress", { max: 1, value: 0, "aria-label": `Sending ${this.file.name}` });
+    this.#state.replaceChildren(bar);
+    try {
+      ({ id: this.id } = await sendFile(this.file, (share) => (bar.value = share)));
+      this.#state.textContent = "being read";
+    } catch (error) {
+      this.complain(error.message);
+    }
+  }
+
+  settle(found) {
+    if (found?.status === "completed") this.#state.textContent = ["added", ...found.warnings].join("; ");
+    else this.complain(found?.last_error?.message ?? "It was taken out again.");
+  }
+
+  complain(told) {
+    this.#state.className = "complaint";
+    this.#state.textContent = told;
+  }
 }

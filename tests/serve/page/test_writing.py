@@ -32,12 +32,11 @@ def test_dropped_files_are_found_corrected_and_deleted(
     tab = visit("#collection=pebbles", at=writable)
     tab.locator(".drop").wait_for()
     ask(tab, "chrysolite", "Granite")
-    tab.evaluate(DROP, {"gem.md": "# Gem\nchrysolite is green", "gem.exe": "MZ"})
+    tab.evaluate(DROP, {"gem.md": "# Gem\nchrysolite is green", "gem.exe": "MZ", "gone.md": ""})
     state = tab.locator("#uploads li")
     state.get_by_text("added", exact=True).wait_for()
-    refused = state.locator(".complaint")
-    refused.wait_for()
-    assert "of a kind that is read" in refused.inner_text()
+    state.locator(".complaint", has_text="of a kind that is read").wait_for()
+    assert state.filter(has_text="gone.md").inner_text() == "gone.md It is empty."
     tab.locator("#holds", has_text="3 documents").wait_for()
     tab.locator(".hit h2", has_text="Gem").wait_for()
     correction = {"name": "gem.md", "mimeType": "", "buffer": b"# Peridot\nchrysolite is olive"}
@@ -64,7 +63,8 @@ def test_dropped_files_are_found_corrected_and_deleted(
 def test_first_files_make_a_collection(
     visit: Callable[..., Any], ask: Callable[..., None], start: Callable[..., str], tmp_path: Path
 ) -> None:
-    tab = visit("", at=start(ServeSettings(root=tmp_path, writable=True, deadline_seconds=300.0)))
+    address = start(ServeSettings(root=tmp_path, writable=True, deadline_seconds=300.0))
+    tab = visit("", at=address)
     tab.locator(".drop").wait_for()
     tab.get_by_text("makes one, and so do files that are dropped here.").wait_for()
     tab.on("dialog", lambda question: question.accept("gems"))
@@ -74,6 +74,7 @@ def test_first_files_make_a_collection(
     tab.locator("#holds", has_text="3 documents").wait_for()
     ask(tab, "opal", "opal")
     assert tab.input_value("#collection") == "gems"
+    assert tab.request.get(f"{address}/v1/collections/gems").json()["generation"] == 1
 
 
 def test_server_that_takes_no_writes_offers_none(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
