@@ -13,7 +13,6 @@ from cairn.pipeline import faiss_device
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.config import ClusterConfig, IndexConfig, IngestConfig
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.token_vectors.codebook import TokenCodebook
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
 from cairn.pipeline.vector_index.faiss_index import (
@@ -222,6 +221,8 @@ def test_device_that_cannot_be_used_is_one_sentence(
 def test_ingest_that_asks_for_a_card_reads_nothing_without_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    from cairn.pipeline.line.build_index import build_index  # needs LanceDB, which tests of a card do not
+
     choose(monkeypatch, NoCard())
     with pytest.raises(ConfigError, match="must find a CUDA card"):
         build_index(["nowhere"], tmp_path, "notes", IngestConfig(index_device="gpu"))

@@ -1,15 +1,21 @@
-"""Check and time a GPU: the encoder beside sentence-transformers, and FAISS beside the processors.
+"""Check and time a GPU: encoder and training with their shares of peak, and FAISS beside the processors.
 
     python tests/benchmarks/bench_gpu.py --output tests/benchmarks/results/gpu.json
 
-The model has random weights of ModernBERT-base's size in bf16; rows have 512 and 8,192 tokens. Both sides
-encode the same texts into one mean-pooled vector each, and tokenising counts for both. With faiss-gpu,
-indexes of 500,000 vectors are built and searched, on the card and without it. Then the tests marked `gpu`
-run. The script takes less than eight minutes on one card. It writes card, versions, date and every figure
-as JSON.
+    tests     those marked `gpu`
+    checks    vectors of the card beside those of the processors, and what memory that runs out changes
+    encode    rows of 512 and 8,192 tokens, beside sentence-transformers
+    train     a step of `cairn train` on rows of 512 tokens: plain, and behind 16 context vectors (eq. 5)
+    faiss     with faiss-gpu: indexes of 500,000 vectors, built and searched on the card and without it
+
+The model has random weights of ModernBERT-base's size in bf16. Both encoders make one mean-pooled vector of
+each of the same texts, and tokenising counts for both. A part that fails says so in its place and the others
+go on. After each the report, with card, versions and date, is written as JSON. All of it takes less than ten
+minutes on one card; --tokens and --vectors make it shorter, and --parts leaves parts out.
 
 FLOPs per token: 2 for each weight it is multiplied with, and 4 D for each key it attends to. Those are the
-whole row in global layers and the window in local ones.
+whole row in global layers and the window in local ones. A training step counts three times those of its
+text's tokens: context vectors, and what is computed twice to save memory, count as nothing.
 """
 
 from __future__ import annotations
@@ -21,26 +27,35 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import torch
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IndexDevice
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.faiss_device import use_index_device
+from cairn.pipeline.faiss_library import faiss
+from cairn.pipeline.lab.train.gradients import cached_backward
+from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder, autocast
+from cairn.pipeline.lab.train.losses import contrastive_loss
+from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.settings import TrainConfig
+from cairn.pipeline.lab.train.trainer import Batch, add_gradient, make_optimizer
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
+from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
 from cairn.pipeline.vector_index.faiss_index import open_faiss_index
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-WARM_UPS, REPEATS = 2, 3
+WARM_UPS, REPEATS = 1, 3
 LEAST_COSINE = 0.999
 LEAST_SHARED = 0.95
 """Of the neighbours found, what two devices must share: K-means sums in another order on a card."""
@@ -58,8 +73,11 @@ class Size:
     window: int = 128
     vocabulary: int = 50_368
     lengths: tuple[int, ...] = (512, 8_192)
-    tokens_timed: int = 1 << 21
+    tokens_timed: int = 1 << 20
     vectors: int = 500_000
+    trained_rows: int = 256
+    trained_length: int = 512
+    micro_batch_tokens: int = 1 << 15
 
     def flops_a_token(self, length: int) -> float:
         products = (
@@ -88,6 +106,9 @@ SMALL = Size(
     lengths=(64, 256),
     tokens_timed=2_048,
     vectors=3_000,
+    trained_rows=8,
+    trained_length=64,
+    micro_batch_tokens=256,
 )
 """For the test that this script still runs, on any machine."""
 
@@ -273,109 +294,210 @@ def time_length(
     }
 
 
+CONTEXT_VECTORS, CONTEXT_TOKENS = 16, 64
+
+
+def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: float) -> dict[str, Any]:
+    """Time steps of `cairn train` at equal tokens of text, plain and behind a context that is embedded too.
+
+    Half of the rows are queries, each with one of the others as its document.
+    """
+    config = TrainConfig(
+        steps=WARM_UPS + REPEATS, precision="bf16", micro_batch_tokens=size.micro_batch_tokens
+    )
+    rng = np.random.default_rng(0)
+
+    def rows_of(count: int, length: int) -> PackedRows:
+        ids = rng.integers(4, size.vocabulary, count * length, dtype=np.int32)
+        return PackedRows.apart(ids, np.full(count, length))
+
+    rows, context = rows_of(size.trained_rows, size.trained_length), rows_of(CONTEXT_VECTORS, CONTEXT_TOKENS)
+    num_queries = size.trained_rows // 2
+    positive_Q = torch.arange(num_queries, device=device)
+    report: dict[str, Any] = {}
+    for name, read in (("plain", []), ("eq. 5", context.split(config.micro_batch_tokens))):
+        model = LandmarkEncoder(read_checkpoint(folder)).to(device)
+        optimizer = make_optimizer(model, config)
+
+        def embed(part: PackedRows, context_CD: torch.Tensor | None, model: Any = model) -> Any:
+            with autocast(model, config):
+                return (model(part, context_CD).float(),)
+
+        def embed_context(part: PackedRows, model: Any = model) -> torch.Tensor:
+            with autocast(model, config):
+                return model.embed_documents(part).float()
+
+        def loss_of(embedded: Any) -> torch.Tensor:
+            unit = torch.nn.functional.normalize(embedded[0], dim=1)
+            return contrastive_loss(unit[:num_queries], unit[num_queries:], positive_Q)
+
+        losses: list[float] = []
+
+        def step(
+            read: Any = read, model: Any = model, optimizer: Any = optimizer, losses: Any = losses
+        ) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            first = [partial(embed_context, part) for part in read]
+            second = [partial(embed, part) for part in rows.split(config.micro_batch_tokens)]
+            batch = Batch(backward=lambda: cached_backward(first, second, loss_of))
+            losses.append(add_gradient(batch, model, config)[0])
+            optimizer.step()
+
+        tokens_a_second = len(rows.ids_N) / timed(step, device)
+        assert np.isfinite(losses).all(), f"losses must be finite, got {losses}"
+        flops = 3 * size.flops_a_token(size.trained_length)
+        report[name] = {
+            "tokens_a_second": tokens_a_second,
+            "mfu_of_practical_peak": tokens_a_second * flops / 1e12 / peak_tflops,
+            "losses": losses,
+        }
+        if device.type == "cuda":
+            report[name]["peak_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+            torch.cuda.reset_peak_memory_stats(device)
+    report["eq. 5 against plain"] = report["eq. 5"]["tokens_a_second"] / report["plain"]["tokens_a_second"]
+    return report
+
+
 FAISS_QUERIES, FAISS_TOP_K, FAISS_DIM = 1_000, 50, 384
 
 
-def time_faiss(folder: Path, size: Size, devices: Sequence[IndexDevice]) -> dict[str, Any]:
-    """Build and search an index of each kind on each device; return seconds, and what the devices share."""
+def time_faiss(folder: Path, size: Size, kind: Any, devices: Sequence[IndexDevice]) -> dict[str, Any]:
+    """Build and search an index on each device; return seconds, and what the devices share."""
     rng = np.random.default_rng(0)
     topics = rng.standard_normal((256, FAISS_DIM)).astype(np.float32)
 
     def vectors_of(count: int) -> np.ndarray:
-        noise = rng.standard_normal((count, FAISS_DIM)).astype(np.float32)
+        noise = rng.standard_normal((count, FAISS_DIM), dtype=np.float32)
         vectors = topics[rng.integers(0, len(topics), count)] + noise
         return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
     vectors, queries = vectors_of(size.vectors), vectors_of(FAISS_QUERIES)
     report: dict[str, Any] = {}
-    for kind in ("flat", "ivf_sq8", "ivf_rabitq"):
-        found: dict[str, np.ndarray] = {}
-        for device in devices:
-            use_index_device(device)
-            path, started = folder / f"{kind}-{device}.faiss", time.perf_counter()
-            description = build_faiss_index(
-                lambda: (vectors[start : start + 16_384] for start in range(0, len(vectors), 16_384)),
-                len(vectors),
-                FAISS_DIM,
-                IndexConfig(index_kind=kind),
-                path,
-            )
-            built = time.perf_counter() - started
-            index = open_faiss_index(path, description)
-            for _ in range(WARM_UPS):
-                index.search(queries, FAISS_TOP_K)
-            started = time.perf_counter()
-            _, found[device] = index.search(queries, FAISS_TOP_K)
-            searched = time.perf_counter() - started
-            report[f"{kind} {device}"] = {"built_seconds": built, "1000_queries_seconds": searched}
-        first, *others = found.values()
-        shares = [
-            np.mean([np.isin(a, b).mean() for a, b in zip(first, each, strict=True)]) for each in others
-        ]
-        assert all(share > LEAST_SHARED for share in shares), f"{kind}: the devices share {shares}"
-        report[f"{kind} shared"] = [float(share) for share in shares]
+    found: dict[str, np.ndarray] = {}
+    for device in devices:
+        use_index_device(device)
+        path, started = folder / f"{kind}-{device}.faiss", time.perf_counter()
+        description = build_faiss_index(
+            lambda: (vectors[start : start + 16_384] for start in range(0, len(vectors), 16_384)),
+            len(vectors),
+            FAISS_DIM,
+            IndexConfig(index_kind=kind),
+            path,
+        )
+        built = time.perf_counter() - started
+        index = open_faiss_index(path, description)
+        for _ in range(2):  # the second search copies the index
+            index.search(queries, FAISS_TOP_K)
+        started = time.perf_counter()
+        _, found[device] = index.search(queries, FAISS_TOP_K)
+        report[device] = {"built_seconds": built, "1000_queries_seconds": time.perf_counter() - started}
     use_index_device("auto")
+    first, *others = found.values()
+    shares = [np.mean([np.isin(a, b).mean() for a, b in zip(first, each, strict=True)]) for each in others]
+    report["shared"] = [float(share) for share in shares]
+    assert all(share > LEAST_SHARED for share in shares), f"{kind}: the devices share {shares}"
     return report
 
 
 def run_marked_tests() -> str:
-    """Run the tests that need a card; return pytest's last line."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-m", "gpu", "tests"]
+    """Run the tests that need a card; return pytest's last line.
+
+    Files without such a test are not read, and warnings of other versions than ours are no errors.
+    """
     root = Path(__file__).parents[2]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=root, check=False)
-    assert ended.returncode == 0, ended.stdout[-4_000:]
+    files = [path for path in sorted(root.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text()]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
+    ended = subprocess.run(
+        [*command, *map(str, files)], capture_output=True, text=True, cwd=root, check=False
+    )
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6_000:]
     return ended.stdout.strip().splitlines()[-1]
 
 
-def measure(size: Size, device: torch.device) -> dict[str, Any]:
-    """Check and time everything; return the report."""
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        model = write_model(Path(folder) / "model", size)
-        checks: dict[str, Any] = check_vectors(model, size, device)
-        if device.type == "cuda":
-            checks |= check_out_of_memory(model, size, device)
-        peak_tflops = matmul_tflops(device, MATMUL_SIZE if device.type == "cuda" else 512)
-        lengths = {
-            str(length): time_length(model, size, length, device, peak_tflops) for length in size.lengths
+class Report:
+    """What was found, written after every part; ``failed`` names the parts that raised."""
+
+    def __init__(self, path: Path | None, device: torch.device) -> None:
+        self.found: dict[str, Any] = {
+            "device": torch.cuda.get_device_name(device)
+            if device.type == "cuda"
+            else platform.processor() or "cpu",
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "faiss": faiss.__version__,
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
         }
-        has_card = faiss.get_num_gpus() > 0
-        by_index = time_faiss(Path(folder), size, ("gpu", "cpu") if has_card else ("cpu",))
-    return {
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or "cpu",
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "practical_peak_tflops": peak_tflops,
-        "checks": checks,
-        "by_row_length": lengths,
-        "faiss": {"version": faiss.__version__, "has_card": has_card, **by_index},
-        "tests": run_marked_tests() if device.type == "cuda" else "none run: no card",
-        "seconds": time.perf_counter() - started,
-    }
+        self.failed: list[str] = []
+        self._path = path
+
+    def add(self, name: str, action: Callable[[], Any]) -> None:
+        started = time.perf_counter()
+        try:
+            self.found[name] = action()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on
+            traceback.print_exc()
+            self.failed.append(name)
+            self.found[name] = {"failed": f"{type(error).__name__}: {error}"}
+        print(f"{name}, {time.perf_counter() - started:.1f} s: {self.found[name]}", flush=True)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_text(json.dumps(self.found, indent=2) + "\n")
 
 
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Parse, measure, print and write."""
+def measure(size: Size, device: torch.device, parts: Sequence[str], path: Path | None) -> Report:
+    """Check and time what is asked for."""
+    report, is_card = Report(path, device), device.type == "cuda"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        model = write_model(folder / "model", size)
+        if "tests" in parts:
+            report.add("tests", run_marked_tests if is_card else lambda: "none run: no card")
+        peak = matmul_tflops(device, MATMUL_SIZE if is_card else 512)
+        report.add("practical_peak_tflops", lambda: peak)
+        if "checks" in parts:
+            report.add("check of vectors", lambda: check_vectors(model, size, device))
+            if is_card:
+                report.add("check of memory", lambda: check_out_of_memory(model, size, device))
+        if "train" in parts:
+            report.add("train", lambda: time_training(model, size, device, peak))
+        if "encode" in parts:
+            for length in size.lengths:
+                report.add(f"encode {length}", partial(time_length, model, size, length, device, peak))
+        if "faiss" in parts:
+            has_card = hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+            if not has_card:
+                report.found["faiss on the card"] = "left out: faiss-gpu is not installed, or finds no card"
+            for kind in ("flat", "ivf_sq8", "ivf_rabitq"):
+                on = ("gpu", "cpu") if has_card else ("cpu",)
+                report.add(f"faiss {kind}", partial(time_faiss, folder, size, kind, on))
+    return report
+
+
+PARTS = ("tests", "checks", "encode", "train", "faiss")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, measure, print and write; return 1 where a part failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, help="where to write the report as JSON")
     parser.add_argument("--device", default="cuda", help="the device to measure")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run")
+    parser.add_argument("--tokens", type=int, help="tokens of each length that encoders are timed with")
+    parser.add_argument("--vectors", type=int, help="vectors of each index")
     parser.add_argument(
         "--small", action="store_true", help="a tiny model: shows that the script runs, measures nothing"
     )
     given = parser.parse_args(arguments)
-    report = measure(SMALL if given.small else BASE, torch.device(given.device))
-    text = json.dumps(report, indent=2)
-    print(text)
-    if given.output is not None:
-        given.output.parent.mkdir(parents=True, exist_ok=True)
-        given.output.write_text(text + "\n")
-    return report
+    size = SMALL if given.small else BASE
+    size = replace(
+        size, tokens_timed=given.tokens or size.tokens_timed, vectors=given.vectors or size.vectors
+    )
+    report = measure(size, torch.device(given.device), given.parts, given.output)
+    print(f"failed: {', '.join(report.failed) or 'nothing'}")
+    return int(bool(report.failed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
 
 @pytest.fixture(scope="module")
@@ -16,12 +17,24 @@ def script():
 
 @pytest.mark.slow
 def test_gpu_script_small_on_a_cpu_writes_its_report(script, tmp_path):
-    script["main"](["--device", "cpu", "--small", "--output", str(tmp_path / "gpu.json")])
-    report = json.loads((tmp_path / "gpu.json").read_text())
-    assert report["checks"]["least_cosine_to_cpu_fp32"] >= 0.999
-    assert report["faiss"]["ivf_sq8 cpu"]["built_seconds"] > 0
-    assert set(report["by_row_length"]) == {"64", "256"}
-    assert all(value > 0 for row in report["by_row_length"].values() for value in row.values())
+    path = tmp_path / "gpu.json"
+    assert script["main"](["--device", "cpu", "--small", "--output", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert report["check of vectors"]["least_cosine_to_cpu_fp32"] >= 0.999
+    assert report["faiss ivf_sq8"]["cpu"]["built_seconds"] > 0
+    assert all(value > 0 for length in (64, 256) for value in report[f"encode {length}"].values())
+    assert report["train"]["eq. 5 against plain"] > 0
+    assert "left out" in report["faiss on the card"]
+
+
+def test_part_that_fails_leaves_the_others_their_figures(script, tmp_path):
+    path = tmp_path / "gpu.json"
+    report = script["Report"](path, torch.device("cpu"))
+    report.add("a", lambda: 1 / 0)
+    report.add("b", lambda: 2)
+    assert report.failed == ["a"]
+    assert json.loads(path.read_text())["a"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert json.loads(path.read_text())["b"] == 2
 
 
 def test_gpu_script_flops_are_those_of_modernbert_base(script):

@@ -39,6 +39,7 @@ from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.lab.train.packed_rows import PackedRows, attend_in_blocks, cut_into_blocks, pooled
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
+from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
 from cairn.pipeline.model.engine.layer import Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer
@@ -162,7 +163,9 @@ def run_rows(
     blocks = cut_into_blocks(
         lengths_B,
         num_lead,
-        max_scores=SCORES_PER_STEP // engine.shape.num_heads,
+        max_scores=SCORES_PER_STEP
+        * (CUDA_BATCH_FACTOR if engine.device.type == "cuda" else 1)
+        // engine.shape.num_heads,
         local_radius=engine.shape.local_radius,
         device=engine.device,
     )

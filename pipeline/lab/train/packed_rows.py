@@ -236,13 +236,14 @@ def _block(
     places_T = np.arange(lengths_R[0])
     is_token_RT = places_T < lengths_R[:, None]
     is_padded, local_bias = not is_token_RT.all(), None
-    if local_radius is not None:
-        is_text_T = places_T >= num_lead
-        near_TT = (np.abs(places_T[:, None] - places_T) <= local_radius) & is_text_T & is_text_T[:, None]
-        # Padding sees itself, too, so that it has some key.
-        seen_RTT = (near_TT & is_token_RT[:, None]) | np.eye(len(places_T), dtype=np.bool_)
-        local_bias = bias_where(torch.from_numpy(seen_RTT[:, None]).to(device))
     is_token = torch.from_numpy(is_token_RT).to(device)
+    if local_radius is not None:
+        place = torch.arange(len(places_T), device=device)
+        is_text = place >= num_lead
+        near_TT = ((place[:, None] - place).abs() <= local_radius) & is_text & is_text[:, None]
+        # Padding sees itself, too, so that it has some key.
+        seen_RTT = (near_TT & is_token[: len(is_token) if is_padded else 1, None]) | (place[:, None] == place)
+        local_bias = bias_where(seen_RTT[:, None])
     tokens_RT = starts_R[:, None] + np.minimum(places_T, lengths_R[:, None] - 1)
     return Block(
         tokens_RT=torch.from_numpy(tokens_RT).to(device),

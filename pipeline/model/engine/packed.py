@@ -9,6 +9,8 @@ Elsewhere it is computed row by row, the plain form that the tests hold the kern
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.model.engine.pattern import Batch, PassSettings, Pattern
@@ -107,6 +109,7 @@ class Packed(Pattern):
             # It loads torch's compiler, which takes a second.
             from torch.nn.attention.varlen import varlen_attn
 
+            sharing: dict[str, Any] = {"enable_gqa": True} if shares_keys else {}  # torch 2.11 has no such
             mixed = varlen_attn(
                 query.contiguous(),
                 key.contiguous(),
@@ -117,7 +120,7 @@ class Packed(Pattern):
                 keys.longest,
                 scale=scale,
                 window_size=window,
-                enable_gqa=shares_keys,
+                **sharing,
             )
             assert isinstance(mixed, torch.Tensor)
             return mixed
