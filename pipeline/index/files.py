@@ -172,6 +172,7 @@ def write_copies(lance_folder: Path, folder: Path, copies: Path, lance_files: It
     """
     sources = {path.name: path for path in folder.iterdir() if is_copied(path.name)}
     sources |= {name: lance_folder / name for name in lance_files if is_small(name)}
+    make_folder(copies.parent)
     remove_entry(copies)
     for name, source in sources.items():
         path = copies / name

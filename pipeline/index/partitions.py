@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cairn.pipeline import durable
-from cairn.pipeline.durable import commit_point, storage_errors
+from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import CollectionBusyError
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.names import partition_of
@@ -63,15 +62,7 @@ class ChangePartition:
         layout = self.layout
         with layout.writer_lock():
             self._require_named()
-            base = None
-            if self.record.generation:
-                base = prepare_writer(layout)
-            else:
-                with storage_errors("clearing what an unfinished run left", layout.folder):
-                    for entry in layout.folder.iterdir():
-                        if entry != layout.lock_path:
-                            durable.remove_entry(entry)
-            manifest = self.change(layout, base, self.progress)
+            manifest = self.change(layout, prepare_writer(layout), self.progress)
         commit_point("partition-published")
         return layout.record(manifest.generation)
 

@@ -266,7 +266,7 @@ def _publishing(
     folder, final = layout.temporary_generation_folder(number), layout.generation_folder(number)
     with layout.naming_damage(), storage_errors(f"publishing generation {number} of {layout.name!r}"):
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        durable.make_folder(folder)
         try:
             yield number, folder
         except BaseException:

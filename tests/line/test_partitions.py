@@ -434,13 +434,17 @@ def test_repair_returns_to_the_generation_before_where_the_newest_does_not_say_w
     assert verify_collection(layout) == []
 
 
-@pytest.mark.parametrize("remnant", [None, "file", "FIFO"])
+@pytest.mark.parametrize("remnant", [None, "file", "FIFO", "generations", "copies", "lance"])
 def test_lost_partition_is_told_and_filled_again_by_an_ingest(
     layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, remnant: str | None
 ) -> None:
     lost = next(layout.partitions_folder.iterdir())
     if remnant is None:
         shutil.rmtree(lost)
+    elif remnant in ("generations", "copies", "lance"):
+        shutil.rmtree(lost)
+        lost.mkdir()
+        put(lost / remnant, "FIFO")
     else:
         put(lost, remnant)
     assert any(lost.name in fault.file for fault in verify_collection(layout))
