@@ -26,7 +26,7 @@ from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.partitions import Change, RunTasks, by_partition, change_collection
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import writing
-from cairn.pipeline.index.rows import LanceTables, Rows, id_batches
+from cairn.pipeline.index.rows import LanceTables, Rows
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.types import ProgressListener, silent_progress
 
@@ -221,7 +221,7 @@ def _republish(
     tables = LanceTables.open(layout, manifest.lance_versions)
     tables.compact(force=compact)
     versions = tables.commit(
-        deleted_ids=id_batches(deleted),
+        deleted_ids=deleted,
         find_documents=partial(find_served, layout, manifest),
     )
     facts = GenerationFacts.of(layout, manifest, run_id)

@@ -72,7 +72,7 @@ from cairn.pipeline.index.publish import (
     remove_strays,
     serve_generation,
 )
-from cairn.pipeline.index.rows import LanceTables, id_batches
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.index.verify import Fault, find_faults, store_problems, verify_generation
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, PartitionRecord, record_file
 from cairn.pipeline.token_vectors.projection import LATE_NAME
@@ -348,7 +348,7 @@ def _publish_again(
     tables = LanceTables.open(layout, manifest.lance_versions)
     if salvage is not None:
         _drop_fragments(layout, salvage)
-    versions = tables.commit(deleted_ids=id_batches(lost))
+    versions = tables.commit(deleted_ids=lost)
     return publish_generation(layout, tables, versions, facts, manifest.index_config, progress)
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,12 +83,6 @@ Rows = Mapping[str, slice]
 """By table, the rows of a document in a scan."""
 FindDocuments = Callable[[Sequence[str]], Mapping[str, Rows]]
 """Return the rows of those documents whose places are known."""
-
-
-def id_batches(doc_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Cut ids into lists that one deletion takes."""
-    for start in range(0, len(doc_ids), MAX_IDS_A_DELETE):
-        yield doc_ids[start : start + MAX_IDS_A_DELETE]
 
 
 def _placed(
@@ -270,7 +265,7 @@ class LanceTables:
     def commit(
         self,
         *,
-        deleted_ids: Iterable[Sequence[str]] = (),
+        deleted_ids: Iterable[str] = (),
         find_documents: FindDocuments | None = None,
         replaces_all: bool = False,
         documents: pa.RecordBatchReader | None = None,
@@ -280,10 +275,10 @@ class LanceTables:
     ) -> Versions:
         """Delete and append; return the versions that hold the result.
 
-        ``deleted_ids`` comes in lists of at most 1,000; ``find_documents`` says where they stand in the
-        latest version, so that a few are deleted without a look at all ids. ``replaces_all`` deletes every
-        row instead. ``documents`` and ``chunks`` carry the same documents in the same order, each in ONE
-        append. Row counts are checked after each write; a difference raises :class:`IntegrityError`.
+        ``find_documents`` says where documents stand in the latest version, so that a few are deleted without
+        a look at all ids. ``replaces_all`` deletes every row instead. ``documents`` and ``chunks`` carry the
+        same documents in the same order, each in ONE append. Row counts are checked after each write; a
+        difference raises :class:`IntegrityError`.
         """
         with self._reading("deleting documents from the tables"):
             self._delete(deleted_ids, find_documents)
@@ -406,14 +401,14 @@ class LanceTables:
                         "change the source or ingest into a new collection"
                     )
 
-    def _delete(self, deleted_ids: Iterable[Sequence[str]], find: FindDocuments | None) -> None:
+    def _delete(self, deleted_ids: Iterable[str], find: FindDocuments | None) -> None:
         """Delete documents from both tables."""
         before = {name: self.dataset(name) for name in TABLES}
         deleted = [pa.array([], pa.large_string())]
         addresses: dict[str, list[int]] = {name: [] for name in TABLES}
         num_placed = 0
-        for ids in deleted_ids:
-            assert len(ids) <= MAX_IDS_A_DELETE, len(ids)
+        left = iter(deleted_ids)
+        while ids := list(itertools.islice(left, MAX_IDS_A_DELETE)):
             deleted.append(pa.array(ids, pa.large_string()))
             is_few = num_placed + len(ids) <= MAX_PLACED_DOCUMENTS
             placed = _placed(before, ids, find) if find is not None and is_few else None

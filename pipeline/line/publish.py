@@ -18,7 +18,7 @@ from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.names import CHUNKS, CLUSTERS_ARROW, CONTEXT_ARROW, DOCUMENTS
 from cairn.pipeline.index.partitions import Change, by_partition, change_collection, new_records
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
-from cairn.pipeline.index.rows import LanceTables, id_batches
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.line import pending
 from cairn.pipeline.line.encode import EncodedCorpus
 from cairn.pipeline.line.engine import CorpusView
@@ -47,10 +47,12 @@ def publish(
     shards = pending.EncodedShards.of(run.layout, run.ledger, encoded.first_shard)
     commit = Commit(
         shards=shards,
-        deleted_ids=chain(
-            run.ledger.replaced_ids(),
-            run.ledger.deleted_ids(),
-            run.ledger.vanished_ids() if delete_vanished else (),
+        deleted_ids=chain.from_iterable(
+            chain(
+                run.ledger.replaced_ids(),
+                run.ledger.deleted_ids(),
+                run.ledger.vanished_ids() if delete_vanished else (),
+            )
         ),
         metadata_fields=run.metadata_fields,
         vector_dim=encoded.vector_dim,
@@ -73,7 +75,7 @@ def _publish_partitions(run: Run, commit: Commit, before: Manifest | None) -> Ma
     """Publish the partitions that have something to commit, then the collection."""
     num_partitions = run.config.index.partitions
     records = before.partitions if before else new_records(num_partitions, 1)
-    deleted_ids = by_partition(chain.from_iterable(commit.deleted_ids), num_partitions)
+    deleted_ids = by_partition(commit.deleted_ids, num_partitions)
     is_outgrown = {rows.tables.layout.name: rows.has_new_columns() for rows in run.stored}
     changes: dict[int, Change] = {}
     for number in range(num_partitions):
@@ -81,7 +83,7 @@ def _publish_partitions(run: Run, commit: Commit, before: Manifest | None) -> Ma
         gone = deleted_ids.get(number, [])
         is_replaced = commit.replaces_all and records[number].generation
         if shards.counts or gone or is_replaced or is_outgrown.get(records[number].name):
-            own = replace(commit, shards=shards, deleted_ids=list(id_batches(gone)))
+            own = replace(commit, shards=shards, deleted_ids=gone)
             changes[number] = own.run
     return change_collection(run.layout, records, changes, commit.facts, run.progress, run.engine.run_tasks)
 
@@ -90,11 +92,11 @@ def _publish_partitions(run: Run, commit: Commit, before: Manifest | None) -> Ma
 class Commit:
     """What a run changes in one folder of rows: encoded shards come, and documents go.
 
-    ``deleted_ids`` come in lists; ``added`` are the further columns of ``chunks`` of a new folder.
+    ``added`` are the further columns of ``chunks`` of a new folder.
     """
 
     shards: pending.EncodedShards
-    deleted_ids: Iterable[Sequence[str]]
+    deleted_ids: Iterable[str]
     metadata_fields: Sequence[pa.Field[Any]]
     vector_dim: int
     added: Sequence[pa.Field[Any]]

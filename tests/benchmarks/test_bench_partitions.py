@@ -38,7 +38,7 @@ from cairn.pipeline.index.partitions import change_collection
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.repartition import repartition
-from cairn.pipeline.index.rows import LanceTables, id_batches
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchOptions
@@ -193,7 +193,7 @@ def replaced(
         for side in (0, 1)
     )
     versions = tables.commit(
-        deleted_ids=id_batches([f"document-{number}"]),
+        deleted_ids=[f"document-{number}"],
         find_documents=partial(find_served, layout, base),
         documents=documents,
         chunks=chunks,

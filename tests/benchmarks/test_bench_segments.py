@@ -25,7 +25,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
-from cairn.pipeline.index.rows import LanceTables, id_batches
+from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.candidates import bm25_documents, bm25_passages, words_asked
 from cairn.pipeline.search.reader import LocalReader, NearestAsked
 from cairn.pipeline.token_vectors.projection import LATE_NAME
@@ -118,7 +118,7 @@ def publish(
             for side, schema in enumerate(schemas)
         ]
         versions = tables.commit(
-            deleted_ids=id_batches(ids),
+            deleted_ids=ids,
             find_documents=None if before is None else partial(find_served, layout, before),
             documents=readers[0],
             chunks=readers[1],

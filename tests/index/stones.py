@@ -126,7 +126,7 @@ def publish_documents(
         chunks = chunk_rows(doc_ids, version, with_tokens=tables.has(TOKEN_FIELDS))
         tables.compact()
         versions = tables.commit(
-            deleted_ids=[deleted] if deleted else [],
+            deleted_ids=deleted,
             find_documents=None if before is None else partial(find_served, layout, before),
             documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
             chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),

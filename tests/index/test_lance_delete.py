@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
+from cairn.pipeline.index import rows as stored_rows
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.maintenance import find_served
@@ -44,7 +45,7 @@ class Tables(LanceTables):
         super()._delete_by_ids(ids)
 
 
-def delete(layout: CollectionLayout, ids: Sequence[Sequence[str]], find: FindDocuments | None) -> Tables:
+def delete(layout: CollectionLayout, ids: Sequence[str], find: FindDocuments | None) -> Tables:
     prepare_writer(layout)  # undoes what a test before deleted
     tables = Tables.open(layout, pinned(layout))
     tables.commit(deleted_ids=ids, find_documents=find)
@@ -81,10 +82,9 @@ def test_delete_by_places_leaves_what_a_delete_by_ids_leaves(
 ) -> None:
     rng = random.Random(seed)
     ids = rng.sample(segments, rng.randint(1, len(segments) - 1))
-    lists = [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
-    by_places = delete(layout, lists, find_in(layout))
+    by_places = delete(layout, ids, find_in(layout))
     found = stored(by_places, by_places.versions())
-    by_ids = delete(layout, lists, None)
+    by_ids = delete(layout, ids, None)
     assert (by_places.by_ids, by_ids.by_ids) == (0, len(ids))
     assert found == stored(by_ids, by_ids.versions())
 
@@ -92,7 +92,7 @@ def test_delete_by_places_leaves_what_a_delete_by_ids_leaves(
 def test_delete_of_every_document_by_places_leaves_none(
     layout: CollectionLayout, segments: list[str]
 ) -> None:
-    tables = delete(layout, [segments], find_in(layout))
+    tables = delete(layout, segments, find_in(layout))
     assert not tables.by_ids
     assert [tables.count_rows(name, tables.versions()) for name in TABLES] == [0, 0]
 
@@ -108,7 +108,7 @@ def test_delete_of_a_document_that_is_elsewhere_goes_by_ids(
         found = find_in(layout)(doc_ids).items()
         return {doc_id: {**rows, table: moved(rows[table])} for doc_id, rows in found}
 
-    tables = delete(layout, [[segments[4]]], find)
+    tables = delete(layout, [segments[4]], find)
     assert tables.by_ids
     left = stored(tables, tables.versions())
     assert [doc_id for (doc_id,) in left[DOCUMENTS]] == [each for each in segments if each != segments[4]]
@@ -118,16 +118,19 @@ def test_delete_of_a_document_that_is_elsewhere_goes_by_ids(
 def test_delete_of_a_document_without_a_place_goes_by_ids(
     layout: CollectionLayout, segments: list[str]
 ) -> None:
-    tables = delete(layout, [[segments[0], segments[1]]], lambda ids: find_in(layout)(ids[:1]))
+    tables = delete(layout, segments[:2], lambda ids: find_in(layout)(ids[:1]))
     assert tables.by_ids
     assert tables.count_rows(DOCUMENTS, tables.versions()) == len(segments) - 2
 
 
-def test_delete_of_many_documents_goes_by_ids(layout: CollectionLayout) -> None:
+def test_delete_of_many_documents_goes_by_ids(
+    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_rows, "MAX_IDS_A_DELETE", MAX_PLACED_DOCUMENTS // 2)
     ids = stones.document_ids(MAX_PLACED_DOCUMENTS + 3)
     stones.publish_documents(layout, ids)
-    tables = delete(layout, [ids[:2], ids[2:-1]], find_in(layout))
-    assert tables.by_ids
+    tables = delete(layout, ids[:-1], find_in(layout))
+    assert tables.by_ids == 2
     left = stored(tables, tables.versions())
     assert left[DOCUMENTS] == [(ids[-1],)]
     assert {row[0] for row in left[CHUNKS]} == {ids[-1]}

@@ -82,7 +82,7 @@ def test_forced_compaction_keeps_rows_and_order(tables: LanceTables) -> None:
     for generation in (1, 2, 3):
         commit(tables, stones.document_ids(6, f"g{generation}-"))
     deleted = stones.document_ids(6, "g2-")[:3]
-    versions = tables.commit(deleted_ids=[deleted])
+    versions = tables.commit(deleted_ids=deleted)
     before = {name: scan_ids(tables, name, versions) for name in (DOCUMENTS, CHUNKS)}
     tables.compact(force=True)
     versions = tables.versions()
@@ -101,7 +101,7 @@ def test_replacing_many_documents_keeps_both_tables_in_one_order(
     again = [ids[index] for index in replaced]
     documents, chunks = stones.document_rows(again, 1), stones.chunk_rows(again, 1)
     versions = tables.commit(
-        deleted_ids=[again],
+        deleted_ids=again,
         documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
         chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
         expected_documents=len(again),

@@ -138,7 +138,7 @@ def publish_stones(
         tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM, versions=pinned)
         tables.compact()
         versions = tables.commit(
-            deleted_ids=[] if replaces is None else [[row["doc_id"] for row in replaces.rows]],
+            deleted_ids=[] if replaces is None else [row["doc_id"] for row in replaces.rows],
             documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
             chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
             expected_documents=documents.num_rows,

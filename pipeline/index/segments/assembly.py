@@ -10,9 +10,6 @@ All rows become one segment where that is as quick, where a codebook has to be t
 the generation before is damaged or not there to be shared: sharing it would leave no generation whole.
 """
 
-# pyright: reportAttributeAccessIssue=false
-# pyarrow makes its compute functions at import time, where no type checker sees them.
-
 from __future__ import annotations
 
 import errno
@@ -23,7 +20,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.durable import commit_point
 from cairn.pipeline.errors import IntegrityError
@@ -189,11 +185,10 @@ def _num_live(records: Sequence[SegmentRecord]) -> dict[str, int]:
     }
 
 
-def _require_new(kept: Sequence[_Kept], doc_ids: pa.Array) -> None:
+def _require_new(kept: Sequence[_Kept], doc_ids: pa.LargeStringArray) -> None:
     for each in kept:
-        is_known = pc.is_in(each.rows.documents.column("doc_id"), value_set=doc_ids).to_numpy(False)
-        repeated = int((is_known & each.rows.deleted_documents.is_live()).sum())
-        if repeated:
+        left = each.rows.without(doc_ids).deleted_documents.num_live
+        if repeated := each.rows.deleted_documents.num_live - left:
             raise IntegrityError(
                 f"table `documents` must hold each doc_id once, got {repeated} repeated; run the same "
                 "ingest again, nothing was published"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cairn.pipeline.config import IndexConfig
+from cairn.pipeline.errors import IntegrityError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
@@ -146,6 +147,14 @@ def test_any_publications_answer_as_one_segment_does(
     whole = open_generation(layout)
     assert len(whole.segments) == 1
     assert_same(split, read(whole))
+
+
+def test_document_that_an_older_segment_has_is_published_by_no_other(
+    small_segments: None, layout: CollectionLayout
+) -> None:
+    stones.publish_documents(layout, IDS[:6])
+    with pytest.raises(IntegrityError, match="each doc_id once, got 2 repeated"):
+        stones.publish_documents(layout, IDS[4:8])
 
 
 def test_scores_of_bm25_are_equal_to_the_last_bit(small_segments: None, layout: CollectionLayout) -> None:
