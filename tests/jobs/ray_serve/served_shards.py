@@ -67,6 +67,12 @@ def shard_processes(pid: int) -> set[int]:
     return {child.pid for child in children if child.name().startswith("ray::ShardActo")}
 
 
+def _has_accepted(pid: int) -> bool:
+    """Tell whether a process has a connection that bears the name it listens at: one without a file."""
+    names = [each.laddr for each in psutil.Process(pid).net_connections("unix")]
+    return any(name.startswith("@") and names.count(name) > 1 for name in names)
+
+
 @dataclass(frozen=True)
 class Served:
     """A server of shards on a Ray of its own."""
@@ -89,18 +95,22 @@ class Served:
             with error:
                 return error.code, error.read()
 
+    def is_ready(self) -> bool:
+        """Tell whether the collections are open."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/readyz", timeout=START_SECONDS) as response:
+                return response.status == 200
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+
     def shards(self) -> set[int]:
         """Return the processes of living shards."""
         return shard_processes(self.process.pid)
 
     def lines(self) -> set[int]:
-        """Return the processes of shards that the server has a connection of its own to."""
-        peers = {each.raddr for each in psutil.Process(self.process.pid).net_connections("tcp") if each.raddr}
-        return {
-            pid
-            for pid in self.shards()
-            if any(each.laddr in peers for each in psutil.Process(pid).net_connections("tcp") if each.raddr)
-        }
+        """Return the processes of shards that have accepted a connection to the address they listen at."""
+        return {pid for pid in self.shards() if _has_accepted(pid)}
 
     def await_shards(self, without: set[int]) -> None:
         """Wait until there is a process for every replica, none of them one of some."""
@@ -130,7 +140,11 @@ def serve_shards(folder: Path, root: Path, model: Path, *options: str) -> Iterat
             assert process.poll() is None, said.read_text("utf-8")
             assert time.monotonic() < end, said.read_text("utf-8")
             time.sleep(0.2)
-        yield Served(root, model, found[1], process)
+        served = Served(root, model, found[1], process)
+        while not served.is_ready():  # until then a request may be told to try again
+            assert time.monotonic() < end, said.read_text("utf-8")
+            time.sleep(0.2)
+        yield served
         process.send_signal(signal.SIGINT)
         assert process.wait(START_SECONDS) == 0
     finally:
