@@ -37,21 +37,20 @@ from cairn.pipeline.index.layout import (
 )
 from cairn.pipeline.index.names import DOCUMENTS, POSITION_FILES
 from cairn.pipeline.index.segments.segment import (
-    DeletedRows,
     JoinedColumns,
-    JoinedIndex,
     JoinedWords,
     Segment,
     SegmentRows,
     StoredColumns,
+    VectorIndex,
     joined_column,
+    joined_index,
     open_segment,
     open_token_vectors,
 )
 from cairn.pipeline.lexical.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.lexical.tokenizer import main_languages
 from cairn.pipeline.manifest import Manifest
-from cairn.pipeline.vector_index.faiss_index import FaissIndex, VectorIndex
 from jaxtyping import Float32, Int32, Int64
 
 if TYPE_CHECKING:
@@ -443,9 +442,3 @@ def open_parts(layout: CollectionLayout, number: int, wanted: range, checks: Che
     """
     layout.refresh(number)
     return _open(layout, number, checks, wanted)
-
-
-def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:
-    """Return the one index as it is where there is just one, whole."""
-    index, deleted = parts[0]
-    return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from cairn.pipeline.config import IndexConfig
@@ -30,38 +30,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 NO_POSITION = -1
 """Fills the answer where fewer than ``top_k`` vectors were found; its score is minus infinity."""
-
-
-class VectorIndex(Protocol):
-    """N vectors of V dimensions, searched by inner product."""
-
-    @property
-    def num_vectors(self) -> int:
-        """Count the vectors."""
-        ...
-
-    @property
-    def vector_dim(self) -> int:
-        """Return V."""
-        ...
-
-    def search(
-        self,
-        queries_QV: Float32[np.ndarray, "Q V"],
-        top_k: int,
-        allowed: Int64[np.ndarray, " A"] | None = None,
-    ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-        """Return the scores and positions of the ``top_k`` best vectors of each query, best first.
-
-        Ties go to the lower position. ``allowed`` restricts the answer to these positions (any order, no
-        repeats needed); None allows all. Missing answers are position -1 with score -inf, at the end of the
-        row.
-        """
-        ...
-
-    def reconstruct(self, positions: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, "A V"]:
-        """Return the vectors at these positions, in their order; quantised kinds return an approximation."""
-        ...
 
 
 def best_first(
@@ -216,10 +184,7 @@ class NearestLists:
 
 
 class FaissIndex:
-    """A :class:`VectorIndex` over one FAISS file.
-
-    Safe to search from several threads.
-    """
+    """N vectors of V dimensions in one FAISS file; safe to share between threads."""
 
     def __init__(
         self,
@@ -260,7 +225,12 @@ class FaissIndex:
         top_k: int,
         allowed: Int64[np.ndarray, " A"] | None = None,
     ) -> tuple[Float32[np.ndarray, "Q K"], Int64[np.ndarray, "Q K"]]:
-        """Return the ``top_k`` best of each query, best first, ties by lower position."""
+        """Return the scores and positions of the ``top_k`` best vectors of each query, best first.
+
+        Ties go to the lower position. ``allowed`` restricts the answer to these positions (any order, no
+        repeats needed); None allows all. Missing answers are position -1 with score -inf, at the end of the
+        row.
+        """
         return best_first(*self.find(queries_QV, top_k, allowed), top_k)
 
     def find(

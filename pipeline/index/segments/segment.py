@@ -342,7 +342,7 @@ def _live_rows(deleted: DeletedRows) -> Int64[np.ndarray, " L"]:
 
 
 class JoinedIndex:
-    """A :class:`~cairn.pipeline.vector_index.faiss_index.VectorIndex` over segments, in their order.
+    """What :class:`~cairn.pipeline.vector_index.faiss_index.FaissIndex` is, over segments in their order.
 
     Each comes with its deleted rows, which its own index already leaves out of every answer.
     """
@@ -357,11 +357,6 @@ class JoinedIndex:
     def num_vectors(self) -> int:
         """Count the vectors that are left."""
         return int(self._ends[-1]) if len(self._ends) else 0
-
-    @property
-    def vector_dim(self) -> int:
-        """Return V."""
-        return self._vector_dim
 
     def search(
         self,
@@ -410,6 +405,15 @@ class JoinedIndex:
         """Return each part with its first position and the first one behind it."""
         ends = self._ends.tolist()
         return list(zip(self._parts, [0, *ends[:-1]], ends, strict=True))
+
+
+VectorIndex = FaissIndex | JoinedIndex
+
+
+def joined_index(parts: Sequence[tuple[FaissIndex, DeletedRows]]) -> VectorIndex:
+    """Return the one index as it is where there is just one, whole."""
+    index, deleted = parts[0]
+    return JoinedIndex(parts) if len(parts) > 1 or len(deleted.rows) else index
 
 
 def _sharing(indexes: Sequence[FaissIndex]) -> list[FaissIndex]:

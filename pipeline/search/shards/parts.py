@@ -25,6 +25,7 @@ import pyarrow as pa
 from cairn.pipeline.errors import IntegrityError, StorageError
 from cairn.pipeline.index.generation import Generation, open_parts
 from cairn.pipeline.index.layout import Checks, CollectionLayout
+from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.lexical.bm25 import Totals
 from cairn.pipeline.search.candidates import (
     PassageScores,
@@ -37,7 +38,7 @@ from cairn.pipeline.search.candidates import (
 from cairn.pipeline.search.filters import matching_documents, table_errors
 from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
 from cairn.pipeline.search.reader import Found, LocalReader, LocalScores, WindowScores
-from cairn.pipeline.vector_index.faiss_index import NO_POSITION, VectorIndex
+from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float32, Int64
 
 

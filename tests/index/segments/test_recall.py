@@ -14,8 +14,9 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.rows import LanceTables, vectors_of
 from cairn.pipeline.index.segments import writer
+from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
-from cairn.pipeline.vector_index.faiss_index import VectorIndex, open_faiss_index
+from cairn.pipeline.vector_index.faiss_index import open_faiss_index
 
 from tests.exact_search import nearest
 from tests.index import stones
