@@ -190,7 +190,7 @@ def pieces_of(run: str) -> tuple[str, ...]:
     if run.lower() == ".net":
         return ".net", "net"
     found = _CORE.search(run)
-    core = found[0].translate(_DROPPED) if found else ""
+    core = unicodedata.normalize("NFC", found[0]).translate(_DROPPED) if found else ""
     sign = run[len(run.rstrip("+#")) :]
     if sign and len(core) == 1 and core.isascii() and core.isalpha():
         return core.lower() + sign, core.lower()

@@ -497,6 +497,7 @@ def test_elements_show_their_texts(markup: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("charset", "encoding", "subject", "read_as"),
     [
+        ("windows-1251", "cp1251", "Счёт", None),
         ("", "utf-8", "Öl für die Tür", None),
         ("", "cp1252", "Öl für die Tür", "cp1252"),
         ("", "iso2022_jp", "日本語の文章です。", "iso2022_jp"),
@@ -516,6 +517,13 @@ def test_a_mail_is_read_in_the_encoding_that_it_is_in_and_told_of_where_that_is_
     [row] = batch.rows.to_pylist()
     assert (row["title"], row["text"]) == (shown, f"Subject: {shown}\n\nUnd: {shown}")
     assert batch.encoding == read_as
+
+
+def test_a_header_of_an_undeclared_encoding_is_told_of(tmp_path: Path) -> None:
+    raw = "From: Jörg <j@x.org>\n\nAt noon.".encode("cp1252")
+    (tmp_path / "a.eml").write_bytes(raw)
+    [batch] = read_checked(scan_sources([str(tmp_path)], CONFIG), CONFIG)
+    assert (batch.rows["text"][0].as_py(), batch.encoding) == (raw.decode("cp1252"), "cp1252")
 
 
 @pytest.mark.usefixtures("own_children")

@@ -15,7 +15,7 @@ from cairn.pipeline.lexical.tokenizer import (
     terms_of_query,
     word_at,
 )
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.lexical.terms import terms_of
@@ -176,5 +176,6 @@ WORDS = ["é", "naïve", "Й", "가", "ﾊﾟ", "パ", "น้ำ", "ខ្ម�
 
 
 @given(st.lists(st.sampled_from(WORDS)).map("".join))
+@example("é" * 33 + "GitHub")
 def test_equal_texts_in_other_forms_have_the_same_terms(text: str) -> None:
     assert terms_of(unicodedata.normalize("NFD", text)) == terms_of(unicodedata.normalize("NFC", text))

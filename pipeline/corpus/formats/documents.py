@@ -670,6 +670,9 @@ def _cut(what: str) -> ValueError:
     return ValueError(f"the file ends before {what} does, so the rest is missing")
 
 
+_FIELDS: Final = ("From", "To", "Cc", "Date", "Subject")
+
+
 class MailFormat(PagedFormat):
     """Reads e-mail: who wrote when to whom, the text, and the names of attachments."""
 
@@ -688,8 +691,9 @@ class MailFormat(PagedFormat):
         faults = (each for part in message.walk() for each in part.defects)
         if any(isinstance(each, CloseBoundaryNotFoundDefect) for each in faults):
             pages.append(_cut("its last part"))
-        encodings = dict.fromkeys(body.encoding for body in bodies if body.encoding)
-        return Opened(_header(message, "Subject"), pages, ", ".join(encodings))
+        heads = (_header(part, name)[1] for part in message.walk() for name in _FIELDS)
+        encodings = dict.fromkeys(filter(None, [*heads, *(body.encoding for body in bodies)]))
+        return Opened(_header(message, "Subject")[0], pages, ", ".join(encodings))
 
 
 class _Body(NamedTuple):
@@ -708,18 +712,24 @@ def _head(message: EmailMessage, bodies: Sequence[_Body]) -> str:
         if not (part.is_multipart() or part in shown)
         and (part.is_attachment() or part.get_content_maintype() != "text")
     ]
-    names += filter(None, (_header(part, "Subject") for part in message.walk() if part is not message))
-    fields = ((name, _header(message, name)) for name in ("From", "To", "Cc", "Date", "Subject"))
+    names += filter(None, (_header(part, "Subject")[0] for part in message.walk() if part is not message))
+    fields = ((name, _header(message, name)[0]) for name in _FIELDS)
     head = [f"{name}: {value}" for name, value in fields if value]
     return "\n".join([*head, *([f"Attachments: {', '.join(names)}"] if names else [])])
 
 
-def _header(part: EmailMessage, name: str) -> str:
-    """Return a header; `email` would leave out letters of one that are neither ASCII nor marked."""
+def _header(part: EmailMessage, name: str) -> tuple[str, str]:
+    """Return a header and its encoding, as :func:`text_of` does.
+
+    `email` would leave out letters that are neither ASCII nor marked. They are of the encoding of the text.
+    """
     found = next((value for key, value in part.raw_items() if key.lower() == name.lower()), "")
     raw = str(found).encode("utf-8", "surrogateescape")
-    text, _ = text_of(raw)
-    return str(email.policy.default.header_factory(name, " ".join(text.split()))) if text else ""
+    is_plain = raw.isascii() and b"\x1b" not in raw
+    charsets = filter(None, (each.get_content_charset() for each in part.walk()))
+    text, encoding = text_of(raw, "" if is_plain else next(charsets, ""))
+    shown = str(email.policy.default.header_factory(name, " ".join(text.split()))) if text else ""
+    return shown, encoding
 
 
 def _bodies(part: EmailMessage) -> list[_Body]:
@@ -728,7 +738,7 @@ def _bodies(part: EmailMessage) -> list[_Body]:
     if part.get_content_maintype() == "message" and part.get_content_subtype() not in mails:
         # Fields that a program wrote, as of a mail that could not be delivered.
         blocks = cast("list[EmailMessage]", part.get_payload())
-        fields = ("\n".join(f"{name}: {_header(each, name)}" for name in each) for each in blocks)
+        fields = ("\n".join(f"{name}: {_header(each, name)[0]}" for name in each) for each in blocks)
         return [_Body(part, "\n\n".join(fields))]
     if not part.is_multipart():
         is_shown = part.get_content_maintype() == "text" and not part.is_attachment()
