@@ -453,7 +453,7 @@ def unfit(name: str, target: pa.DataType, own: pa.DataType) -> str:
             wider = str(pa.string())
         wider = f"list[{wider}]" if is_list(both) else wider
         advice = f"; `cairn retype` to {wider} makes it fit"
-    got = "an object or a nested list" if own == OBJECT else str(own)
+    got = {OBJECT: "an object or a nested list", BIG_INTEGER: BIG_INTEGERS}.get(own, str(own))
     kind = "texts" if is_text(target) else target
     return f"{Reason.UNFIT_VALUE} column {name!r} must hold {kind}, got {got} that does not fit{advice}"
 

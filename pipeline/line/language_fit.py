@@ -98,10 +98,10 @@ def column_warnings(shards: Sequence[Path], given: Sequence[str] = ()) -> Iterat
             mixed.append(f"{name!r}, with {other[:SHOWN_CHARACTERS]!r} among them")
     told = "are kept as texts, and filters compare them as such"
     if commas:
+        beside = f", and so are those with points beside them ({'; '.join(points)})" if points else ""
         yield (
-            f"numbers with commas {told} ({'; '.join(commas)}), and so are those with points beside "
-            f"them ({'; '.join(points) or 'none'}); write decimal points and no other signs, or leave "
-            "the columns out with --metadata-columns"
+            f"numbers with commas {told} ({'; '.join(commas)}){beside}; write decimal points and no other "
+            "signs, or leave the columns out with --metadata-columns"
         )
     if mixed:
         yield (

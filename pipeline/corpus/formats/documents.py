@@ -12,18 +12,21 @@ numbers of numbered headings, and attachments of mail, which are named.
 
 from __future__ import annotations
 
+import base64
+import codecs
 import email
 import email.policy
 import io
 import json
 import posixpath
+import quopri
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from email.errors import CloseBoundaryNotFoundDefect
+from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
 from functools import partial
-from itertools import chain, product, zip_longest
+from itertools import chain, groupby, product, zip_longest
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
 from typing import Any, Final, NamedTuple, cast
@@ -34,16 +37,17 @@ from zipfile import ZipFile, is_zipfile
 
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
 from cairn.pipeline.corpus.formats.format import SourceFile, decoded, is_utf8, text_of
-from cairn.pipeline.corpus.formats.html import converted
+from cairn.pipeline.corpus.formats.html import RAISED, converted
 from cairn.pipeline.corpus.formats.paged import Opened, Page, PagedFormat, PageWithoutText, UnreadableError
 from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
 from typing_extensions import override
 
 MAX_UNPACKED_BYTES: Final = 512 << 20
 """How large the texts in an archive may be; pictures and films do not count, as they are not read."""
-_TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".opf", ".bin", ".vml")
+_TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".mht", ".opf", ".bin", ".vml")
 _MADE_UP_TITLE: Final = re.compile(
-    r"microsoft (word|powerpoint)\b.*|powerpoint presentation|\(?(untitled|anonymous)\)?|\S+\.[a-z]{2,5}",
+    r"microsoft (word|powerpoint)\b.*|powerpoint presentation|unknown title|\(?(untitled|anonymous)\)?|"
+    r"\S+\.[a-z]{2,5}",
     re.IGNORECASE,
 )
 """What programs write where no title was given: their own name, or that of a file."""
@@ -183,7 +187,8 @@ class _Walk(NamedTuple):
 
     ``prefixes`` are those of Word's styles of headings and lists, ``notes`` its notes. Pages end at breaks
     that the author made where they are not ``is_laid_out``. Texts stand between elements where they are
-    ``is_mixed``, as in OpenDocument, else in elements of their own; ``objects`` are its formulas and charts.
+    ``is_mixed``, as in OpenDocument, else in elements of their own. ``objects`` are formulas, charts and
+    inserted files, by what refers to them, ``raised`` the styles of OpenDocument that stand above the line.
     """
 
     prefixes: Mapping[str, str] = {}
@@ -191,6 +196,7 @@ class _Walk(NamedTuple):
     is_laid_out: bool = True
     is_mixed: bool = False
     objects: Mapping[str, str] = {}
+    raised: Collection[str] = ()
 
     def text(self, element: Element, inside: bool = False) -> str:
         kind = _name(element)
@@ -216,6 +222,8 @@ class _Walk(NamedTuple):
             return "" if note is None else f" ({_line(self.text(note))})"
         if kind == "object" and (part := self.objects.get(_object_name(element))):
             return f"{_GAP}{part}{_GAP}"
+        if kind == "altChunk":
+            return self.objects[_attribute(element, "id")]
         if "math}" in element.tag and (between := _between(kind, element)):
             parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
             return self._closed(kind, element, between.join(parts))
@@ -235,6 +243,8 @@ class _Walk(NamedTuple):
             prefix = self._prefix(element)
             inner = inner.rstrip(_SPACE).lstrip(_SPACE if prefix else f"\n{_GAP}")  # of code, blanks stay
             return start + (prefix if inner else "") + inner.replace(_GAP, " ") + "\n"
+        if kind in ("r", "span") and RAISED.match(inner) and self._is_raised(element):
+            return f"^{inner}"
         if kind == "list-item":
             return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
         if kind in ("tc", "table-cell", "covered-table-cell"):
@@ -262,6 +272,12 @@ class _Walk(NamedTuple):
                 return f"# {title}\n"
             return "" if role in _NOT_OF_A_SLIDE else inner
         return _SIGNS.get(kind, "") + inner if inner else ""
+
+    def _is_raised(self, run: Element) -> bool:
+        own, place = run.find("{*}rPr"), run.find("{*}rPr/{*}vertAlign")
+        is_told = place is not None and _attribute(place, "val") == "superscript"
+        is_higher = own is not None and own.get("baseline", "-").strip("0%").isdecimal()  # of PowerPoint
+        return is_told or is_higher or _attribute(run, "style-name") in self.raised
 
     def _prefix(self, element: Element) -> str:
         if _name(element) == "h":
@@ -353,9 +369,25 @@ class WordFormat(PagedFormat):
         styles, document = archive.part("styles", main), archive.xml(main)
         _require_root(document, "document")
         is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
-        walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out)
+        inserted = {key: name for key, (kind, name) in archive.related(main).items() if kind == "aFChunk"}
+        texts = {key: _inserted(archive, name) for key, name in inserted.items()}
+        read = {key: text or "" for key, text in texts.items()}
+        walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out, objects=read)
         title = archive.title(archive.part("core-properties"))
-        return Opened(title, walk.text(document).split("\f"))
+        pages: list[Page] = [*walk.text(document).split("\f")]
+        if unread := [name for key, name in inserted.items() if texts[key] is None]:
+            pages.append(ValueError(f"files that are inserted are not read: {', '.join(unread)[:200]}"))
+        return Opened(title, pages)
+
+
+def _inserted(archive: _Archive, name: str) -> str | None:
+    """Return the text of a file that a document of Word shows at a place, None of a kind that is not read."""
+    raw = archive.read(name)
+    if name.lower().endswith((".mht", ".mhtml")):
+        bodies = _bodies(email.message_from_bytes(raw, policy=email.policy.default))
+        return "".join(f"{body.text}\n" for body in bodies)
+    is_html = name.lower().endswith((".html", ".htm", ".xhtml"))
+    return f"{converted(raw, is_page=False).text}\n" if is_html else None
 
 
 def _prefixes(styles: Element) -> dict[str, str]:
@@ -550,6 +582,9 @@ def _cell(value: object) -> str:
     return _line(str(value))
 
 
+_HIGHER: Final = re.compile("super|[1-9]")
+
+
 class OpenDocumentFormat(PagedFormat):
     """Reads texts of OpenDocument; pages are those of the last layout, and one where none is noted."""
 
@@ -571,7 +606,14 @@ class OpenDocumentFormat(PagedFormat):
                     objects[name] = _object(archive.xml(f"{name}/content.xml"))
                 except ET.ParseError:
                     damaged.append(name)
-        pages: list[Page] = [*_Walk(is_mixed=True, objects=objects).text(content).split("\f")]
+        places = ((each, each.find("{*}text-properties")) for each in content.iterfind(".//{*}style"))
+        raised = {
+            _attribute(style, "name")
+            for style, own in places
+            if own is not None and _HIGHER.match(_attribute(own, "text-position"))
+        }
+        walk = _Walk(is_mixed=True, objects=objects, raised=raised)
+        pages: list[Page] = [*walk.text(content).split("\f")]
         if damaged:
             shown = ", ".join(damaged)[:200]
             pages.append(ValueError(f"formulas or charts cannot be parsed, so they are missing: {shown}"))
@@ -632,6 +674,7 @@ _RTF_MACHINES: Final = {"\\mac": "mac_roman", "\\pca": "cp850", "\\pc": "cp437"}
 _RTF_PAIRS: Final = ("932", "936", "949", "950")
 """Encodings of two bytes a letter, of which the second may stand as the sign that it is in ASCII."""
 _RTF_PAIR: Final = r"(\\'[%s][0-9a-f])(?:\\'[0-9a-f]{2}|([@-\[\]-z|~]))"
+_RTF_RAISED: Final = re.compile(r"\\super(?:\\[a-z]+-?\d*)*\s+(?=[-+]?\d)")
 _RTF_ESCAPED: Final = re.compile(r"\\[\\{}]")
 
 
@@ -659,6 +702,7 @@ class RtfFormat(PagedFormat):
         of_machine = next((name for word, name in _RTF_MACHINES.items() if word in text[:64]), "cp1252")
         head = f"{{\\rtf1{encoding[0] if encoding else ''}"
         shown = rtf_to_text(f"{head}{title[1]}}}", of_machine, "replace") if title else ""
+        text = _RTF_RAISED.sub(r"\g<0>^", text)
         pages: list[Page] = [partial(rtf_to_text, text, of_machine, "replace")]
         plain = _RTF_ESCAPED.sub("", text)
         if plain.count("{") > plain.count("}") and "\\bin" not in plain:
@@ -682,18 +726,23 @@ class MailFormat(PagedFormat):
 
     @override
     def open(self, path: str) -> Opened:
-        with Path(path).open("rb") as file:
-            message = email.message_from_binary_file(file, policy=email.policy.default)
+        raw = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).lstrip()
+        message = email.message_from_bytes(raw, policy=email.policy.default)
         if not message.keys():
             raise UnreadableError("it has no header of a mail")
         bodies = _bodies(message)
         pages: list[Page] = ["\n\n".join([_head(message, bodies), *(body.text.strip() for body in bodies)])]
         faults = (each for part in message.walk() for each in part.defects)
-        if any(isinstance(each, CloseBoundaryNotFoundDefect) for each in faults):
+        if any(isinstance(each, CloseBoundaryNotFoundDefect | InvalidBase64LengthDefect) for each in faults):
             pages.append(_cut("its last part"))
         heads = (_header(part, name)[1] for part in message.walk() for name in _FIELDS)
         encodings = dict.fromkeys(filter(None, [*heads, *(body.encoding for body in bodies)]))
         return Opened(_header(message, "Subject")[0], pages, ", ".join(encodings))
+
+
+_WORD: Final = re.compile(r"=\?([^?*\s]+)(?:\*[^?\s]*)?\?([BbQq])\?([^?\s]*)\?=")
+"""An encoded word of a header: its encoding, how it is written, and what is written."""
+_ADDRESSES: Final = re.compile(r"\]\([^()\s]*\)|https?://\S+")
 
 
 class _Body(NamedTuple):
@@ -721,19 +770,37 @@ def _head(message: EmailMessage, bodies: Sequence[_Body]) -> str:
 def _header(part: EmailMessage, name: str) -> tuple[str, str]:
     """Return a header and its encoding, as :func:`text_of` does.
 
-    `email` would leave out letters that are neither ASCII nor marked. They are of the encoding of the text.
+    Letters that are neither ASCII nor marked are of the encoding of the text; `email` would leave them out.
+    Neighbouring words of one encoding are decoded together: programs cut them within a letter.
     """
     found = next((value for key, value in part.raw_items() if key.lower() == name.lower()), "")
     raw = str(found).encode("utf-8", "surrogateescape")
     is_plain = raw.isascii() and b"\x1b" not in raw
     charsets = filter(None, (each.get_content_charset() for each in part.walk()))
     text, encoding = text_of(raw, "" if is_plain else next(charsets, ""))
-    shown = str(email.policy.default.header_factory(name, " ".join(text.split()))) if text else ""
-    return shown, encoding
+    encodings = [encoding]
+
+    def words(found: re.Match[str]) -> str:
+        texts = list[str]()
+        for charset, group in groupby(_WORD.findall(found[0]), key=lambda word: word[0].lower()):
+            raw = b"".join(
+                _of_base64(payload.encode()) if kind in "Bb" else quopri.decodestring(payload, header=True)
+                for _, kind, payload in group
+            )
+            text, encoding = text_of(raw, charset)
+            texts.append(text)
+            encodings.append(encoding)
+        return "".join(texts)
+
+    text = re.sub(rf"{_WORD.pattern}(?:\s+{_WORD.pattern})*", words, text)
+    return " ".join(text.split()), next(filter(None, encodings), "")
 
 
 def _bodies(part: EmailMessage) -> list[_Body]:
-    """Return the texts of a part that are shown, of alternatives with a text the plain one or the first."""
+    """Return the texts of a part that are shown, of alternatives the plain one, else the first.
+
+    HTML is shown as well where the plain text only says that there is one.
+    """
     mails = ("rfc822", "global", "partial", "external-body")
     if part.get_content_maintype() == "message" and part.get_content_subtype() not in mails:
         # Fields that a program wrote, as of a mail that could not be delivered.
@@ -747,17 +814,35 @@ def _bodies(part: EmailMessage) -> list[_Body]:
     found = [bodies for each in part.iter_parts() if (bodies := _bodies(cast(EmailMessage, each)))]
     if part.get_content_type() == "multipart/alternative":
         found.sort(key=lambda bodies: bodies[0].part.get_content_subtype() != "plain")
-        del found[1:]
+        found[1:] = [each for each in found[1:] if _is_another_text(each, found[0])][:1]
     return [*chain.from_iterable(found)]
 
 
+def _is_another_text(html: Sequence[_Body], shown: Sequence[_Body]) -> bool:
+    """Whether most words of HTML are not in another form of it."""
+    own, others = (
+        {word for body in bodies for word in re.findall(r"\w+", _ADDRESSES.sub(" ", body.text.lower()))}
+        for bodies in (html, shown)
+    )
+    return html[0].part.get_content_subtype() == "html" and 2 * len(own & others) < len(own)
+
+
 def _decoded(part: EmailMessage) -> _Body:
-    text, encoding = text_of(cast(bytes, part.get_payload(decode=True)), part.get_content_charset() or "")
+    raw = cast(bytes, part.get_payload(decode=True))
+    if any(isinstance(each, InvalidBase64LengthDefect) for each in part.defects):  # and it is not decoded
+        raw = _of_base64(raw)
+    text, encoding = text_of(raw, part.get_content_charset() or "")
     if part.get_content_subtype() == "html":
         text = str(converted(text, is_page=False).text)
     elif part.get_param("format") == "flowed":
         text = _unflowed(text, "" if part.get_param("delsp") == "yes" else " ")
     return _Body(part, text, encoding)
+
+
+def _of_base64(raw: bytes) -> bytes:
+    """Decode what may have been cut anywhere."""
+    letters = re.sub(rb"[^A-Za-z0-9+/]", b"", raw)
+    return base64.b64decode(letters[: len(letters) - (len(letters) % 4 == 1)] + b"==")
 
 
 def _unflowed(text: str, between: str) -> str:

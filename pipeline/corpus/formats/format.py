@@ -313,8 +313,9 @@ def encoding_of(raw: bytes, declared: str = "") -> tuple[str, bool]:
     for mark, encoding in _MARKS.items():
         if raw.startswith(mark):
             return encoding, False
+    name = _OF_A_VENDOR.sub("cp", _NO_PART.sub("", declared.lower()))
     try:
-        codec = codecs.lookup(declared).name
+        codec = codecs.lookup(_OTHER_NAMES.get(name, name)).name
         "".encode(codec)
     except (LookupError, ValueError):  # of one that does not exist, or is none of texts
         codec = ""
@@ -370,6 +371,11 @@ def _unmarked_encoding(raw: bytes) -> str | None:
     return "iso2022_jp" if is_shifted and _is_in(raw, "iso2022_jp") else None
 
 
+_NO_PART: Final = re.compile("^(?:x-)+|-[ie]$")
+"""What is added to names of encodings: experimental, and in which order Hebrew and Arabic stand."""
+_OF_A_VENDOR: Final = re.compile(r"^(?:windows|dos|ibm|cp)[-_]?(?=\d)")
+_OTHER_NAMES: Final = {"cp31j": "cp932", "koi8-ru": "koi8_u", "cn-big5": "big5"}
+"""Names of encodings that Python does not know."""
 _AS_BROWSERS: Final = {
     "ascii": "cp1252", "iso8859-1": "cp1252", "iso8859-9": "cp1254", "tis-620": "cp874", "gb2312": "gb18030",
     "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs",

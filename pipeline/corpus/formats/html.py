@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
     from markdownify import MarkdownConverter
 
-_LEFT_OUT: Final = ("script", "style", "template", "noscript", "nav", "iframe", "svg", "rt", "rp")
+_LEFT_OUT: Final = ("title", "script", "style", "template", "noscript", "nav", "iframe", "svg", "rt", "rp")
 _LEFT_OUT_ROLES: Final = ("navigation", "banner", "contentinfo", "complementary", "search")
 _CONTENT: Final = ("main", "article", "section", "blockquote")
 """A header, footer or aside inside one of these is its own and not the page's."""
@@ -55,6 +55,8 @@ _OWN_LINK_SIGNS: Final = f"#\N{SECTION SIGN}{_LINK_SIGNS}"
 """What they show, too, in a heading or what else it is the address of; elsewhere, `§` is a text."""
 _SHOWN_FORMULAS: Final = ("span", "img", "nobr", "mjx-math")
 """What KaTeX, Wikipedia and MathJax show of a formula beside it."""
+RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
+"""What would be another number if it stood on the line, as the 6 of 10⁶."""
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 """markdownify takes time quadratic in the length of white space, so longer runs are cut."""
@@ -96,6 +98,10 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         shown = element.get_text().strip(_LINK_SIGNS)
         if not shown or (not shown.strip(_OWN_LINK_SIGNS) and _is_within_its_aim(element)):
             element.decompose()
+    for element in page.find_all("sup"):
+        before = element.previous_sibling
+        if RAISED.match(element.get_text()) and before is not None and before.get_text()[-1:].isalnum():
+            element.insert_before("^")
     title = _title(page)
     for element in [*page.find_all([*_LEFT_OUT]), *page.find_all(role=[*_LEFT_OUT_ROLES])]:
         element.decompose()

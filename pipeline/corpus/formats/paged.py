@@ -64,7 +64,7 @@ class UnreadableError(ValueError):
 
 
 Page = Callable[[], str] | str | ValueError
-"""The text of a page, what returns it, or an error that says what of the file is lost."""
+"""The text of a page, what returns it, or, behind all pages, an error that says what of the file is lost."""
 
 
 class Opened(NamedTuple):
@@ -158,6 +158,8 @@ def _read_in_child(suffix: str, path: str, max_characters: int, unit: str) -> _F
                     found.title, found.encoding = answer["title"], answer["encoding"]
                 elif "refused" in answer:
                     found.refused = f"{Reason.DAMAGED_DOCUMENT} {answer['refused']}"
+                elif "lost" in answer:
+                    found.faults.append(f"{Reason.DAMAGED_PAGE} {answer['lost']}")
                 elif "fault" in answer:
                     found.fail(*answer["fault"])
                 else:
@@ -306,7 +308,11 @@ def _answers(
     for page in islice(opened.pages, num_read, None):
         signal.alarm(page_seconds)
         try:
-            answer = {"text": _clean(_text(page)).strip("\n")[: max_characters + 1]}
+            if isinstance(page, ValueError):
+                answer = {"lost": damage_of(page)}
+            else:
+                text = page if isinstance(page, str) else page()
+                answer = {"text": _clean(text).strip("\n")[: max_characters + 1]}
         except MemoryError:
             raise
         except PageWithoutText as told:
@@ -330,12 +336,6 @@ def _opened(suffix: str, reader: PagedFormat, path: str) -> Opened:
     except Exception as error:
         told = no_kind(head, suffix, reader.kinds)
         raise UnreadableError(told or f"it cannot be read as {suffix}: {damage_of(error)}") from error
-
-
-def _text(page: Page) -> str:
-    if isinstance(page, ValueError):
-        raise page
-    return page if isinstance(page, str) else page()
 
 
 def _clean(text: str) -> str:
