@@ -16,6 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ import pytest
 from cairn.cli.cluster import open_engine
 from cairn.jobs.engine import EngineConfig
 from cairn.pipeline import durable
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
@@ -48,6 +51,7 @@ FAULTS = pytest.mark.faults
 WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 DOCUMENTS = 120
 WORKERS = 2
+PARTITIONS = 3
 SHARDS_BEFORE = 5
 """A disturbance happens when so many shards are written, to the worker that began first.
 
@@ -258,6 +262,43 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
     )
     assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS - kept)
     require_undisturbed()
+
+
+@FAULTS
+def test_publication_of_partitions_whose_workers_are_killed_gives_the_undisturbed_collection(
+    ray_cluster: RayCluster, source: str, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    config = replace(settings(tiny_model_folder), index=IndexConfig(partitions=PARTITIONS))
+    folder = CollectionLayout(tmp_path, "disturbed").partitions_folder
+    killed: list[int] = []
+
+    def kill() -> None:
+        for step in ("*/lance/*", "*/generations/.*.tmp/*", "*/generations/.*.tmp/*chunks.faiss"):
+            end = time.monotonic() + SILENT_SECONDS
+            while not any(folder.glob(step)) or not (workers := ray_cluster.workers("TaskWorker")):
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            killed.extend(workers)
+            signal_all(workers, signal.SIGKILL)
+            while set(ray_cluster.workers("TaskWorker")) & set(workers):
+                time.sleep(0.01)
+
+    with ThreadPoolExecutor(1) as thread:
+        kills = thread.submit(kill)
+        engine = engine_at(ray_cluster.address)
+        report = build_index([source], tmp_path, "disturbed", config, engine=open_engine(engine, config))
+        kills.result(0)
+    assert len(killed) >= 3
+    assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS)
+    build_index([source], tmp_path, "undisturbed", config)
+    disturbed, undisturbed = (
+        open_collection(name, root=tmp_path)
+        .documents.to_arrow(["doc_id", "text", "vector"])
+        .sort_by("doc_id")
+        for name in ("disturbed", "undisturbed")
+    )
+    assert disturbed.equals(undisturbed)
+    assert verify_collection(CollectionLayout(tmp_path, "disturbed")) == []
 
 
 @pytest.fixture
