@@ -24,6 +24,7 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -566,17 +567,16 @@ class _Collection:
 
         A mapping has ``id`` or ``doc_id``, ``text`` and, where there is one, ``title``; all else is metadata.
         So have the columns of a table or frame. Where one of a request cannot be stored, none of that request
-        is.
+        is; those of requests before it are.
         """
         rows = [_document(document, place) for place, document in enumerate(_rows(documents))]
         if not rows:
             raise UsageError("documents must be at least one, got none")
-        *first, last = _batches(rows, lambda row: len(_json(row)), MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
-        written: list[WrittenDocument] = []
-        for batch in first:
-            written += (await self._write("POST", "documents", {"documents": batch}, "durable")).documents
-        report = await self._write("POST", "documents", {"documents": last}, wait)
-        return replace(report, documents=(*written, *report.documents))
+        doc_id, times = Counter(row["doc_id"] for row in rows).most_common(1)[0]
+        if times > 1:
+            raise UsageError(f"an id must come once, got {doc_id!r} {times:,} times; leave out all but one")
+        batches = _batches(rows, lambda row: len(_json(row)), MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
+        return await self._writes("documents", [{"documents": batch} for batch in batches], wait)
 
     @_Asks
     async def update(
@@ -614,18 +614,9 @@ class _Collection:
             return await self._write("POST", path, {"filters": documents}, wait)
         named = [documents] if isinstance(documents, str) else _texts(documents, "ids")
         doc_ids = list(dict.fromkeys(named))
-        *starts, last = range(0, max(1, len(doc_ids)), MAX_DOCUMENTS)
-        before = [
-            await self._write("POST", path, {"doc_ids": doc_ids[start : start + MAX_DOCUMENTS]}, "durable")
-            for start in starts
-        ]
-        report = await self._write("POST", path, {"doc_ids": doc_ids[last:]}, wait)
-        reports = (*before, report)
-        return replace(
-            report,
-            deleted=sum(each.deleted for each in reports),
-            missing=tuple(chain.from_iterable(each.missing for each in reports)),
-        )
+        starts = range(0, max(1, len(doc_ids)), MAX_DOCUMENTS)
+        bodies = [{"doc_ids": doc_ids[start : start + MAX_DOCUMENTS]} for start in starts]
+        return await self._writes(path, bodies, wait)
 
     @_Asks
     async def ingest(self, source: str, *, wait: Wait = "searchable") -> WriteReport:
@@ -653,18 +644,40 @@ class _Collection:
         path = f"{self._path()}/{part}" if doc_id is None else self._path(part, doc_id)
         headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
         answer = await self.client._write(method, path, body, params={"wait": wait}, headers=headers)
+        if wait == "searchable" and answer["status"] != wait:  # it takes longer than a request may
+            state = await self._searchable(answer["write"])
+            answer |= {name: state[name] for name in ("status", "generation", "ingested")}
+            answer["warnings"] += state["warnings"]
+        return _read(WriteReport, answer)
+
+    async def _searchable(self, number: int) -> Any:
+        """Return the state of a write once it is searchable; of one that failed, raise why."""
         pause = FIRST_SECONDS
-        while wait == "searchable" and answer["status"] != wait:  # it takes longer than a request may
-            await self.client._pause(pause)
-            pause = min(2 * pause, LONGEST_POLL_SECONDS)
-            state = await self.client._get(f"{self._path()}/writes/{answer['write']}")
+        while True:
+            state = await self.client._get(f"{self._path()}/writes/{number}")
             if state["status"] == "failed":
                 told = {"type": WRITE_FAILED, "title": "The write was kept, and cannot be published"}
                 raise errors.api_error(422, {**told, "detail": state["detail"] or ""})
-            if state["status"] == wait:
-                answer |= {name: state[name] for name in ("status", "generation", "ingested")}
-                answer["warnings"] += state["warnings"]
-        return _read(WriteReport, answer)
+            if state["status"] == "searchable":
+                return state
+            await self.client._pause(pause)
+            pause = min(2 * pause, LONGEST_POLL_SECONDS)
+
+    async def _writes(self, part: str, bodies: Sequence[Mapping[str, Any]], wait: Wait) -> WriteReport:
+        """Send one write in several requests, which are published in their order, and report of all."""
+        *first, last = bodies
+        reports = [await self._write("POST", part, body, "durable") for body in first]
+        reports.append(await self._write("POST", part, last, wait))
+        if wait == "searchable":
+            for each in reports[:-1]:
+                await self._searchable(each.write)
+        return replace(
+            reports[-1],
+            documents=tuple(chain.from_iterable(each.documents for each in reports)),
+            deleted=sum(each.deleted for each in reports),
+            missing=tuple(chain.from_iterable(each.missing for each in reports)),
+            warnings=tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in reports))),
+        )
 
     @_Asks
     async def click(self, query: str, doc_id: str, *, rank: int | None = None) -> bool:
@@ -795,21 +808,24 @@ def _document(given: Any, place: int) -> dict[str, Any]:
             f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
             f"at position {place}; give it both, or leave it out"
         )
-    metadata = {name: _without_missing(value) for name, value in row.items()}
-    for name, value in metadata.items():
-        if isinstance(value, float | np.floating) and np.isinf(value):
-            raise UsageError(
-                f"column {name!r} must hold finite numbers, got {value} in document {doc_id!r}; give None"
-            )
+    metadata = {
+        name: _without_missing(value, f"column {name!r} of document {doc_id!r}")
+        for name, value in row.items()
+    }
     title = metadata.pop("title", None)
     return {"doc_id": doc_id, "title": title, "text": metadata.pop("text"), "metadata": metadata}
 
 
-def _without_missing(value: Any) -> Any:
+def _without_missing(value: Any, place: str) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist()
+    if isinstance(value, Mapping):
+        items = cast("Mapping[str, Any]", value).items()
+        return {name: _without_missing(each, place) for name, each in items}
     if isinstance(value, list | tuple):
-        return [None if _is_missing(each) else each for each in cast("Iterable[Any]", value)]
+        return [_without_missing(each, place) for each in cast("Iterable[Any]", value)]
+    if isinstance(value, float | np.floating) and np.isinf(value):
+        raise UsageError(f"{place} must hold finite numbers, got {value}; give None")
     return None if _is_missing(value) else value
 
 

@@ -22,7 +22,7 @@ from typing import Any, Final, Self, cast
 
 from cairn.pipeline.errors import FilterError, extra_missing
 from cairn.pipeline.frameworks.filter_trees import OPPOSITES, compared, joined
-from cairn.pipeline.frameworks.source import Searchable, find_passages, open_source
+from cairn.pipeline.frameworks.source import HAYSTACK_COLUMN, Searchable, find_passages, open_source
 from cairn.pipeline.frameworks.written import WrittenCollection, as_json, columns_of, title_of
 from cairn.pipeline.search.filters import MAX_LIST_VALUES
 from cairn.pipeline.search_options import SearchParameters
@@ -39,7 +39,6 @@ except ModuleNotFoundError as error:
         error, what="Haystack", module="haystack", package="haystack-ai", extra="haystack"
     ) from None
 
-METADATA_COLUMN: Final = "haystack_meta"
 _COMPARISONS: Final = {
     "==": "eq",
     "!=": "ne",
@@ -244,11 +243,11 @@ def _row(document: Document) -> dict[str, Any]:
         "id": document.id,
         "title": title_of(document.meta),
         "text": document.content,
-        METADATA_COLUMN: as_json(document.meta, "meta"),
+        HAYSTACK_COLUMN: as_json(document.meta, "meta"),
     }
 
 
 def _as_document(stored: StoredDocument) -> Document:
-    kept = stored.metadata.get(METADATA_COLUMN)
+    kept = stored.metadata.get(HAYSTACK_COLUMN)
     meta = dict(stored.metadata) if kept is None else json.loads(kept)
     return Document(id=stored.doc_id, content=stored.text, meta=meta)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import pyarrow as pa
 from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
-from cairn.pipeline.frameworks.source import find_passages
+from cairn.pipeline.frameworks.source import LANGCHAIN_COLUMN, find_passages
 from cairn.pipeline.frameworks.written import WrittenCollection, as_json, title_of
 from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords, SearchParameters
 from cairn.pipeline.types import Hit
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from cairn.pipeline.client import RemoteCollection
     from cairn.pipeline.encode.text_encoder import TextEncoder
 
-METADATA_COLUMN: Final = "langchain_metadata"
 HIGHLIGHTED_PASSAGES: Final = 3
 _NOT_CALIBRATED: Final = (
     "the collection has too few documents to tell how probable answers are, or is being measured: these "
@@ -352,7 +351,7 @@ class CairnVectorStore(VectorStore):
             "id": pa.array(list(documents), pa.string()),
             "title": pa.array([title_of(row.metadata) for row in rows], pa.string()),
             "text": pa.array([row.page_content for row in rows], pa.large_string()),
-            METADATA_COLUMN: pa.array([as_json(row.metadata, "metadata") for row in rows], pa.string()),
+            LANGCHAIN_COLUMN: pa.array([as_json(row.metadata, "metadata") for row in rows], pa.string()),
             **{
                 name: _column(name, kind, [row.metadata.get(name) for row in rows])
                 for name, kind in self._columns.items()
@@ -362,8 +361,8 @@ class CairnVectorStore(VectorStore):
 
 
 def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Document:
-    own = {name: value for name, value in metadata.items() if name != METADATA_COLUMN}
-    kept = metadata.get(METADATA_COLUMN)  # null where the document came another way
+    own = {name: value for name, value in metadata.items() if name != LANGCHAIN_COLUMN}
+    kept = metadata.get(LANGCHAIN_COLUMN)  # null where the document came another way
     return Document(id=doc_id, page_content=text, metadata=own if kept is None else json.loads(kept))
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.errors import ConfigError, FilterError, extra_missing
 from cairn.pipeline.frameworks.filter_trees import compared, joined
-from cairn.pipeline.frameworks.source import FoundPassage, Searchable, find_passages
+from cairn.pipeline.frameworks.source import LLAMA_COLUMN, FoundPassage, Searchable, find_passages
 from cairn.pipeline.frameworks.written import WrittenCollection, as_json, columns_of, title_of
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import Document as StoredDocument
@@ -60,7 +60,6 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from cairn.pipeline.client import RemoteCollection
 
-NODE_COLUMN: Final = "llama_node"
 SOURCE_COLUMN: Final = "ref_doc_id"
 DEFAULT_MMR: Final = 0.5
 _COMPARISONS: Final[Mapping[FilterOperator, str]] = {
@@ -295,12 +294,12 @@ def _row(node: BaseNode) -> dict[str, Any]:
         "text": node.get_content(metadata_mode=MetadataMode.NONE),
         SOURCE_COLUMN: node.ref_doc_id
         or "None",  # as LlamaIndex's own store has it: there is always a column
-        NODE_COLUMN: as_json({name: metadata[name] for name in ("_node_content", "_node_type")}, "metadata"),
+        LLAMA_COLUMN: as_json({name: metadata[name] for name in ("_node_content", "_node_type")}, "metadata"),
     }
 
 
 def _as_node(stored: StoredDocument) -> BaseNode:
-    kept = stored.metadata.get(NODE_COLUMN)
+    kept = stored.metadata.get(LLAMA_COLUMN)
     if kept is None:  # written by something else
         return TextNode(id_=stored.doc_id, text=stored.text, metadata=dict(stored.metadata))
     return metadata_dict_to_node(cast("dict[str, Any]", json.loads(kept)), text=stored.text)

@@ -5,15 +5,21 @@ Passages of a collection, best first, with the place each was cut from.
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import ColumnSummary, Document, Hit, ListedDocument, Passage, SearchResult
+
+LANGCHAIN_COLUMN: Final = "langchain_metadata"
+HAYSTACK_COLUMN: Final = "haystack_meta"
+LLAMA_COLUMN: Final = "llama_node"
+"""Where the stores of frameworks keep what their documents came with, as JSON."""
 
 
 class Readable(Protocol):
@@ -58,7 +64,8 @@ class FoundPassage:
     To the document's columns are added ``doc_id``, ``title``, ``start_char``, ``end_char``, ``page``,
     ``score``, ``scores`` (the parts of the document's score), ``highlights`` and ``title_highlights`` (of
     :class:`Passage`, as dictionaries), ``collection``, ``generation`` and the answer's ``warnings``, in place
-    of columns of these names. ``passage_id`` names document and span.
+    of columns of these names. What a framework's store kept as JSON is unpacked. ``passage_id`` names
+    document and span.
     """
 
     passage_id: str
@@ -117,8 +124,17 @@ def _found(collection: str, result: SearchResult, hit: Hit, passage: Passage) ->
         score=passage.score,
         start_char=passage.start_char,
         end_char=passage.end_char,
-        metadata={**hit.metadata, **place, **judged},
+        metadata={**_unpacked(hit.metadata), **place, **judged},
     )
+
+
+def _unpacked(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata with what a store kept whole in the place of its column; of a node, columns have it."""
+    own = dict(metadata)
+    whole = [own.pop(name, None) for name in (LLAMA_COLUMN, LANGCHAIN_COLUMN, HAYSTACK_COLUMN)]
+    for kept in filter(None, whole[1:]):
+        own |= json.loads(kept)
+    return own
 
 
 def open_source(

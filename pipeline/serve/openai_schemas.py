@@ -347,7 +347,7 @@ class FileChanges(Request):
 
 
 class StoredFile(Reply):
-    """A file that was sent."""
+    """A file that was sent; `error`: no collection that it was put into could take it."""
 
     id: str
     object: Literal["file"] = "file"
@@ -356,8 +356,8 @@ class StoredFile(Reply):
     expires_at: int | None
     filename: str
     purpose: str
-    status: Literal["processed"] = "processed"
-    status_details: None = None
+    status: Literal["processed", "error"]
+    status_details: str | None
 
 
 class StoredFiles(Page):

@@ -453,4 +453,6 @@ def _stored_file(file: UploadedFile) -> StoredFile:
         expires_at=file.expires_at,
         filename=file.filename,
         purpose=file.purpose,
+        status="processed" if file.refusal is None else "error",
+        status_details=file.refusal,
     )

@@ -53,7 +53,10 @@ ErrorCode = Literal["server_error", "unsupported_file", "invalid_file"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UploadedFile:
-    """A file; ``owner`` is the id of the key that sent it."""
+    """A file; ``owner`` is the id of the key that sent it.
+
+    ``refusal`` says why no collection could take it that it was attached to.
+    """
 
     id: str
     filename: str
@@ -62,6 +65,7 @@ class UploadedFile:
     created_at: int
     expires_at: int | None
     owner: str
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +150,9 @@ class Uploads:
 
     def _files(self, condition: str, *values: Any) -> list[UploadedFile]:
         found = self._run(
-            f"SELECT id, filename, purpose, num_bytes, created_at, expires_at, owner FROM files"  # noqa: S608 - our own
+            f"SELECT id, filename, purpose, num_bytes, created_at, expires_at, owner,"  # noqa: S608 - our own
+            " (SELECT CASE WHEN MIN(status = 'failed') THEN MAX(error_message) END FROM attachments"
+            " WHERE file_id = files.id) AS refusal FROM files"
             f" WHERE {condition} AND (expires_at IS NULL OR expires_at > ?"
             " OR id IN (SELECT file_id FROM attachments WHERE status = 'in_progress')) ORDER BY number",
             (*values, int(time.time())),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -120,7 +120,8 @@ class Writers:
     ) -> None:
         self._settings, self._collections, self._is_busy = settings, collections, is_busy
         self._pool = ThreadPoolExecutor(ACCEPTING_THREADS, thread_name_prefix="cairn-accept")
-        self._opening = asyncio.Lock()
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Held while the writer of a collection is opened or stopped."""
         self._writers: dict[str, LiveWriter] = {}
         self._starting: asyncio.Task[None] | None = None
         self._removed: OrderedDict[str, str] = OrderedDict()
@@ -164,7 +165,7 @@ class Writers:
         writer = self._writers.get(name)
         if writer is not None and writer.is_open:
             return writer
-        async with self._opening:
+        async with self._opening[name]:
             writer = self._writers.get(name)
             if writer is None or not writer.is_open:
                 if not makes and not self._layout(name).is_begun():
@@ -184,7 +185,7 @@ class Writers:
 
     async def drop(self, layout: CollectionLayout) -> None:
         """Remove a collection; what it writes is given up, and where that takes long, nothing is removed."""
-        async with self._opening:
+        async with self._opening[layout.name]:
             writer = self._writers.get(layout.name)
             if not await self._stop(layout.name, 0, DROP_SHARE * self._settings.deadline_seconds):
                 raise ProblemError(COLLECTION_BUSY, "a part of a write is being finished; delete it again")
@@ -227,8 +228,12 @@ class Writers:
         """Publish what waits within some seconds, and stop."""
         if self._starting is not None:
             self._starting.cancel()
-        async with self._opening:
-            await asyncio.gather(*(self._stop(name, STOP_SECONDS) for name in list(self._writers)))
+
+        async def stop(name: str) -> None:
+            async with self._opening[name]:
+                await self._stop(name, STOP_SECONDS)
+
+        await asyncio.gather(*map(stop, list(self._writers)))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def stored(self, name: str, searcher: Searcher | None) -> ServedDocuments:

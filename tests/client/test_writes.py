@@ -14,6 +14,7 @@ import pytest
 from cairn.pipeline.client import CairnClient, RemoteCollection, errors
 from cairn.pipeline.client import clients as client_module
 from cairn.pipeline.errors import ModelError, UsageError
+from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.settings import ServeSettings
 
 from tests.served_stones import serving
@@ -79,6 +80,36 @@ def test_many_documents_are_several_requests(
     report = stones.add({"id": f"many-{number}", "text": "obsidian"} for number in range(5))
     assert [document.doc_id for document in report.documents] == [f"many-{number}" for number in range(5)]
     assert stones.delete({"type": "contains", "key": "doc_id", "value": "many-"}).deleted == 5
+
+
+def test_what_became_of_every_request_is_told(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 1)
+    rows = [{"id": "mixed", "text": "obsidian", "kinds": [1, "a"]}, {"id": "plain", "text": "jade"}]
+    report = stones.add(rows)
+    assert len(report.warnings) == 1, report.warnings
+    assert "kinds" in report.warnings[0]
+    build = LiveWriter._build
+
+    def failing(writer: LiveWriter, writes: Any) -> Any:
+        if any(each.rows is not None and "mixed" in each.rows["doc_id"].to_pylist() for each in writes):
+            raise ModelError("the model cannot read it")
+        return build(writer, writes)
+
+    monkeypatch.setattr(LiveWriter, "_build", failing)
+    with pytest.raises(errors.InvalidRequestError, match="the model cannot read it"):
+        stones.add([{**rows[0], "text": "opal"}, rows[1]])
+    monkeypatch.undo()
+    stones.delete(["mixed", "plain"])
+
+
+def test_id_that_comes_twice_is_refused_in_however_many_requests(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 1)
+    with pytest.raises(UsageError, match="an id must come once, got 'twice' 2 times"):
+        stones.add([{"id": "twice", "text": "obsidian"}, {"id": "twice", "text": "jade"}])
 
 
 def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection) -> None:
@@ -155,7 +186,7 @@ def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
     stones.delete("latin.txt")
 
 
-@pytest.mark.parametrize("value", [b"bytes", object(), [[float("nan")]]])
+@pytest.mark.parametrize("value", [b"bytes", object()])
 def test_value_that_is_no_json_is_refused_before_anything_is_sent(value: Any) -> None:
     with pytest.raises(UsageError, match="JSON"):
         CairnClient("http://nowhere.invalid").collection("stones").add([{"id": "a", "text": "a", "v": value}])
@@ -179,7 +210,10 @@ def test_many_ids_are_deleted_in_several_requests(
     ("document", "told"),
     [
         ({"id": "b", "text": None}, "at position 1"),
-        ({"id": "b", "text": "beryl", "price": float("inf")}, "column 'price' .* in document 'b'"),
+        *(
+            ({"id": "b", "text": "beryl", "price": price}, "column 'price' of document 'b' .* got -?inf")
+            for price in (float("inf"), [[1.0, np.float32("-inf")]], {"eur": float("inf")})
+        ),
     ],
 )
 def test_document_that_cannot_be_sent_is_named(document: Any, told: str) -> None:

@@ -12,7 +12,9 @@ from cairn.haystack import CairnDocumentStore
 from cairn.langchain import CairnVectorStore as LangChainStore
 from cairn.llama_index import CairnVectorStore, LeaveUnembedded
 from cairn.pipeline.client import CairnClient
+from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError, FilterError, UsageError
+from cairn.pipeline.frameworks.source import find_passages
 from cairn.pipeline.serve.settings import ServeSettings
 from haystack import Document, Pipeline
 from haystack.components.writers import DocumentWriter
@@ -272,6 +274,18 @@ async def test_langchain_indexes_into_the_store(make: Callable[..., Any]) -> Non
     )
     assert counts(again) == (0, 1, 1)
     assert [each.page_content for each in store.similarity_search("stone", k=3)] == ["granite"]
+
+
+def test_retrievers_give_what_every_store_kept(make: Callable[..., Any], place: dict[str, Any]) -> None:
+    meta = {"kind": "a", "deep": {"k": 1}}
+    store = make(LangChainStore)
+    store.add_texts(["granite"], [meta], ids=["a"])
+    make(CairnVectorStore).add([node("b", "granite", kind="a")])
+    store.collection.add([{"id": "c", "text": "granite", "kind": "a"}])
+    found = find_passages(open_collection("notes", root=place["root"]), "granite", 3, {})
+    assert {each.metadata["kind"] for each in found} == {"a"}
+    assert [each.metadata.get("deep") for each in found if each.doc_id == "a"] == [{"k": 1}]
+    assert not {name for each in found for name in each.metadata if name.startswith(("langchain", "llama"))}
 
 
 def test_langchain_takes_an_id_that_is_a_text_as_one(make: Callable[..., Any]) -> None:

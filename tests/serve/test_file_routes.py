@@ -132,11 +132,13 @@ def test_file_that_cannot_be_read_fails_with_its_reason(
     assert (file.status, file.last_error.code) == ("failed", code)
     assert re.search(told, file.last_error.message), file.last_error.message
     assert str(own_root) not in file.last_error.message
+    (listed,) = client.files.list()
+    assert (listed.status, listed.status_details) == ("error", file.last_error.message)
     store = client.vector_stores.retrieve("stones")
     assert (store.file_counts.failed, store.file_counts.completed) == (1, 20)
     assert [each.id for each in client.vector_stores.files.list("stones", filter="failed")] == [file.id]
-    listed = [each.id for each in client.vector_stores.files.list("stones", limit=5)]
-    assert (listed[0], len(listed)) == (file.id, 21)
+    ids = [each.id for each in client.vector_stores.files.list("stones", limit=5)]
+    assert (ids[0], len(ids)) == (file.id, 21)
 
 
 def test_rows_of_a_table_are_documents_with_their_own_ids(client: Any) -> None:

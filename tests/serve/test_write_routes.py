@@ -355,6 +355,30 @@ def test_removal_that_would_take_too_long_removes_nothing_later(
     assert found_ids(client, "obsidian")[0] == "new"
 
 
+def test_removal_of_a_collection_holds_up_no_write_of_another(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, is_stopping, goes_on = LiveWriter.stop, threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> bool:
+        is_stopping.set()
+        assert goes_on.wait(300)
+        return stop(*given)
+
+    write(writable, stone("new", "obsidian"))
+    monkeypatch.setattr(LiveWriter, "stop", slow)
+    with ThreadPoolExecutor(1) as pool:
+        removal = pool.submit(writable.delete, STONES)
+        assert is_stopping.wait(300)
+        try:
+            body = {"documents": [stone("new", "obsidian")]}
+            assert writable.post("/v1/collections/pebbles/documents", json=body).status_code == 202
+            assert not removal.done()
+        finally:
+            goes_on.set()
+        assert removal.result(300).status_code == 200
+
+
 def test_collection_that_is_made_again_is_found_at_once(writable: TestClient) -> None:
     assert found_ids(writable, "granite")
     assert writable.delete(STONES).status_code == 200
