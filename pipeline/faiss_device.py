@@ -39,6 +39,9 @@ MAX_SELECTED: Final = 2_048
 """Candidates and lists that FAISS selects on a card, at most."""
 TEMPORARY_BYTES: Final = 256 << 20
 """Of a card for what FAISS computes in between; its own default of 1.5 GB would be the encoder's."""
+MIN_CARD_PRODUCTS: Final = 2 * 10**10
+"""Multiplications from which K-means is worth a card, whose set-up took half a second on an H100: a core does
+30 to 120 thousand million a second."""
 FAILURES: Final = (RuntimeError, MemoryError)
 """What FAISS raises where a card fails or has no memory left."""
 
@@ -130,9 +133,13 @@ def train_kmeans(
     parameters: Mapping[str, Any],
     initial_centroids_KV: Float32[np.ndarray, "K V"] | None = None,
 ) -> Any:
-    """Return a trained ``faiss.Kmeans``; ``parameters`` are fields of FAISS's ``ClusteringParameters``."""
+    """Return a trained ``faiss.Kmeans``; ``parameters`` are fields of FAISS's ``ClusteringParameters``.
+
+    Small sets stay on the processors, whatever was chosen.
+    """
     kmeans = faiss.Kmeans(points_NV.shape[1], num_clusters, **parameters)
-    if _choice.is_card():
+    products = points_NV.size * num_clusters * parameters["niter"] * parameters.get("nredo", 1)
+    if _choice.is_card() and products >= MIN_CARD_PRODUCTS:
         try:
             # Copied by a card of its own: searches go on meanwhile.
             kmeans.index = _Card().copy(kmeans.index)

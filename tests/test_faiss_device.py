@@ -91,6 +91,7 @@ class FaissGpu:
 def choose(monkeypatch: pytest.MonkeyPatch, module: Any, device: str = "auto") -> None:
     monkeypatch.setattr(faiss_device, "faiss", module)
     monkeypatch.setattr(faiss_device, "_choice", faiss_device._Choice())
+    monkeypatch.setattr(faiss_device, "MIN_CARD_PRODUCTS", 0)
     monkeypatch.setenv("CAIRN_INDEX_DEVICE", device)
 
 
@@ -165,6 +166,18 @@ def test_clusters_and_token_codes_on_a_card_are_those_of_processors(
     objective, decoded = trained()
     assert there[0][-1] == pytest.approx(objective[-1], rel=0.02)
     assert np.abs(there[1] - decoded).mean() < 0.02
+
+
+def test_kmeans_of_few_products_stays_on_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, points = FaissGpu(), np.ascontiguousarray(VECTORS[:500])
+    choose(monkeypatch, module, "gpu")
+    monkeypatch.setattr(faiss_device, "MIN_CARD_PRODUCTS", 500 * 32 * 8 * 4 * 2)
+    for parameters in ({"niter": 4}, {"niter": 7}, {"niter": 2, "nredo": 3}):
+        faiss_device.train_kmeans(points, 8, parameters)
+    assert module.calls == []
+    for parameters in ({"niter": 8}, {"niter": 4, "nredo": 2}):
+        faiss_device.train_kmeans(points, 8, parameters)
+    assert module.calls == ["copy IndexFlatL2"] * 2
 
 
 def test_filters_and_deleted_rows_are_for_processors(

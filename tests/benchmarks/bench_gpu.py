@@ -217,6 +217,7 @@ def check_out_of_memory(folder: Path, size: Size, device: torch.device) -> dict[
     )
     roomy = encoder.encode(texts).document_vectors_NV
     torch.cuda.empty_cache()
+    before = torch.cuda.memory_stats(device)["num_ooms"]
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(
         (torch.cuda.memory_reserved(device) + (256 << 20)) / total, device
@@ -225,9 +226,11 @@ def check_out_of_memory(folder: Path, size: Size, device: torch.device) -> dict[
         tight = encoder.encode(texts).document_vectors_NV
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+    failures = torch.cuda.memory_stats(device)["num_ooms"] - before
+    assert failures, "the batch must not fit in what is left"
     least = float((roomy * tight).sum(axis=1).min())
     assert least >= LEAST_COSINE, f"a smaller batch must give the same vectors, got a cosine of {least}"
-    return {"least_cosine_after_out_of_memory": least}
+    return {"least_cosine_after_out_of_memory": least, "failures": failures}
 
 
 def matmul_tflops(device: torch.device, size: int = MATMUL_SIZE) -> float:
@@ -407,6 +410,7 @@ def run_marked_tests() -> str:
     root = Path(__file__).parents[2]
     files = [path for path in sorted(root.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text()]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "gpu", "-W", "default"]
+    command += ["--tb", "short"]
     ended = subprocess.run(
         [*command, *map(str, files)], capture_output=True, text=True, cwd=root, check=False
     )
@@ -494,7 +498,8 @@ def main(arguments: list[str] | None = None) -> int:
     size = replace(
         size, tokens_timed=given.tokens or size.tokens_timed, vectors=given.vectors or size.vectors
     )
-    report = measure(size, torch.device(given.device), given.parts, given.output)
+    device = torch.empty(0, device=given.device).device  # with its index, as limits of memory need it
+    report = measure(size, device, given.parts, given.output)
     print(f"failed: {', '.join(report.failed) or 'nothing'}")
     return int(bool(report.failed))
 

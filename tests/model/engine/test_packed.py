@@ -17,7 +17,8 @@ CPU = torch.device("cpu")
 
 
 def _load(request, family):
-    return load_backbone(EncoderConfig(model=str(request.getfixturevalue(family)), precision="fp32"))
+    config = EncoderConfig(model=str(request.getfixturevalue(family)), precision="fp32")
+    return load_backbone(config, CPU)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from tests.model.cde_reference import CONTEXT, DIM, IDS, SOFT, VERSIONS, Referen
 
 
 def load(folder: Path, **settings: Any):
-    return load_backbone(EncoderConfig(model=str(folder), precision="fp32", **settings))
+    config = EncoderConfig(model=str(folder), precision="fp32", **settings)
+    return load_backbone(config, torch.device("cpu"))
 
 
 def context_of(count: int, seed: int = 0) -> np.ndarray:
