@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +49,7 @@ from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.batching import one_torch_thread
+from cairn.pipeline.model.context_encoder import encoded_head
 from cairn.pipeline.model.document_encoder import embed_chunks, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import query_settings
@@ -490,24 +490,12 @@ def word_tokens(
     return places
 
 
-CHARACTERS_PER_TOKEN: Final = 32
-"""How much of a text is tokenised at first for each token wanted of its head."""
-
-
 def first_tokens(tokenizer: Tokenizer, texts: Sequence[str], max_tokens: int) -> list[str]:
     """Cut every text after its first ``max_tokens`` tokens."""
-    heads = [text[: CHARACTERS_PER_TOKEN * max_tokens] for text in texts]
-    tokens = tokenize(tokenizer, heads)
-    is_short_N = np.diff(tokens.text_offsets) < max_tokens
-    if any(is_short and head != text for is_short, head, text in zip(is_short_N, heads, texts, strict=True)):
-        heads = [
-            text if is_short else head for is_short, head, text in zip(is_short_N, heads, texts, strict=True)
-        ]
-        tokens = tokenize(tokenizer, heads)
-    bounds = pairwise(tokens.text_offsets.tolist())
+    heads = [encoded_head(tokenizer, text, max_tokens) for text in texts]
     return [
-        head[: int(tokens.end_char[first + max_tokens - 1])] if end - first > max_tokens else head
-        for head, (first, end) in zip(heads, bounds, strict=True)
+        text if len(head.ids) < max_tokens else text[: head.offsets[max_tokens - 1][1]]
+        for text, head in zip(texts, heads, strict=True)
     ]
 
 

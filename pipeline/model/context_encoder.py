@@ -19,6 +19,7 @@ from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import CONTEXT_POOLING
 from cairn.pipeline.model.landmarks import Chunks, lay_out
 from jaxtyping import Float32
+from tokenizers import Encoding, Tokenizer
 
 BATCH_TOKENS: Final = 1_024
 HEAD_CHARACTERS_PER_TOKEN: Final = 32
@@ -26,6 +27,19 @@ HEAD_CHARACTERS_PER_TOKEN: Final = 32
 
 A head that gives too few is tried again, twice as long.
 """
+
+
+def encoded_head(tokenizer: Tokenizer, text: str, num_tokens: int) -> Encoding:
+    """Tokenise the beginning of a text; its first ``num_tokens`` tokens are those of the whole text."""
+    num_characters = HEAD_CHARACTERS_PER_TOKEN * num_tokens
+    while num_characters < len(text):
+        # Cut before white space, so that the head's tokens are those of the whole text.
+        end = max(text.rfind(space, 0, num_characters) for space in (" ", "\n", "\t"))
+        head = tokenizer.encode(text[: max(end, 0)], add_special_tokens=False)
+        if len(head.ids) >= num_tokens:
+            return head
+        num_characters *= 2
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 class ContextEncoder:
@@ -72,7 +86,11 @@ class ContextEncoder:
 
     def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "C E"]:
         """Embed texts in the order given, each cut after ``max_tokens``, [CLS] and [SEP] included."""
-        ids = [self._head_ids(self._prefix + text) for text in texts]
+        tokenizer, most = (
+            self._backbone.tokenizer,
+            self._max_tokens - (1 if self._backbone.cls_id is None else 2),
+        )
+        ids = [encoded_head(tokenizer, self._prefix + text, most).ids[:most] for text in texts]
         token_offsets = np.concatenate([[0], np.cumsum([len(item) for item in ids], dtype=np.int64)])
         chunks = Chunks(token_offsets=token_offsets, chunk_offsets=np.arange(len(ids) + 1))
         flat = np.concatenate([np.zeros(0, np.int32), *(np.array(item, np.int32) for item in ids)])
@@ -85,15 +103,3 @@ class ContextEncoder:
             pooling=CONTEXT_POOLING,
         )
         return embed_chunks(self._backbone, rows, batch_tokens=BATCH_TOKENS, temperature=self._temperature)
-
-    def _head_ids(self, text: str) -> list[int]:
-        num_wanted = self._max_tokens - (1 if self._backbone.cls_id is None else 2)
-        num_characters = HEAD_CHARACTERS_PER_TOKEN * self._max_tokens
-        while num_characters < len(text):
-            # Cut before white space, so that the head's tokens are those of the whole text.
-            end = max(text.rfind(space, 0, num_characters) for space in (" ", "\n", "\t"))
-            ids = self._backbone.tokenizer.encode(text[: max(end, 0)], add_special_tokens=False).ids
-            if len(ids) >= num_wanted:
-                return ids[:num_wanted]
-            num_characters *= 2
-        return self._backbone.tokenizer.encode(text, add_special_tokens=False).ids[:num_wanted]
