@@ -32,7 +32,7 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.describe import Describer, described_by
 from cairn.pipeline.encode.encoder_fit import prefixes_of, require_fit, usable_context
 from cairn.pipeline.encode.endpoint_requests import Patience
-from cairn.pipeline.encode.sentences import rank_sentences
+from cairn.pipeline.encode.sentences import rank_sentences, rank_starts
 from cairn.pipeline.encode.structure import rank_structure
 from cairn.pipeline.encode.token_rows import (
     Rewrite,
@@ -44,7 +44,13 @@ from cairn.pipeline.encode.token_rows import (
     unit_states,
     with_steps,
 )
-from cairn.pipeline.encode.tokenization import Prefix, TokenizedTexts, tokenize, tokenize_after
+from cairn.pipeline.encode.tokenization import (
+    WORD_START,
+    Prefix,
+    TokenizedTexts,
+    tokenize,
+    tokenize_after,
+)
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
@@ -54,7 +60,13 @@ from cairn.pipeline.model.document_encoder import embed_chunks, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import query_settings
 from cairn.pipeline.model.landmark_mixer import mixer_of
-from cairn.pipeline.model.landmarks import Chunks, chunk_spans, lay_out, split_into_chunks
+from cairn.pipeline.model.landmarks import (
+    SENTENCE_START,
+    Chunks,
+    chunk_spans,
+    lay_out,
+    split_into_chunks,
+)
 from cairn.pipeline.model.late_backbone import LateBackbone
 from cairn.pipeline.model.latent_attention import latent_attention_of
 from cairn.pipeline.poolings import pooling_rule
@@ -180,7 +192,8 @@ class DocumentEncoder:
         tokens = lines = None
         if self._describer is not None:
             tokens = tokenize_after(self._document_prefix, self.backbone.tokenizer, texts)
-            chunks, start_char, end_char = cut_into_chunks(self.config, tokens, texts)
+            chunks = cut_into_chunks(self.config, tokens, texts)
+            _, start_char, end_char = shown_chunks(chunks, tokens, texts)
             lines = self._describer.lines(texts, titles, chunks.chunk_offsets, start_char, end_char)
         encoded = self._encode(
             texts,
@@ -356,7 +369,8 @@ class DocumentEncoder:
         config = self.config
         if tokens is None:
             tokens = tokenize_after(prefix, self.backbone.tokenizer, texts)
-        chunks, start_char, end_char = cut_into_chunks(config, tokens, texts)
+        chunks = cut_into_chunks(config, tokens, texts)
+        shown, start_char, end_char = shown_chunks(chunks, tokens, texts)
         start_T = tokens.start_char
         chunk_tokens = np.diff(chunks.token_offsets)
 
@@ -395,7 +409,8 @@ class DocumentEncoder:
             embeddings_MD, self.vector_dim if self._mixer is None else self.backbone.embedding_dim
         )
         _require_finite(chunk_vectors_MV, chunks.chunk_offsets, what)
-        kept = None if keeper is None else keeper.finish()
+        # Tokens are judged with the text that is shown.
+        kept = None if keeper is None else replace(keeper.finish(), offsets=shown.token_offsets)
         if kept is not None and isinstance(self.backbone, LateBackbone) and len(self.backbone.skipped_ids):
             is_kept_T = ~np.isin(tokens.ids, self.backbone.skipped_ids)
             kept, start_T = kept_where(kept, is_kept_T), start_T[is_kept_T]
@@ -412,19 +427,53 @@ class DocumentEncoder:
         )
 
 
-def cut_into_chunks(
-    config: EncoderConfig, tokens: TokenizedTexts, texts: Sequence[str]
-) -> tuple[Chunks, Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
-    """Cut tokenised texts as the settings ask; return the chunks with their first and last characters."""
+def cut_into_chunks(config: EncoderConfig, tokens: TokenizedTexts, texts: Sequence[str]) -> Chunks:
+    """Cut tokenised texts as the settings ask: what vectors stand for."""
     if config.landmarks == "sentence":
         rank_sentences(tokens, texts)
     elif config.landmarks == "structure":
         rank_structure(tokens, texts)
     interval, whole = config.landmark_interval, config.whole_text_tokens
     interval_N = np.where(np.diff(tokens.text_offsets) <= whole, max(interval, whole), interval)
-    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)
+    return split_into_chunks(tokens.breaks, tokens.text_offsets, interval_N)
+
+
+_LINE_BREAK: Final = regex.compile(r"\n\s*")
+
+
+def shown_chunks(
+    chunks: Chunks, tokens: TokenizedTexts, texts: Sequence[str]
+) -> tuple[Chunks, Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]:
+    """Return the chunks that a search shows for those that vectors stand for, and their characters.
+
+    A cut moves to the nearest place where a sentence, an item, a row or a block begins, by less than half the
+    chunk on that side; else to where a line begins; else it stays.
+    """
+    is_cut_M1 = np.ones(len(chunks.token_offsets), bool)
+    is_cut_M1[chunks.chunk_offsets] = False
+    cuts = np.flatnonzero(is_cut_M1)
+    token_offsets = chunks.token_offsets.copy()
+    if len(cuts):
+        ranked = replace(tokens, breaks=np.zeros_like(tokens.breaks))
+        for index, text in enumerate(texts):
+            lines = [match.end() for match in _LINE_BREAK.finditer(text)]
+            rank_starts(ranked, index, np.array(lines, np.int64), WORD_START)
+        rank_structure(ranked, texts)
+        before, cut, after = (chunks.token_offsets[cuts + step] for step in (-1, 0, 1))
+        for least in (WORD_START, SENTENCE_START):
+            # Places beyond both ends are near to none.
+            places = np.flatnonzero(ranked.breaks >= least)
+            places = np.concatenate([[-len(tokens.ids)], places, [2 * len(tokens.ids)]])
+            next_place = np.searchsorted(places, cut)
+            left, right = places[next_place - 1], places[next_place]
+            is_left, is_right = 2 * (cut - left) < cut - before, 2 * (right - cut) < after - cut
+            is_left &= ~is_right | (cut - left <= right - cut)
+            begins = np.where(is_left, left, right)
+            is_near = is_left | is_right
+            token_offsets[cuts[is_near]] = begins[is_near]
+    shown = replace(chunks, token_offsets=token_offsets)
     lengths_N = np.fromiter(map(len, texts), np.int64, len(texts))
-    return chunks, *chunk_spans(chunks, tokens.start_char, lengths_N)
+    return shown, *chunk_spans(shown, tokens.start_char, lengths_N)
 
 
 def _require_finite(

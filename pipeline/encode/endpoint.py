@@ -40,6 +40,7 @@ from cairn.pipeline.encode.documents import (
     document_vectors,
     first_tokens,
     hashed_settings,
+    shown_chunks,
 )
 from cairn.pipeline.encode.endpoint_requests import (
     INGEST,
@@ -58,6 +59,7 @@ from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.checkpoint import read_tokenizer
 from cairn.pipeline.model.folders.names import embedded_folder
+from cairn.pipeline.model.landmarks import chunk_spans
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int64
 from tokenizers import Tokenizer
@@ -224,7 +226,10 @@ class EndpointEncoder:
         self._check_if_due(self._patience)
         with self._cutting:  # on all cores, so that the first of several calls soon has something to ask
             tokens = tokenize(self.tokenizer, texts)
-        chunks, start_char, end_char = cut_into_chunks(self.config, tokens, texts)
+        chunks = cut_into_chunks(self.config, tokens, texts)
+        lengths_N = np.fromiter(map(len, texts), np.int64, len(texts))
+        spans = np.stack(chunk_spans(chunks, tokens.start_char, lengths_N), axis=1)
+        _, start_char, end_char = shown_chunks(chunks, tokens, texts)
         offsets = chunks.chunk_offsets
         num_tokens_M = np.diff(chunks.token_offsets)
         owners_M = np.repeat(np.arange(len(texts)), np.diff(offsets))
@@ -235,9 +240,7 @@ class EndpointEncoder:
         own_lines = [f"{line}\n" if line else "" for line in lines or [""] * len(owners_M)]
         sent = [
             f"{self.config.document_prefix}{heads[owner]}{line}{texts[owner][start:end].strip() or '.'}"
-            for owner, line, start, end in zip(
-                owners_M.tolist(), own_lines, start_char.tolist(), end_char.tolist(), strict=True
-            )
+            for owner, line, (start, end) in zip(owners_M.tolist(), own_lines, spans.tolist(), strict=True)
         ]
         bounds = self._unit_bounds(offsets, num_tokens_M)
         units = [tuple(sent[first:end]) for first, end in bounds]

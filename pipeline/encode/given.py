@@ -23,6 +23,7 @@ from cairn.pipeline.encode.documents import (
     cut_into_chunks,
     document_vectors,
     hashed_settings,
+    shown_chunks,
 )
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError, UsageError
@@ -104,7 +105,8 @@ class GivenEncoder:
         if given is None:
             raise UsageError("documents of this collection bring their vectors; no model encodes them")
         tokens = tokenize(self.tokenizer, texts)
-        chunks, cut_start, _ = cut_into_chunks(self.config, tokens, texts)
+        chunks = cut_into_chunks(self.config, tokens, texts)
+        _, cut_start, _ = shown_chunks(chunks, tokens, texts)
         records = np.frombuffer(b"".join(given), vector_records(self.vector_dim))
         ends = np.cumsum([len(each) for each in given]) // records.dtype.itemsize
         starts_N: list[np.ndarray] = []

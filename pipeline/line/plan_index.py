@@ -222,13 +222,14 @@ def _estimate_lines(
     if not config.encoder.describe:
         return {}, []
     from cairn.pipeline.encode.describe import TYPICAL_LINE_TOKENS, Describer
-    from cairn.pipeline.encode.documents import cut_into_chunks
+    from cairn.pipeline.encode.documents import cut_into_chunks, shown_chunks
     from cairn.pipeline.encode.encoder import load_cutter
     from cairn.pipeline.encode.endpoint_requests import QUERY
     from cairn.pipeline.encode.tokenization import tokenize
 
     tokens = tokenize(load_cutter(config.encoder).tokenizer, texts)
-    chunks, start_char, end_char = cut_into_chunks(config.encoder, tokens, texts)
+    chunks = cut_into_chunks(config.encoder, tokens, texts)
+    _, start_char, end_char = shown_chunks(chunks, tokens, texts)
     share = planned.characters / max(1, sum(map(len, texts)))
     num_chunks = round(share * len(start_char))
     tokens_a_character = len(tokens.ids) / max(1, sum(map(len, texts)))

@@ -14,6 +14,7 @@ from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.landmarks import split_into_chunks
 from cairn.pipeline.model.latent_attention import latent_attention_of
 from cairn.pipeline.poolings import POOLINGS
+from cairn.pipeline.token_vectors.codebook import TokenCodebook
 
 from tests.model.wrapped_backbone import WrappedBackbone
 
@@ -279,6 +280,21 @@ def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
         "a river, a mountain, a stone on a path and a way. ",
         "Walk on the path",
     ]
+
+
+def test_encode_codes_of_tokens_stand_with_the_chunk_that_shows_them(config, backbone):
+    text = "The old cat sat on the mat. " * 12
+    states_TD = np.random.default_rng(0).normal(size=(300, backbone.model_dim)).astype(np.float32)
+    codebook = TokenCodebook.fit(states_TD, np.ones(backbone.tokenizer.get_vocab_size(), np.float32), 1)
+    encoded = DocumentEncoder(config, None, backbone, codebook).encode([text])
+    start_T = tokenize(backbone.tokenizer, [text]).start_char
+    owner_T = np.searchsorted(encoded.start_char, start_T, side="right") - 1
+    sizes_M = np.bincount(owner_T)
+    assert len(set(sizes_M.tolist())) > 1
+    assert np.diff(encoded.chunk_tokens.offsets).tolist() == sizes_M.tolist()
+    steps_M = np.split(encoded.chunk_tokens.rows[:, -1].astype(int), np.cumsum(sizes_M)[:-1])
+    found_T = [start + np.cumsum(steps) for start, steps in zip(encoded.start_char, steps_M, strict=True)]
+    assert np.concatenate(found_T).tolist() == start_T.tolist()
 
 
 @pytest.mark.parametrize("attention", ["chunk", "full"])

@@ -5,11 +5,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.documents import DocumentEncoder, shown_chunks
 from cairn.pipeline.encode.sentences import rank_sentences
 from cairn.pipeline.encode.structure import heading_at, rank_structure, structure_of
 from cairn.pipeline.encode.tokenization import tokenize
-from cairn.pipeline.model.landmarks import Chunks, chunk_spans, split_into_chunks
+from cairn.pipeline.model.landmarks import SENTENCE_START, Chunks, chunk_spans, split_into_chunks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,6 +121,31 @@ def _num_tokens(tokenizer, text):
     return len(tokenize(tokenizer, [text]).ids)
 
 
+def _shown(tokenizer, text: str, interval: int) -> list[str]:
+    tokens = tokenize(tokenizer, [text])
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval)
+    _, start, end = shown_chunks(chunks, tokens, [text])
+    return [text[s:e] for s, e in zip(start.tolist(), end.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "opening"),
+    [
+        ("The cat sat on the mat. ", "The"),
+        ("- the cat sat on the mat\n", "- "),
+        ("| cat | mat |\n", "| cat"),
+        ("cat = mat(old, path)\n", "cat"),
+    ],
+)
+def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_does(backbone, unit, opening):
+    head = "| a | b |\n|---|---|\n" if unit.startswith("|") else ""
+    size = _num_tokens(backbone.tokenizer, unit)
+    pieces = _shown(backbone.tokenizer, head + unit * 60, 4 * size + 1)
+    assert len(pieces) > 10
+    assert all(piece.startswith(opening) for piece in pieces[1:])
+    assert all(piece.endswith(unit) for piece in pieces)
+
+
 def test_chunk_ends_before_a_list_and_a_block_of_code_that_fit_only_by_themselves(backbone):
     text = "a cat.\n\n- the cat\n- the mat\n- a path\n\na mat.\n\n```\nthe cat\nthe mat\n```\n"
     assert _pieces(backbone.tokenizer, text, 11) == [
@@ -170,6 +195,38 @@ BLOCKS = st.lists(
     min_size=1,
     max_size=7,
 ).filter(lambda blocks: all(one[0] != "list" or two[0] != "list" for one, two in pairwise(blocks)))
+
+
+@given(
+    texts=st.lists(
+        st.lists(PARAGRAPH | PROSE | LIST | CODE | TABLE, min_size=1).map("\n".join), min_size=1, max_size=3
+    ),
+    interval=st.integers(8, 24),
+)
+def test_shown_cut_is_at_the_nearest_beginning_that_is_less_than_half_a_chunk_away(backbone, texts, interval):
+    tokens, ranked = (tokenize(backbone.tokenizer, texts) for _ in range(2))
+    rank_structure(ranked, texts)
+    chunks = split_into_chunks(tokens.breaks, tokens.text_offsets, interval)
+    shown, start, end = shown_chunks(chunks, tokens, texts)
+    cuts = chunks.token_offsets.tolist()
+    for place in set(range(len(cuts))) - set(chunks.chunk_offsets.tolist()):
+        before, cut, after = cuts[place - 1 : place + 2]
+        near = [
+            token
+            for token in range(before, after)
+            if 2 * abs(token - cut) < (cut - before if token < cut else after - cut)
+        ]
+        begins = [token for token in near if ranked.breaks[token] >= SENTENCE_START]
+        text = texts[int(np.searchsorted(tokens.text_offsets, cut, side="right")) - 1]
+        lines = [
+            token for token in near if "\n" in text[tokens.end_char[token - 1] : tokens.start_char[token]]
+        ]
+        expected = min(begins or lines or [cut], key=lambda token: (abs(token - cut), token))
+        assert shown.token_offsets[place] == expected
+    own = np.split(np.arange(len(start)), chunks.chunk_offsets[1:-1])
+    assert [
+        "".join(text[start[m] : end[m]] for m in of) for text, of in zip(texts, own, strict=True)
+    ] == texts
 
 
 @given(blocks=BLOCKS, interval=st.integers(8, 40))

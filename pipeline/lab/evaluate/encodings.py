@@ -203,6 +203,7 @@ def encode_set(
         texts=text_digest(judged.texts),
         titles=text_digest(judged.titles if encoding.has_titles or encoder.reads_titles else ()),
         names=KEPT,
+        **({} if encoding.has_pieces else {"chunks": "shown"}),
     )
     path = None if cache is None or judged.given is not None else cache / f"{key}.safetensors"
     if cache is not None and encoding.encoder.describe:
