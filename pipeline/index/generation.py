@@ -326,13 +326,13 @@ def sampled_chunks(count: int) -> Int64[np.ndarray, " S"]:
 
 
 def mean_vector(vectors_SV: Float32[np.ndarray, "S V"]) -> Float32[np.ndarray, " V"]:
-    """Return the mean of at most :data:`SAMPLED_CHUNKS` unit vectors.
+    """Return the mean of at most :data:`SAMPLED_CHUNKS` unit vectors, zeros for none.
 
     Its bits do not depend on their order: float64 has sums of whole numbers below 2^53 exactly.
     """
     scaled_SV = np.multiply(vectors_SV, 2.0**40, dtype=np.float64)
     np.rint(scaled_SV, out=scaled_SV)
-    return np.ldexp(scaled_SV.sum(axis=0) / len(vectors_SV), -40).astype(np.float32)
+    return np.ldexp(scaled_SV.sum(axis=0) / max(1, len(vectors_SV)), -40).astype(np.float32)
 
 
 def open_generation(

@@ -50,7 +50,6 @@ from cairn.pipeline.search.reader import (
     Nominate,
     Nominees,
     ScoresAsked,
-    WordsAsked,
     WordScores,
 )
 from cairn.pipeline.search_options import SearchOptions
@@ -95,14 +94,9 @@ class PreparedSearch:
         if self.queries is None or not options.hybrid or options.weight("bm25") <= 0.0:
             return None
         is_shown = bool(options.passages) and self.window != self.ranking_window
+        shown = self.window if is_shown else None
         return self.reader.read_words(
-            WordsAsked(
-                query=self.queries[index],
-                allowed=self.allowed,
-                num_candidates=options.num_candidates,
-                size=self.ranking_window,
-                shown_size=self.window if is_shown else None,
-            )
+            self.queries[index], self.ranking_window, shown, self.allowed, options.num_candidates
         )
 
     def read_sparse(self, index: int) -> Found | None:
@@ -312,7 +306,7 @@ def _score(
         parts["passage_bm25"] = stored.passages()
     if sparse is not None:
         parts["sparse"] = _spread(positions, *sparse)
-    average_chunk = float(search.reader.mean_chunk_vector() @ vector_V)
+    average_chunk = float(generation.mean_chunk_vector @ vector_V)
     scores, fusion = document_scores(
         options,
         parts,

@@ -39,22 +39,6 @@ from cairn.pipeline.search.sparse import sparse_documents
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Float32, Int64, UInt8
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WordsAsked:
-    """What is to be known of a query's words.
-
-    ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are shown,
-    None where they are the same. Only ``allowed`` documents count, ascending.
-    """
-
-    query: str
-    allowed: Int64[np.ndarray, " A"] | None
-    num_candidates: int
-    size: int
-    shown_size: int | None
-
-
 Found = tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]
 """Positions of what was found and their scores, best first."""
 
@@ -209,8 +193,19 @@ class PassagesRead(NamedTuple):
 class IndexReader(Protocol):
     """Reads one generation; safe to use from several threads."""
 
-    def read_words(self, asked: WordsAsked) -> WordScores:
-        """Return the BM25 of a query."""
+    def read_words(
+        self,
+        query: str,
+        size: int,
+        shown_size: int | None,
+        allowed: Int64[np.ndarray, " A"] | None,
+        limit: int,
+    ) -> WordScores:
+        """Return the BM25 of a query; only ``allowed`` documents count, ascending.
+
+        ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are
+        shown, None where they are the same.
+        """
         ...
 
     def read_sparse(
@@ -236,10 +231,6 @@ class IndexReader(Protocol):
         asked: MatchesAsked | None,
     ) -> PassagesRead:
         """Return columns of documents in the order asked, and the rest; a position may repeat."""
-        ...
-
-    def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        """Return the vector of an average chunk."""
         ...
 
 
@@ -270,24 +261,30 @@ class LocalReader:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
-    def read_words(self, asked: WordsAsked) -> LocalWords:
-        generation, allowed = self._generation, asked.allowed
-        words = words_asked(asked.query, generation.query_languages)
-        documents, scores = bm25_documents(generation, words, allowed, asked.num_candidates)
+    def read_words(
+        self,
+        query: str,
+        size: int,
+        shown_size: int | None,
+        allowed: Int64[np.ndarray, " A"] | None,
+        limit: int,
+    ) -> LocalWords:
+        generation = self._generation
+        words = words_asked(query, generation.query_languages)
+        documents, scores = bm25_documents(generation, words, allowed, limit)
         nominees = [documents]
-        passages = windows = bm25_passages(generation, words, asked.size, allowed)
+        passages = windows = bm25_passages(generation, words, size, allowed)
         if passages is not None:
-            found = nominate_by_passage_bm25(generation, passages, asked.num_candidates)
-            nominees.append(found)
-            if asked.shown_size is not None:
-                windows = bm25_passages(generation, words, asked.shown_size, allowed)
+            nominees.append(nominate_by_passage_bm25(generation, passages, limit))
+            if shown_size is not None:
+                windows = bm25_passages(generation, words, shown_size, allowed)
         return LocalWords(
             documents=documents,
             scores=scores,
             nominees=nominees,
             has_passages=passages is not None,
             shown_high=None if windows is None else float(windows.scores_M.max()),
-            size=asked.size,
+            size=size,
             passages=passages,
             windows=windows,
         )
@@ -351,9 +348,6 @@ class LocalReader:
             *self._generation.spans_of(first_n, end_n),
             None if asked is None else self.token_matches(asked),
         )
-
-    def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        return self._generation.mean_chunk_vector
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from operator import add
 from typing import Final
 
 import numpy as np
-from cairn.pipeline.index.generation import mean_vector, sampled_chunks
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
     documents_of_best_chunks,
@@ -42,7 +41,6 @@ from cairn.pipeline.search.reader import (
     ScoresAsked,
     TokenMatches,
     WindowScores,
-    WordsAsked,
 )
 from cairn.pipeline.search.shards.parts import (
     BestWords,
@@ -139,12 +137,12 @@ class CorpusTotals:
 class FetchedWords:
     """:class:`~cairn.pipeline.search.reader.WordScores`; passages of ``size`` chunks rank."""
 
-    def __init__(self, generation: ShardedGeneration, asked: WordsAsked, totals: WordTotals) -> None:
+    def __init__(
+        self, generation: ShardedGeneration, words: Words, shown_size: int, num_candidates: int
+    ) -> None:
         self._generation, self._shards = generation, generation.shards
-        self.num_candidates = asked.num_candidates
-        self.words = Words(query=asked.query, totals=totals, size=asked.size)
-        self.size = asked.size
-        self.shown_size = asked.size if asked.shown_size is None else asked.shown_size
+        self.num_candidates = num_candidates
+        self.words, self.size, self.shown_size = words, words.size, shown_size
         self._found: Mapping[int, BestWords] | None = None
 
     @property
@@ -297,18 +295,20 @@ class ShardedReader:
     def __init__(self, generation: ShardedGeneration) -> None:
         self._generation, self._shards = generation, generation.shards
         self._totals = CorpusTotals(generation)
-        sampled_SV = generation.chunks.reconstruct(sampled_chunks(generation.num_chunks))
-        self._mean_V = (
-            mean_vector(sampled_SV) if len(sampled_SV) else np.zeros(sampled_SV.shape[1], np.float32)
-        )
+        _ = generation.mean_chunk_vector  # asked for now, and not by the first search
 
-    def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:
-        return self._mean_V
-
-    def read_words(self, asked: WordsAsked) -> FetchedWords:
+    def read_words(
+        self,
+        query: str,
+        size: int,
+        shown_size: int | None,
+        allowed: Int64[np.ndarray, " A"] | None,  # noqa: ARG002 - the shards are asked with the vector
+        limit: int,
+    ) -> FetchedWords:
         """The shards are asked with the vector."""
-        sizes = [asked.size] if asked.shown_size is None else [asked.size, asked.shown_size]
-        return FetchedWords(self._generation, asked, self._totals.of(asked.query, sizes))
+        shown = size if shown_size is None else shown_size
+        totals = self._totals.of(query, list(dict.fromkeys((size, shown))))
+        return FetchedWords(self._generation, Words(query=query, totals=totals, size=size), shown, limit)
 
     def read_sparse(
         self, query: Mapping[int, float], size: int, allowed: Int64[np.ndarray, " A"] | None, limit: int

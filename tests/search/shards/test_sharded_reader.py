@@ -155,6 +155,7 @@ def test_searches_of_shards_leave_few_documents_in_the_process_that_asks(
     for query in QUERIES:
         assert sharded.search(query, **asked) == whole.search(query, **asked)
     held = {name: each for name, each in vars(sharded.generation).items() if name != "_met"}
+    assert held.pop("mean_chunk_vector").ndim == 1
     assert not [name for name, each in held.items() if isinstance(each, np.ndarray | pa.Array | pa.Table)]
     (documents, *_) = vars(sharded.generation)["_met"]
     assert len(documents) <= 20 + 40
