@@ -1,5 +1,4 @@
 import json
-import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -89,59 +88,6 @@ def test_ingest_with_every_encoder_option_is_searchable(
     ):
         assert part in shown
     assert "precision" not in shown
-
-
-def test_ingest_with_a_causal_decoder_pooled_at_its_last_token_is_searchable(
-    call: Any, corpus: str, ingest_options: list[str], tiny_model_folder: Path, tmp_path: Path
-) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3Model
-
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    # Weights as small as a new model's would leave all texts alike.
-    model = Qwen3Model(
-        Qwen3Config(vocab_size=200, head_dim=8, max_position_embeddings=96, initializer_range=0.5, **sizes)
-    )
-    model.save_pretrained(tmp_path / "decoder")
-    shutil.copy(tiny_model_folder / "tokenizer.json", tmp_path / "decoder")
-    options = ("--model", str(tmp_path / "decoder"), "--causal", "--pooling", "last", "--quiet")
-    assert call("ingest", corpus, *ingest_options, *options)[0] == 0
-    code, out, _ = call(
-        "search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid"
-    )
-    assert (code, json.loads(out)["hits"][0]["doc_id"]) == (0, "b")
-    code, _, err = call("ingest", corpus, *ingest_options, *options, "--bidirectional")
-    assert (code, "encoder.causal is True, got False" in err) == (2, True)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_ingest_with_a_cde_checkpoint_reads_context_behind_its_prefixes_and_is_searchable(
-    call: Any, corpus: str, make_cde: Any, version: int
-) -> None:
-    options = [
-        "--collection",
-        "c",
-        "--model",
-        str(make_cde(version)),
-        "--landmark-interval",
-        "16",
-        "--context-documents",
-        "6",
-    ]
-    code, out, error = call("ingest", corpus, *options, "--json", "--quiet")
-    assert (code, json.loads(out)["indexed"], error) == (0, 3, "")
-    encoder = json.loads(call("status", "c", "--json")[1])["settings"]["encoder"]
-    assert (encoder["use_context"], encoder["pool_prefix"]) == (True, version == 1)
-    assert (encoder["query_prefix"], encoder["document_prefix"]) == ("search_query: ", "search_document: ")
-    code, out, _ = call("search", "the old stone mill", "--collection", "c", "--json", "--no-hybrid")
-    assert (code, {hit["doc_id"] for hit in json.loads(out)["hits"]}) == (0, {"a", "b", "c"})
 
 
 def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_sentence(

@@ -101,12 +101,6 @@ def test_encoder_setting_that_does_not_fit_is_refused(config, backbone, change, 
         DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
 
 
-def test_encoder_context_of_another_width_is_refused(config, backbone, make_context):
-    narrow = dataclasses.replace(make_context(), embeddings_CD=np.ones((5, 16), np.float32))
-    with pytest.raises(ConfigError, match="rows of 32 numbers, got shape"):
-        DocumentEncoder(dataclasses.replace(config, use_context=True), narrow, backbone)
-
-
 SHORT, LONG = " ".join(["word"] * 7), " ".join(["word"] * 30)
 
 

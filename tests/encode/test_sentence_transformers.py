@@ -283,15 +283,6 @@ def test_prompt_by_default_stands_before_queries_and_documents_where_none_is_the
     np.testing.assert_allclose(encoder.encode_queries(TEXTS), vectors, atol=1e-5)
 
 
-def test_vectors_behind_a_prefix_of_ones_own_equal_sentence_transformers(make_folder):
-    folder = make_folder()
-    vectors = published(folder).encode(
-        TEXTS, prompt="old stone: ", normalize_embeddings=True, show_progress_bar=False
-    )
-    encoder = ours(folder, document_prefix="old stone: ")
-    np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, vectors, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "dense",
     [

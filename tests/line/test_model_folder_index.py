@@ -112,17 +112,6 @@ def test_ingest_again_keeps_the_collections_settings_whatever_the_folder_says_no
     assert len(open_collection("c").search("stones", hybrid=False).hits) == 4
 
 
-def test_ingest_of_a_pooling_that_is_not_run_is_refused_in_one_sentence(
-    folder: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "weightedmean"}))
-    assert _ingest(corpus, "--model", str(folder)) == 1
-    error = capsys.readouterr().err
-    assert "the pooling of the model must be one of mean, cls, lasttoken" in error
-    assert error.count("\n") == 1
-    assert not Path("cairn-data").exists()
-
-
 def test_ingest_of_a_name_in_the_cache_needs_no_network(
     folder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,15 +206,6 @@ def test_search_after_the_cache_moved_to_another_revision_names_it_and_the_older
     assert error.count("\n") == 1
     assert _ingest(corpus, "--model", str(older)) == 0
     assert run(cairn, ["search", "the cat", "--collection", "c"], "cairn") == 0
-
-
-def test_ingest_without_a_models_name_is_refused(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _ingest(corpus, "--model", "") == 2
-    assert (
-        "model must be cairn-minilm, cairn-lmk, all-MiniLM-L6-v2, an endpoint's address, a folder"
-        in capsys.readouterr().err
-    )
-    assert not Path("cairn-data").exists()
 
 
 def test_ingest_of_a_folder_without_a_module_names_its_place(

@@ -16,8 +16,6 @@ from tokenizers import Tokenizer
 
 from tests.model.splitting import split
 
-CLS, LMK = 101, 102
-
 
 def _naive_atoms(breaks: list[int], interval: int, highest: int) -> list[int]:
     """Where a text may be cut: groups that fit stay whole, others are broken further."""
@@ -112,15 +110,6 @@ def test_draw_intervals_are_the_papers_about_equally_often():
     values, counts = np.unique(drawn, return_counts=True)
     assert values.tolist() == list(intervals) == [32, 64, 128, 256]
     assert counts.min() > 900
-
-
-def test_split_short_sentences_share_a_chunk_and_long_ones_are_cut_at_words():
-    assert split([[3, 2, 3, 2, 3, 2, 2, 3, 2, 2, 0, 2, 2]], 5).token_offsets.tolist() == [0, 4, 9, 13]
-
-
-def test_split_text_without_tokens_gives_one_empty_chunk():
-    chunks = split([[2], [], [2]], 8)
-    assert (chunks.token_offsets.tolist(), chunks.chunk_offsets.tolist()) == ([0, 1, 1, 2], [0, 1, 2, 3])
 
 
 @pytest.fixture(scope="module")

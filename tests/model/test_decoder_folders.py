@@ -24,13 +24,6 @@ from tokenizers import Tokenizer
 from tests.model.published import LENGTHS, load, published, published_hidden, random_ids
 
 
-@pytest.mark.parametrize("prefix", ["", "embedding_model."])
-def test_load_weights_are_found_below_any_prefix(make_decoder: Callable[..., Path], prefix: str) -> None:
-    bare, prefixed = load(make_decoder("mistral", prefix=prefix)), load(make_decoder("mistral"))
-    ids = random_ids(bare)
-    assert torch.equal(bare.hidden_states(ids, LENGTHS), prefixed.hidden_states(ids, LENGTHS))
-
-
 @pytest.fixture
 def nv_embed_folder(make_decoder: Callable[..., Path]) -> Path:
     """A Mistral as NV-Embed publishes it: below a prefix, its configuration inside another."""

@@ -3,7 +3,6 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-import pytest
 from cairn.pipeline.model.document_encoder import pad_rows
 from cairn.pipeline.model.landmarks import (
     Chunks,
@@ -33,79 +32,6 @@ def _chunks(*texts: list[int]) -> tuple[np.ndarray, Chunks]:
     return np.arange(1, token_offsets[-1] + 1, dtype=np.int32), Chunks(
         token_offsets=token_offsets, chunk_offsets=np.cumsum([0, *map(len, texts)])
     )
-
-
-def test_chunk_rows_give_each_chunk_its_own_cls_and_landmark():
-    ids, chunks = _chunks([2, 1], [0])
-    rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean")
-    assert _rows(rows) == [[CLS, 1, 2, LMK], [CLS, 3, LMK], [CLS, LMK]]
-
-
-def test_window_rows_long_text_overlaps_by_whole_chunks():
-    ids, chunks = _chunks([2, 2, 2, 2])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=4
-    )
-    assert _rows(rows) == [[CLS, 1, 2, LMK, 3, 4, LMK, 5, 6, LMK], [CLS, 5, 6, LMK, 7, 8, LMK]]
-
-
-def test_window_rows_tie_goes_to_the_earlier_window():
-    ids, chunks = _chunks([2, 2, 2, 2])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="lmk", max_window_tokens=10, overlap_tokens=6
-    )
-    # Windows 012 and 123: chunk 1 has 6 tokens before and 3 after, then 3 before and 6 after.
-    assert rows.pooled_row.tolist() == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("pooling", "spans"),
-    [
-        ("mean", [(0, 4), (0, 3), (0, 2)]),
-        ("cls", [(0, 1), (0, 1), (0, 1)]),
-        ("lmk", [(3, 4), (2, 3), (1, 2)]),
-        ("last", [(3, 4), (2, 3), (1, 2)]),
-        ("mean_at_k", [(2, 3), (1, 2), (1, 2)]),
-    ],
-)
-def test_chunk_rows_each_pooling_reads_its_own_positions(pooling, spans):
-    ids, chunks = _chunks([2, 1], [0])
-    rows = chunk_rows(ids, chunks, cls_id=CLS, landmark_id=LMK, pooling=pooling)
-    assert list(zip(rows.pooled_start.tolist(), rows.pooled_end.tolist(), strict=True)) == spans
-
-
-def test_window_rows_prefix_stands_after_each_windows_cls_and_counts():
-    ids, chunks = _chunks([2, 2, 2])
-    rows = window_rows(
-        ids,
-        chunks,
-        cls_id=CLS,
-        landmark_id=LMK,
-        pooling="mean",
-        max_window_tokens=9,
-        overlap_tokens=0,
-        prefix_ids=np.array([7, 8], np.int32),
-    )
-    assert _rows(rows) == [[CLS, 7, 8, 1, 2, LMK, 3, 4, LMK], [CLS, 7, 8, 5, 6, LMK]]
-    assert rows.pooled_start.tolist() == [3, 6, 3]
-
-
-def test_window_rows_multi_cls_puts_cls_where_landmarks_stand():
-    ids, chunks = _chunks([2, 1], [0])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="multi_cls", max_window_tokens=12, overlap_tokens=4
-    )
-    assert _rows(rows) == [[CLS, 1, 2, CLS, 3, CLS], [CLS, CLS]]
-    assert rows.pooled_start.tolist() == [3, 5, 1]
-
-
-def test_window_rows_mean_at_k_reads_the_last_token_of_each_chunk_without_landmarks():
-    ids, chunks = _chunks([2, 2, 1], [0], [3])
-    rows = window_rows(
-        ids, chunks, cls_id=CLS, landmark_id=LMK, pooling="mean_at_k", max_window_tokens=6, overlap_tokens=0
-    )
-    assert _rows(rows) == [[CLS, 1, 2, 3, 4, LMK], [CLS, 5, LMK], [CLS, LMK], [CLS, 6, 7, 8, LMK]]
-    assert (rows.pooled_row.tolist(), rows.pooled_start.tolist()) == ([0, 0, 1, 2, 3], [2, 4, 1, 1, 3])
 
 
 @given(

@@ -33,12 +33,6 @@ def test_layers_of_a_model_that_does_not_count_them_are_refused(tiny_model_folde
         first_layers(dataclasses.replace(read_checkpoint(tiny_model_folder), config={}), 1)
 
 
-def test_first_dims_equal_naive_heads_divided_by_their_length():
-    rows = np.random.default_rng(0).normal(size=(4, 9)).astype(np.float32)
-    naive = [[value / sum(other**2 for other in row[:5]) ** 0.5 for value in row[:5]] for row in rows]
-    np.testing.assert_allclose(first_dims(rows, 5), naive, atol=1e-6)
-
-
 def test_first_dims_of_zeros_are_not_a_vector():
     assert np.isnan(first_dims(np.array([[0.0, 1.0]], np.float32), 1)).all()
 

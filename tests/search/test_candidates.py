@@ -6,7 +6,6 @@ from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.search import candidates, reader
 from cairn.pipeline.search.candidates import (
     PassageScores,
-    chunk_positions,
     merge_nominees,
     nominate_by_passage_bm25,
     score_windows,
@@ -24,28 +23,12 @@ def query(make_encoder: Any) -> np.ndarray:
     return make_encoder().encode_queries(["a query"])
 
 
-def test_chunk_positions_are_all_chunks_of_the_documents(generation: Generation) -> None:
-    documents = np.array([5, 2, 40])
-    expected = [
-        p for d in documents for p in range(generation.chunk_offsets[d], generation.chunk_offsets[d + 1])
-    ]
-    assert chunk_positions(generation, documents).tolist() == expected
-    assert len(chunk_positions(generation, documents[:0])) == 0
-
-
 def nominees(generation: Generation, query: np.ndarray, **asked: Any) -> np.ndarray:
     """Return the documents that one index nominates."""
     asked = {"num_documents": None, "num_chunks": None, "min_documents": 1, "allowed": None, **asked}
     nominate = LocalReader(generation).nominate(query, NearestAsked(**asked))
     (found,) = nominate(0, ScoresAsked(parts=(), words=None, size=None)).lists
     return found
-
-
-def test_documents_that_nominate_equal_brute_force(
-    generation: Generation, stones: Any, query: np.ndarray
-) -> None:
-    expected = np.argsort(-(stones.document_vectors @ query[0]), kind="stable")[:7]
-    assert nominees(generation, query, num_documents=7).tolist() == expected.tolist()
 
 
 def test_chunks_that_nominate_are_widened_until_there_are_enough_documents(

@@ -6,24 +6,12 @@ from cairn.pipeline.search.fusion import (
     Scale,
     best_first,
     document_scores,
-    weighted_mean,
     with_neighbours,
 )
 from cairn.pipeline.search_options import SearchOptions
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-
-
-def test_weighted_mean_matches_a_naive_loop() -> None:
-    parts = [np.array([0.1, 0.9, -0.5], np.float32), np.array([0.4, 0.2, 0.3], np.float32)]
-    naive = [(0.25 * float(a) + 0.5 * float(b)) / 0.75 for a, b in zip(*parts, strict=True)]
-    assert weighted_mean(parts, [0.25, 0.5]) == pytest.approx(naive, abs=1e-12)
-
-
-def test_scale_reaches_from_the_floor_to_the_best() -> None:
-    scores = np.array([2.0, 4.0, 1.0])
-    assert Scale.of(scores, floor=2.0).apply(scores).tolist() == [0.0, 1.0, -0.5]
 
 
 def test_scale_begins_at_the_lowest_where_none_passes_the_floor() -> None:
@@ -75,12 +63,6 @@ def test_fused_documents_with_one_bm25_alone_take_all_of_it() -> None:
     ]
     assert fusion_of(dense, bm25, None).documents(dense, bm25, None) == pytest.approx(naive, abs=1e-12)
     assert fusion_of(dense, None, bm25).documents(dense, None, bm25) == pytest.approx(naive, abs=1e-12)
-
-
-def test_fused_documents_do_not_depend_on_the_scale_of_the_cosines() -> None:
-    dense, bm25, words = random_parts(2)
-    narrow = fusion_of(0.7 + 0.1 * dense, bm25, words, floor=0.75).documents(0.7 + 0.1 * dense, bm25, words)
-    assert narrow == pytest.approx(fusion_of(dense, bm25, words, floor=0.5).documents(dense, bm25, words))
 
 
 @given(own=arrays(np.float64, st.integers(0, 40), elements=st.floats(-1, 1)), data=st.data())

@@ -31,10 +31,6 @@ def found_ids(generation: Generation, query: str, where: Any = None, limit: int 
     return [generation.doc_ids[position].as_py() for position in positions]
 
 
-def test_bm25_finds_the_document_with_the_word(generation: Generation) -> None:
-    assert found_ids(generation, "stone17")[0] == "doc-0-017"
-
-
 @pytest.mark.parametrize("query", ["the of and", "???", "AND", "unknownword", "日本語", "\x00", "()", '"'])
 def test_bm25_of_no_indexed_word_is_empty(generation: Generation, query: str) -> None:
     assert found_ids(generation, query) == []
@@ -78,21 +74,6 @@ def test_table_errors_hide_the_text_of_the_error() -> None:
     with pytest.raises(StorageError, match="reading failed") as caught, table_errors("reading"):
         raise RuntimeError("lance error: /root/secret/path.lance:17")
     assert "secret" not in str(caught.value)
-
-
-def test_bm25_finds_words_of_titles(generation: Generation, stones: Any) -> None:
-    titled = {row["doc_id"] for row in stones.rows if row["title"] == "Title 17"}
-    assert set(found_ids(generation, "17")) == titled
-
-
-def test_bm25_adds_up_title_and_text(generation: Generation) -> None:
-    positions, scores = bm25_documents(generation, words_of(generation, "title stone17"), None, 60)
-    both = dict(zip(positions.tolist(), scores.tolist(), strict=True))
-    title, text = (
-        dict(zip(*map(list, bm25_documents(generation, words_of(generation, word), None, 60)), strict=True))
-        for word in ("title", "stone17")
-    )
-    assert both[17] == pytest.approx(title[17] + text[17], rel=1e-5)
 
 
 @pytest.mark.parametrize("query", ["granite basalt stone17 title", "stone3 17", "unknownword"])

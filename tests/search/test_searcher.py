@@ -259,14 +259,6 @@ def test_filter_that_matches_nothing_gives_no_hits(searcher: Searcher) -> None:
     assert [result.hits for result in found] == [()] * len(QUERIES)
 
 
-def test_filter_of_one_document_finds_it_in_every_granularity(searcher: Searcher) -> None:
-    tree = {"type": "eq", "key": "doc_id", "value": "doc-0-031"}
-    for granularity in ("document", "chunk", "both"):
-        assert [
-            hit.doc_id for hit in searcher.search("slate", granularity=granularity, filters=tree).hits
-        ] == ["doc-0-031"]
-
-
 def test_top_k_beyond_the_collection_returns_all_documents_once(stones: Stones, searcher: Searcher) -> None:
     for granularity in ("document", "chunk", "both"):
         found = [hit.doc_id for hit in searcher.search("slate", granularity=granularity, top_k=200).hits]

@@ -152,17 +152,6 @@ def test_hybrid_passages_score_by_cosine_and_bm25_and_document(
             assert passage.scores.get("bm25", 0.0) == pytest.approx(bm25[window])
 
 
-def test_bm25_moves_the_passages_of_a_document(searcher: Searcher) -> None:
-    dense, hybrid = (
-        searcher.search("granite slate", hybrid=hybrid, chunk_tokens=64, passages=1).hits
-        for hybrid in (False, True)
-    )
-    dense_of = {hit.doc_id: hit.passages[0].start_char for hit in dense}
-    assert any(
-        dense_of.get(hit.doc_id, hit.passages[0].start_char) != hit.passages[0].start_char for hit in hybrid
-    )
-
-
 def naive_reading(
     stones: Stones, result: SearchResult, vector: np.ndarray, max_characters: int
 ) -> dict[str, set[int]]:

@@ -3,7 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.search.candidates import sliding_sums, window_scores, window_scores_of_documents
+from cairn.pipeline.search.candidates import window_scores, window_scores_of_documents
 from cairn.pipeline.search.passages import FIRST_LOOK, choose_windows, new_pieces, window_size
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,13 +40,6 @@ def test_window_scores_of_opposite_landmarks_are_zero() -> None:
     assert window_scores(vectors, np.array([0.6, 0.8], np.float32), 2).tolist() == [0.0]
 
 
-@pytest.mark.parametrize("size", range(1, 21))
-def test_sliding_sums_match_a_naive_sum(size: int) -> None:
-    vectors = unit_rows(20)
-    naive = [vectors[start : start + size].sum(axis=0) for start in range(20 - size + 1)]
-    np.testing.assert_allclose(sliding_sums(vectors, size), naive, atol=1e-6)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 12, 13, 100])
 @pytest.mark.parametrize("counts", [[1], [12], [1, 1, 2], [5, 1, 3, 2, 7, 1]])
 def test_window_scores_of_documents_are_those_of_each(counts: list[int], size: int) -> None:
@@ -74,10 +67,6 @@ def test_choose_windows_equals_a_naive_greedy_choice(scores: list[int], size: in
 )
 def test_window_size_by_default_is_128_tokens_or_one_landmark(interval: int, size: int) -> None:
     assert window_size(None, settings_of(interval)) == size
-
-
-def test_window_size_of_a_multiple_is_the_quotient() -> None:
-    assert window_size(384, settings_of(64)) == 6
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 63, 65, 100, 200])

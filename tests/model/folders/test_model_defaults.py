@@ -77,7 +77,8 @@ def test_plain_transformer_brings_nothing(tiny_model_folder):
 
 def test_nv_embed_brings_latent_attention(folder):
     (folder / "config.json").write_text(json.dumps({"model_type": "nvembed"}))
-    assert model_defaults({"model": str(folder)}) == {"pooling": "latent"}
+    prefixed = {"model": str(folder), "query_prefix": "Instruct: find\nQuery: "}
+    assert model_defaults(prefixed) == {"pooling": "latent"}  # without instructions in its mean
     (folder / "modules.json").unlink()
     assert model_defaults({"model": str(folder)}) == {"pooling": "latent"}
     assert model_defaults({"model": str(folder), "pooling": "mean"}) == {}
@@ -117,40 +118,6 @@ def test_settings_that_cairn_did_not_save_are_refused(own_folder, content):
     (own_folder / "cairn_config.json").write_text(json.dumps(content))
     with pytest.raises(ModelError, match=r"cairn_config\.json of the model must"):
         model_defaults({"model": str(own_folder)})
-
-
-def _describe(folder, **config):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
-    return {"model": str(folder)}
-
-
-def test_nv_embed_brings_latent_attention_without_instructions_in_its_mean(folder):
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    brought = model_defaults(
-        _describe(folder, model_type="nvembed") | {"query_prefix": "Instruct: find\nQuery: "}
-    )
-    assert brought == {"pooling": "latent"}
-
-
-@pytest.mark.parametrize("is_ignored", [False, True])
-def test_cde_pools_its_prefixes_where_its_pooling_can(folder, is_ignored):
-    described = _describe(folder, architecture="transductive", pool_ignore_instruction_tokens=is_ignored)
-    assert model_defaults(described | {"pooling": "mean"}).get("pool_prefix", False) is not is_ignored
-    assert "pool_prefix" not in model_defaults(described | {"pooling": "lmk"})
-
-
-def test_new_collection_takes_what_the_folder_brings(folder):
-    config = resolve_ingest_config({"encoder": {"model": str(folder)}, "sync": False}, None)
-    assert config.encoder.pooling == "cls"
-
-
-def test_stored_collection_keeps_its_settings_whatever_the_folder_brings(folder):
-    stored = IngestConfig(encoder=EncoderConfig(model=str(folder))).to_dict()
-    del stored["encoder"]["pool_prefix"]
-    assert resolve_ingest_config({"encoder": {"model": str(folder)}}, stored).encoder == EncoderConfig(
-        model=str(folder)
-    )
 
 
 def test_stored_collection_needs_no_model_to_resolve_its_settings(tmp_path):

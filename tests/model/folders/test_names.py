@@ -55,13 +55,28 @@ def test_folder_of_the_embedded_name_is_the_embedded_one(cache, tiny_model_folde
     )
 
 
-def test_folder_of_a_cached_name_is_the_snapshot_of_main(cache, tiny_model_folder):
-    snapshots = _add(cache, "stone/small-v1", tiny_model_folder, commits=(OLDER, COMMIT))
-    assert model_folder("stone/small-v1") == snapshots / COMMIT
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("stone/small-v1", {"commits": (OLDER, COMMIT)}),
+        ("stone/small-v1", {"main": None}),
+        ("small-v1", {}),
+    ],
+    ids=["main", "only snapshot", "without organisation"],
+)
+def test_folder_of_a_cached_name_is_a_snapshot(cache, tiny_model_folder, name, held):
+    stored = name if "/" in name else f"sentence-transformers/{name}"
+    snapshots = _add(cache, stored, tiny_model_folder, **held)
+    assert model_folder(name) == snapshots / COMMIT
 
 
-def test_folder_of_a_cached_name_without_main_is_its_only_snapshot(cache, tiny_model_folder):
-    snapshots = _add(cache, "stone/small-v1", tiny_model_folder, main=None)
+@pytest.mark.parametrize(("variable", "below"), [("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub")])
+def test_cache_stands_where_the_environment_says(
+    cache, tiny_model_folder, tmp_path, monkeypatch, variable, below
+):
+    monkeypatch.delenv("HF_HUB_CACHE")
+    monkeypatch.setenv(variable, str(tmp_path / "home"))
+    snapshots = _add(tmp_path / "home" / below, "stone/small-v1", tiny_model_folder)
     assert model_folder("stone/small-v1") == snapshots / COMMIT
 
 
@@ -69,13 +84,6 @@ def test_folder_of_a_cached_name_without_main_and_with_two_snapshots_is_refused(
     _add(cache, "stone/small-v1", tiny_model_folder, commits=(OLDER, COMMIT), main=None)
     with pytest.raises(ConfigError, match="cairn models get stone/small-v1"):
         model_folder("stone/small-v1")
-
-
-def test_folder_of_a_name_without_organisation_is_looked_for_below_sentence_transformers(
-    cache, tiny_model_folder
-):
-    snapshots = _add(cache, "sentence-transformers/small-v1", tiny_model_folder)
-    assert model_folder("small-v1") == snapshots / COMMIT
 
 
 def test_folder_in_the_working_folder_wins_over_the_cache(cache, tiny_model_folder, tmp_path, monkeypatch):
@@ -94,20 +102,6 @@ def test_folder_of_a_cached_name_whose_main_points_nowhere_is_refused(
     (cache / "models--stone--small-v1" / "refs" / "main").write_text(main)
     with pytest.raises(ConfigError, match="cairn models get"):
         model_folder("stone/small-v1")
-
-
-def test_cache_stands_in_hf_home_without_hf_hub_cache(cache, tiny_model_folder, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_HUB_CACHE")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    snapshots = _add(tmp_path / "home" / "hub", "stone/small-v1", tiny_model_folder)
-    assert model_folder("stone/small-v1") == snapshots / COMMIT
-
-
-def test_cache_stands_in_the_users_cache_folder_by_default(cache, tiny_model_folder, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_HUB_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    snapshots = _add(tmp_path / "huggingface" / "hub", "stone/small-v1", tiny_model_folder)
-    assert model_folder("stone/small-v1") == snapshots / COMMIT
 
 
 @pytest.mark.parametrize("model", ["stone/small-v1", "bert-base-uncased"])
