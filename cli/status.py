@@ -76,18 +76,21 @@ def _beyond_the_defaults(encoder: dict[str, Any]) -> str:
     )
 
 
-def _segments(segments: list[dict[str, Any]], merge: dict[str, int] | None) -> str:
+def _segments(report: dict[str, Any]) -> str:
     """Say how many there are, how much of them is deleted, and what merging them would do."""
+    segments, merge, num_partitions = report["segments"], report["merge"], len(report["partitions"])
     deleted = sum(segment["deleted_documents"] for segment in segments)
     stored = deleted + sum(segment["documents"] for segment in segments)
-    if len(segments) == 1 and not deleted:
-        return "1"
+    told = f"{len(segments)}" if num_partitions == 1 else f"{len(segments)} in {num_partitions} partitions"
+    if len(segments) == num_partitions and not deleted:
+        return told
     share = f", {deleted / stored:.1%} of their documents deleted" if deleted else ""
-    due = "no merge is due"
+    due = "" if num_partitions > 1 else "; no merge is due"
     if merge is not None:
-        due = f"the next change merges the newest {merge['segments']}, {thousands(merge['chunks'])} chunks"
+        due = f"; the next change merges the newest {merge['segments']}, {thousands(merge['chunks'])} chunks"
+    of_what = "all" if num_partitions == 1 else "each partition"
     left_out = ", without the deleted" if deleted else ""
-    return f"{len(segments)}{share}; {due}  (cairn compact makes one of all{left_out})"
+    return f"{told}{share}{due}  (cairn compact makes one of {of_what}{left_out})"
 
 
 def _index(report: dict[str, Any], table: str) -> str:
@@ -139,7 +142,7 @@ def _describe(report: dict[str, Any]) -> str:
         ("chunks", thousands(report["chunks"])),
         ("tokens", thousands(report["tokens"])),
         ("on disk", size(report["disk_bytes"])),
-        ("segments", _segments(report["segments"], report["merge"])),
+        ("segments", _segments(report)),
         ("document index", _index(report, "documents")),
         ("chunk index", _index(report, "chunks")),
         ("encoder", _encoder(encoder)),

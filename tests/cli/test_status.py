@@ -39,6 +39,22 @@ def test_status_counts_the_vectors_of_all_segments(
     assert "2, 25.0% of their documents deleted; no merge is due" in call("status", "c")[1]
 
 
+def test_status_counts_the_segments_of_partitions_and_does_not_say_that_they_become_one(
+    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
+    call("ingest", corpus, *ingest_options, "--quiet", "--partitions", "2")
+    added = tmp_path / "added.parquet"
+    row = {"id": ["d"], "title": ["Paths"], "text": ["a path by the river"], "year": [2004]}
+    pq.write_table(pa.table(row), added)
+    assert call("ingest", str(added), *ingest_options, "--quiet")[0] == 0
+    assert "2 in 2 partitions\n" in call("status", "c")[1]
+    call("delete", "c", "a")
+    said = "2 in 2 partitions, 25.0% of their documents deleted  (cairn compact makes one of each partition,"
+    assert said in call("status", "c")[1]
+
+
 @pytest.mark.parametrize("words", [("status", "c"), ("search", "river", "--collection", "c")])
 def test_verify_finds_bits_that_opening_does_not_look_at(
     call: Any, ingested: None, tmp_path: Path, words: tuple[str, ...]
