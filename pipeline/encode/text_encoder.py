@@ -36,7 +36,6 @@ from cairn.pipeline.model.folders.first_layers import first_layers
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
-from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float32, Int64
 
 
@@ -70,6 +69,8 @@ class TextEncoder:
         self._saved_as = saved_as or config
         self._documents = open_encoder(config, context, patience=patience)
         self.config = config
+        self.encode_query_tokens = self._documents.encode_query_tokens
+        """Embeds queries that a search has checked, and returns the states of their tokens, too."""
         self.vector_dim = self._documents.vector_dim
         self.fingerprint = self._documents.fingerprint
 
@@ -106,12 +107,6 @@ class TextEncoder:
         """
         require_queries(texts)
         return self._documents.encode_queries(texts)
-
-    def encode_query_tokens(
-        self, texts: Sequence[str]
-    ) -> tuple[Float32[np.ndarray, "Q V"], list[QueryTokens]]:
-        """Embed queries that a search has checked, and return the states of their tokens, too."""
-        return self._documents.encode_query_tokens(texts)
 
     def count_tokens(self, texts: Sequence[str]) -> int:
         """Count the texts' own tokens, without prefixes and special tokens."""
