@@ -25,7 +25,7 @@ from cairn.jobs.ray_cluster.tasks import TaskPool
 from cairn.pipeline import durable
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.context.store import ContextSet
-from cairn.pipeline.index.partitions import ChangePartition, RunTasks
+from cairn.pipeline.index.partitions import ChangePartition
 from cairn.pipeline.line.encoder_worker import HANDED_OVER, EncoderWorker, shard_left
 from cairn.pipeline.line.engine import Begun, CorpusView, EmbeddedSample, EncodedShard, Loaded
 from cairn.pipeline.manifest import PartitionRecord
@@ -87,11 +87,7 @@ class RayEngine:
                 yield left[place], encoded
             left = unseen
 
-    @property
-    def run_tasks(self) -> RunTasks | None:
-        return self._run_tasks
-
-    def _run_tasks(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
+    def run_tasks(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
         if self._tasks is None:
             ray, engine = self._connected(), self._engine
             max_workers = engine.max_workers or _room(engine, ray.cluster_resources())

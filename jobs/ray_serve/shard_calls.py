@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -82,13 +81,9 @@ class ShardActor:
         """Answer a question about a part; an error of Cairn is an answer, too."""
         faiss.omp_set_num_threads(1)
         try:
-            return pack(self._held.answer(*unpack(bytearray(message))))
+            return pack(self._held.answer(*unpack(message)))
         except CairnError as error:
             return pack(error)
-
-    def held(self) -> tuple[int, list[PartKey]]:
-        """Return the process and the parts it holds."""
-        return os.getpid(), self._held.held()
 
 
 class ShardCalls:
@@ -154,7 +149,7 @@ class ShardCalls:
             failures: list[Exception] = []
             for place in order:
                 try:
-                    found = unpack(bytearray((answer or self._send(question, place))()))
+                    found = unpack((answer or self._send(question, place))())
                     if not isinstance(found, CairnError):
                         return found
                     failures.append(self._failed(question, place, found))

@@ -66,11 +66,13 @@ def pack(message: Any) -> bytes:
     return b"".join(parts)
 
 
-def unpack(payload: bytearray) -> Any:
-    """Return the message that :func:`pack` made; its arrays lie in ``payload`` and may be written to.
+def unpack(payload: bytes | bytearray) -> Any:
+    """Return the message that :func:`pack` made; its arrays may be written to, and lie in a bytearray given.
 
     Raises a ValueError, or a KeyError of a class that no message is made of.
     """
+    if isinstance(payload, bytes):
+        payload = bytearray(payload)
     (size,) = _SIZE.unpack_from(payload)
     begin = _SIZE.size + size
     return _Reader(payload, begin).made(json.loads(payload[_SIZE.size : begin]))

@@ -40,7 +40,9 @@ from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.manifest import PartitionRecord
+from cairn.pipeline.search.documents import read_document
 from cairn.pipeline.search.searcher import Searcher
+from cairn.pipeline.search.served import Served
 
 from tests.damages import put
 from tests.search.shards.in_process import shards_of
@@ -263,6 +265,29 @@ def test_kill_of_a_first_ingest_leaves_nothing_and_the_next_goes_on(
     assert report.encoded == 0
     assert sorted(contents(layout)) == IDS
     assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_reader_two_generations_behind_answers_from_the_newest(
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, cuts: bool
+) -> None:
+    met: list[int] = []
+
+    def read(served: Served) -> str | None:
+        met.append(served.generation.number)
+        if len(met) == 1:
+            ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+            if cuts:
+                repartition(layout, 2)
+            index = replace(partitioned.index, partitions=2 if cuts else PARTITIONS)
+            config = replace(partitioned, index=index)
+            ingest(layout.root, tmp_path, config, range(24), dict.fromkeys(range(24), 2))
+        found = read_document(served, "doc-005")
+        return None if found is None else found.text
+
+    searcher = Searcher(layout, load_query_encoder(open_generation(layout)))
+    assert searcher.reading(read) == document(5, 2)["text"]
+    assert met == [1, 4 if cuts else 3]
 
 
 @pytest.mark.parametrize("numbers", [(6,), (2, 4), (1, 2, 1)])

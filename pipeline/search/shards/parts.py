@@ -456,10 +456,6 @@ class HeldParts:
             self._parts.pop(key, None)
             raise
 
-    def held(self) -> list[PartKey]:
-        """List the parts that are open."""
-        return sorted(self._parts)
-
     def _open(self, key: PartKey) -> ShardPart:
         with self._opening.setdefault(key.collection, threading.Lock()):
             known = self._parts.get(key)
