@@ -305,8 +305,9 @@ def _listed(root: _Root, left_out: LeftOut) -> list[SourceFile]:
             f"{root.name} must be a table, got a folder of tables ({', '.join(tables[:_SHOWN_NAMES])}); name "
             f"one, as in {root.name.rstrip('/')}/{tables[0]}, or several by a glob"
         )
-    is_empty = not (left_out.counts or root.pattern)
-    others = next(left_out.warnings(), "it is empty" if is_empty else "hidden files are never read")
+    hint = "a glob has *, ?, [ ] and **, and hidden files are never read" if root.pattern else "it is empty"
+    hint = "hidden files are never read" if left_out.counts and not root.pattern else hint
+    others = next(left_out.warnings(), hint)
     raise SourceError(f"{missing}; {others.partition('; read are')[0]}")
 
 

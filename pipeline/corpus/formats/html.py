@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.corpus.formats.format import SourceFile, text_of
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _LEFT_OUT: Final = ("title", "script", "style", "template", "noscript", "nav", "iframe", "svg", "rt", "rp")
 _LEFT_OUT_ROLES: Final = ("navigation", "banner", "contentinfo", "complementary", "search")
+_LEFT_OUT_CLASSES: Final = ("navheader", "navfooter", "nav-panel", "navbar")
+"""How DocBook, Texinfo and Bootstrap name navigation."""
 _CONTENT: Final = ("main", "article", "section", "blockquote")
 """A header, footer or aside inside one of these is its own and not the page's."""
 _HEADINGS: Final = ("h1", "h2", "h3")
@@ -103,7 +106,8 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         if RAISED.match(element.get_text()) and before is not None and before.get_text()[-1:].isalnum():
             element.insert_before("^")
     title = _title(page)
-    for element in [*page.find_all([*_LEFT_OUT]), *page.find_all(role=[*_LEFT_OUT_ROLES])]:
+    left_out = (page.find_all([*_LEFT_OUT]), page.find_all(role=[*_LEFT_OUT_ROLES]))
+    for element in chain(*left_out, page.find_all(class_=[*_LEFT_OUT_CLASSES])):
         element.decompose()
     for element in page.find_all("form"):
         if not element.find([*_OF_TEXT]):
@@ -112,6 +116,8 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         has_title = element.name != "aside" and element.find([*_HEADINGS])
         if not (has_title or element.find_parent([*_CONTENT])):
             element.decompose()
+    for element in page.select("pre a"):  # no Markdown is read within code
+        element.unwrap()
     for element in page.find_all([*_CONTROLS]):
         element.insert_before(" ")
         element.insert_after(" ")

@@ -626,6 +626,7 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ("<ol start=3><li>a<li>b<ul><li>c</ul></ol>", "3. a\n4. b\n   - c"),
         ("<table><tr><th>a<th>b<tr><td>c<td>d</table>", "| a | b |\n| --- | --- |\n| c | d |"),
         ("<title>T</title>text", "text"),
+        ("<pre>open(<a href=x>File</a> f)</pre><div class='top navbar'>Home</div>", "```\nopen(File f)\n```"),
         (
             "<p>10<sup>6</sup> m<sup>-2</sup> 1<sup>st</sup> H<sub>2</sub>O<p><sup>1</sup>Note",
             "10^6 m^-2 1st H2O\n\n1Note",
