@@ -92,6 +92,12 @@ def use_lance() -> None:
         )
 
 
+MANIFEST_SUFFIX: Final = ".manifest"
+NEWEST_VERSION: Final = 2**64 - 1
+_MANIFEST: Final = "_versions/{:020d}" + MANIFEST_SUFFIX
+"""Lance names the manifest of version v by the newest minus v: the newest is listed first."""
+
+
 def open_pinned_dataset(database: Path, name: str, version: int | None) -> lance.LanceDataset:
     """Open a table as Lance has it, at a version, None is the latest; one that is gone raises DamageError."""
     import lance
@@ -99,32 +105,16 @@ def open_pinned_dataset(database: Path, name: str, version: int | None) -> lance
     use_lance()
     folder = database / f"{name}.lance"
     try:
-        if version is not None:
-            require_file(folder, version)
+        # Lance would wait for a FIFO in the place of a version's manifest.
+        if version is not None and not (folder / _MANIFEST.format(NEWEST_VERSION - version)).is_file():
+            raise FileNotFoundError
         return lance.dataset(str(folder), version=version)
     except LANCE_ERRORS as error:
         raise DamageError(f"version {version} of table `{name}` cannot be opened") from error
 
 
-NEWEST_VERSION: Final = 2**64 - 1
-"""Lance names the manifest of version v by this minus v, in twenty digits: the newest is listed first."""
-
-
-def version_path(folder: Path, version: int) -> Path:
-    """Return the manifest of a version of the table in ``folder``."""
-    return folder / "_versions" / f"{NEWEST_VERSION - version:020d}{MANIFEST_SUFFIX}"
-
-
-def require_file(folder: Path, version: int) -> None:
-    """Raise :class:`OSError` where a version's manifest is no file: Lance would wait for a FIFO."""
-    path = version_path(folder, version)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path.name} must be a file")
-
-
 KEPT_TYPES = frozenset({"manifest", "data file", "deletion file"})
 """Transaction files are only read while a commit races another; a writer of ours never does."""
-MANIFEST_SUFFIX = ".manifest"
 
 
 def list_lance_files(tables: Mapping[str, lance.LanceDataset]) -> list[str]:
