@@ -13,12 +13,13 @@ import click
 from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import given
 from cairn.cli.settings import collection_argument, json_option
+from cairn.cli.status import drift_line
 from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands
 from cairn.pipeline.config import TOKEN_BYTES
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 
 if TYPE_CHECKING:
-    from cairn.pipeline.line.recontextualise import RecontextualisationPlan, RecontextualisationReport
+    from cairn.pipeline.line.recontextualise import RecontextualisationReport
 
 
 @click.command(context_settings={"show_default": True})
@@ -57,54 +58,54 @@ def plan(
     killed run goes on when it is given again. With --apply --late, a collection without token vectors gets
     them, once.
     """
+    from cairn.pipeline.collection import open_collection
     from cairn.pipeline.line.compatibility import stored_settings
-    from cairn.pipeline.line.recontextualise import plan_recontextualisation, recontextualise
+    from cairn.pipeline.line.recontextualise import recontextualise
 
     engine = resolve_engine(given(ctx))
-    planned = plan_recontextualisation(root, collection)
+    status = open_collection(collection, root=root, verify=False).status()
+    is_due = status["encoder"]["use_context"] and status["context"]["drift"]["verdict"] == "re-contextualise"
     report = None
-    wants_tokens = late and not planned.has_token_vectors
-    if is_applied and (wants_tokens or (planned.reads_context and (planned.is_due or force))):
+    wants_tokens = late and status["token_vectors"] is None
+    if is_applied and (wants_tokens or is_due or (force and status["encoder"]["use_context"])):
         wanted = {"encoder": {"token_bytes": TOKEN_BYTES}} if wants_tokens else {}
         config = resolve_ingest_config(wanted, stored_settings(root, collection))
         with ProgressBars(quiet=quiet) as progress:
             report = recontextualise(root, collection, config, progress, open_engine(engine, config))
     if as_json:
-        echo(json.dumps(asdict(planned) | {"applied": asdict(report) if report else None}))
+        planned = {name: status[name] for name in ("collection", "generation", "documents", "context")}
+        applied = asdict(report) if report else None
+        echo(json.dumps(planned | {"is_due": is_due, "applied": applied}))
     else:
-        echo(table(_applied(report) if report else _planned(planned, is_applied=is_applied)))
+        echo(table(_applied(report) if report else _planned(status, is_due=is_due, is_applied=is_applied)))
     return 0
 
 
-def _planned(planned: RecontextualisationPlan, *, is_applied: bool) -> list[tuple[str, str]]:
+def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[tuple[str, str]]:
+    context, now = status["context"], status["cluster_sizes"]
+    drift, cost = context["drift"], context["recontextualisation"]
     shares = [
-        f"cluster {each.cluster}: {thousands(each.documents_at_context)} documents then, "
-        f"{thousands(each.documents)} now"
-        for each in planned.changed_clusters
+        f"cluster {each}: {thousands(context['cluster_sizes'][each])} documents then, "
+        f"{thousands(now[each])} now"
+        for each in drift["changed_clusters"]
     ]
-    if not planned.reads_context:
+    if not status["encoder"]["use_context"]:
         advice = "none: the encoder reads no context, and no vector depends on it"
-    elif planned.is_due:
+    elif is_due:
         advice = "--apply draws a new context and encodes every document"
     else:
-        advice = f"none: the drift is {planned.verdict}" + (
+        advice = f"none: the drift is {drift['verdict']}" + (
             "; --apply --force does it anyway" if is_applied else ""
         )
     return [
-        ("collection", f"{planned.collection}, generation {planned.generation}"),
-        (
-            "drift",
-            (
-                f"{planned.verdict}  (total variation {planned.total_variation:.3f}, "
-                f"{planned.added_share:.1%} of documents added since)"
-            ),
-        ),
+        ("collection", f"{status['collection']}, generation {status['generation']}"),
+        ("drift", drift_line(drift)),
         *(("changed" if not number else "", share) for number, share in enumerate(shares)),
         (
-            "to encode" if planned.is_due else "would encode",
-            f"{thousands(planned.encode_documents)} of {thousands(planned.documents)} documents",
+            "to encode" if is_due else "would encode",
+            f"{thousands(cost['documents'])} of {thousands(status['documents'])} documents",
         ),
-        ("", f"{thousands(planned.encode_tokens)} tokens, about {duration(planned.encode_seconds)}"),
+        ("", f"{thousands(cost['tokens'])} tokens, about {duration(cost['seconds'])}"),
         ("to do", advice),
     ]
 

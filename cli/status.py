@@ -131,6 +131,14 @@ def _describer(encoder: dict[str, Any]) -> str:
     return f"each chunk is read, and its words are counted, behind a line by {model} at {encoder['describe']}"
 
 
+def drift_line(drift: dict[str, Any]) -> str:
+    """Say how far a corpus has moved from its context."""
+    return (
+        f"{drift['verdict']}  (total variation {drift['total_variation']:.3f}, "
+        f"{drift['added_share']:.1%} of documents added since)"
+    )
+
+
 def _describe(report: dict[str, Any]) -> str:
     encoder, context, drift = report["encoder"], report["context"], report["context"]["drift"]
     cost, sparse = context["recontextualisation"], report["sparse"]
@@ -153,13 +161,7 @@ def _describe(report: dict[str, Any]) -> str:
         *([("sparse weights", f"{sparse['model']}, {size(sparse['bytes'])}")] if sparse else []),
         ("clusters", _clusters(report["cluster_sizes"])),
         ("context", f"{counted(context['documents'], 'document')}, {use_of_context}"),
-        (
-            "drift",
-            (
-                f"{drift['verdict']}  (total variation {drift['total_variation']:.3f}, "
-                f"{drift['added_share']:.1%} of documents added since)"
-            ),
-        ),
+        ("drift", drift_line(drift)),
         (
             "",
             (

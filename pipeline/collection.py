@@ -375,6 +375,7 @@ class Collection:
         speed = manifest.encode_tokens_per_second
         status["context"]["recontextualisation"] = {
             "documents": manifest.documents if tokens else 0,
+            "tokens": tokens,
             "seconds": tokens / speed if speed else 0.0,
         }
         return status

@@ -20,7 +20,6 @@ from itertools import chain, islice
 from pathlib import Path
 
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.context.drift import measure_drift
 from cairn.pipeline.corpus.source_record import carry_over
 from cairn.pipeline.corpus.staging import UNSTORED, Place, stage_stored
 from cairn.pipeline.encode.paid import PAID_NAME
@@ -29,7 +28,6 @@ from cairn.pipeline.index.layout import CollectionLayout, wholes
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS, partition_of
 from cairn.pipeline.index.recovery import writing
 from cairn.pipeline.index.rows import TEXT_ROWS, LanceTables, StoredRows
-from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.line import pending
 from cairn.pipeline.line.compatibility import require_same_model
 from cairn.pipeline.line.encode import encode_shards
@@ -46,40 +44,6 @@ WORK = "recontextualise"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClusterChange:
-    """Documents of one cluster when the context was drawn, and now."""
-
-    cluster: int
-    documents_at_context: int
-    documents: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecontextualisationPlan:
-    """How far a corpus has drifted, and what a new context would cost.
-
-    ``is_due`` where the drift is large and the encoder reads the context. ``changed_clusters`` are ordered by
-    how much their share of the corpus changed. ``encode_seconds`` is estimated from the speed of the last
-    encoding; it leaves out the drawing of clusters and context. ``has_token_vectors`` says whether searches
-    judge by token vectors.
-    """
-
-    collection: str
-    generation: int
-    verdict: str
-    total_variation: float
-    added_share: float
-    changed_clusters: tuple[ClusterChange, ...]
-    documents: int
-    reads_context: bool
-    is_due: bool
-    encode_documents: int
-    encode_tokens: int
-    encode_seconds: float
-    has_token_vectors: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RecontextualisationReport:
     """What was done; ``encoded`` is smaller than ``documents`` after a resumed run."""
 
@@ -91,33 +55,6 @@ class RecontextualisationReport:
     context_documents: int
     seconds: float
     stage_seconds: Mapping[str, float]
-
-
-def plan_recontextualisation(root: str | Path, collection: str) -> RecontextualisationPlan:
-    """Compare a collection with the corpus its context was drawn from; reads no text and loads no model."""
-    status = collection_status(CollectionLayout.at(Path(root), collection))
-    before, now = status["context"]["cluster_sizes"], status["cluster_sizes"]
-    drift = measure_drift(before, now, status["context"]["collection_documents"])
-    reads_context = status["encoder"]["use_context"]
-    speed = status["encode_tokens_per_second"]
-    return RecontextualisationPlan(
-        collection=collection,
-        generation=status["generation"],
-        verdict=drift.verdict,
-        total_variation=drift.total_variation,
-        added_share=drift.added_share,
-        changed_clusters=tuple(
-            ClusterChange(cluster=k, documents_at_context=before[k], documents=now[k])
-            for k in drift.changed_clusters
-        ),
-        documents=status["documents"],
-        reads_context=reads_context,
-        is_due=reads_context and drift.verdict == "re-contextualise",
-        encode_documents=status["documents"] if reads_context else 0,
-        encode_tokens=status["tokens"] if reads_context else 0,
-        encode_seconds=status["tokens"] / speed if reads_context and speed else 0.0,
-        has_token_vectors=status["token_vectors"] is not None,
-    )
 
 
 def recontextualise(

@@ -15,7 +15,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.rows import LanceTables, vectors_of
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
-from cairn.pipeline.line.recontextualise import plan_recontextualisation, recontextualise
+from cairn.pipeline.line.recontextualise import recontextualise
 
 TOPICS = {
     "stone": ["stone", "hill", "path", "mountain"],
@@ -78,15 +78,15 @@ def drifted(tmp_path: Path, tiny_model_folder: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_plan_names_the_changed_clusters_and_what_a_new_context_costs(drifted: Path) -> None:
-    plan = plan_recontextualisation(drifted, "c")
-    assert (plan.verdict, plan.is_due, plan.generation) == ("re-contextualise", True, 2)
-    assert (plan.documents, plan.encode_documents) == (64, 64)
-    assert plan.encode_tokens > 0
-    assert plan.encode_seconds > 0
-    assert sum(each.documents for each in plan.changed_clusters) > sum(
-        each.documents_at_context for each in plan.changed_clusters
-    )
+def test_status_names_the_changed_clusters_and_what_a_new_context_costs(drifted: Path) -> None:
+    status = open_collection("c", root=drifted).status()
+    context, now = status["context"], status["cluster_sizes"]
+    drift, cost = context["drift"], context["recontextualisation"]
+    assert (drift["verdict"], status["generation"]) == ("re-contextualise", 2)
+    assert (status["documents"], cost["documents"]) == (64, 64)
+    assert min(cost["tokens"], cost["seconds"]) > 0
+    changed = drift["changed_clusters"]
+    assert sum(now[each] for each in changed) > sum(context["cluster_sizes"][each] for each in changed)
 
 
 def test_recontextualised_collection_is_the_one_a_first_ingest_of_the_corpus_would_build(
@@ -125,8 +125,8 @@ def test_recontextualised_collection_has_not_drifted_and_takes_the_next_ingest(
 ) -> None:
     config = settings(tiny_model_folder)
     recontextualise(drifted, "c", config)
-    plan = plan_recontextualisation(drifted, "c")
-    assert (plan.verdict, plan.is_due, plan.changed_clusters, plan.added_share) == ("none", False, (), 0.0)
+    drift = open_collection("c", root=drifted).status()["context"]["drift"]
+    assert (drift["verdict"], drift["changed_clusters"], drift["added_share"]) == ("none", [], 0.0)
     report = build_index(
         [corpus(tmp_path / "more.parquet", {"stone": 13, "water": 12, "cat": 40})], drifted, "c", config
     )
@@ -137,9 +137,9 @@ def test_encoder_that_reads_no_context_has_nothing_to_encode(tmp_path: Path, tin
     config = settings(tiny_model_folder, use_context=False)
     build_index([corpus(tmp_path / "before.parquet", {"stone": 12})], tmp_path / "root", "c", config)
     build_index([corpus(tmp_path / "now.parquet", {"stone": 12, "cat": 40})], tmp_path / "root", "c", config)
-    plan = plan_recontextualisation(tmp_path / "root", "c")
-    assert (plan.verdict, plan.reads_context, plan.is_due) == ("re-contextualise", False, False)
-    assert (plan.encode_documents, plan.encode_tokens, plan.encode_seconds) == (0, 0, 0.0)
+    context = open_collection("c", root=tmp_path / "root").status()["context"]
+    assert context["drift"]["verdict"] == "re-contextualise"
+    assert context["recontextualisation"] == {"documents": 0, "tokens": 0, "seconds": 0.0}
 
 
 def test_recontextualising_with_other_weights_is_refused(
