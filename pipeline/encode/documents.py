@@ -447,7 +447,8 @@ def shown_chunks(
     """Return the chunks that a search shows for those that vectors stand for, and their characters.
 
     A cut moves to the nearest place where a sentence, an item, a row or a block begins, by less than half the
-    chunk on that side; else to where a line begins; else it stays.
+    chunk on that side; else to where a line begins; else it stays. It stays, too, where a chunk would show
+    white space alone, which some tokenizers make tokens of.
     """
     is_cut_M1 = np.ones(len(chunks.token_offsets), bool)
     is_cut_M1[chunks.chunk_offsets] = False
@@ -471,9 +472,21 @@ def shown_chunks(
             begins = np.where(is_left, left, right)
             is_near = is_left | is_right
             token_offsets[cuts[is_near]] = begins[is_near]
-    shown = replace(chunks, token_offsets=token_offsets)
     lengths_N = np.fromiter(map(len, texts), np.int64, len(texts))
-    return shown, *chunk_spans(shown, tokens.start_char, lengths_N)
+    owners = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets)).tolist()
+    while True:
+        shown = replace(chunks, token_offsets=token_offsets)
+        start_char, end_char = chunk_spans(shown, tokens.start_char, lengths_N)
+        is_moved_M1 = token_offsets != chunks.token_offsets
+        blank = [
+            chunk
+            for chunk in np.flatnonzero(is_moved_M1[:-1] | is_moved_M1[1:]).tolist()
+            if not texts[owners[chunk]][start_char[chunk] : end_char[chunk]].strip()
+        ]
+        if not blank:
+            return shown, start_char, end_char
+        for place in (*blank, *(chunk + 1 for chunk in blank)):
+            token_offsets[place] = chunks.token_offsets[place]
 
 
 def _require_finite(

@@ -12,6 +12,7 @@ from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.model.landmarks import SENTENCE_START, Chunks, chunk_spans, split_into_chunks
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 # Every line with the rank before it, as cairn.pipeline.model.landmarks has them; 0 where no cut is better
 # than inside prose.
@@ -144,6 +145,16 @@ def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_do
     assert len(pieces) > 10
     assert all(piece.startswith(opening) for piece in pieces[1:])
     assert all(piece.endswith(unit) for piece in pieces)
+
+
+def test_shown_chunk_is_never_white_space_alone_where_that_has_tokens():
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    text = ("the cat on the mat" + "\n" * 30 + "A cat sat. It is old. ") * 8
+    pieces = _shown(tokenizer, text, 32)
+    assert "".join(pieces) == text
+    assert all(piece.strip() for piece in pieces)
 
 
 def test_chunk_ends_before_a_list_and_a_block_of_code_that_fit_only_by_themselves(backbone):
