@@ -61,6 +61,7 @@ from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import query_settings
 from cairn.pipeline.model.landmark_mixer import mixer_of
 from cairn.pipeline.model.landmarks import (
+    INTRODUCED_START,
     SENTENCE_START,
     Chunks,
     chunk_spans,
@@ -447,7 +448,8 @@ def shown_chunks(
     """Return the chunks that a search shows for those that vectors stand for, and their characters.
 
     A cut moves to the nearest place where a sentence, an item, a row or a block begins, by less than half the
-    chunk on that side; else to where a line begins; else it stays. It stays, too, where a chunk would show
+    chunk on that side; else to where a line begins; else it stays. No cut moves to between a heading and what
+    stands below it. It stays, too, where a chunk would show
     white space alone, which some tokenizers make tokens of.
     """
     is_cut_M1 = np.ones(len(chunks.token_offsets), bool)
@@ -463,7 +465,7 @@ def shown_chunks(
         before, cut, after = (chunks.token_offsets[cuts + step] for step in (-1, 0, 1))
         for least in (WORD_START, SENTENCE_START):
             # Places beyond both ends are near to none.
-            places = np.flatnonzero(ranked.breaks >= least)
+            places = np.flatnonzero((ranked.breaks >= least) & (ranked.breaks != INTRODUCED_START))
             places = np.concatenate([[-len(tokens.ids)], places, [2 * len(tokens.ids)]])
             next_place = np.searchsorted(places, cut)
             left, right = places[next_place - 1], places[next_place]

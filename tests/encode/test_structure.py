@@ -147,6 +147,13 @@ def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_do
     assert all(piece.endswith(unit) for piece in pieces)
 
 
+def test_shown_chunk_does_not_end_with_the_heading_of_the_next(backbone):
+    text = "\n\n".join(f"The cat sat on mat {number}.\n\n## Old way {number}" for number in range(60))
+    pieces = _shown(backbone.tokenizer, text, 33)
+    assert len(pieces) > 20
+    assert not [piece for piece in pieces[:-1] if piece.strip().rpartition("\n")[2].startswith("##")]
+
+
 def test_shown_chunk_is_never_white_space_alone_where_that_has_tokens():
     letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
