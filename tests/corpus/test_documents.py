@@ -455,8 +455,14 @@ OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
         (_mail("multipart/alternative; boundary=B", SAME), "Subject: a\n\nPrices rise."),
         (("a.eml", b"\xef\xbb\xbf\n\nSubject: a\n\nb"), "Subject: a\n\nb"),
         (
-            ("a.eml", b"From: =?utf-8?B?Wm/D?= =?utf-8?q?=AB_B?= <z@x>\nSubject: =?gb2312?b?6UY=?=\n\nb"),
-            "From: Zoë B <z@x>\nSubject: 镕\n\nb",
+            (
+                "a.eml",
+                (
+                    b"From: =?utf-8?B?Wm/D?= =?utf-8?q?=AB_B?= <z@x>\n"
+                    b"Cc: =?utf-8?Q?A b?=\nSubject: =?gb2312?b?6UY=?=\n\nb"
+                ),
+            ),
+            "From: Zoë B <z@x>\nCc: A b\nSubject: 镕\n\nb",
         ),
         (_mail(PARTS, INNER), "Subject: a\nAttachments: Budget\n\nSee.\n\nFour thousand."),
         (_mail("multipart/report; boundary=B", REPORT), f"Subject: a\n\nSorry.\n\n{STATUS}"),
@@ -667,6 +673,7 @@ MHTML = b"Content-Type: multipart/related; boundary=B\n\n--B\nContent-Type: text
         ("a.html", b"<p>Inserted", "Before\nInserted\nBehind", []),
         ("a.mht", MHTML, "Before\nInserted\nBehind", []),
         ("a.rtf", rb"{\rtf1 x}", "Before\nBehind", ["files that are inserted are not read: word/a.rtf"]),
+        ("a.htm", b"<b>" * 2_000, "Before\nBehind", ["files that are inserted are not read: word/a.htm"]),
     ],
 )
 def test_a_file_that_word_shows_within_a_document_is_read_or_told_of(
@@ -681,6 +688,25 @@ def test_a_file_that_word_shows_within_a_document_is_read_or_told_of(
     made.save(str(tmp_path / "a.docx"))
     [row], rejected = read(tmp_path)
     assert (row["text"], [each["detail"] for each in rejected]) == (shown, told)
+
+
+def test_a_file_that_word_shows_and_that_is_missing_costs_no_document(tmp_path: Path) -> None:
+    made = Document()
+    made.add_paragraph("Text")._p.addnext(parse_xml(f'<w:altChunk {nsdecls("w", "r")} r:id="rId99"/>'))
+    made.save(str(tmp_path / "a.docx"))
+    [row], [rejected] = read(tmp_path)
+    assert (row["text"], rejected["detail"]) == ("Text", "files that are inserted are not read: rId99")
+
+
+def test_a_raised_number_of_several_runs_is_one(tmp_path: Path) -> None:
+    made = Document()
+    paragraph = made.add_paragraph("10")
+    for text in ("-", "1", "2"):
+        paragraph.add_run(text).font.superscript = True
+    paragraph.add_run(" m")
+    paragraph.add_run("st").font.superscript = True
+    made.save(str(tmp_path / "a.docx"))
+    assert read(tmp_path)[0][0]["text"] == "10^-12 mst"
 
 
 def test_a_raised_number_of_opendocument_is_marked(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
-from zipfile import ZipFile, is_zipfile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
 from cairn.pipeline.corpus.formats.format import SourceFile, decoded, is_utf8, text_of
@@ -44,7 +44,7 @@ from typing_extensions import override
 
 MAX_UNPACKED_BYTES: Final = 512 << 20
 """How large the texts in an archive may be; pictures and films do not count, as they are not read."""
-_TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".mht", ".opf", ".bin", ".vml")
+_TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".mht", ".mhtml", ".opf", ".bin", ".vml")
 _MADE_UP_TITLE: Final = re.compile(
     r"microsoft (word|powerpoint)\b.*|powerpoint presentation|unknown title|\(?(untitled|anonymous)\)?|"
     r"\S+\.[a-z]{2,5}",
@@ -182,6 +182,11 @@ _SIGNS: Final = {"den": "/", "sup": "^", "sub": "_"}
 _NOT_OF_A_SLIDE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
 
 
+_RAISED_NUMBER: Final = re.compile(rf"\x02(?={RAISED.pattern})")
+_RAISED_CUT: Final = re.compile("(?<=[-+\\d\N{MINUS SIGN}])\3\2(?=\\d)")
+_RAISED_MARK: Final = re.compile("[\2\3]")
+
+
 class _Walk(NamedTuple):
     """Tells what an element shows; names of elements are those without their namespace.
 
@@ -223,7 +228,7 @@ class _Walk(NamedTuple):
         if kind == "object" and (part := self.objects.get(_object_name(element))):
             return f"{_GAP}{part}{_GAP}"
         if kind == "altChunk":
-            return self.objects[_attribute(element, "id")]
+            return self.objects.get(_attribute(element, "id"), "")
         if "math}" in element.tag and (between := _between(kind, element)):
             parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
             return self._closed(kind, element, between.join(parts))
@@ -240,11 +245,12 @@ class _Walk(NamedTuple):
         if kind in ("p", "h"):
             start = "\f" if inner.lstrip(_SPACE).startswith("\f") else ""
             inner = inner.replace("\f", "", 1) if start else inner
+            inner = _RAISED_MARK.sub("", _RAISED_NUMBER.sub("^", _RAISED_CUT.sub("", inner)))
             prefix = self._prefix(element)
             inner = inner.rstrip(_SPACE).lstrip(_SPACE if prefix else f"\n{_GAP}")  # of code, blanks stay
             return start + (prefix if inner else "") + inner.replace(_GAP, " ") + "\n"
-        if kind in ("r", "span") and RAISED.match(inner) and self._is_raised(element):
-            return f"^{inner}"
+        if kind in ("r", "span") and inner and self._is_raised(element):
+            return f"\2{inner}\3"  # its paragraph joins neighbours: Word cuts a number into several runs
         if kind == "list-item":
             return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
         if kind in ("tc", "table-cell", "covered-table-cell"):
@@ -370,24 +376,31 @@ class WordFormat(PagedFormat):
         _require_root(document, "document")
         is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
         inserted = {key: name for key, (kind, name) in archive.related(main).items() if kind == "aFChunk"}
-        texts = {key: _inserted(archive, name) for key, name in inserted.items()}
-        read = {key: text or "" for key, text in texts.items()}
-        walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out, objects=read)
+        texts = {
+            key: text for key, name in inserted.items() if (text := _inserted(archive, name)) is not None
+        }
+        walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out, objects=texts)
         title = archive.title(archive.part("core-properties"))
         pages: list[Page] = [*walk.text(document).split("\f")]
-        if unread := [name for key, name in inserted.items() if texts[key] is None]:
+        shown = (_attribute(each, "id") for each in document.iterfind(".//{*}altChunk"))
+        if unread := [inserted.get(key, key) for key in shown if key not in texts]:
             pages.append(ValueError(f"files that are inserted are not read: {', '.join(unread)[:200]}"))
         return Opened(title, pages)
 
 
 def _inserted(archive: _Archive, name: str) -> str | None:
-    """Return the text of a file that a document of Word shows at a place, None of a kind that is not read."""
-    raw = archive.read(name)
-    if name.lower().endswith((".mht", ".mhtml")):
-        bodies = _bodies(email.message_from_bytes(raw, policy=email.policy.default))
-        return "".join(f"{body.text}\n" for body in bodies)
+    """Return the text of a file that a document of Word shows at a place, None where it cannot be read."""
     is_html = name.lower().endswith((".html", ".htm", ".xhtml"))
-    return f"{converted(raw, is_page=False).text}\n" if is_html else None
+    if not is_html and not name.lower().endswith((".mht", ".mhtml")):
+        return None
+    try:
+        raw = archive.read(name)
+        if is_html:
+            return f"{converted(raw, is_page=False).text}\n"
+        bodies = _bodies(email.message_from_bytes(raw, policy=email.policy.default))
+    except (LookupError, ValueError, RecursionError, BadZipFile):
+        return None
+    return "".join(f"{body.text}\n" for body in bodies)
 
 
 def _prefixes(styles: Element) -> dict[str, str]:
@@ -740,7 +753,7 @@ class MailFormat(PagedFormat):
         return Opened(_header(message, "Subject")[0], pages, ", ".join(encodings))
 
 
-_WORD: Final = re.compile(r"=\?([^?*\s]+)(?:\*[^?\s]*)?\?([BbQq])\?([^?\s]*)\?=")
+_WORD: Final = re.compile(r"=\?([^?*\s]+)(?:\*[^?\s]*)?\?([BbQq])\?([^?]*)\?=")
 """An encoded word of a header: its encoding, how it is written, and what is written."""
 _ADDRESSES: Final = re.compile(r"\]\([^()\s]*\)|https?://\S+")
 

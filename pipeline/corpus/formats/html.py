@@ -60,6 +60,8 @@ _SHOWN_FORMULAS: Final = ("span", "img", "nobr", "mjx-math")
 """What KaTeX, Wikipedia and MathJax show of a formula beside it."""
 RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
+_BASE: Final = re.compile(r"[^\W_]|[)\]]")
+"""What a number is raised over."""
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 """markdownify takes time quadratic in the length of white space, so longer runs are cut."""
@@ -103,8 +105,8 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
             element.decompose()
     for element in page.find_all("sup"):
         before = element.previous_sibling
-        if RAISED.match(element.get_text()) and before is not None and before.get_text()[-1:].isalnum():
-            element.insert_before("^")
+        if RAISED.match(element.get_text()) and before is not None and _BASE.search(before.get_text()[-1:]):
+            element.insert(0, "^")  # before it, its place among its siblings would be counted each time
     title = _title(page)
     left_out = (page.find_all([*_LEFT_OUT]), page.find_all(role=[*_LEFT_OUT_ROLES]))
     for element in chain(*left_out, page.find_all(class_=[*_LEFT_OUT_CLASSES])):

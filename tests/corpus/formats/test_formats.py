@@ -631,6 +631,7 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "<p>10<sup>6</sup> m<sup>-2</sup> 1<sup>st</sup> H<sub>2</sub>O<p><sup>1</sup>Note",
             "10^6 m^-2 1st H2O\n\n1Note",
         ),
+        ("<p>(a)<sup>2</sup>", "(a)^2"),
         ("<p>x<p>y<dl><dt>t<dd>d</dl>", "x\n\ny\n\nt\n:   d"),
         ("<svg><title>¶</title></svg><h1>Page</h1>", "# Page"),
         (b"<meta charset=utf-8><p>Gr\xc3\xb6\xc3\x9fe \xff", "Größe \ufffd"),
