@@ -18,6 +18,7 @@ import asyncio
 import base64
 import datetime as dt
 import json
+import math
 import os
 import re
 import threading
@@ -606,7 +607,7 @@ class _Collection:
     ) -> WriteReport:
         """Delete documents by their ids, or those that match a filter tree.
 
-        Each 1,000 ids are one request, of which the last is waited for. Ids that are not there are named in
+        Each 1,000 ids are one request, and all are waited for alike. Ids that are not there are named in
         the report.
         """
         path = "documents/delete"
@@ -808,24 +809,31 @@ def _document(given: Any, place: int) -> dict[str, Any]:
             f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
             f"at position {place}; give it both, or leave it out"
         )
-    metadata = {
-        name: _without_missing(value, f"column {name!r} of document {doc_id!r}")
-        for name, value in row.items()
-    }
+    try:
+        metadata = {
+            name: _without_missing(value, f"column {name!r} of document {doc_id!r}")
+            for name, value in row.items()
+        }
+    except RecursionError:
+        raise UsageError(
+            f"metadata must not be nested so deep, got that of document {doc_id!r}; leave some out"
+        ) from None
     title = metadata.pop("title", None)
     return {"doc_id": doc_id, "title": title, "text": metadata.pop("text"), "metadata": metadata}
 
 
 def _without_missing(value: Any, place: str) -> Any:
+    if isinstance(value, float | np.floating):  # first, as vectors are of them
+        if math.isinf(value):
+            raise UsageError(f"{place} must hold finite numbers, got {value}; give None")
+        return None if math.isnan(value) else value
     if isinstance(value, np.ndarray):
         value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_without_missing(each, place) for each in cast("Iterable[Any]", value)]
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()
         return {name: _without_missing(each, place) for name, each in items}
-    if isinstance(value, list | tuple):
-        return [_without_missing(each, place) for each in cast("Iterable[Any]", value)]
-    if isinstance(value, float | np.floating) and np.isinf(value):
-        raise UsageError(f"{place} must hold finite numbers, got {value}; give None")
     return None if _is_missing(value) else value
 
 

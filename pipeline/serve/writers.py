@@ -233,7 +233,7 @@ class Writers:
             async with self._opening[name]:
                 await self._stop(name, STOP_SECONDS)
 
-        await asyncio.gather(*map(stop, list(self._writers)))
+        await asyncio.gather(*map(stop, [*{*self._writers, *self._opening}]))
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def stored(self, name: str, searcher: Searcher | None) -> ServedDocuments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,10 @@ def test_many_ids_are_deleted_in_several_requests(
         *(
             ({"id": "b", "text": "beryl", "price": price}, "column 'price' of document 'b' .* got -?inf")
             for price in (float("inf"), [[1.0, np.float32("-inf")]], {"eur": float("inf")})
+        ),
+        (
+            {"id": "b", "text": "beryl", "in": reduce(lambda inner, _: [inner], range(3_000), 0)},
+            "nested .* 'b'",
         ),
     ],
 )

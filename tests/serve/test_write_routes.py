@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import threading
 import time
@@ -29,6 +30,7 @@ from cairn.pipeline.index.maintenance import drop_collection, retype_columns
 from cairn.pipeline.line import build_index, live
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve import writers
+from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import IngestReport
@@ -720,3 +722,34 @@ def test_write_is_searchable_before_older_generations_are_removed(
     assert write(writable, stone("new", "obsidian")).json()["status"] == "searchable"
     assert found_ids(writable, "obsidian")[0] == "new"
     may_prune.set()
+
+
+def test_writer_that_is_being_opened_is_stopped_with_the_others(
+    own_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, stopped = threading.Event(), list[float]()
+
+    class Slow:
+        is_open = True
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            opening.set()
+            time.sleep(0.3)
+
+        def stop(self, seconds: float, _: float) -> bool:
+            stopped.append(seconds)
+            return True
+
+    monkeypatch.setattr(writers, "LiveWriter", Slow)
+
+    async def closed_while_one_opens() -> None:
+        of_server = writers.Writers(
+            ServeSettings(root=own_root, writable=True), Collections.__new__(Collections), bool
+        )
+        opens = asyncio.create_task(of_server.of("new", makes=True))
+        await asyncio.to_thread(opening.wait, 30)
+        await of_server.close()
+        await opens
+
+    asyncio.run(closed_while_one_opens())
+    assert stopped == [writers.STOP_SECONDS]
