@@ -440,6 +440,8 @@ def cut_into_chunks(config: EncoderConfig, tokens: TokenizedTexts, texts: Sequen
 
 
 _LINE_BREAK: Final = regex.compile(r"\n\s*")
+MAX_INDENT: Final = 200
+"""Characters before a passage that may belong to its first line."""
 
 
 def shown_chunks(
@@ -486,9 +488,15 @@ def shown_chunks(
             if not texts[owners[chunk]][start_char[chunk] : end_char[chunk]].strip()
         ]
         if not blank:
-            return shown, start_char, end_char
+            break
         for place in (*blank, *(chunk + 1 for chunk in blank)):
             token_offsets[place] = chunks.token_offsets[place]
+    for chunk in np.flatnonzero(start_char).tolist():
+        start = start_char[chunk]
+        before = texts[owners[chunk]][max(0, start - MAX_INDENT) : start]
+        if (kept := before.rstrip(" \t")).endswith("\n"):  # a line keeps its indentation
+            start_char[chunk] = end_char[chunk - 1] = start - len(before) + len(kept)
+    return shown, start_char, end_char
 
 
 def _require_finite(

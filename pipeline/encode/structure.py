@@ -54,7 +54,7 @@ _NESTED_INDENT: Final = 2
 class Structure:
     """S places of one text, ascending, each with its rank; and the spans inside which no sentence begins.
 
-    Spans are headings and markers of items, as in "1. Install".
+    Spans are headings, rows of tables, lines of code, and markers of items, as in "1. Install".
     """
 
     start_char_S: Int64[np.ndarray, " S"]
@@ -160,6 +160,8 @@ class _Reader:
         elif self._is_opening:
             yield self._starts[place], self._block_rank(is_inner)
             self._is_opening = False
+        if content.startswith("|"):
+            self._keep_line_whole(place)
         self._is_introduced = line.endswith(":")
         return 1
 
@@ -176,10 +178,14 @@ class _Reader:
                 break
             if line and end > place + 1:
                 yield self._starts[end], PART_START if is_after_gap and not is_inner else LINE_START
+            self._keep_line_whole(end)
             is_after_gap = not line
             end += 1
         self._is_opening, self._is_introduced = True, False
         return end - place
+
+    def _keep_line_whole(self, place: int) -> None:
+        self.unbroken.append((self._starts[place] + 1, self._starts[place + 1]))
 
     def _is_table(self, place: int) -> bool:
         below = "".join(self._lines[place + 1 : place + 2])
@@ -188,10 +194,12 @@ class _Reader:
     def _read_table(self, place: int, is_inner: bool) -> Generator[tuple[int, int], None, int]:
         """The first row stays with the heads of the columns."""
         yield self._starts[place], self._block_rank(is_inner)
+        self._keep_line_whole(place)
         end = place + 2
         while end < len(self._lines) and "|" in self._lines[end]:
             if end > place + 2:
                 yield self._starts[end], LINE_START
+            self._keep_line_whole(end)
             end += 1
         self._is_opening, self._is_introduced = True, False
         return end - place

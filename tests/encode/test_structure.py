@@ -136,6 +136,8 @@ def _shown(tokenizer, text: str, interval: int) -> list[str]:
         ("- the cat sat on the mat\n", "- "),
         ("| cat | mat |\n", "| cat"),
         ("cat = mat(old, path)\n", "cat"),
+        ("    cat = mat(old, path)\n", "    cat"),
+        ("| The old cat. | A mat. Old. |\n", "| The"),
     ],
 )
 def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_does(backbone, unit, opening):

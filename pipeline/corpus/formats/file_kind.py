@@ -68,4 +68,5 @@ def no_kind(head: bytes, name: str, own: Collection[str] = ()) -> str | None:
     """Say what a file is that could not be read as its ``name`` says: of another kind, or a text."""
     told = other_kind(head, name, own)
     is_text = kind_of(head) is None and TEXT not in own and _TEXT_BYTES.fullmatch(head[:HEAD])
-    return f"it is {TEXT}, and not {name}: name it .txt, .csv or what it is" if is_text else told
+    shown = f"not {name}" if name else "its name has no suffix"
+    return f"it is {TEXT}, and {shown}: name it .txt, .csv or what it is" if is_text else told

@@ -395,6 +395,12 @@ def test_a_table_that_is_of_another_kind_than_its_name_says_is_quarantined_with_
     assert rejected["detail"].startswith(f"it is {told}")
 
 
+def test_text_without_a_suffix_is_told_what_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("The cat sat.\n")
+    with pytest.raises(SourceError, match=r"it is a text, and its name has no suffix: name it \.txt"):
+        read(tmp_path / "README")
+
+
 def test_files_without_columns_or_with_too_many_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("{}\n[1]\n")
