@@ -14,7 +14,7 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -284,12 +284,12 @@ class CollectionLayout:
                 )
             known = ", ".join(list_collections(self.root)) or "none yet"
             raise CollectionNotFoundError(
-                f"collection {self.name!r} must exist under {self._place}, got none; known collections: "
+                f"collection {self.name!r} must exist under {self.place}, got none; known collections: "
                 f"{known}"
             )
 
     @property
-    def _place(self) -> str:
+    def place(self) -> str:
         """The root as an absolute path or a URI."""
         return str(self.root) if self.replica is None else self.replica.uri.rpartition("/")[0]
 
@@ -302,14 +302,22 @@ class CollectionLayout:
         """
         if self.replica is None or not self.replica.is_due():
             return
+        until = time.monotonic() + (COPY_SECONDS if self.replica.parts else 0.0)
+
+        def waits() -> bool:  # not for the end of a publication, which waits for this reader to take it up
+            is_first = not self.current_path.exists() and is_locked(self.writes_lock_path)
+            return is_first or time.monotonic() < until
+
         try:
-            with self._copy_lock(COPY_SECONDS if self.replica.parts else 0.0):
+            with self._copy_lock(waits):
                 self.replica.pull()
             self.replica.complaint = None
             note_outage(self.replica.uri, None)
         except (TryAgainError, IntegrityError) as error:
             if not self.current_path.exists() or not (wanted is None or self.replica.has(wanted)):
                 raise
+            if isinstance(error, CollectionBusyError) and is_locked(self.writes_lock_path):
+                return  # this machine's server publishes, on a copy that it has brought up to date
             self.replica.complaint = f"this machine's copy is served as it is: {error}"
             note_outage(self.replica.uri, error)
 
@@ -384,7 +392,7 @@ class CollectionLayout:
         """
         if self.whole is not None:
             return self.whole.command(verb, *words)
-        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", self._place)
+        root = () if self.root == resolve_root(DEFAULT_ROOT) else ("--root", self.place)
         return shlex.join(["cairn", verb, *(words or (self.name,)), *root])
 
     def damaged(self, fault: str, verb: Literal["repair", "verify"] = "repair") -> DamageError:
@@ -429,15 +437,12 @@ class CollectionLayout:
         lease of a killed run to expire; the copy is up to date inside the block.
         """
         with (
-            self._copy_lock(takes_turns=takes_turns),
+            self._copy_lock(lambda: takes_turns and is_locked(self.writes_lock_path)),
             contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name),
         ):
             yield
 
-    def _copy_lock(
-        self, wait_seconds: float = 0.0, *, takes_turns: bool = True
-    ) -> contextlib.AbstractContextManager[None]:
-        until = time.monotonic() + wait_seconds
+    def _copy_lock(self, waits: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
         name = f"the lock of collection {self.name!r}"
         with storage_errors(f"opening {name}"):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -448,12 +453,7 @@ class CollectionLayout:
                 "has finished"
             )
 
-        return exclusive_lock(
-            self.lock_path,
-            name,
-            busy,
-            lambda: time.monotonic() < until or (takes_turns and is_locked(self.writes_lock_path)),
-        )
+        return exclusive_lock(self.lock_path, name, busy, waits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -588,10 +588,13 @@ def list_states(root: Path | str) -> dict[str, FirstIngest | None]:
 
 def _layouts(root: Path | str) -> list[CollectionLayout]:
     uri, folder = store_uri(root), resolve_root(root)
-    if uri is not None:
-        names: Iterable[str] = ObjectFolder(uri).folders()
-    else:
-        with storage_errors("reading the root"):
-            entries = list(folder.iterdir()) if folder.is_dir() else []
-            names = [entry.name for entry in entries if entry.is_dir() and not entry.is_symlink()]
+    with storage_errors("reading the root"):
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+        names = {entry.name for entry in entries if entry.is_dir() and not entry.is_symlink()}
+    if uri is not None:  # of the copies only those count of which nothing is published yet
+        copies = [CollectionLayout(folder, name) for name in names if COLLECTION_NAME.fullmatch(name)]
+        created = {
+            each.name for each in copies if each.writes_path.exists() and not each.current_path.exists()
+        }
+        names = {*ObjectFolder(uri).folders(), *created}
     return [CollectionLayout.at(root, name) for name in sorted(names) if COLLECTION_NAME.fullmatch(name)]

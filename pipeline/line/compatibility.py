@@ -23,6 +23,11 @@ def stored_manifest(layout: CollectionLayout) -> Manifest | None:
     A first publication that was killed just before ``CURRENT`` was written is none: the writer completes it.
     """
     layout.refresh()
+    return copied_manifest(layout)
+
+
+def copied_manifest(layout: CollectionLayout) -> Manifest | None:
+    """See :func:`stored_manifest`; for who holds the writer's lock, which has brought the copy up to date."""
     if not layout.current_path.exists() and layout.generation_numbers() == [1]:
         return None
     number = layout.current_generation_number()

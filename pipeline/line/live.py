@@ -409,7 +409,7 @@ class LiveWriter:
         """Return the settings of a publication, read again where another generation is served."""
         stamp = self._stamp()
         if self._known_config is None or self._known_config[0] != stamp:
-            stored = stored_settings(self.layout.root, self.layout.name)
+            stored = stored_settings(self.layout.place, self.layout.name)
             own = resolve_ingest_config(self._settings if stored is None else {}, stored)
             sizes = {name: getattr(own.corpus, name) for name in ("max_document_bytes", "max_id_characters")}
             given = None if own.corpus.vector_column is None else GIVEN_VECTORS
@@ -485,8 +485,10 @@ class LiveWriter:
         while not self._is_over():
             try:
                 outcome = self._build(writes)
-            except (CollectionBusyError, _GivenUpError):
+            except _GivenUpError:
                 continue
+            except CollectionBusyError:  # of a lease nothing tells that it is free
+                time.sleep(0.0 if self.layout.replica is None else RETRY_SECONDS)
             except (StorageError, TryAgainError) as error:
                 self._pause(error)
             except Exception as error:  # noqa: BLE001 - one write must not end the thread
@@ -561,7 +563,7 @@ class LiveWriter:
         try:
             report = build_index(
                 sources,
-                self.layout.root,
+                self.layout.place,
                 self.layout.name,
                 config,
                 hear,

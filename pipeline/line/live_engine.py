@@ -22,7 +22,7 @@ from cairn.pipeline.index.files import open_pinned_dataset
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import find_served
 from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
-from cairn.pipeline.line.compatibility import stored_manifest
+from cairn.pipeline.line.compatibility import copied_manifest
 from cairn.pipeline.line.encoder_worker import EncoderWorker, load_stages
 from cairn.pipeline.line.engine import Begun, CorpusView, EncodedShard
 from jaxtyping import Bool
@@ -95,7 +95,7 @@ class LiveEngine(EncoderWorker):
     def _kept(self, rows: pa.Table) -> tuple[Bool[np.ndarray, " N"], list[pa.Table], list[pa.Table]]:
         """Return which rows are stored with the same title and text, and what is stored of them."""
         is_kept = np.zeros(rows.num_rows, bool)
-        base = stored_manifest(self._layout)
+        base = copied_manifest(self._layout)
         if base is not None and (base.partitions or self.config.encoder.given_dims is not None):
             base = None  # encoded again: each document lies in a folder of its own, or brings its vectors
         doc_ids: list[str] = rows.column("doc_id").to_pylist()

@@ -304,7 +304,7 @@ def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> Col
         context_documents=manifest.context_documents if grant.restriction is None else None,
         uses_context=manifest.encoder.use_context,
         reranks=state.reranker is not None,
-        is_writable=may_write(state, grant) and generation.layout.replica is None,
+        is_writable=may_write(state, grant),
         filter_columns=[
             Column(name=name, type=str(data_type))
             for name, data_type in filterable_columns(generation.document_schema).items()

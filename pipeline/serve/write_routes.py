@@ -28,7 +28,6 @@ from cairn.pipeline.serve.problems import (
     SOURCE_REFUSED,
     UNKNOWN_WRITE,
     WRITE_FAILED,
-    WRITES_REFUSED,
     ProblemError,
     unknown_collection,
     unknown_document,
@@ -375,8 +374,6 @@ def reached(state: State, grant: Grant, name: str) -> CollectionLayout:
         layout = CollectionLayout.at(state.settings.root, target)
     except ConfigError:
         raise unknown_collection() from None
-    if layout.replica is not None:
-        raise ProblemError(WRITES_REFUSED, "collections in an object store are written by `ingest`")
     if not layout.is_begun():
         raise unknown_collection()
     return layout

@@ -1,0 +1,167 @@
+"""Writes over HTTP to a collection in an object store: found by other machines, and not lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cairn.pipeline.collection import open_collection
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.errors import CollectionBusyError, StorageError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.maintenance import drop_collection
+from cairn.pipeline.index.object_folder import ObjectFolder
+from cairn.pipeline.index.replica import Lease
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.line.compatibility import stored_settings
+from cairn.pipeline.line.ingest_settings import resolve_ingest_config
+from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.serve import writers
+from cairn.pipeline.serve.settings import ServeSettings
+from starlette.testclient import TestClient
+
+from tests.object_stores import STORE_ROOT
+
+Serve = Callable[..., TestClient]
+STONES = "/v1/collections/stones"
+NOW = {"wait": "searchable"}
+
+
+@pytest.fixture
+def store(object_store: Any, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A root in an object store with a collection, whose copies are this test's own."""
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # whoever may look does
+    source = tmp_path / "stones.parquet"
+    rows = [{"id": f"s{number}", "text": f"granite stone {number} on the path"} for number in range(8)]
+    pq.write_table(pa.Table.from_pylist(rows), source)
+    config = IngestConfig(
+        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16, precision="fp32"),
+        cluster=ClusterConfig(num_clusters=2),
+        context=ContextConfig(context_documents=4),
+    )
+    build_index([str(source)], STORE_ROOT, "stones", config)
+    return STORE_ROOT
+
+
+def once_free(call: Callable[[], object]) -> None:
+    """Call once the writer has let go of its lease, which it does after the answer."""
+    for _ in range(100):
+        try:
+            call()
+        except CollectionBusyError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("the lease is held")
+
+
+def test_server_goes_on_from_what_another_machine_published(
+    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(ServeSettings(root=Path(store), writable=True))
+
+    def write(doc_id: str) -> None:
+        body = {"documents": [{"doc_id": doc_id, "text": f"obsidian {doc_id}"}]}
+        assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
+
+    write("first")
+    source = tmp_path / "more.parquet"
+    pq.write_table(pa.Table.from_pylist([{"id": "other", "text": "a pumice stone"}]), source)
+    with monkeypatch.context() as another:
+        another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
+        settings = stored_settings(store, "stones")
+        once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
+    write("second")
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "third machine"))
+    documents = {each.doc_id for each in open_collection("stones", root=store).documents}
+    assert {"first", "other", "second", "s0"} <= documents
+
+
+def test_collection_that_another_machine_removed_stays_removed(
+    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(ServeSettings(root=Path(store), writable=True))
+    body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
+    assert server.post(f"{STONES}/documents", json=body, params=NOW).status_code == 200
+    with monkeypatch.context() as another:
+        another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
+        once_free(lambda: drop_collection(CollectionLayout.at(store, "stones")))
+    assert server.get("/v1/collections").json()["collections"] == []
+    until = time.monotonic() + 60
+    while (answer := server.post(f"{STONES}/documents", json=body)).status_code == 202:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert answer.json()["type"] == "urn:problem-type:cairn:writes-refused"
+
+
+def test_writes_reach_other_machines(
+    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(ServeSettings(root=Path(store), writable=True))
+    assert server.get(STONES).json()["is_writable"]
+    documents = [{"doc_id": "new", "text": "obsidian", "metadata": {"kind": "glass"}}]
+    answer = server.post(f"{STONES}/documents", json={"documents": documents}, params=NOW)
+    assert (answer.status_code, answer.json()["status"]) == (200, "searchable"), answer.text
+    assert server.post(f"{STONES}/search", json={"query": "obsidian"}).json()["hits"][0]["doc_id"] == "new"
+    changed = server.patch(f"{STONES}/documents/new", json={"metadata": {"kind": "rock"}}, params=NOW)
+    assert changed.status_code == 200, changed.text
+    assert server.delete(f"{STONES}/documents/s0", params=NOW).status_code == 200
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
+    other = open_collection("stones", root=store)
+    assert other.search("obsidian").hits[0].doc_id == "new"
+    assert other.documents["new"].metadata["kind"] == "rock"
+    assert "s0" not in other.documents
+
+
+def test_first_writes_outlive_a_kill(store: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise StorageError("nothing is published")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveWriter, "_build", refuse)
+        patch.setattr(writers, "STOP_SECONDS", 0.0)
+        killed = serve(ServeSettings(root=Path(store), writable=True))
+        assert killed.post("/v1/collections", json={"name": "gems"}).status_code == 201
+        body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
+        for collection in ("gems", "stones"):
+            assert killed.post(f"/v1/collections/{collection}/documents", json=body).status_code == 202
+        killed.__exit__(None, None, None)
+    server = serve(ServeSettings(root=Path(store), writable=True))
+    for collection in ("gems", "stones"):
+        path, until = f"/v1/collections/{collection}", time.monotonic() + 120
+        while server.get(f"{path}/documents/new").status_code != 200 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert server.get(f"{path}/documents/new").json()["text"] == "obsidian"
+        assert server.delete(path).status_code == 200
+    assert server.get("/v1/collections").json()["collections"] == []
+
+
+@pytest.mark.parametrize("trouble", ["no answer", "lease"])
+def test_write_is_published_once_the_store_lets_it(
+    store: str, serve: Serve, object_store: Any, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    monkeypatch.setattr("cairn.pipeline.line.live.RETRY_SECONDS", 0.05)
+    server = serve(ServeSettings(root=Path(store), writable=True))
+    lease = Lease(ObjectFolder(f"{store}/stones"), "stones").held() if trouble == "lease" else nullcontext()
+    if trouble == "no answer":
+        object_store.fault("PUT", "/cairn/indexes/stones/CURRENT", "refuse", 20)
+    with lease:
+        body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
+        number = server.post(f"{STONES}/documents", json=body).json()["write"]
+        time.sleep(0.5)
+        assert server.get(f"{STONES}/writes/{number}").json()["status"] == "waiting"
+    if trouble == "no answer":
+        object_store.request("PUT", "/-/faults", b"[]")
+    until = time.monotonic() + 120
+    while (found := server.get(f"{STONES}/writes/{number}").json())["status"] == "waiting":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert found["status"] == "searchable"
+    assert server.post(f"{STONES}/search", json={"query": "obsidian"}).json()["hits"][0]["doc_id"] == "new"
