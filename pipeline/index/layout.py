@@ -302,6 +302,8 @@ class CollectionLayout:
         """
         if self.replica is None or not self.replica.is_due():
             return
+        if not self.folder.exists() and not self.replica.is_published():
+            return  # a lock made here would stand for a first ingest that was stopped
         until = time.monotonic() + (COPY_SECONDS if self.replica.parts else 0.0)
 
         def waits() -> bool:  # not for the end of a publication, which waits for this reader to take it up

@@ -553,6 +553,9 @@ class LiveWriter:
                 return
             generation = self.layout.current_generation_number()
             if generation is not None and generation != before:  # served; what follows only tidies up
+                with self._changed, contextlib.suppress(CairnError):
+                    # Published again after a kill, it would undo what another machine has written since.
+                    self._log.append({"applied": writes[-1].number}, flushes=False)
                 self._take_up(generation)
                 outcome = Outcome(state="searchable", generation=generation)
                 with self._changed:

@@ -64,6 +64,13 @@ def served(layout: CollectionLayout) -> list[str]:
     return sorted(open_generation(layout).doc_ids.to_pylist())
 
 
+def test_looking_for_a_collection_that_is_not_there_leaves_no_trace(machine: Machine) -> None:
+    layout = machine("reader")
+    layout.refresh()
+    assert not layout.is_begun()
+    assert not layout.folder.exists()
+
+
 def test_machines_take_turns_in_writing_and_lose_nothing(machine: Machine) -> None:
     expected: set[str] = set()
     for turn, name in enumerate("abab"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -118,6 +119,31 @@ def test_writes_reach_other_machines(
     assert other.search("obsidian").hits[0].doc_id == "new"
     assert other.documents["new"].metadata["kind"] == "rock"
     assert "s0" not in other.documents
+
+
+def test_write_that_was_found_is_not_published_again_after_a_kill(
+    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, is_killed = serve(ServeSettings(root=Path(store), writable=True)), threading.Event()
+
+    def kill(*_: Any) -> None:
+        is_killed.set()
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveWriter, "_settle", kill)
+        body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
+        assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
+        assert is_killed.wait(60)
+    source = tmp_path / "newer.parquet"
+    pq.write_table(pa.Table.from_pylist([{"id": "new", "text": "a pumice stone"}]), source)
+    with monkeypatch.context() as another:
+        another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
+        settings = stored_settings(store, "stones")
+        once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
+    body = {"documents": [{"doc_id": "other", "text": "basalt"}]}
+    assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
+    assert server.get(f"{STONES}/documents/new").json()["text"] == "a pumice stone"
 
 
 def test_first_writes_outlive_a_kill(store: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
