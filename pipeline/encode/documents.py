@@ -451,8 +451,8 @@ def shown_chunks(
 
     A cut moves to the nearest place where a sentence, an item, a row or a block begins, by less than half the
     chunk on that side; else to where a line begins; else it stays. No cut moves to between a heading and what
-    stands below it. It stays, too, where a chunk would show
-    white space alone, which some tokenizers make tokens of.
+    stands below it. It stays, too, where a chunk would show white space alone, which some tokenizers make
+    tokens of. A line keeps its indentation.
     """
     is_cut_M1 = np.ones(len(chunks.token_offsets), bool)
     is_cut_M1[chunks.chunk_offsets] = False
@@ -494,7 +494,7 @@ def shown_chunks(
     for chunk in np.flatnonzero(start_char).tolist():
         start = start_char[chunk]
         before = texts[owners[chunk]][max(0, start - MAX_INDENT) : start]
-        if (kept := before.rstrip(" \t")).endswith("\n"):  # a line keeps its indentation
+        if (kept := before.rstrip(" \t")).endswith("\n"):
             start_char[chunk] = end_char[chunk - 1] = start - len(before) + len(kept)
     return shown, start_char, end_char
 

@@ -38,7 +38,7 @@ NOW = {"wait": "searchable"}
 def store(object_store: Any, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A root in an object store with a collection, whose copies are this test's own."""
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # whoever may look does
+    monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # every reader that may look does
     source = tmp_path / "stones.parquet"
     rows = [{"id": f"s{number}", "text": f"granite stone {number} on the path"} for number in range(8)]
     pq.write_table(pa.Table.from_pylist(rows), source)
@@ -63,6 +63,16 @@ def once_free(call: Callable[[], object]) -> None:
     raise AssertionError("the lease is held")
 
 
+def ingest_elsewhere(doc_id: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write a document from another machine by an ingest."""
+    source = tmp_path / "elsewhere.parquet"
+    pq.write_table(pa.Table.from_pylist([{"id": doc_id, "text": "a pumice stone"}]), source)
+    with monkeypatch.context() as another:
+        another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
+        settings = stored_settings(store, "stones")
+        once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
+
+
 def test_server_goes_on_from_what_another_machine_published(
     store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,12 +83,7 @@ def test_server_goes_on_from_what_another_machine_published(
         assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
 
     write("first")
-    source = tmp_path / "more.parquet"
-    pq.write_table(pa.Table.from_pylist([{"id": "other", "text": "a pumice stone"}]), source)
-    with monkeypatch.context() as another:
-        another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
-        settings = stored_settings(store, "stones")
-        once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
+    ingest_elsewhere("other", store, tmp_path, monkeypatch)
     write("second")
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "third machine"))
     documents = {each.doc_id for each in open_collection("stones", root=store).documents}
@@ -135,12 +140,7 @@ def test_write_that_was_found_is_not_published_again_after_a_kill(
         body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
         assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
         assert is_killed.wait(60)
-    source = tmp_path / "newer.parquet"
-    pq.write_table(pa.Table.from_pylist([{"id": "new", "text": "a pumice stone"}]), source)
-    with monkeypatch.context() as another:
-        another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
-        settings = stored_settings(store, "stones")
-        once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
+    ingest_elsewhere("new", store, tmp_path, monkeypatch)
     body = {"documents": [{"doc_id": "other", "text": "basalt"}]}
     assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
     assert server.get(f"{STONES}/documents/new").json()["text"] == "a pumice stone"
