@@ -38,7 +38,7 @@ NOW = {"wait": "searchable"}
 def store(object_store: Any, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A root in an object store with a collection, whose copies are this test's own."""
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # every reader that may look does
+    monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # every reader looks
     source = tmp_path / "stones.parquet"
     rows = [{"id": f"s{number}", "text": f"granite stone {number} on the path"} for number in range(8)]
     pq.write_table(pa.Table.from_pylist(rows), source)
