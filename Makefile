@@ -108,7 +108,7 @@ secrets: ## Write .env with fresh secrets for docker compose, unless there is on
 	@test -e .env || (umask 077 && $(PYTHON) -c "from secrets import token_hex, token_urlsafe; print(f'RAY_AUTH_TOKEN={token_hex(32)}\nAWS_ACCESS_KEY_ID=cairn\nAWS_SECRET_ACCESS_KEY={token_hex(32)}\nCAIRN_API_KEY=cairn_{token_hex(6)}_{token_urlsafe(32)}')" > .env)
 
 reference: $(DEV_STAMP) ## Write docs/reference from help texts, the API's description and docstrings
-	$(BIN)/python -m cairn.cli.reference docs/reference
+	$(BIN)/python -m tests.docs.reference_pages docs/reference
 
 docs: $(DEV_STAMP) ## Run the notebooks, and build the documentation into site/; a broken link fails
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/examples/test_notebooks.py

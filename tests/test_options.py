@@ -11,7 +11,6 @@ import httpx2
 import numpy as np
 import pytest
 from cairn.cli.options import add_options, chosen
-from cairn.cli.reference import command_reference
 from cairn.cli.settings import name_variables, settings_of_verb
 from cairn.jobs.engine import EngineConfig
 from cairn.pipeline.client import CairnClient
@@ -32,6 +31,8 @@ from cairn.pipeline.serve.schemas import Request, option_fields
 from cairn.pipeline.serve.settings import ServeSettings
 from click.testing import CliRunner
 from pydantic import create_model
+
+from tests.docs.reference_pages import command_reference
 
 ABOUT = About("How far a stone may roll.", low=1, high=9)
 

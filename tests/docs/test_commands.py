@@ -34,7 +34,7 @@ from tests.docs.pages import GUIDE, README, ROOT, Block, blocks, shell_lines
 REASONS = {
     "docker": "needs a Docker engine; tests/test_compose.py runs the services' commands",
     "download": "needs a model that no package brings",
-    "gpu": "needs a GPU for an hour; tests/jobs/test_train_default.py runs a small one",
+    "gpu": "needs a GPU for an hour; tests/lab/train/test_default_encoder.py runs a small one",
     "open": "would serve other machines",
     "kubernetes": "needs a cluster; tests/jobs/test_kustomize.py reads what it would get",
     "ray": "needs a Ray cluster; tests/jobs/ray_cluster runs one",

@@ -1,6 +1,6 @@
 """The reference pages: verbs and options as click has them, the API as OpenAPI does, the library's names.
 
-    python -m cairn.cli.reference docs/reference               which `make reference` does; a test compares
+    python -m tests.docs.reference_pages docs/reference         which `make reference` does; a test compares
 
 Nothing is described here that is not described there, so the pages cannot say anything else than the program
 does.
@@ -13,6 +13,7 @@ import inspect
 import json
 import re
 import shlex
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any, Final
 import cairn as library
 import click
 from cairn.cli.main import cairn
-from cairn.cli.options import NamedPath
 
 _INTRODUCTION: Final = (
     "# {title}\n\n{subject} Written by `make reference`: change the program, not this page.\n"
@@ -306,14 +306,6 @@ def _search_options() -> Iterator[str]:
     yield from _table(("option", "default", "what it does"), rows)
 
 
-@click.command()
-@click.argument("folder", type=NamedPath(file_okay=False, path_type=Path))
-def write(folder: Path) -> None:
-    """Write the reference pages into FOLDER."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    write()
+    for file_name, page in pages().items():
+        Path(sys.argv[1], file_name).write_text(page, encoding="utf-8")

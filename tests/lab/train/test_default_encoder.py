@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.jobs.train_default import CONFIG, main, settings_of
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.lab.train.default_encoder import main, settings_of
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 
+CONFIG = Path(__file__).parents[3] / "jobs" / "configs" / "train_default.toml"
 WORDS = ("stone", "path", "mark", "way", "river", "mountain", "walk", "old", "cat", "mat", "sat")
 SMALL = {
     "train-landmarks": {
@@ -82,7 +85,7 @@ def test_second_stage_reads_rows_as_the_first_has_taught_them():
 
 def test_prepared_pairs_hold_no_judged_text(pairs: Path, judged: Path, tmp_path: Path, capsys: Any):
     arguments = ["--pairs", str(pairs), "--judged", str(judged), "--work", str(tmp_path / "work")]
-    assert main([*arguments, "--prepare-only"]) == 0
+    assert main(CONFIG, [*arguments, "--prepare-only"]) == 0
     rows = pq.read_table(tmp_path / "work" / "pairs.parquet").to_pylist()
     assert 100 < len(rows) < 120
     assert pair(0)["document"] not in {row["document"] for row in rows}
@@ -95,22 +98,23 @@ def test_prepared_texts_hold_no_judged_text(pairs: Path, judged: Path, tmp_path:
     rows = [{"title": "kept", "text": "an old river"}, {"title": "judged", "text": pair(0)["document"]}]
     texts.write_text("\n".join(map(json.dumps, rows)))
     arguments = ["--pairs", str(pairs), "--texts", str(texts), "--judged", str(judged), "--prepare-only"]
-    assert main([*arguments, "--work", str(tmp_path / "work")]) == 0
+    assert main(CONFIG, [*arguments, "--work", str(tmp_path / "work")]) == 0
     assert pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist() == rows[:1]
 
 
 def test_texts_given_after_the_pairs_were_prepared_are_prepared(pairs: Path, judged: Path, tmp_path: Path):
     arguments = ["--judged", str(judged), "--work", str(tmp_path / "work"), "--prepare-only"]
-    assert main([*arguments, "--pairs", str(pairs)]) == 0
+    assert main(CONFIG, [*arguments, "--pairs", str(pairs)]) == 0
     (tmp_path / "texts.jsonl").write_text('{"text": "an old river"}')
-    assert main([*arguments, "--pairs", str(pairs), "--texts", str(tmp_path / "texts.jsonl")]) == 0
+    assert main(CONFIG, [*arguments, "--pairs", str(pairs), "--texts", str(tmp_path / "texts.jsonl")]) == 0
     rows = pq.read_table(tmp_path / "work" / "texts.parquet").to_pylist()
     assert [row["text"] for row in rows] == ["an old river"]
 
 
-def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path, capsys: Any):
-    assert main(["--work", str(tmp_path / "none")]) == 2
-    assert "must hold pairs.parquet, got none; give --pairs" in capsys.readouterr().err
+def test_work_without_pairs_and_a_change_that_is_none_are_refused(tmp_path: Path):
+    job = [sys.executable, "-m", "cairn.jobs.train_default", "--work", str(tmp_path / "none")]
+    found = subprocess.run(job, capture_output=True, text=True, check=False)
+    assert (found.returncode, "must hold pairs.parquet, got none; give --pairs" in found.stderr) == (2, True)
     for change in ("train.steps", "steps=3", "stage.steps=3"):
         with pytest.raises(ConfigError, match=r"--set must be STAGE\.NAME=VALUE with a stage of train-land"):
             settings_of(CONFIG, [change])
@@ -134,9 +138,9 @@ def test_stages_stopped_and_resumed_are_delivered_ingested_and_searched(
     arguments = ["--pairs", str(pairs), "--judged", str(judged), "--work", str(tmp_path / "work")]
     arguments += ["--deliver", str(tmp_path / "out"), "--base", str(tiny_model_folder), *changes]
     for step in (1, 1):  # each stage makes a step, however late it is
-        assert main([*arguments, "--minutes", "0.000001"]) == 75
+        assert main(CONFIG, [*arguments, "--minutes", "0.000001"]) == 75
         assert f"got to {step} in the time it was given" in capsys.readouterr().err
-    assert main(arguments) == 0
+    assert main(CONFIG, arguments) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert (report["landmarks"]["steps"], report["landmarks"]["resumed_at"]) == (2, 2)

@@ -19,7 +19,7 @@ HTTP = (FOLDER / "http.md").read_text(encoding="utf-8")
 def test_pages_are_current(tmp_path: Path) -> None:
     """As `make reference` writes them: checks of shapes, which tests turn on, change what signatures say."""
     subprocess.run(
-        [sys.executable, "-m", "cairn.cli.reference", str(tmp_path)], cwd=FOLDER.parents[1], check=True
+        [sys.executable, "-m", "tests.docs.reference_pages", str(tmp_path)], cwd=FOLDER.parents[1], check=True
     )
     written = {page.name: page.read_text(encoding="utf-8") for page in tmp_path.iterdir()}
     assert written == {
