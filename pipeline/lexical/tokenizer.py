@@ -13,7 +13,8 @@
 - Han, Kana, Hangul, Thai, Lao, Khmer and Burmese are kept as pairs of neighbouring characters with their
   marks, a single one as it is. Of documents every ideograph is kept as well, for queries of a single one.
 - Pieces are folded: compatibility forms (NFKC), case, and digits of all scripts. What is left is the stem of
-  a language without accents, unless the word is one of its function words.
+  a language without accents, points of Hebrew, vowels of Arabic and the dot of Indian letters, unless the
+  word is one of its function words.
 
 A collection keeps the rules it was built with: who changes them, or :mod:`cairn.pipeline.lexical.languages`,
 counts :data:`cairn.pipeline.manifest.TOKENIZER_VERSION` up.
@@ -127,7 +128,10 @@ _SCRIPT_PART = regex.compile(
     r"(?V1)[\p{Latin}\p{M}]+|[\p{Greek}\p{M}]+|[\p{Cyrillic}\p{M}]+|[^\p{Latin}\p{Greek}\p{Cyrillic}]+"
 )
 _IDEOGRAPH = regex.compile(r"\p{Han}")
-_ACCENT = regex.compile(r"[\u0300-\u036f]+")
+_ACCENT = regex.compile(
+    r"[\u0300-\u036f\u0591-\u05c7\u0640\u064b-\u0652\u0670\u093c\u09bc\u0a3c\u0abc\u0b3c\u0cbc]+"
+)
+"""Accents of Europe, points of Hebrew, vowels of Arabic with its line filler, the dot (nukta) of India."""
 _FOREIGN_DIGIT = regex.compile(r"(?V1)[\p{Nd}--[0-9]]")
 _DROPPED = dict.fromkeys([*map(ord, _JOINERS), *range(0xFE00, 0xFE10), *range(0x20D0, 0x2100)])
 """Joiners, selectors of variants and marks around symbols."""
