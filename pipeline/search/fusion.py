@@ -187,12 +187,14 @@ def document_scores(
     passage_bm25_N: Float[np.ndarray, " N"] | None = None,
     sparse_N: Float[np.ndarray, " N"] | None = None,
     average_chunk: float = 0.0,
+    is_known: bool = True,
 ) -> tuple[Float64[np.ndarray, " N"], Fusion | None]:
     """Return the candidates' scores, and how BM25 and sparse scores were fused into them (None: none was).
 
     ``cosines`` has the parts that :data:`COSINES_OF` names, ``average_chunk`` is what an average chunk of the
     corpus scores; fusion alone needs it. A BM25 is None where it has no say or no word was found, and so are
-    the scores of a sparse encoder.
+    the scores of a sparse encoder. Where the model knows no word of the query, what it says of texts has no
+    say beside them: of a script that it does not know, it tells the lengths alone.
     """
     parts = COSINES_OF[options.granularity]
     weights = [options.weight(part) for part in parts] if len(parts) > 1 else [1.0]
@@ -203,7 +205,7 @@ def document_scores(
         dense=Scale.of(dense_N, floor=average_chunk),
         bm25=None if bm25_N is None else Scale.of(bm25_N, floor=0.0),
         passage_bm25=None if passage_bm25_N is None else Scale.of(passage_bm25_N, floor=0.0),
-        dense_weight=options.weight("document") + options.weight("chunk"),
+        dense_weight=is_known * (options.weight("document") + options.weight("chunk")),
         bm25_weight=options.weight("bm25"),
         sparse=None if sparse_N is None else Scale.of(sparse_N, floor=0.0),
         sparse_weight=options.weight("sparse"),

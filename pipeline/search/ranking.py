@@ -169,6 +169,7 @@ def _ranking(
 ) -> Ranking:
     """Rank documents for the query with this index."""
     late_query = None if late is None else late[index]
+    is_known = late is None or late_query is not None
     words, sparse = search.read_words(index), search.read_sparse(index)
     asked = _scores_asked(search, words, sparse, is_judged=late_query is not None)
     nominees = nominate(index, asked)  # a reader of shards asks them for words, id and scores, too
@@ -176,7 +177,7 @@ def _ranking(
     found_by_words = sparse is not None or any(map(len, words.nominees if words else ()))
     if not vector_V.any() and named is None and not found_by_words:
         return replace(NOTHING, warnings=[NO_WORD])
-    candidates = _candidates(search, vector_V, asked, sparse, late_query, nominees, named)
+    candidates = _candidates(search, vector_V, asked, sparse, late_query, nominees, named, is_known)
     chosen = _chosen(search, candidates)
     narrower: PreparedSearch | None = search
     for _ in range(MAX_GROUP_SEARCHES):
@@ -186,11 +187,13 @@ def _ranking(
         words_left, sparse_left = narrower.read_words(index), narrower.read_sparse(index)
         asked = _scores_asked(narrower, words_left, sparse_left, is_judged=late_query is not None)
         nominees = _nominate(narrower, vector_V[None])(0, asked)
-        candidates = _candidates(narrower, vector_V, asked, sparse_left, late_query, nominees, named)
+        candidates = _candidates(
+            narrower, vector_V, asked, sparse_left, late_query, nominees, named, is_known
+        )
         chosen = _chosen(narrower, candidates)
     ranking = _rank(search, candidates, chosen)
     by_words = words.nominees if words else ()
-    if late is not None and late_query is None and sparse is None and not any(map(len, by_words)):
+    if not is_known and sparse is None and not any(map(len, by_words)):
         ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
     return ranking
 
@@ -203,12 +206,13 @@ def _candidates(
     late_query: LateQuery | None,
     nominees: Nominees,
     named: int | None,
+    is_known: bool,
 ) -> _Candidates:
     """Score what was nominated for one query; token vectors judge where there is a ``late_query``.
 
-    ``named`` is the document whose id the query is.
+    ``named`` is the document whose id the query is; ``is_known`` says whether the model knows a word of it.
     """
-    candidates = _score(search, vector_V, asked, nominees, sparse, named)
+    candidates = _score(search, vector_V, asked, nominees, sparse, named, is_known)
     if late_query is not None:
         candidates = _with_late(search, candidates, late_query)
     return _with_named(candidates, named)
@@ -288,6 +292,7 @@ def _score(
     nominees: Nominees,
     sparse: Found | None,
     named: int | None,
+    is_known: bool,
 ) -> _Candidates:
     """Score every nominated document."""
     generation, options, words = search.generation, search.options, asked.words
@@ -314,6 +319,7 @@ def _score(
         passage_bm25_N=parts.get("passage_bm25"),
         sparse_N=parts.get("sparse"),
         average_chunk=average_chunk,
+        is_known=is_known,
     )
     return _Candidates(
         words=words,

@@ -55,6 +55,20 @@ def test_fused_documents_match_a_naive_loop() -> None:
     assert fusion_of(dense, bm25, words).documents(dense, bm25, words) == pytest.approx(naive, abs=1e-12)
 
 
+def test_query_that_the_model_does_not_know_is_ranked_by_words_where_they_are_found() -> None:
+    cosines = np.array([0.64, 0.998, 0.995, 0.93])  # of texts of a script that the model does not know
+    found = np.array([7.4, 0.0, 2.0, 0.0])
+    options = SearchOptions(granularity="document")
+    scores, _ = document_scores(
+        options, {"document": cosines}, bm25_N=found, average_chunk=0.9, is_known=False
+    )
+
+    assert scores == pytest.approx(found / 7.4)
+    alone, fusion = document_scores(options, {"document": cosines}, average_chunk=0.9, is_known=False)
+    assert fusion is None
+    assert alone == pytest.approx(cosines)
+
+
 def test_fused_documents_with_one_bm25_alone_take_all_of_it() -> None:
     dense, bm25, _ = random_parts(1)
     naive = [

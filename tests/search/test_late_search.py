@@ -13,6 +13,7 @@ from cairn.cli.main import cairn, run
 from cairn.cli.search import _excerpt, _found_by
 from cairn.pipeline.collection import Collection, open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
@@ -126,6 +127,23 @@ def test_query_without_a_word_that_the_model_knows_is_ranked_by_vectors_and_says
     assert found.hits
     assert all("late" not in hit.scores for hit in found.hits)
     assert collection.search(QUERY).warnings == ()
+
+
+def test_query_without_a_word_that_the_model_knows_is_ranked_by_the_words_that_stand_there(
+    tmp_path: Path, tiny_model_folder: Path
+):
+    texts = ["水", "雪山", "雪山の石 (2020, 10%): 道 / 海; 川 - 空!" * 3, "石"]
+    config = IngestConfig(
+        encoder=EncoderConfig(model=str(tiny_model_folder), use_context=False, token_bytes=8),
+        cluster=ClusterConfig(num_clusters=1),
+        context=ContextConfig(context_documents=1),
+    )
+    source = TableSource(table=pa.table({"id": ["0", "1", "2", "3"], "text": texts}))
+    build_index([source], tmp_path, "c", config)
+    hits = open_collection("c", root=tmp_path).search("海").hits
+
+    assert hits[0].doc_id == "2"
+    assert all(hit.score == 0.0 for hit in hits[1:])
 
 
 def test_budget_that_no_passage_fits_names_the_smallest_that_gives_one(collection: Collection):
