@@ -51,6 +51,14 @@ _SHOWN_COLUMNS: Final = 50
 Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 
 
+class ColumnError(SchemaError):
+    """A file lacks a column, or has it of no use; ``in_file`` is the sentence for one who has no options."""
+
+    def __init__(self, fault: str, which: str, option: str) -> None:
+        super().__init__(f"{fault}name {which} with --{option}, in Python with {option.replace('-', '_')}")
+        self.in_file = f"{fault}rename {which} in the file"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CorpusSchema:
     """What every file of the corpus is read as.
@@ -89,7 +97,7 @@ def agree_on_schema(
     of_documents = {name for file, schema in files if file.format.is_document for name in schema.names}
     columns: list[dict[str, str] | None] = []
     left_out: list[tuple[SourceFile, str]] = []
-    first: SchemaError | None = None
+    errors: list[tuple[pa.Schema, SchemaError]] = []
     unusable: list[tuple[SourceFile, SchemaError]] = []
     for file, schema in files:
         found = _roles(file, schema, config, of_documents)
@@ -103,15 +111,16 @@ def agree_on_schema(
             left_out.append((file, f"tables without the {label} column {asked!r}"))
         elif error:
             unusable.append((file, error))
-        first = first or error
+        errors += [(schema, error)] if error else []
         if error and file.is_named:
             raise error
-    if first is not None and all(each is None for each in columns):
-        raise first
+    if errors and all(each is None for each in columns):
+        raise errors[0][1]
     read = [(*each, of) for each, of in zip(files, columns, strict=True) if of is not None]
     for role, (asked, usual) in role_columns(config).items():
         if asked not in (None, usual) and files and not any(of.get(role) == asked for _, _, of in read):
-            raise _missing(_label(role), asked, files)
+            has_it = (error for schema, error in errors if asked in schema.names)
+            raise next(has_it, None) or _missing(_label(role), asked, files)
     fields, warnings = _metadata(read, config, stored)
     warnings |= dict.fromkeys(_folders_overruled(read, config))
     others = [f"{field.name!r} ({field.type})" for field in fields if not is_filterable(field.type)]
@@ -172,10 +181,8 @@ def _unusable(file: SourceFile, schema: pa.Schema, found: Mapping[str, str]) -> 
             )
         own = pa.null() if column not in schema.names else schema.field(column).type
         if contract := _contract(role, own, file):
-            return SchemaError(
-                f"{label} column {column!r} must {contract}, got {own} in {file.name}; name another with "
-                f"--{label}-column, in Python with {label}_column"
-            )
+            fault = f"{label} column {column!r} must {contract}, got {own} in {file.name}; "
+            return ColumnError(fault, "another", f"{label}-column")
     return None
 
 
@@ -199,13 +206,14 @@ def _missing(kind: str, column: str, files: Schemas) -> SchemaError:
     is_odd = is_csv and ("" in folded or len(folded) == 1 or not close)
     suggestion = f"did you mean {folded[close[0]]!r}? " if close and not (is_csv and len(folded) == 1) else ""
     suggestion += "let its first line name the columns, with , ; | or a tab between, or " if is_odd else ""
+    if all(file.format.is_document for file, _ in files):
+        path = "leave the option out to take paths as ids, " if kind == "id" else ""
+        suggestion += f"give documents such a key in their front matter, {path}or "
     shown = ", ".join(available[:_SHOWN_COLUMNS]) + (", …" if len(available) > _SHOWN_COLUMNS else "")
     option = "metadata-columns" if kind == "metadata" else f"{kind}-column"
     where = files[0][0].name if len(files) == 1 else f"{files[0][0].name} and {len(files) - 1:,} more"
-    return SchemaError(
-        f"{kind} column {column!r} must be there, got none in {where}, which has: {shown}; "
-        f"{suggestion}name the right one with --{option}, in Python with {option.replace('-', '_')}"
-    )
+    fault = f"{kind} column {column!r} must be there, got none in {where}, which has: {shown}; {suggestion}"
+    return ColumnError(fault, "the right one", option)
 
 
 Read = Sequence[tuple[SourceFile, pa.Schema, dict[str, str]]]

@@ -127,7 +127,7 @@ class LeftOut:
         told.sort(key=lambda each: (not each[1].startswith("tables"), -each[0], each[1]))
         parts = [f"{count:,} {reason} ({self._shown(reason)})" for count, reason in told[:_SHOWN_REASONS]]
         more = f", and {len(told) - _SHOWN_REASONS} kinds more" if len(told) > _SHOWN_REASONS else ""
-        yield f"left out: {', '.join(parts)}{more}; read are {READABLE}"
+        yield f"left out: {', '.join(parts)}{more}"
 
     def _shown(self, reason: str) -> str:
         names = self._names[reason]
@@ -278,6 +278,13 @@ def _files_of(source: str, left_out: LeftOut, bounds: tuple[str, ...] | None = N
 
 def _listed(root: _Root, left_out: LeftOut) -> list[SourceFile]:
     filesystem = root.filesystem
+    if isinstance(filesystem, LocalFileSystem):
+        for place in map(Path, (root.path, *map(str, Path(root.path).parents))):
+            if all((place / name).exists() for name in _COLLECTION[0]):
+                raise SourceError(
+                    f"{root.name} is of {place.name}, a collection of Cairn, which is no source; "
+                    "name the files that it was made from"
+                )
     if root.pattern:
         matches = [*_expand(root, root.path, root.pattern)]
         missing = f"no file that can be read ({READABLE}) matches {root.name}/{'/'.join(root.pattern)}"
@@ -306,9 +313,9 @@ def _listed(root: _Root, left_out: LeftOut) -> list[SourceFile]:
             f"one, as in {root.name.rstrip('/')}/{tables[0]}, or several by a glob"
         )
     hint = "a glob has *, ?, [ ] and **, and hidden files are never read" if root.pattern else "it is empty"
-    hint = "hidden files are never read" if left_out.counts and not root.pattern else hint
-    others = next(left_out.warnings(), hint)
-    raise SourceError(f"{missing}; {others.partition('; read are')[0]}")
+    if left_out.counts and not root.pattern:
+        hint = f"what it holds is never read: {', '.join(sorted(left_out.counts))}"
+    raise SourceError(f"{missing}; {next(left_out.warnings(), hint)}")
 
 
 def _named_file(root: _Root) -> SourceFile:

@@ -6,7 +6,6 @@ and rows beside the others, or the whole file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats import READABLE
 from cairn.pipeline.corpus.quarantine import place_in_file
 from cairn.pipeline.corpus.scan import read_checked, scan_sources
+from cairn.pipeline.corpus.schema import ColumnError
 from cairn.pipeline.corpus.sources import format_of
 from cairn.pipeline.corpus.staging import SAME_ID, guess_told
 from cairn.pipeline.errors import SourceError, UsageError
@@ -24,8 +24,6 @@ from cairn.pipeline.line.written_rows import Row, WrittenDocument
 
 MAX_ROW_BYTES: Final = 512 << 20
 """Of all documents of a file in memory."""
-_NAMED_BY_OPTION: Final = re.compile(r"name (the right one|another) with --\S+, in Python with \S+")
-"""What an ingest advises; who sends a file has no options."""
 
 
 class UnreadKindError(SourceError):
@@ -56,7 +54,7 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
     try:
         scan = scan_sources([str(path)], corpus, None, fields)
     except UsageError as error:
-        told = _NAMED_BY_OPTION.sub(r"rename \1 in the file", str(error))
+        told = error.in_file if isinstance(error, ColumnError) else str(error)
         raise SourceError(_without_folder(told, path)) from error
     rows: list[Row] = []
     refused: list[str] = []

@@ -769,7 +769,7 @@ def test_a_damaged_page_costs_that_page(tmp_path: Path) -> None:
 
 def test_scanned_pages_are_counted_and_named_and_blank_ones_are_not(tmp_path: Path) -> None:
     [row], rejected = read(pdf(tmp_path / "a.pdf", PIXEL, page("Two"), b"", PIXEL))
-    assert row["text"] == PAGE_BREAK.join(["", "Two", "", ""])
+    assert row["text"] == "\f\nTwo\n\f\n\n\f\n"
     assert [(each["reason"], each["detail"][:7]) for each in rejected] == [
         ("page_without_text", "page 1:"), ("page_without_text", "page 4:")
     ]  # fmt: skip

@@ -227,3 +227,29 @@ def test_repeated_column_name_is_refused_where_it_has_a_role_and_left_out_elsewh
     schema = agree_on_schema([(file, pa.schema(twice[:3] + twice[2:3]))], CorpusConfig())
     assert fields(schema) == {}
     assert "its name stands more than once" in schema.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (
+            CorpusConfig(id_column="name"),
+            "^text column 'text' must be there, got none in .*/b.csv, which has",
+        ),
+        (CorpusConfig(text_column="body"), "^id column 'id' must be there, got none in .*/b.csv, which has"),
+        (CorpusConfig(id_column="slug"), "^id column 'slug' must be there, got none in .*/a.md and 1 more"),
+    ],
+)
+def test_a_column_that_is_asked_for_and_stands_in_a_table_without_another_names_the_other(
+    tmp_path: Path, config: CorpusConfig, sentence: str
+) -> None:
+    (tmp_path / "a.md").write_text("Hens.")
+    (tmp_path / "b.csv").write_text("name,body\n1,Pigs\n")
+    with pytest.raises(SchemaError, match=sentence):
+        scan_sources([str(tmp_path)], config)
+
+
+def test_an_id_that_no_document_has_may_be_left_out_for_the_paths(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("Hens.")
+    with pytest.raises(SchemaError, match="in their front matter, leave the option out to take paths as ids"):
+        scan_sources([str(tmp_path)], CorpusConfig(id_column="slug"))

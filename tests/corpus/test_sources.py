@@ -50,6 +50,26 @@ def test_formats_stand_side_by_side_and_what_is_not_read_is_counted_by_its_reaso
     assert left_out.counts.total() == 12  # _c.parquet, which a glob names, too
 
 
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("root", r"holds no file that can be read \(.*; what it holds is never read: collections of Cairn$"),
+        ("root/docs", "is of docs, a collection of Cairn, which is no source; name the files"),
+        ("root/docs/origins", "is of docs, a collection of Cairn"),
+        ("root/docs/*/*.parquet", "is of docs, a collection of Cairn"),
+    ],
+)
+def test_what_is_of_a_collection_is_no_source_and_is_told_so(
+    tmp_path: Path, source: str, sentence: str
+) -> None:
+    for folder in ("generations", "origins"):
+        (tmp_path / "root" / "docs" / folder).mkdir(parents=True)
+    (tmp_path / "root" / "docs" / "CURRENT").touch()
+    (tmp_path / "root" / "docs" / "origins" / "a.parquet").touch()
+    with pytest.raises(SourceError, match=sentence):
+        resolve_sources([str(tmp_path / source)])
+
+
 @pytest.mark.parametrize("name", ["data.json", "page.png", "notes.txt.gz"])
 def test_a_named_file_of_another_kind_is_told_what_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("[{}]")

@@ -106,7 +106,7 @@ class PagedFormat(Format):
         with _on_disk(file) as path:
             suffix = PurePosixPath(file.path.lower()).suffix
             found = _read_in_child(suffix, path, config.max_document_bytes, self.unit or "page")
-        text = PAGE_BREAK.join(found.pages)
+        text = PAGE_BREAK.join(found.pages).lstrip("\n")
         title = found.title or (heading(text[:TITLE_CHARACTERS_READ]) if self.has_headings else "")
         document = Document(title, text, encoding=found.encoding)
         yield document.rows(file, types, config, [found.refused, *found.faults])
