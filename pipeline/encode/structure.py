@@ -9,6 +9,8 @@
     line       a row of a table, a line of code
 
 The ranks are those of :mod:`cairn.pipeline.model.landmarks`. A text without any of these has sentences only.
+Source code has none inside its lines: a text without fences, a third of which stands in lines that end with a
+sign of code.
 
 Source: CommonMark 0.31 for blocks, GitHub's tables, reStructuredText's underlined and a wiki's headings.
 Differs: what a line means depends on the lines next to it alone, not on nested containers; code that is only
@@ -21,7 +23,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -45,6 +47,8 @@ FENCES: Final = ("```", "~~~")
 
 _UNDERLINE: Final = re.compile(r"([=\-~^*#+])\1{2,}")
 _MARKER: Final = re.compile(r"(?:(?P<bullet>[-*+•])|(?P<number>\d{1,9})[.)])[ \t]+(?=\S)")
+_MIN_CODE_LINES: Final = 8
+_CODE_ENDS: Final = tuple("{}()[];:,=<>\\&+/")
 _DELIMITERS: Final = frozenset("|:- \t")
 _NESTED_INDENT: Final = 2
 """Columns from the marker of an item on which an inner one begins at least."""
@@ -72,9 +76,21 @@ def rank_structure(tokens: TokenizedTexts, texts: Sequence[str]) -> None:
 
 def structure_of(text: str) -> Structure:
     """Return where the structure of a text lies; a text of one paragraph has its own start alone."""
-    reader = _Reader(text.splitlines(keepends=True))
+    lines = text.splitlines(keepends=True)
+    reader = _Reader(lines)
     marks = np.array(list(reader.marks()), np.int64).reshape(-1, 2)
-    return Structure(start_char_S=marks[:, 0], rank_S=marks[:, 1].astype(np.uint8), unbroken=reader.unbroken)
+    unbroken = reader.unbroken
+    if _is_source_code(lines):
+        starts = [0, *accumulate(map(len, lines))]
+        unbroken = [(start + 1, end) for start, end in pairwise(starts)]
+    return Structure(start_char_S=marks[:, 0], rank_S=marks[:, 1].astype(np.uint8), unbroken=unbroken)
+
+
+def _is_source_code(lines: Sequence[str]) -> bool:
+    filled = [stripped for line in lines if (stripped := line.strip())]
+    if len(filled) < _MIN_CODE_LINES or any(map(_is_fence, filled)):
+        return False
+    return 3 * sum(len(line) for line in filled if line.endswith(_CODE_ENDS)) > sum(map(len, filled))
 
 
 def heading_at(lines: Sequence[str], place: int) -> tuple[str, int]:

@@ -250,7 +250,7 @@ def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
 
 
 def test_encode_codes_of_tokens_stand_with_the_chunk_that_shows_them(config, backbone):
-    text = "The old cat sat on the mat. " * 12
+    text = "The old cat sat on the river. " * 12
     states_TD = np.random.default_rng(0).normal(size=(300, backbone.model_dim)).astype(np.float32)
     codebook = TokenCodebook.fit(states_TD, np.ones(backbone.tokenizer.get_vocab_size(), np.float32), 1)
     encoded = DocumentEncoder(config, None, backbone, codebook).encode([text])

@@ -132,7 +132,7 @@ def _shown(tokenizer, text: str, interval: int) -> list[str]:
 @pytest.mark.parametrize(
     ("unit", "opening"),
     [
-        ("The cat sat on the mat. ", "The"),
+        ("The cat sat on the river. ", "The"),
         ("- the cat sat on the mat\n", "- "),
         ("| cat | mat |\n", "| cat"),
         ("cat = mat(old, path)\n", "cat"),
@@ -147,6 +147,13 @@ def test_shown_chunk_begins_and_ends_where_a_sentence_an_item_a_row_or_a_line_do
     assert len(pieces) > 10
     assert all(piece.startswith(opening) for piece in pieces[1:])
     assert all(piece.endswith(unit) for piece in pieces)
+
+
+def test_shown_chunk_of_source_code_ends_at_lines_and_not_at_sentences_of_comments(backbone):
+    line = "mat = cat(old)  # The river. The stone. A path is old, (a)\n"
+    pieces = _shown(backbone.tokenizer, line * 60, 3 * _num_tokens(backbone.tokenizer, line) // 2)
+    assert len(pieces) > 30
+    assert all(len(piece) % len(line) == 0 for piece in pieces)
 
 
 def test_shown_chunk_does_not_end_with_the_heading_of_the_next(backbone):
@@ -185,7 +192,7 @@ def test_chunk_long_list_is_cut_at_items_and_a_long_table_at_rows(backbone):
         assert all(piece.startswith(("- ", "| ")) and piece.endswith("\n") for piece in pieces)
 
 
-@pytest.mark.parametrize("mark", ["1. ", "12) ", "# 1. "])
+@pytest.mark.parametrize("mark", ["123. ", "12) ", "# 123. "])
 def test_chunk_is_not_cut_behind_the_number_of_an_item_or_heading(backbone, mark):
     sentence = "The cat sat on the old mat."
     text, interval = mark + sentence + " A path.", _num_tokens(backbone.tokenizer, sentence)

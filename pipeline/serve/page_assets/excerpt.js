@@ -12,6 +12,14 @@ const REACHES = [80, 50, 35, 24, 16, 12, 8, 4, 0];
 const MAX_SHARE_BEFORE_SENTENCE = 0.5;
 const ELLIPSIS_PIXELS = 20;
 const MID_SENTENCE = /^\s*(?:[\p{Ps}\p{Pi}"'`*_]*\p{Ll}|[\p{Pe}\p{Pf},;:.!?])/u;
+/** A full stop that ends no sentence, by the rule of pipeline/encode/sentences.py: a letter, a short number or a word before it. */
+const INSIDE_WORD = String.raw`\p{L}\p{M}\p{N}\p{Pd}'’`;
+const SHORT_WORD = String.raw`\p{Lu}\p{Ll}{1,3}|\p{Ll}{2,3}`;
+const SHORT_WORDS = new RegExp(String.raw`(?<![${INSIDE_WORD}])(?:${SHORT_WORD})(?:\.|(?![${INSIDE_WORD}]))`, "gu");
+const ABBREVIATION = new RegExp(
+  String.raw`(?<![${INSIDE_WORD}])(?:[\p{Lu}\p{Ll}]|(?<![.,])[0-9]{1,2}|(?<word>${SHORT_WORD}))\.(?!\s*?\n\s*?\n)\s+$`,
+  "u",
+);
 const sentences = new Intl.Segmenter("en", { granularity: "sentence" });
 const words = new Intl.Segmenter("en", { granularity: "word" });
 const passages = new WeakMap();
@@ -101,7 +109,15 @@ function* waysToShow({ text, start_char: start, highlights }) {
 /** Where sentences seem to begin. A line break alone ends no sentence, as texts come wrapped; an empty line does. */
 function sentenceStarts(text, start) {
   const unwrapped = text.replace(/(?<!\n)\n(?!\n)/g, " ");
-  const begins = ({ index }) => (index === 0 && start === 0) || !MID_SENTENCE.test(text.slice(index));
+  const short = text.match(SHORT_WORDS) ?? [];
+  const count = (word) => short.filter((each) => each === word).length;
+  const isAfterAbbreviation = (index) => {
+    const found = ABBREVIATION.exec(text.slice(0, index));
+    const word = found?.groups.word;
+    return found && (!word || count(`${word}.`) > count(word) + (word === word.toLowerCase()));
+  };
+  const begins = ({ index }) =>
+    (index === 0 && start === 0) || !(MID_SENTENCE.test(text.slice(index)) || isAfterAbbreviation(index));
   return [...sentences.segment(unwrapped)].filter(begins).map(({ index }) => index);
 }
 

@@ -87,6 +87,11 @@ def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer: Callable[...
         ("🪨 of it. Ünder the stone. More of that.", 9, "🪨"),
         ('"with" of it. Under the stone. More of that.', 9, "Under"),
         ("this is\none long sentence that goes on to the end", 9, "… this is\none"),
+        (
+            "at St. Leonhard on 3. Mai by Abs. 2 it is. Under the stone, where it is old and it is dry.",
+            9,
+            "Under",
+        ),
         ("call();\n\nDef of another and more of that.", 9, "Def"),
     ]
     tab = answer(*(hit(number, text, start) for number, (text, start, _) in enumerate(cases)))
