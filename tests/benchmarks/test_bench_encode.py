@@ -14,7 +14,6 @@ of them. Load disturbs the ratio of processor time least.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Literal
@@ -27,6 +26,8 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import TextEncoder
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.folders.names import embedded_folder
+
+from tests.benchmarks.timing import timed
 
 pytestmark = pytest.mark.bench
 
@@ -80,11 +81,11 @@ def _compare(peer: Any, encoders: dict[str, DocumentEncoder], texts: list[str], 
         encoder.encode(texts[:20])
     for number in range(SLICES):
         part = texts[number::SLICES]
-        *timed, theirs = _timed(lambda part=part: peer.encode(part))
-        seconds[name_of_peer].append((timed[0], timed[1]))
+        *spent, theirs = timed(lambda part=part: peer.encode(part))
+        seconds[name_of_peer].append((spent[0], spent[1]))
         for name, encoder in encoders.items():
-            *timed, ours = _timed(lambda part=part, encoder=encoder: encoder.encode(part))
-            seconds[name].append((timed[0], timed[1]))
+            *spent, ours = timed(lambda part=part, encoder=encoder: encoder.encode(part))
+            seconds[name].append((spent[0], spent[1]))
             cosines = (ours.document_vectors_NV * theirs).sum(axis=1) / np.linalg.norm(theirs, axis=1)
             least = min(least, float(cosines[np.diff(ours.chunk_offsets) == 1].min()))
         tokens += int(ours.num_tokens.sum())
@@ -131,7 +132,7 @@ def _long_texts(sample_passages: Callable[[int], list[str]]) -> list[str]:
 def test_bench_one_query() -> None:
     encoder = TextEncoder(EncoderConfig())
     seconds = [
-        _timed(lambda: encoder.encode_queries(["how do I reverse a list while iterating over it"]))[0]
+        timed(lambda: encoder.encode_queries(["how do I reverse a list while iterating over it"]))[0]
         for _ in range(100)
     ]
     print(f"\none query: median {1e3 * statistics.median(seconds):.1f} ms, best {1e3 * min(seconds):.1f} ms")
@@ -150,11 +151,4 @@ def _one_thread() -> Iterator[None]:
 def _product_gflops(dtype: torch.dtype) -> float:
     left, right = (torch.ones(1_024, 1_024, dtype=dtype) for _ in range(2))
     out = torch.empty_like(left)
-    return 2 * 1_024**3 / min(_timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(30)) / 1e9
-
-
-def _timed(action: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Return seconds by the clock, seconds of processor time, and what the action gives."""
-    clock, processor = time.perf_counter(), time.process_time()
-    result = action()
-    return time.perf_counter() - clock, time.process_time() - processor, result
+    return 2 * 1_024**3 / min(timed(lambda: torch.mm(left, right, out=out))[0] for _ in range(30)) / 1e9

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.line.build_index import build_index
+
+from tests.benchmarks.timing import timed
 
 pytestmark = pytest.mark.bench
 
@@ -41,13 +43,10 @@ def test_bench_ingest_against_its_encoder(
     encoder.encode(texts[:200])
     seconds: dict[str, list[float]] = {"encoder": [], "ingest": [], "rerun": []}
     for turn in range(2):
-        seconds["encoder"].append(_timed(lambda: encoder.encode(texts)))
-        seconds["ingest"].append(
-            _timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config))
-        )
-        seconds["rerun"].append(
-            _timed(lambda turn=turn: build_index([source], tmp_path / f"root-{turn}", "c", config))
-        )
+        seconds["encoder"].append(timed(lambda: encoder.encode(texts))[0])
+        ingest = partial(build_index, [source], tmp_path / f"root-{turn}", "c", config)
+        seconds["ingest"].append(timed(ingest)[0])
+        seconds["rerun"].append(timed(ingest)[0])
     best = {name: min(values) for name, values in seconds.items()}
     report = build_index([source], tmp_path / "root-0", "c", config)
     print(
@@ -77,9 +76,3 @@ def test_bench_peak_memory_at_ten_times_the_corpus(
         f"{10 * MEMORY_DOCUMENTS}"
     )
     print(f"ratio = {peaks[1] / peaks[0]:.3f}  (goal <= 1.2)")
-
-
-def _timed(action: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started

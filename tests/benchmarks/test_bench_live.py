@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,8 @@ from cairn.pipeline.index.names import DOCUMENTS as DOCUMENTS_TABLE
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import LanceTables, vectors_of
+
+from tests.benchmarks.timing import line, serving
 
 pytestmark = pytest.mark.bench
 
@@ -93,19 +93,8 @@ def served(folder: Path) -> Iterator[str]:
         live = Collection.create("live", root=root)
         live.add(rows)
         fill(live.layout)
-    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--writable", "--root", str(root)]
-    options = ["--port", "0", "--quiet", "--max-requests", "512"]
-    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stderr is not None
-            yield next(line.split()[-1] for line in server.stderr if " at http" in line)
-        finally:
-            server.terminate()
-
-
-def shown(name: str, seconds: list[float], goal: str) -> str:
-    p50, p99 = 1e3 * np.percentile(seconds, [50, 99])
-    return f"{name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms of {len(seconds):,} ({goal})"
+    with serving(root, "--writable", "--max-requests", "512") as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def search_for(live: RemoteCollection, seconds: float, seed: int) -> list[float]:
@@ -164,18 +153,10 @@ def test_bench_writes_beside_searches(tmp_path: Path) -> None:
         acknowledged = [one for taken, _ in written for one in taken]
         ratio = np.median(busy_seconds) / np.median(quiet_seconds)
         told = f"{sum(refused for _, refused in written)} told to come again"
-        print(
-            "\n"
-            + "\n".join(
-                [
-                    f"{chunks:,} chunks",
-                    shown("one client, acknowledged", durable, "goal p50 <= 20 ms"),
-                    shown("one client, written and found", found, "goal p50 <= 400 ms, p99 <= 1 s"),
-                    shown(f"{CLIENTS} searching, quiet", quiet_seconds, ""),
-                    shown(f"{CLIENTS} searching beside {CLIENTS} writing", busy_seconds, ""),
-                    f"ratio of the medians {ratio:.2f} (goal <= 1.5)",
-                    shown(f"{CLIENTS} writing, acknowledged", acknowledged, ""),
-                    f"{told}; {len(acknowledged):,} documents published in {drained:.1f} s",
-                ]
-            )
-        )
+        print(f"\n{chunks:,} chunks", end="")
+        line("one client, acknowledged", durable, "goal p50 <= 20 ms")
+        line("one client, written and found", found, "goal p50 <= 400 ms, p99 <= 1 s")
+        line(f"{CLIENTS} searching, quiet", quiet_seconds)
+        line(f"{CLIENTS} searching beside {CLIENTS} writing", busy_seconds, f"{ratio:.2f} x (goal <= 1.5)")
+        line(f"{CLIENTS} writing, acknowledged", acknowledged)
+        print(f"\n{told}; {len(acknowledged):,} documents published in {drained:.1f} s")

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +42,11 @@ from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.serve.settings import ServeSettings
-from cairn.pipeline.types import TOKEN_FIELDS, EncodedQueries, ProgressListener, QueryTokens
+from cairn.pipeline.types import EncodedQueries, ProgressListener, QueryTokens
 
 from tests.benchmarks import test_bench_segments as maker
+from tests.benchmarks.clustered import NoEncoder
+from tests.benchmarks.timing import in_turn
 from tests.jobs.ray_serve.served_shards import shard_processes
 from tests.late_models import random_codebook
 
@@ -62,15 +63,6 @@ VECTORS = SearchOptions(hybrid=False, late=False, granularity="chunk", passages=
 maker.VECTOR_DIM, maker.CODE_BYTES = VECTOR_DIM, 64 * (TOKEN_BYTES + 1)
 maker.CODEBOOK = random_codebook(num_bytes=TOKEN_BYTES, model_dim=VECTOR_DIM)
 maker.TOPICS_TV = maker.TOPICS_TV[:, :VECTOR_DIM]
-
-
-class NoEncoder:
-    """Stands for the encoder of queries that arrive encoded."""
-
-    fingerprint = "e" * 64
-
-    def encode_queries(self, _queries: list[str]) -> np.ndarray:
-        raise AssertionError("queries arrive encoded")
 
 
 @pytest.fixture(scope="module")
@@ -103,27 +95,28 @@ def ask(processes: int, root: Path, one: Path | None = None) -> None:
 
     cluster = ClusterSettings(engine="ray", shards=processes, shard_replicas=1)
     calls = ShardCalls(connection.ray, ServeSettings(root=root), cluster)
-    searchers = {"shards": Searcher(CollectionLayout(root, "bench"), NoEncoder(), open_one=calls.open)}
+    searchers = {
+        "shards": Searcher(CollectionLayout(root, "bench"), NoEncoder("e" * 64), open_one=calls.open)
+    }
     if one is not None:
-        searchers["one process"] = Searcher(CollectionLayout(one, "bench"), NoEncoder())
+        searchers["one process"] = Searcher(CollectionLayout(one, "bench"), NoEncoder("e" * 64))
     rng = np.random.default_rng(1)
     print(f"\n{processes} processes")
     for name, options in (("vectors", VECTORS), ("BM25 and token vectors", SearchOptions())):
+        asked = [query(rng) for _ in range(NUM_QUERIES)]
+
+        def search(searcher: Searcher, number: int, asked: Any = asked, options: Any = options) -> None:
+            text, encoded = asked[number]
+            searcher.answer([text], options, encoded=encoded)
+
+        calls = {each: partial(search, searcher) for each, searcher in searchers.items()}
+        in_turn(calls, NUM_WARM, warm=0)
         before = processor_seconds()
-        taken: dict[str, list[tuple[float, float]]] = {each: [] for each in searchers}
-        for number in range(NUM_WARM + NUM_QUERIES):
-            text, encoded = query(rng)
-            if number == NUM_WARM:
-                before = processor_seconds()
-            for each, searcher in searchers.items():
-                started, processor = time.perf_counter(), time.process_time()
-                searcher.answer([text], options, encoded=encoded)
-                taken[each].append((time.perf_counter() - started, time.process_time() - processor))
+        for each, taken in in_turn(calls, NUM_QUERIES, warm=0).items():
+            p10, p50 = 1e3 * np.percentile(taken.clock, (10, 50))
+            processor = 1e3 * taken.processor.mean()
+            print(f"{name}, {each}: p10 {p10:.2f}, p50 {p50:.2f} ms; {processor:.2f} of a processor")
         of_shards = processor_seconds() - before
-        for each, all_taken in taken.items():
-            wall, processor = 1e3 * np.array(all_taken[NUM_WARM:]).T
-            p10, p50 = np.percentile(wall, (10, 50))
-            print(f"{name}, {each}: p10 {p10:.2f}, p50 {p50:.2f} ms; {processor.mean():.2f} of a processor")
         print(f"{name}, of a processor in shards: {1e3 * of_shards / NUM_QUERIES:.2f} ms")
     own_mib = psutil.Process().memory_full_info().uss >> 20
     print(f"memory of its own {own_mib} MiB, load {os.getloadavg()[0]:.1f}")
@@ -183,14 +176,11 @@ def change(layout: CollectionLayout, number: int) -> float:
 def replaced(
     facts: GenerationFacts, number: int, layout: CollectionLayout, base: Any, _: ProgressListener
 ) -> Manifest:
-    tables = LanceTables.open_or_create(
-        layout, (), VECTOR_DIM, added=TOKEN_FIELDS, versions=base.lance_versions
-    )
+    tables = LanceTables.open(layout, base.lance_versions)
     tables.compact()
-    batches = [*maker.rows(number, number + 1, 1)]
     documents, chunks = (
-        pa.RecordBatchReader.from_batches(batches[0][side].schema, map(itemgetter(side), batches))
-        for side in (0, 1)
+        pa.RecordBatchReader.from_batches(batch.schema, [batch])
+        for batch in next(maker.rows(number, number + 1, 1))
     )
     versions = tables.commit(
         deleted_ids=[f"document-{number}"],

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,17 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
-from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index import tiers
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.maintenance import find_served
-from cairn.pipeline.index.publish import GenerationFacts, publish_generation
-from cairn.pipeline.index.recovery import prepare_writer
-from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.candidates import bm25_documents, bm25_passages, words_asked
 from cairn.pipeline.search.reader import LocalReader, NearestAsked
-from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 from lancedb.index import FTS, IvfRq
 
+from tests.benchmarks.clustered import batch, matrix
+from tests.benchmarks.timing import in_turn
+from tests.index.stones import publish_rows
 from tests.late_models import random_codebook
 
 pytestmark = pytest.mark.bench
@@ -92,50 +88,22 @@ def rows(first: int, end: int, version: int) -> Iterator[tuple[pa.RecordBatch, p
         )
 
 
-def matrix(vectors: np.ndarray) -> pa.FixedSizeListArray:
-    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), VECTOR_DIM)
-
-
-def batch(columns: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in schema], schema=schema)
-
-
 def publish(
     layout: CollectionLayout, first: int, end: int, version: int = 0, *, whole: bool = False
 ) -> float:
     """Write documents, replacing those that stand; return the seconds from the first commit to the last."""
     with layout.writer_lock():
         started = time.perf_counter()
-        before = prepare_writer(layout)
-        pinned = None if before is None else before.lance_versions
-        tables = LanceTables.open_or_create(layout, (), VECTOR_DIM, added=TOKEN_FIELDS, versions=pinned)
-        tables.compact()
-        ids = [f"document-{number}" for number in range(first, end)] if version else []
-        CODEBOOK.save(layout.folder)
-        schemas = (documents_schema((), VECTOR_DIM), chunks_schema(VECTOR_DIM, TOKEN_FIELDS))
-        readers = [
-            pa.RecordBatchReader.from_batches(schema, map(itemgetter(side), rows(first, end, version)))
-            for side, schema in enumerate(schemas)
-        ]
-        versions = tables.commit(
-            deleted_ids=ids,
-            find_documents=None if before is None else partial(find_served, layout, before),
-            documents=readers[0],
-            chunks=readers[1],
-            expected_documents=end - first,
-            expected_chunks=(end - first) * CHUNKS_A_DOCUMENT,
+        publish_rows(
+            layout,
+            lambda _: rows(first, end, version),
+            VECTOR_DIM,
+            counts=(end - first, (end - first) * CHUNKS_A_DOCUMENT),
+            added=TOKEN_FIELDS,
+            deleted=[f"document-{number}" for number in range(first, end)] if version else [],
+            codebook=CODEBOOK,
+            shares=not whole,
         )
-        facts = GenerationFacts(
-            run_id="bench",
-            side_files={LATE_NAME: layout.folder / LATE_NAME},
-            fingerprints={"encoder": "e" * 64, "context": "c" * 64, "clusters": "k" * 64},
-            settings=IngestConfig().to_dict(),
-            context_documents=0,
-            context_cluster_sizes=(),
-            documents_at_context=0,
-            encode_tokens_per_second=0.0,
-        )
-        publish_generation(layout, tables, versions, facts, IndexConfig(), shares=not whole)
         return time.perf_counter() - started
 
 
@@ -230,7 +198,7 @@ def test_bench_publishing_one_changed_document(tmp_path: Path, num_chunks: int) 
 OPENED = """
 import sys, time
 from pathlib import Path
-from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -265,16 +233,15 @@ def test_bench_searching_twelve_segments(tmp_path: Path, monkeypatch: pytest.Mon
     rng = np.random.default_rng(1)
     queries = vectors_of(rng, rng.integers(0, len(TOPICS_TV), 300))
     texts = [" ".join(WORDS[np.minimum(rng.zipf(1.3, 6), 3_000)]) for _ in queries]
-    seconds: dict[str, list[float]] = {name: [] for name in generations}
     asked = NearestAsked(num_documents=50, num_chunks=200, min_documents=50, allowed=None)
-    for query, text in zip(queries, texts, strict=True):
-        for name, generation in generations.items():
-            started = time.perf_counter()
-            LocalReader(generation).nominate(query[None], asked)
-            words = words_asked(text, generation.query_languages)
-            bm25_documents(generation, words, None, 50)
-            bm25_passages(generation, words, 2, None)
-            seconds[name].append(time.perf_counter() - started)
-    p50 = {name: 1e3 * float(np.median(each)) for name, each in seconds.items()}
-    one, twelve = p50["one"], p50["twelve"]
+
+    def nominate(generation: Generation, number: int) -> None:
+        LocalReader(generation).nominate(queries[number][None], asked)
+        words = words_asked(texts[number], generation.query_languages)
+        bm25_documents(generation, words, None, 50)
+        bm25_passages(generation, words, 2, None)
+
+    calls = {name: partial(nominate, generation) for name, generation in generations.items()}
+    taken = in_turn(calls, len(queries), warm=0)
+    one, twelve = (1e3 * float(np.median(taken[name].clock)) for name in ("one", "twelve"))
     print(f"\none segment {one:.2f} ms, twelve {twelve:.2f} ms: {twelve / one:.2f} x")

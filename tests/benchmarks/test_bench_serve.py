@@ -3,9 +3,9 @@
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_serve.py
 
 ``CAIRN_BENCH_DOCUMENTS`` (20,000) sets the number of documents, of ten chunks each; 2,000 suffice on a busy
-machine. The collection is that of ``test_bench_search.py``: clustered vectors of 384 dimensions, texts of
-random words; all-MiniLM-L6-v2 encodes the queries. The server is `cairn serve` in its own process on
-loopback, and the clients are threads of this one. The overhead of HTTP is measured inside a third process.
+machine. The collection is that of ``clustered.py``; all-MiniLM-L6-v2 encodes the queries. The server is
+`cairn serve` in its own process on loopback, and the clients are threads of this one. The overhead of HTTP is
+measured inside a third process.
 
 Goals: HTTP adds at most 2 ms at p50; one client sees a p50 of at most 12 ms, by vectors 9 ms, and a p99 of
 at most 40 ms; sixteen clients get at least twice the throughput of one, with a p99 of at most 150 ms.
@@ -17,96 +17,50 @@ import asyncio
 import http.client
 import json
 import os
-import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.text_encoder import TextEncoder
-from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.benchmarks import test_bench_search as maker
+from tests.benchmarks.clustered import NUM_QUERIES, SETTINGS, Clustered, make
+from tests.benchmarks.timing import in_turn, line, serving
 
 pytestmark = pytest.mark.bench
 
 NUM_DOCUMENTS = int(os.environ.get("CAIRN_BENCH_DOCUMENTS", "20000"))
-NUM_QUERIES, NUM_CLIENTS, TOP_K = 200, 16, 10
+NUM_CLIENTS, TOP_K = 16, 10
 SEARCH = "/v1/collections/bench/search"
 DENSE: dict[str, Any] = {"hybrid": False, "granularity": "chunk", "passages": 1}
 HYBRID: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Bench:
-    layout: CollectionLayout
-    queries: list[str]
-    folder: Path
-
-
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
-
-
-def make_bench(folder: Path) -> Bench:
-    maker.NUM_DOCUMENTS = NUM_DOCUMENTS
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Clustered:
     # The settings that the maker publishes.
-    maker.FINGERPRINT = TextEncoder(EncoderConfig(landmark_interval=64)).fingerprint
-    rng = np.random.default_rng(0)
-    topics = maker.normalised(rng.standard_normal((maker.NUM_TOPICS, maker.VECTOR_DIM), dtype=np.float32))
-    centres = maker.around(topics[rng.integers(0, maker.NUM_TOPICS, NUM_DOCUMENTS)], 0.8, rng)
-    chunk_vectors = maker.around(np.repeat(centres, maker.CHUNKS_PER_DOCUMENT, axis=0), 1.2, rng)
-    documents = maker.normalised(
-        chunk_vectors.reshape(NUM_DOCUMENTS, maker.CHUNKS_PER_DOCUMENT, -1).mean(axis=1)
-    )
-    texts = maker.zipf_texts(NUM_DOCUMENTS, rng)
-    layout = CollectionLayout(folder / "root", "bench")
-    maker.publish(layout, texts, documents, chunk_vectors)
-    queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
-    return Bench(layout, queries, folder)
+    fingerprint = TextEncoder(SETTINGS.encoder).fingerprint
+    return make(tmp_path_factory.mktemp("bench") / "root", NUM_DOCUMENTS, fingerprint)
 
 
-def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99 in milliseconds."""
-    return tuple((1e3 * np.percentile(seconds, [50, 99])).tolist())
+def seconds_of(call: Callable[[str], object], queries: Sequence[str]) -> np.ndarray:
+    return in_turn({"": lambda number: call(queries[number])}, len(queries))[""].clock
 
 
-def line(name: str, seconds: Sequence[float], rest: str = "") -> tuple[float, float]:
-    p50, p99 = percentiles(seconds)
-    print(f"\n{name:<58} p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   {rest}", end="")
-    return p50, p99
-
-
-def timed(call: Callable[[str], object], queries: Sequence[str]) -> list[float]:
-    """Time one call after another, after ten to warm up."""
-    for query in queries[:10]:
-        call(query)
-    seconds = []
-    for query in queries:
-        start = time.perf_counter()
-        call(query)
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
-def test_bench_what_http_adds_in_one_process(bench: Bench) -> None:
+def test_bench_what_http_adds_in_one_process(bench: Clustered) -> None:
     """The same query over the ASGI interface and from Python, in turn.
 
     The median of the differences, whatever else the machine does.
     """
-    queries = bench.folder / "queries.json"
+    queries = bench.layout.root.with_name("queries.json")
     queries.write_text(json.dumps(bench.queries))
     # In a process of its own, as a user's would be: the types of this one are checked at every call.
     subprocess.run(
@@ -119,9 +73,8 @@ async def time_http(root: Path, queries: Sequence[str]) -> None:
     """Print what encoding takes, and what searching takes over ASGI and from Python."""
     app = create_app(ServeSettings(root=root))
     served = await app.state.server.collections.get("bench")
-    line(
-        "encoding alone, Cairn", timed(lambda query: served.encoder.encoder.encode_queries([query]), queries)
-    )
+    encode = served.encoder.encoder.encode_queries
+    line("encoding alone, Cairn", seconds_of(lambda query: encode([query]), queries))
     for name, options in (("dense", DENSE), ("hybrid", HYBRID)):
         over_http, from_python = [], []
         for query in [*queries[:10], *queries]:
@@ -131,9 +84,9 @@ async def time_http(root: Path, queries: Sequence[str]) -> None:
             served.searcher.search(query, **options)
             over_http.append(between - start)
             from_python.append(time.perf_counter() - between)
-        line(f"Cairn from Python, {name}", from_python[10:])
+        python_p50, _ = line(f"Cairn from Python, {name}", from_python[10:])
         p50, _ = line(f"over ASGI, {name}", over_http[10:])
-        print(f"added at p50 {p50 - percentiles(from_python[10:])[0]:.2f} ms (goal 2 ms)", end="", flush=True)
+        print(f"added at p50 {p50 - python_p50:.2f} ms (goal 2 ms)", end="", flush=True)
     await app.state.server.collections.close()
 
 
@@ -162,36 +115,10 @@ async def asgi_search(app: Any, body: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(bench: Bench) -> Iterator[int]:
+def server(bench: Clustered) -> Iterator[int]:
     """The port of `cairn serve` in its own process."""
-    with serving(bench.layout.root) as process:
-        yield process.port
-
-
-@dataclass(frozen=True)
-class Serving:
-    port: int
-    pid: int
-
-
-@contextmanager
-def serving(root: Path, *options: str) -> Iterator[Serving]:
-    """Run `cairn serve` in a process of its own until it is no longer needed."""
-    command = [sys.executable, "-m", "cairn.cli.main", "serve", "--quiet", "--port", "0", "--root", str(root)]
-    with tempfile.NamedTemporaryFile() as log:
-        said = Path(log.name)
-        process = subprocess.Popen([*command, *options], stderr=log)
-        try:
-            while not (found := re.search(r"serving .*:(\d+)$", said.read_text("utf-8"), re.MULTILINE)):
-                assert process.poll() is None, said.read_text("utf-8")
-                time.sleep(0.2)
-            with closing(Client(int(found[1]))) as client:
-                while client.get("/readyz") != 200:
-                    time.sleep(0.2)
-            yield Serving(int(found[1]), process.pid)
-        finally:
-            process.terminate()
-            process.wait()
+    with serving(bench.layout.root) as port:
+        yield port
 
 
 class Client:
@@ -203,12 +130,6 @@ class Client:
     def close(self) -> None:
         self._connection.close()
 
-    def get(self, path: str) -> int:
-        self._connection.request("GET", path)
-        response = self._connection.getresponse()
-        response.read()
-        return response.status
-
     def search(self, query: str, options: dict[str, Any]) -> Any:
         body = json.dumps({"query": query, "top_k": TOP_K, **options})
         self._connection.request("POST", SEARCH, body, {"Content-Type": "application/json"})
@@ -219,9 +140,11 @@ class Client:
 
 
 @pytest.mark.parametrize(("name", "options"), [("dense", DENSE), ("hybrid", HYBRID)])
-def test_bench_one_client_and_sixteen(bench: Bench, server: int, name: str, options: dict[str, Any]) -> None:
+def test_bench_one_client_and_sixteen(
+    bench: Clustered, server: int, name: str, options: dict[str, Any]
+) -> None:
     with closing(Client(server)) as client:
-        one = timed(lambda query: client.search(query, options), bench.queries)
+        one = seconds_of(lambda query: client.search(query, options), bench.queries)
     line(f"one client, {name}", one, f"{1 / np.mean(one):6.1f} queries/s")
 
     seconds, throughput = ask_at_once(server, bench.queries, options)
@@ -240,7 +163,7 @@ def ask_at_once(port: int, queries: Sequence[str], options: dict[str, Any]) -> t
 
     def ask(queries: Sequence[str]) -> None:
         with closing(Client(port)) as own:
-            found = timed(lambda query: own.search(query, options), queries)
+            found = seconds_of(lambda query: own.search(query, options), queries)
         with lock:
             seconds.extend(found)
 

@@ -3,15 +3,16 @@
     python -m pytest -m bench -p no:xdist -s tests/benchmarks/test_bench_tenants.py
 
 ``CAIRN_BENCH_TENANTS`` (10,000) tenants have ten documents of a chunk each; vectors and texts are those of
-``test_bench_search.py``. Queries arrive as vectors and texts. Both collections are asked in turn. Goal: p50
+``clustered.py``. Queries arrive as vectors and texts. Both collections are asked in turn. Goal: p50
 at most 1.3 times that of the tenant alone.
 """
 
 from __future__ import annotations
 
 import os
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -21,43 +22,43 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchOptions
 
-from tests.benchmarks import test_bench_search as maker
+from tests.benchmarks.clustered import (
+    NUM_QUERIES,
+    NoEncoder,
+    around,
+    centres_of,
+    publish,
+    word_queries,
+    zipf_texts,
+)
+from tests.benchmarks.timing import in_turn, line
 
 pytestmark = pytest.mark.bench
 
 TENANTS = int(os.environ.get("CAIRN_BENCH_TENANTS", "10000"))
 DOCUMENTS_A_TENANT = 10
-NUM_QUERIES = 300
 
 
-def test_bench_search_of_one_tenant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_search_of_one_tenant(tmp_path: Path) -> None:
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
     count = TENANTS * DOCUMENTS_A_TENANT
-    topics = maker.normalised(rng.standard_normal((maker.NUM_TOPICS, maker.VECTOR_DIM), dtype=np.float32))
-    vectors = maker.around(topics[rng.integers(0, maker.NUM_TOPICS, count)], 0.8, rng)
-    monkeypatch.setattr(maker, "CHUNKS_PER_DOCUMENT", 1)
-    texts = maker.zipf_texts(count, rng)
+    vectors, texts = centres_of(count, rng), zipf_texts(count, 1, rng)
     owners = np.arange(count) % TENANTS
-    of_one = np.flatnonzero(owners == 0)
-    searchers: list[Searcher] = []
-    for name, rows in (("all", np.arange(count)), ("one", of_one)):
-        monkeypatch.setattr(maker, "NUM_DOCUMENTS", len(rows))
+    queries = word_queries(NUM_QUERIES, rng)
+    query_vectors = around(vectors[rng.integers(0, count, NUM_QUERIES)], 2.0, rng)
+
+    def searching(name: str, rows: np.ndarray, filters: Any) -> Callable[[int], Any]:
         layout = CollectionLayout(tmp_path / name, "bench")
         tenants = pa.array([f"tenant-{owners[row]}" for row in rows])
-        own = [texts[row] for row in rows]
-        maker.publish(layout, own, vectors[rows], vectors[rows], {"tenant": tenants})
-        searchers.append(Searcher(layout, maker.NoEncoder()))
-    seconds: list[list[float]] = [[], []]
-    queries = [" ".join(f"word{i}" for i in rng.integers(20, 2_000, 6)) for _ in range(NUM_QUERIES)]
-    query_vectors = maker.around(vectors[rng.integers(0, count, NUM_QUERIES)], 2.0, rng)
-    for number, query in enumerate([*queries[:10], *queries]):
-        vector = query_vectors[number % NUM_QUERIES][None]
-        for place, filters in enumerate(({"tenant": "tenant-0"}, None)):
-            started = time.perf_counter()
-            searchers[place].answer([query], SearchOptions(filters=filters), encoded=vector)
-            seconds[place].append(time.perf_counter() - started)
-    for name, taken in zip((f"one of {TENANTS:,} tenants", "the tenant alone"), seconds, strict=True):
-        maker.line(name, *(1e3 * np.percentile(taken[10:], [50, 99])))
-    shared, alone = (float(np.median(taken[10:])) for taken in seconds)
+        publish(layout, [texts[row] for row in rows], vectors[rows], vectors[rows], {"tenant": tenants})
+        searcher, options = Searcher(layout, NoEncoder()), SearchOptions(filters=filters)
+        return lambda i: searcher.answer([queries[i]], options, encoded=query_vectors[i : i + 1])
+
+    calls = {
+        f"one of {TENANTS:,} tenants": searching("all", np.arange(count), {"tenant": "tenant-0"}),
+        "the tenant alone": searching("one", np.flatnonzero(owners == 0), None),
+    }
+    taken = in_turn(calls, NUM_QUERIES)
+    shared, alone = (line(name, taken[name].clock)[0] for name in calls)
     print(f"\nratio of the medians {shared / alone:.2f} (goal <= 1.3)")

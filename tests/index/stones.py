@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +16,12 @@ from cairn.pipeline.errors import CollectionNotFoundError, IntegrityError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import delete_documents, find_served
+from cairn.pipeline.index.names import CHUNKS, DOCUMENTS
 from cairn.pipeline.index.publish import GenerationFacts, publish_generation
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.manifest import Manifest
+from cairn.pipeline.token_vectors.codebook import TokenCodebook
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 
@@ -114,43 +119,83 @@ def publish_documents(
     from the first publication on, or never.
     """
     with layout.writer_lock():
-        before = prepare_writer(layout)
-        layout.pending_folder.mkdir(exist_ok=True)
-        pinned = None if before is None else before.lance_versions
-        tables = LanceTables.open_or_create(
-            layout, METADATA, VECTOR_DIM, added=TOKEN_FIELDS if with_tokens else (), versions=pinned
-        )
         standing = set(served_ids(layout))
-        deleted = [doc_id for doc_id in replaced if doc_id in standing]
-        documents = document_rows(doc_ids, version)
-        chunks = chunk_rows(doc_ids, version, with_tokens=tables.has(TOKEN_FIELDS))
-        tables.compact()
-        versions = tables.commit(
-            deleted_ids=deleted,
-            find_documents=None if before is None else partial(find_served, layout, before),
-            documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
-            chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
-            expected_documents=documents.num_rows,
-            expected_chunks=chunks.num_rows,
-        )
+        layout.pending_folder.mkdir(parents=True, exist_ok=True)
         side_files = {}
         for name in ("context.arrow", "clusters.arrow"):
             side_files[name] = layout.pending_folder / name
             side_files[name].write_bytes(name.encode() * 100 + context)
-        if tables.has(TOKEN_FIELDS):
-            CODEBOOK.save(layout.pending_folder)
-            side_files[LATE_NAME] = layout.pending_folder / LATE_NAME
-        facts = GenerationFacts(
-            run_id="run",
+        return publish_rows(
+            layout,
+            lambda has_tokens: [
+                (document_rows(doc_ids, version), chunk_rows(doc_ids, version, with_tokens=has_tokens))
+            ],
+            VECTOR_DIM,
+            fields=METADATA,
+            added=TOKEN_FIELDS if with_tokens else (),
+            deleted=[doc_id for doc_id in replaced if doc_id in standing],
             side_files=side_files,
-            fingerprints={"encoder": "e" * 64, "context": "c" * 64, "clusters": "k" * 64},
-            settings=IngestConfig().to_dict(),
-            context_documents=4,
-            context_cluster_sizes=(1, 1),
-            documents_at_context=2,
-            encode_tokens_per_second=1.0,
+            index=config or IndexConfig(),
         )
-        return publish_generation(layout, tables, versions, facts, config or IndexConfig(), shares=True)
+
+
+def publish_rows(
+    layout: CollectionLayout,
+    rows: Callable[[bool], Iterable[tuple[pa.RecordBatch, pa.RecordBatch]]],
+    vector_dim: int,
+    *,
+    counts: tuple[int, int] | None = None,
+    fields: Sequence[pa.Field] = (),
+    added: Sequence[pa.Field] = (),
+    deleted: Sequence[str] = (),
+    side_files: Mapping[str, Path] = MappingProxyType({}),
+    codebook: TokenCodebook = CODEBOOK,
+    run_id: str = "run",
+    encoder: str = "e" * 64,
+    settings: IngestConfig = IngestConfig(),  # noqa: B008
+    index: IndexConfig = IndexConfig(),  # noqa: B008
+    shares: bool = True,
+) -> Manifest:
+    """Settle, commit and publish, while the caller holds the lock.
+
+    ``rows`` gives batches of documents and of their chunks, once for each table, and is told whether chunks
+    have token vectors. ``counts`` says how many there are where there is more than one pair.
+    """
+    before = prepare_writer(layout)
+    pinned = None if before is None else before.lance_versions
+    tables = LanceTables.open_or_create(layout, fields, vector_dim, added=added, versions=pinned)
+    tables.compact()
+    has_tokens = tables.has(TOKEN_FIELDS)
+    readers = [
+        pa.RecordBatchReader.from_batches(tables.schemas[name], map(itemgetter(side), rows(has_tokens)))
+        for side, name in enumerate((DOCUMENTS, CHUNKS))
+    ]
+    if counts is None:
+        ((documents, chunks),) = rows(has_tokens)
+        counts = documents.num_rows, chunks.num_rows
+    versions = tables.commit(
+        deleted_ids=deleted,
+        find_documents=None if before is None else partial(find_served, layout, before),
+        documents=readers[0],
+        chunks=readers[1],
+        expected_documents=counts[0],
+        expected_chunks=counts[1],
+    )
+    if has_tokens:
+        layout.pending_folder.mkdir(exist_ok=True)
+        codebook.save(layout.pending_folder)
+        side_files = {**side_files, LATE_NAME: layout.pending_folder / LATE_NAME}
+    facts = GenerationFacts(
+        run_id=run_id,
+        side_files=side_files,
+        fingerprints={"encoder": encoder, "context": "c" * 64, "clusters": "k" * 64},
+        settings=settings.to_dict(),
+        context_documents=4,
+        context_cluster_sizes=(1, 1),
+        documents_at_context=2,
+        encode_tokens_per_second=1.0,
+    )
+    return publish_generation(layout, tables, versions, facts, index, shares=shares)
 
 
 def delete(layout: CollectionLayout, doc_ids: Sequence[str]) -> None:

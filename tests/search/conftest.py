@@ -15,11 +15,10 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.publish import GenerationFacts, publish_generation
-from cairn.pipeline.index.recovery import prepare_writer
-from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema
+
+from tests.index.stones import publish_rows
 
 VECTOR_DIM = 16
 FINGERPRINT = "e" * 64
@@ -131,30 +130,18 @@ def publish_stones(
         chunk_vectors=[unit(rng, int(count)) for count in counts],
         spans=[cut(len(row["text"]), int(count)) for row, count in zip(rows, counts, strict=True)],
     )
-    documents, chunks = documents_batch(stones), chunks_batch(stones)
     with layout.writer_lock():
-        before = prepare_writer(layout)
-        pinned = None if before is None else before.lance_versions
-        tables = LanceTables.open_or_create(layout, METADATA, VECTOR_DIM, versions=pinned)
-        tables.compact()
-        versions = tables.commit(
-            deleted_ids=[] if replaces is None else [row["doc_id"] for row in replaces.rows],
-            documents=pa.RecordBatchReader.from_batches(documents.schema, [documents]),
-            chunks=pa.RecordBatchReader.from_batches(chunks.schema, [chunks]),
-            expected_documents=documents.num_rows,
-            expected_chunks=chunks.num_rows,
-        )
-        facts = GenerationFacts(
+        publish_rows(
+            layout,
+            lambda _: [(documents_batch(stones), chunks_batch(stones))],
+            VECTOR_DIM,
+            fields=METADATA,
+            deleted=[] if replaces is None else [row["doc_id"] for row in replaces.rows],
             run_id=f"run-{version}",
-            side_files={},
-            fingerprints={"encoder": fingerprint, "context": "c" * 64, "clusters": "k" * 64},
-            settings=IngestConfig(encoder=EncoderConfig(landmark_interval=64)).to_dict(),
-            context_documents=0,
-            context_cluster_sizes=(),
-            documents_at_context=0,
-            encode_tokens_per_second=1.0,
+            encoder=fingerprint,
+            settings=IngestConfig(encoder=EncoderConfig(landmark_interval=64)),
+            index=config or IndexConfig(),
         )
-        publish_generation(layout, tables, versions, facts, config or IndexConfig(), shares=True)
     return stones
 
 
