@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -180,6 +181,25 @@ def open_document(path: Path) -> Path:
     return path
 
 
+def presentation(path: Path) -> Path:
+    def slide(*frames: tuple[str, str]) -> str:
+        shown = (
+            f'<d:frame p:class="{role}"><d:text-box><t:p>{text}</t:p></d:text-box></d:frame>'
+            for role, text in frames
+        )
+        return f"<d:page>{''.join(shown)}</d:page>"
+
+    notes = (
+        "<p:notes><d:frame><d:text-box><t:p>Say it slowly.</t:p></d:text-box></d:frame></p:notes></d:page>"
+    )
+    first = slide(("title", "Plans"), ("outline", "Grow"), ("page-number", "1")).replace("</d:page>", notes)
+    space = 'xmlns:t="urn:t" xmlns:d="urn:drawing:1.0" xmlns:p="urn:p"'
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("content.xml", f"<p:c {space}>{first}{slide()}{slide(('', 'Last'))}</p:c>")
+        made.writestr("meta.xml", "<m/>")
+    return path
+
+
 def book(path: Path, algorithm: str = "http://www.idpf.org/2008/embedding") -> Path:
     package = (
         '<package xmlns:d="urn:d"><metadata><d:title>Tales</d:title></metadata>'
@@ -276,6 +296,7 @@ FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
         "Wood",
         ["## Trees\nAn old  oak (in May).\n- ash\n- -5 °C\n- frost", "Last.\nSee\nBoxed\n A leaf there"],
     ),
+    ("a.odp", presentation, "Plans", ["# Plans\n\nGrow\n\nSay it slowly.", "", "Last"]),
     ("a.epub", book, "Tales", ["# One\n\nOnce.\n\nNote", "# Two\n\nTwice."]),
     ("a.eml", mail, "Lunch", [f"{HEAD}\n\nAt noon."]),
     (
@@ -839,6 +860,35 @@ def _protected_book(path: Path) -> Path:
     return book(path, f"{XML_ENCRYPTION}aes128-cbc")
 
 
+def test_a_box_of_mails_has_a_document_a_mail_and_tells_of_one_that_is_cut(tmp_path: Path) -> None:
+    head = "Message-ID: <1@x>\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?="
+    first = f"From a Thu Jan  1 10:00:00 2026\n{head}\n\nAt noon.\n>From here.\n"
+    parts = "Content-Type: multipart/mixed; boundary=B\n\n--B\n\nkept\n"
+    cut = f"From b Thu Jan  1 10:00:00 2026\nSubject: b\n{parts}"
+    (tmp_path / "a.mbox").write_text(f"{first}\nFrom text, no time\n\n{cut}\nFrom c Jan 10:00\n\n")
+    (tmp_path / "b.mbox.gz").write_bytes(gzip.compress(first.replace("1@x", "2@x").encode()))
+    (tmp_path / "c.mbox").write_text("hello\n")
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    batches = [*read_checked(scan, CorpusConfig())]
+    rows = [row for batch in batches for row in batch.rows.to_pylist()]
+    body = "Subject: Grüße\n\nAt noon.\nFrom here."
+
+    assert [(row["doc_id"], row["title"], row["text"]) for row in rows] == [
+        ("1@x", "Grüße", f"{body}\n\nFrom text, no time"),
+        ("a.mbox#2", "b", "Subject: b\n\nkept"),
+        ("2@x", "Grüße", body),
+    ]
+    assert [batch.doubt for batch in batches if batch.doubt] == [
+        f"{tmp_path}/a.mbox: mail 2: the file ends before its last part does, so the rest is missing"
+    ]
+    assert sorted(
+        (row["reason"], row["detail"]) for batch in batches for row in batch.rejected.to_pylist()
+    ) == [
+        ("damaged_file", "it does not begin with a line `From …`, as a box of mail does"),
+        ("damaged_rows", "mail 3 cannot be read: it has no header of a mail"),
+    ]
+
+
 def _written(content: bytes) -> Callable[[Path], Path]:
     def write(path: Path) -> Path:
         path.write_bytes(content)
@@ -922,7 +972,7 @@ def test_without_its_package_a_file_is_left_out_of_a_folder_and_refused_by_name_
 
 def test_control_characters_and_halves_of_characters_do_not_reach_the_text() -> None:
     dirty: Any = "a\0b\x1b[1m\r\nc\fd\ud83d\ude00e\ud83d"
-    assert paged._clean(dirty) == "ab[1m\nc\nd\U0001f600e\ufffd"
+    assert paged.cleaned(dirty) == "ab[1m\nc\nd\U0001f600e\ufffd"
 
 
 def test_the_first_quarantined_row_of_each_reason_is_told_by_file_and_row_or_page() -> None:

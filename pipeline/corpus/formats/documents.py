@@ -35,11 +35,32 @@ from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
+import pyarrow as pa
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.columns import batch_of, role_names
 from cairn.pipeline.corpus.formats.file_kind import OLD_OFFICE, PDF, RTF, TEXT, ZIP
-from cairn.pipeline.corpus.formats.format import SourceFile, decoded, is_utf8, text_of
+from cairn.pipeline.corpus.formats.format import (
+    ENCODING,
+    Footer,
+    Format,
+    SourceFile,
+    Undecoded,
+    batched,
+    damage_of,
+    decoded,
+    is_utf8,
+    text_of,
+)
 from cairn.pipeline.corpus.formats.html import RAISED, converted
-from cairn.pipeline.corpus.formats.paged import Opened, Page, PagedFormat, PageWithoutText, UnreadableError
-from cairn.pipeline.corpus.formats.text import Document, TextFormat, without_pictures
+from cairn.pipeline.corpus.formats.paged import (
+    Opened,
+    Page,
+    PagedFormat,
+    PageWithoutText,
+    UnreadableError,
+    cleaned,
+)
+from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, Document, TextFormat, without_pictures
 from typing_extensions import override
 
 MAX_UNPACKED_BYTES: Final = 512 << 20
@@ -179,7 +200,12 @@ _HEADING: Final = re.compile(r"(?:title|heading (\d))", re.IGNORECASE)
 _BLANKS: Final = re.compile("[ \t\r\n]+")
 _SIGNS: Final = {"den": "/", "sup": "^", "sub": "_"}
 """What stands before a part of a formula."""
-_NOT_OF_A_SLIDE: Final = ("sldNum", "dt", "ftr", "hdr", "sldImg")
+_SLIDE_END: Final = "\f\n"
+"""What stands behind a slide of OpenDocument: no page that Word or a program for texts noted."""
+_NOT_OF_A_SLIDE: Final = frozenset(
+    ("sldNum", "dt", "ftr", "hdr", "sldImg", "page-number", "date-time", "footer", "header")
+)
+"""Roles of shapes in PowerPoint, then of frames in OpenDocument."""
 
 
 _RAISED_NUMBER: Final = re.compile(rf"\x02(?={RAISED.pattern})")
@@ -270,6 +296,11 @@ class _Walk(NamedTuple):
         if element.tag.endswith(("math}nary", "math}d", "math}rad")):
             begin, end = ("√", "") if kind == "rad" else _signs(element)
             return f"{begin}{inner}{end}"
+        if kind == "page" and "drawing" in element.tag:
+            return inner.replace("\f", "") + _SLIDE_END
+        if kind == "frame" and (role := _attribute(element, "class")):
+            title = f"# {_line(inner)}\n" if role == "title" and inner.strip() else inner
+            return "" if role in _NOT_OF_A_SLIDE else title
         if kind == "sp":
             place = element.find("{*}nvSpPr/{*}nvPr/{*}ph")
             role = "" if place is None else place.get("type", "")
@@ -626,11 +657,18 @@ class OpenDocumentFormat(PagedFormat):
             if own is not None and _HIGHER.match(_attribute(own, "text-position"))
         }
         walk = _Walk(is_mixed=True, objects=objects, raised=raised)
-        pages: list[Page] = [*walk.text(content).split("\f")]
+        pages: list[Page] = [*walk.text(content).removesuffix(_SLIDE_END).split("\f")]
         if damaged:
             shown = ", ".join(damaged)[:200]
             pages.append(ValueError(f"formulas or charts cannot be parsed, so they are missing: {shown}"))
         return Opened(archive.title("meta.xml"), pages)
+
+
+class OpenPresentationFormat(OpenDocumentFormat):
+    """Reads presentations of OpenDocument: texts of each slide in their order, then its notes."""
+
+    suffixes = (".odp", ".otp")
+    unit = "slide"
 
 
 def _object_name(element: Element) -> str:
@@ -739,18 +777,94 @@ class MailFormat(PagedFormat):
 
     @override
     def open(self, path: str) -> Opened:
-        raw = Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).lstrip()
-        message = email.message_from_bytes(raw, policy=email.policy.default)
-        if not message.keys():
-            raise UnreadableError("it has no header of a mail")
-        bodies = _bodies(message)
-        pages: list[Page] = ["\n\n".join([_head(message, bodies), *(body.text.strip() for body in bodies)])]
-        faults = (each for part in message.walk() for each in part.defects)
-        if any(isinstance(each, CloseBoundaryNotFoundDefect | InvalidBase64LengthDefect) for each in faults):
-            pages.append(_cut("its last part"))
-        heads = (_header(part, name)[1] for part in message.walk() for name in _FIELDS)
-        encodings = dict.fromkeys(filter(None, [*heads, *(body.encoding for body in bodies)]))
-        return Opened(_header(message, "Subject")[0], pages, ", ".join(encodings))
+        return _mail(Path(path).read_bytes().removeprefix(codecs.BOM_UTF8).lstrip())[1]
+
+
+def _mail(raw: bytes) -> tuple[EmailMessage, Opened]:
+    message = email.message_from_bytes(raw, policy=email.policy.default)
+    if not message.keys():
+        raise UnreadableError("it has no header of a mail")
+    bodies = _bodies(message)
+    pages: list[Page] = ["\n\n".join([_head(message, bodies), *(body.text.strip() for body in bodies)])]
+    faults = (each for part in message.walk() for each in part.defects)
+    if any(isinstance(each, CloseBoundaryNotFoundDefect | InvalidBase64LengthDefect) for each in faults):
+        pages.append(_cut("its last part"))
+    heads = (_header(part, name)[1] for part in message.walk() for name in _FIELDS)
+    encodings = dict.fromkeys(filter(None, [*heads, *(body.encoding for body in bodies)]))
+    return message, Opened(_header(message, "Subject")[0], pages, ", ".join(encodings))
+
+
+_FIRST_LINE: Final = re.compile(rb"From \S+ .*\d\d:\d\d")
+"""What stands before each mail of a box."""
+_QUOTED_LINE: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
+MAX_MAIL_BYTES: Final = 256 << 20
+"""How large a mail of a box may be, with its attachments."""
+
+
+class MailboxFormat(Format):
+    """Reads boxes of e-mail (mbox): each mail is a document, whose id is that of its message."""
+
+    suffixes = (".mbox",)
+    kinds = (TEXT,)
+    is_compressible = True
+
+    @override
+    def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
+        """Return the columns of a document, and count the mails."""
+        return Footer(schema=DOCUMENT_SCHEMA, num_rows=sum(1 for _ in _mails_of(file)))
+
+    @override
+    def read(
+        self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
+    ) -> Iterator[pa.RecordBatch | Undecoded]:
+        """Yield a row a mail; one that was cut is told of."""
+
+        def rows() -> Iterator[tuple[Mapping[str, str] | str, int] | Undecoded]:
+            for number, raw in enumerate(_mails_of(file), 1):
+                try:
+                    message, opened = _mail(raw)
+                except (ValueError, LookupError, RecursionError) as error:
+                    yield f"mail {number} cannot be read: {damage_of(error)}", 0
+                    continue
+                text, *lost = opened.pages
+                doc_id = _header(message, "Message-ID")[0].strip("<>") or f"{file.doc_id(config)}#{number}"
+                row = {
+                    "id": doc_id,
+                    "title": opened.title,
+                    "text": str(text),
+                    ENCODING.decode(): opened.encoding,
+                }
+                yield {name: cleaned(value) for name, value in row.items()}, len(raw)
+                yield from (Undecoded(num_rows=0, detail=f"mail {number}: {each}") for each in lost)
+
+        def batch(some: Sequence[Mapping[str, str] | str]) -> pa.RecordBatch:
+            guesses = (row[ENCODING.decode()] for row in some if not isinstance(row, str))
+            told = next(filter(None, guesses), "")
+            made = batch_of(some, types, role_names(config))
+            return made.replace_schema_metadata({ENCODING: told} if told else None)
+
+        yield from batched(file, rows(), batch, config)
+
+
+def _mails_of(file: SourceFile) -> Iterator[bytes]:
+    """Yield each mail of a box; text that begins as the line before one does has a sign before it."""
+    lines, num_bytes, is_behind_blank = list[bytes](), 0, True
+    with file.open_stream() as stream, io.BufferedReader(cast("io.RawIOBase", stream)) as box:
+        for line in iter(partial(box.readline, 1 << 20), b""):
+            if is_behind_blank and _FIRST_LINE.match(line):
+                if lines:
+                    yield _QUOTED_LINE.sub(rb"\1", b"".join(lines))
+                lines, num_bytes = [], 1
+            elif not num_bytes:
+                raise ValueError("it does not begin with a line `From …`, as a box of mail does")
+            else:
+                lines.append(line)
+                num_bytes += len(line)
+            if num_bytes > MAX_MAIL_BYTES:
+                raise ValueError(f"a mail must have at most {MAX_MAIL_BYTES >> 20} MiB, got more")
+            is_behind_blank = not line.strip()
+    if num_bytes:
+        yield _QUOTED_LINE.sub(rb"\1", b"".join(lines))
 
 
 _WORD: Final = re.compile(r"=\?([^?*\s]+)(?:\*[^?\s]*)?\?([BbQq])\?([^?]*)\?=")

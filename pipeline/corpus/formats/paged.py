@@ -303,7 +303,7 @@ def _answers(
         return
     finally:
         signal.alarm(0)
-    title = _clean(opened.title).strip()[:TITLE_CHARACTERS]
+    title = cleaned(opened.title).strip()[:TITLE_CHARACTERS]
     yield {"title": title, "encoding": opened.encoding}
     for page in islice(opened.pages, num_read, None):
         signal.alarm(page_seconds)
@@ -312,7 +312,7 @@ def _answers(
                 answer = {"lost": damage_of(page)}
             else:
                 text = page if isinstance(page, str) else page()
-                answer = {"text": _clean(text).strip("\n")[: max_characters + 1]}
+                answer = {"text": cleaned(text).strip("\n")[: max_characters + 1]}
         except MemoryError:
             raise
         except PageWithoutText as told:
@@ -338,7 +338,7 @@ def _opened(suffix: str, reader: PagedFormat, path: str) -> Opened:
         raise UnreadableError(told or f"it cannot be read as {suffix}: {damage_of(error)}") from error
 
 
-def _clean(text: str) -> str:
+def cleaned(text: str) -> str:
     """Make lines end as usual; drop control characters and halves of characters, which no text has."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").translate(_CLEANED)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
