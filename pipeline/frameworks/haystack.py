@@ -21,9 +21,17 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from cairn.pipeline.errors import FilterError, extra_missing
-from cairn.pipeline.frameworks.filter_trees import OPPOSITES, compared, joined
-from cairn.pipeline.frameworks.source import HAYSTACK_COLUMN, Searchable, find_passages, open_source
-from cairn.pipeline.frameworks.written import WrittenCollection, as_json, columns_of, title_of
+from cairn.pipeline.frameworks.source import (
+    HAYSTACK_COLUMN,
+    Searchable,
+    WrittenCollection,
+    as_cairn_has_it,
+    as_json,
+    columns_of,
+    find_passages,
+    open_source,
+    title_of,
+)
 from cairn.pipeline.search.filters import MAX_LIST_VALUES
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import Document as StoredDocument
@@ -50,7 +58,6 @@ _COMPARISONS: Final = {
     "not in": "nin",
 }
 _COMBINATIONS: Final = {"AND": "and", "OR": "or"}
-_NULLS: Final = {"eq": "is_null", "ne": "is_not_null"}
 
 
 @component
@@ -116,11 +123,10 @@ def cairn_filter(filters: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     if "operator" not in filters and "field" not in filters and "conditions" not in filters:
         return dict(filters)
-    return _tree(filters, is_negated=False)
+    return as_cairn_has_it(_tree(filters))
 
 
-def _tree(filters: object, *, is_negated: bool) -> dict[str, Any]:
-    """Return the tree of a filter, or of its opposite."""
+def _tree(filters: object) -> dict[str, Any]:
     if not isinstance(filters, Mapping):
         raise FilterError(f"a condition must be an object, got a value of type {type(filters).__name__}")
     node = cast("Mapping[str, Any]", filters)
@@ -129,10 +135,10 @@ def _tree(filters: object, *, is_negated: bool) -> dict[str, Any]:
         conditions = node.get("conditions")
         if not isinstance(conditions, list) or not conditions:
             raise FilterError(f"{operator} must have conditions, a list of at least one, got none")
-        is_negated = is_negated != (operator == "NOT")
-        trees = [_tree(each, is_negated=is_negated) for each in cast("list[object]", conditions)]
-        kind = _COMBINATIONS.get(operator, "and")
-        return joined(kind, trees, is_negated=is_negated)
+        trees = [_tree(each) for each in cast("list[object]", conditions)]
+        if operator == "NOT":
+            return {"type": "not", "filter": {"type": "and", "filters": trees}}
+        return {"type": _COMBINATIONS[operator], "filters": trees}
     if operator not in _COMPARISONS or not isinstance(node.get("field"), str) or "value" not in node:
         known = ", ".join([*_COMBINATIONS, "NOT", *_COMPARISONS])
         raise FilterError(
@@ -142,18 +148,10 @@ def _tree(filters: object, *, is_negated: bool) -> dict[str, Any]:
     kind, key, value = _COMPARISONS[operator], node["field"].removeprefix("meta."), node["value"]
     if kind in ("in", "nin") and not isinstance(value, list):
         raise FilterError(f"`{operator}` must come with a list of values, got {type(value).__name__}")
-    if value is None:
-        return _with_null(kind, key, is_negated=is_negated)
-    return compared(kind, key, value, is_negated=is_negated)
-
-
-def _with_null(kind: str, key: str, *, is_negated: bool) -> dict[str, Any]:
-    """Return the tree of a comparison with null, which no value is larger or smaller than."""
-    if kind in _NULLS:
-        found = _NULLS[kind]
-        return {"type": OPPOSITES[found] if is_negated else found, "key": key}
-    either = [{"type": each, "key": key} for each in ("is_null", "is_not_null")]
-    return {"type": "or" if is_negated else "and", "filters": either}
+    if value is None:  # which no value is larger or smaller than
+        either = [{"type": each, "key": key} for each in ("is_null", "is_not_null")]
+        return either[kind == "ne"] if kind in ("eq", "ne") else {"type": "and", "filters": either}
+    return {"type": kind, "key": key, "value": value}
 
 
 class CairnDocumentStore:

@@ -26,8 +26,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 import pyarrow as pa
 from cairn.pipeline.errors import ConfigError, UsageError, extra_missing
-from cairn.pipeline.frameworks.source import LANGCHAIN_COLUMN, find_passages
-from cairn.pipeline.frameworks.written import WrittenCollection, as_json, title_of
+from cairn.pipeline.frameworks.source import (
+    LANGCHAIN_COLUMN,
+    WrittenCollection,
+    as_json,
+    find_passages,
+    title_of,
+)
 from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords, SearchParameters
 from cairn.pipeline.types import Hit
 from typing_extensions import override

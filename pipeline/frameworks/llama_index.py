@@ -20,9 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.errors import ConfigError, FilterError, extra_missing
-from cairn.pipeline.frameworks.filter_trees import compared, joined
-from cairn.pipeline.frameworks.source import LLAMA_COLUMN, FoundPassage, Searchable, find_passages
-from cairn.pipeline.frameworks.written import WrittenCollection, as_json, columns_of, title_of
+from cairn.pipeline.frameworks.source import (
+    LLAMA_COLUMN,
+    FoundPassage,
+    Searchable,
+    WrittenCollection,
+    as_cairn_has_it,
+    as_json,
+    columns_of,
+    find_passages,
+    title_of,
+)
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import Document as StoredDocument
 from typing_extensions import override
@@ -248,32 +256,31 @@ class CairnVectorStore(BasePydanticVectorStore):
 
 def cairn_filter(filters: MetadataFilters | None) -> dict[str, Any] | None:
     """Return a filter in Cairn's grammar, None where there is none."""
-    return None if filters is None or not filters.filters else _combined(filters, is_negated=False)
+    return None if filters is None or not filters.filters else as_cairn_has_it(_combined(filters))
 
 
-def _combined(filters: MetadataFilters, *, is_negated: bool) -> dict[str, Any]:
-    """Return the tree of filters, or of their opposite; NOT is that none of them holds."""
+def _combined(filters: MetadataFilters) -> dict[str, Any]:
+    """Return the tree of filters; NOT is that none of them holds."""
     condition = filters.condition or FilterCondition.AND
-    is_negated = is_negated != (condition is FilterCondition.NOT)
     trees = [
-        _combined(each, is_negated=is_negated)
-        if isinstance(each, MetadataFilters)
-        else _compared(each, is_negated=is_negated)
-        for each in filters.filters
+        _combined(each) if isinstance(each, MetadataFilters) else _compared(each) for each in filters.filters
     ]
-    return joined("and" if condition is FilterCondition.AND else "or", trees, is_negated=is_negated)
+    tree = {"type": "and" if condition is FilterCondition.AND else "or", "filters": trees}
+    return {"type": "not", "filter": tree} if condition is FilterCondition.NOT else tree
 
 
-def _compared(each: MetadataFilter, *, is_negated: bool) -> dict[str, Any]:
+def _compared(each: MetadataFilter) -> dict[str, Any]:
     if each.operator is FilterOperator.IS_EMPTY:
-        return {"type": "is_not_null" if is_negated else "is_null", "key": each.key}
+        return {"type": "is_null", "key": each.key}
     if each.operator is FilterOperator.ALL:
         values = each.value if isinstance(each.value, list) else [each.value]
-        parts = [compared("in", each.key, [value], is_negated=is_negated) for value in values]
-        return joined("and", parts, is_negated=is_negated)
+        return {
+            "type": "and",
+            "filters": [{"type": "in", "key": each.key, "value": [value]} for value in values],
+        }
     if each.operator not in _COMPARISONS:
         raise FilterError(f"a filter's operator must be one that Cairn has, got {each.operator.value}")
-    return compared(_COMPARISONS[each.operator], each.key, each.value, is_negated=is_negated)
+    return {"type": _COMPARISONS[each.operator], "key": each.key, "value": each.value}
 
 
 def _in(key: str, values: Sequence[str] | None) -> dict[str, Any] | None:

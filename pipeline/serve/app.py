@@ -20,14 +20,13 @@ from cairn.pipeline.collection import load_query_encoder
 from cairn.pipeline.index.generation import OpenOne
 from cairn.pipeline.index.names import resolve_root
 from cairn.pipeline.serve import (
+    answers,
     collection_routes,
     map_routes,
     mcp_routes,
     openai_routes,
-    openai_write_routes,
     page_routes,
     schemas,
-    search_routes,
     write_routes,
 )
 from cairn.pipeline.serve.answers import (
@@ -38,11 +37,10 @@ from cairn.pipeline.serve.answers import (
     refuse_unknown_parameters,
 )
 from cairn.pipeline.serve.collections import Collections, LoadEncoder
+from cairn.pipeline.serve.corpus_map import MapCache, lower_thread_priority
 from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.file_ingestion import FileIngestion
 from cairn.pipeline.serve.keys import KeyFile, Keyring
-from cairn.pipeline.serve.maps.corpus_map import CorpusMap
-from cairn.pipeline.serve.maps.map_cache import GenerationCache, lower_thread_priority
 from cairn.pipeline.serve.metrics import MEDIA_TYPE as METRICS_TYPE
 from cairn.pipeline.serve.metrics import Metrics, telemetry_config
 from cairn.pipeline.serve.middleware import OPEN_PATHS, Envelope, Guard
@@ -155,7 +153,7 @@ def create_app(
     search_threads = SearchThreads(pool, num_threads, metrics.observe_search)
     rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
     map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=lower_thread_priority)
-    maps = GenerationCache[CorpusMap](map_pool)
+    maps = MapCache(map_pool)
     feedback = settings.feedback_log and FeedbackLog(
         settings.feedback_log, settings.feedback_log_megabytes << 20
     )
@@ -218,8 +216,8 @@ def create_app(
         ingestion=ingestion,
     )
     app.state.mcp = mcp
-    searching = (search_routes.router, collection_routes.router, collection_routes.clicks, map_routes.router)
-    openai = (openai_write_routes.router, openai_routes.router)
+    searching = (answers.router, collection_routes.router, collection_routes.clicks, map_routes.router)
+    openai = (openai_routes.files_router, openai_routes.router)
     for router in (*searching, write_routes.router, *openai, mcp_routes.router):
         app.include_router(router, dependencies=[Depends(refuse_unknown_parameters)])
     for router in (_health, page_routes.router):

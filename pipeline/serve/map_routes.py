@@ -24,9 +24,15 @@ from cairn.pipeline.serve.answers import (
     with_collection,
 )
 from cairn.pipeline.serve.collections import ServedCollection
+from cairn.pipeline.serve.corpus_map import (
+    MAX_TITLE_CHARACTERS,
+    Cluster,
+    CorpusMap,
+    cache_key,
+    draw_map,
+    place,
+)
 from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.maps.corpus_map import MAX_TITLE_CHARACTERS, Cluster, CorpusMap, draw_map, place
-from cairn.pipeline.serve.maps.map_cache import cache_key
 from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Reply
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from fastapi import APIRouter, Query

@@ -1,20 +1,32 @@
-"""OpenAI's embeddings and vector stores, as they are read, so that its clients need only another base URL.
+"""OpenAI's embeddings, files and vector stores, so that its clients need only another base URL.
+
+    POST /v1/files ─▶ kept ─▶ POST /v1/vector_stores/{id}/files ─▶ in_progress ─▶ completed or failed
 
 A store is a collection, a file a document. Files are listed in the order in which they were ingested, and
-behind them those that are not documents yet. What writes is ``openai_write_routes``.
+behind them those that are not documents yet. A file that is a document has the id of the file as its document
+id; rows of a table keep theirs. What writes asks for a server that was started with --writable. What cannot
+be done here (rewriting queries, other dimensions) is refused, not ignored.
 """
 
 from __future__ import annotations
 
 import base64
 import datetime as dt
+import re
+import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, TypeVar
+from functools import partial
+from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
 import numpy as np
 from cairn.pipeline.config import NO_MODEL
+from cairn.pipeline.errors import DocumentsRefusedError
+from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.line.live import Receipt
+from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.search.documents import count_documents, read_documents, visible_documents
 from cairn.pipeline.search.served import Served
 from cairn.pipeline.search_options import SearchKeywords
@@ -23,6 +35,7 @@ from cairn.pipeline.serve.answers import (
     SearchGrant,
     ServerState,
     State,
+    WriteGrant,
     json_value,
     reachable,
     read_document,
@@ -32,41 +45,394 @@ from cairn.pipeline.serve.answers import (
 from cairn.pipeline.serve.collection_routes import DocId
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.openai_schemas import (
-    Embedding,
-    Embeddings,
-    EmbeddingsRequest,
-    FileContent,
-    FileCounts,
-    FileFault,
-    FileResult,
-    FileResults,
-    Model,
-    Models,
-    PassageContent,
-    StoredFiles,
-    TextContent,
-    Usage,
-    VectorStore,
-    VectorStoreFile,
-    VectorStoreFiles,
-    VectorStores,
-    VectorStoreSearch,
-)
 from cairn.pipeline.serve.problems import (
+    BODY_SLOW,
+    BODY_TOO_LARGE,
     COLLECTION_BUILDING,
     COLLECTION_EMPTY,
+    INVALID_FORM,
     INVALID_REQUEST,
+    UNKNOWN_DOCUMENT,
+    UNKNOWN_FILE,
     ProblemError,
     invalid_request,
     unknown_document,
 )
-from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, InvalidField, plain
-from cairn.pipeline.serve.uploads import FILE_PREFIX, Attachment
-from cairn.pipeline.types import Document, Hit, SearchResult
-from fastapi import APIRouter, Depends, Query, Request
+from cairn.pipeline.serve.schemas import (
+    MAX_DOC_ID_CHARACTERS,
+    MAX_QUERIES,
+    CollectionName,
+    Filter,
+    InvalidField,
+    Reply,
+    not_blank,
+    plain,
+)
+from cairn.pipeline.serve.schemas import Query as SearchedQuery
+from cairn.pipeline.serve.schemas import Request as Asked
+from cairn.pipeline.serve.settings import MAX_FILE_BYTES
+from cairn.pipeline.serve.uploads import (
+    FILE_PREFIX,
+    Attachment,
+    Attributes,
+    Chunking,
+    ErrorCode,
+    FileId,
+    NewVectorStoreFile,
+    Status,
+    Store,
+    UploadedFile,
+)
+from cairn.pipeline.serve.write_routes import (
+    NewCollection,
+    create_collection,
+    delete_collection,
+    open_writer,
+    published,
+    reached,
+)
+from cairn.pipeline.types import RESERVED_COLUMNS, Document, Highlight, Hit, SearchResult
+from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse
 from jaxtyping import Float32, Int64
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+MAX_RESULTS: Final = 50
+MAX_INPUTS: Final = 256
+MAX_INPUT_CHARACTERS: Final = 32 << 10
+"""Characters of one text to embed: about 8,000 tokens."""
+
+
+class RankingOptions(Asked):
+    """How results are ranked: ``ranker`` names are accepted and mean the same ranking."""
+
+    ranker: Literal["auto", "none", "default-2024-11-15"] = "auto"
+    score_threshold: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Leave out results that answer with less than this probability; scores are "
+            "probabilities then.",
+        ),
+    ] = 0.0
+
+
+class VectorStoreSearch(Asked):
+    """OpenAI's search of a vector store; several queries are answered by the best documents of any."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "query": "how do I reset a password",
+                    "max_num_results": 3,
+                    "filters": {"type": "gte", "key": "year", "value": 2020},
+                }
+            ]
+        }
+    )
+
+    query: SearchedQuery | Annotated[list[SearchedQuery], Field(min_length=1, max_length=MAX_QUERIES)]
+    filters: Filter | None = None
+    max_num_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 10
+    ranking_options: RankingOptions | None = None
+    rewrite_query: Literal[False] = False
+
+
+class TextContent(Reply):
+    """A passage's text."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class PassageContent(TextContent):
+    """A passage, and an extension: where it stands in the document, and the words that answered the query."""
+
+    start_char: int
+    end_char: int
+    page: str | None
+    highlights: list[Highlight]
+    title_highlights: list[Highlight]
+
+
+class FileResult(Reply):
+    """A document with its best passages; ``filename`` is its title, or its id where it has none."""
+
+    file_id: str
+    filename: str
+    score: float
+    attributes: dict[str, str | int | float | bool]
+    content: list[PassageContent]
+
+
+class FileResults(Reply):
+    """A page of results, the only one; ``warnings``, an extension, say what it lacks."""
+
+    object: Literal["vector_store.search_results.page"] = "vector_store.search_results.page"
+    search_query: list[str]
+    data: list[FileResult]
+    warnings: list[str]
+    has_more: Literal[False] = False
+    next_page: None = None
+
+
+class FileCounts(Reply):
+    """The documents of a collection, and the files that are not among them yet."""
+
+    total: int
+    completed: int
+    in_progress: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+class VectorStore(Reply):
+    """A collection; times are those of its generation, in Unix seconds."""
+
+    id: str
+    object: Literal["vector_store"] = "vector_store"
+    name: str
+    created_at: int
+    last_active_at: int
+    status: Literal["in_progress", "completed"] = "completed"
+    file_counts: FileCounts
+    usage_bytes: Annotated[int, Field(description="Bytes of the search files; 0 for a key with a filter.")]
+    metadata: dict[str, str] | None = None
+    expires_after: None = None
+    expires_at: None = None
+
+
+class FileFault(Reply):
+    """Why nothing of a file is in the collection."""
+
+    code: ErrorCode
+    message: str
+
+
+class VectorStoreFile(Reply):
+    """A document, or a file that is to be one; ``usage_bytes`` is the size of its text in UTF-8.
+
+    ``warnings``, an extension, name pages and rows of the file that could not be read.
+    """
+
+    id: str
+    object: Literal["vector_store.file"] = "vector_store.file"
+    vector_store_id: str
+    created_at: int
+    status: Status = "completed"
+    last_error: FileFault | None = None
+    usage_bytes: int
+    attributes: dict[str, str | int | float | bool]
+    warnings: list[str] = Field(default_factory=list)
+
+
+class Page(Reply):
+    """A part of a list, whose entries have ids."""
+
+    object: Literal["list"] = "list"
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class VectorStores(Page):
+    """A page of collections."""
+
+    data: list[VectorStore]
+
+
+class VectorStoreFiles(Page):
+    """A page of documents."""
+
+    data: list[VectorStoreFile]
+
+
+class FileContent(Reply):
+    """The whole text of a document."""
+
+    object: Literal["vector_store.file_content.page"] = "vector_store.file_content.page"
+    data: list[TextContent]
+    has_more: Literal[False] = False
+    next_page: None = None
+
+
+def _not_token_ids(sent: Any) -> Any:
+    """Say what to do to a client that sends the tokens of another model."""
+    values = cast("list[Any]", sent) if isinstance(sent, list) else []
+    if values and all(isinstance(each, int | list) for each in values):
+        raise PydanticCustomError(
+            "token_ids",
+            "Input should be texts, not token ids: with LangChain's OpenAIEmbeddings set "
+            "check_embedding_ctx_length=False",
+        )
+    return sent
+
+
+Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), AfterValidator(not_blank)]
+
+
+class EmbeddingsRequest(Asked):
+    """OpenAI's embeddings in the space of a collection, which ``model`` names.
+
+    Its context stands before every text. ``input_type`` is an extension: documents and queries may be
+    embedded differently.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "model": "python-docs",
+                    "input": ["a text to compare with the collection's"],
+                    "input_type": "query",
+                }
+            ]
+        }
+    )
+
+    model: CollectionName
+    input: Annotated[
+        Input | Annotated[list[Input], Field(min_length=1, max_length=MAX_INPUTS)],
+        BeforeValidator(_not_token_ids),
+    ]
+    input_type: Literal["query", "document"] = "query"
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int | None, Field(ge=1, le=1 << 16, description="Must be the collection's.")] = None
+    user: Annotated[str | None, Field(max_length=512, description="Taken and not used.")] = None
+
+
+class Embedding(Reply):
+    """One vector, L2-normalised: numbers, or little-endian float32 in base64."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(Reply):
+    """What was read, in the texts' own tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Reply):
+    """The vectors in the order of the texts."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class Model(Reply):
+    """A collection, as what embeds."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: Literal[0] = 0
+    owned_by: Literal["cairn"] = "cairn"
+
+
+class Models(Reply):
+    """The collections this key may ask."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+MAX_FILES: Final = 2_000
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+class NewVectorStore(Asked):
+    """A collection to be made; its id is made of the name."""
+
+    name: Annotated[str, Field(max_length=256)] | None = None
+    description: Annotated[str, Field(max_length=4_096, description="Taken and not used.")] | None = None
+    file_ids: list[FileId] = Field(default_factory=list[FileId], max_length=MAX_FILES)
+    chunking_strategy: Chunking | None = None
+    metadata: Metadata | None = None
+    expires_after: None = Field(default=None, description="Collections do not expire.")
+
+
+class VectorStoreChanges(Asked):
+    """What is said of a collection."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    metadata: Metadata | None = None
+    expires_after: None = Field(default=None, description="Collections do not expire.")
+
+
+class NewFileBatch(Asked):
+    """Files to put into a collection: ``file_ids`` with the same attributes, or ``files`` with their own."""
+
+    file_ids: Annotated[list[FileId], Field(min_length=1, max_length=MAX_FILES)] | None = None
+    files: Annotated[list[NewVectorStoreFile], Field(min_length=1, max_length=MAX_FILES)] | None = None
+    attributes: Attributes | None = None
+    chunking_strategy: Chunking | None = None
+
+    @model_validator(mode="after")
+    def _require_one(self) -> NewFileBatch:
+        if (self.file_ids is None) == (self.files is None):
+            raise ValueError("there must be file_ids or files, and not both")
+        return self
+
+
+class FileChanges(Asked):
+    """Attributes of a file to take the place of those it has."""
+
+    attributes: Attributes
+
+
+class StoredFile(Reply):
+    """A file that was sent; `error`: no collection that it was put into could take it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: Literal["processed", "error"]
+    status_details: str | None
+
+
+class StoredFiles(Page):
+    """A page of files."""
+
+    data: list[StoredFile]
+
+
+class FileBatch(Reply):
+    """Files that were put into a collection together."""
+
+    id: str
+    object: Literal["vector_store.files_batch"] = "vector_store.files_batch"
+    created_at: int
+    vector_store_id: str
+    status: Literal["in_progress", "completed", "cancelled"]
+    file_counts: FileCounts
+
+
+class Deleted(Reply):
+    """What is gone: a file with its documents, a collection, or a file of a collection."""
+
+    id: str
+    object: Literal["file", "vector_store.deleted", "vector_store.file.deleted"]
+    deleted: Literal[True] = True
+
 
 router = APIRouter(prefix="/v1", tags=["openai"], redirect_slashes=False)
 
@@ -208,9 +574,7 @@ async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) ->
             except ProblemError:  # not published yet, or damaged
                 continue
     found.sort(key=lambda store: (store.created_at, store.id))
-    positions = {store.id: position for position, store in enumerate(found)}
-    chosen, has_more = paging.page(np.arange(len(found)), positions.get)
-    return page_of(VectorStores, [found[position] for position in chosen], has_more)
+    return paged(VectorStores, found, paging)
 
 
 @router.get("/vector_stores/{vector_store_id}")
@@ -227,7 +591,7 @@ async def list_files(
     state: State,
     grant: SearchGrant,
     paging: Pages,
-    filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None,  # noqa: A002 - OpenAI's name
+    filter: Status | None = None,  # noqa: A002 - OpenAI's name
 ) -> VectorStoreFiles:
     """List documents in the order of their ingest, then the files that are not documents yet."""
     others = await _unfinished(state, grant, vector_store_id)
@@ -263,16 +627,8 @@ async def list_files(
                 raise
     else:
         await _reach(state, grant, vector_store_id)
-    chosen = [each for each in others if filter in (None, each.status)]
-    return files_page(vector_store_id, chosen, paging)
-
-
-def files_page(name: str, attachments: Sequence[Attachment], paging: Paging) -> VectorStoreFiles:
-    """Return a page of files."""
-    places = {each.file_id: place for place, each in enumerate(attachments)}
-    positions, has_more = paging.page(np.arange(len(attachments)), places.get)
-    files = [attached_file(name, attachments[place]) for place in positions]
-    return page_of(VectorStoreFiles, files, has_more)
+    chosen = [attached_file(vector_store_id, each) for each in others if filter in (None, each.status)]
+    return paged(VectorStoreFiles, chosen, paging)
 
 
 @router.get("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
@@ -301,6 +657,13 @@ async def retrieve_file(
 
 
 _Page = TypeVar("_Page", VectorStores, VectorStoreFiles, StoredFiles)
+
+
+def paged(kind: type[_Page], entries: Sequence[Any], paging: Paging) -> _Page:
+    """Return a page of a list that is in memory."""
+    places = {entry.id: place for place, entry in enumerate(entries)}
+    chosen, has_more = paging.page(np.arange(len(entries)), places.get)
+    return page_of(kind, [entries[place] for place in chosen], has_more)
 
 
 def page_of(kind: type[_Page], entries: Sequence[Any], has_more: bool) -> _Page:
@@ -401,3 +764,384 @@ def _file(served: ServedCollection, document: Document) -> VectorStoreFile:
 
 def _created_at(served: ServedCollection) -> int:
     return int(dt.datetime.fromisoformat(served.searcher.generation.manifest.created_at).timestamp())
+
+
+files_router = APIRouter(prefix="/v1", tags=["files"], redirect_slashes=False)
+
+SentFileId = Annotated[str, Path(min_length=1, max_length=64, description="As POST /v1/files gives it.")]
+BatchId = Annotated[str, Path(min_length=1, max_length=64)]
+MIN_SECONDS: Final = 3_600
+MAX_SECONDS: Final = 30 * 24 * 3_600
+_NOT_IN_IDS: Final = re.compile(r"[^a-z0-9_-]+")
+_PURPOSES: Final[Sequence[str]] = get_args(Purpose)
+_FORM: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": list(_PURPOSES)},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_SECONDS,
+                            "maximum": MAX_SECONDS,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@files_router.post("/files", openapi_extra=_FORM)
+async def send_file(request: Request, state: State, grant: WriteGrant) -> StoredFile:
+    """Keep a file, to be put into collections by its id; half of one is not kept."""
+    try:
+        form = await request.form(max_files=1, max_fields=8, max_part_size=1_024)
+    except ClientDisconnect:
+        raise ProblemError(BODY_SLOW, "the connection ended before it was whole") from None
+    except HTTPException:
+        raise ProblemError(INVALID_FORM, "send multipart/form-data with one file and its purpose") from None
+    try:
+        return await _kept(form, state, grant)
+    finally:
+        await form.close()
+
+
+async def _kept(form: FormData, state: ServerState, grant: Grant) -> StoredFile:
+    sent, purpose = form.get("file"), form.get("purpose")
+    anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+    wrong: list[InvalidField] = []
+    if not isinstance(sent, UploadFile):
+        wrong.append(InvalidField(pointer="#/file", detail="there must be a file, sent to its end"))
+    elif not sent.size:
+        wrong.append(InvalidField(pointer="#/file", detail="the file is empty"))
+    if purpose not in _PURPOSES:
+        wrong.append(InvalidField(pointer="#/purpose", detail=f"it must be one of {', '.join(_PURPOSES)}"))
+    is_kept = anchor is None and seconds is None
+    if not is_kept and not (anchor == "created_at" and _is_span(seconds)):
+        told = f"the anchor must be created_at, and the seconds from {MIN_SECONDS:,} to {MAX_SECONDS:,}"
+        wrong.append(InvalidField(pointer="#/expires_after", detail=told))
+    if wrong:
+        raise invalid_request(*wrong)
+    assert isinstance(sent, UploadFile)
+    if any("\ud800" <= character <= "\udfff" for character in sent.filename or ""):
+        raise ProblemError(INVALID_FORM, "the name of the file must be text in UTF-8")
+    if (sent.size or 0) > MAX_FILE_BYTES:
+        raise ProblemError(BODY_TOO_LARGE, f"a file may have {MAX_FILE_BYTES:,} bytes")
+    keep = partial(
+        state.uploads.add, sent.file, sent.filename or "", purpose=str(purpose), owner=grant.key_id
+    )
+    return _stored_file(
+        await state.writers.run(lambda: keep(seconds=None if seconds is None else int(str(seconds))))
+    )
+
+
+def _is_span(seconds: object) -> bool:
+    is_number = isinstance(seconds, str) and seconds.isdecimal() and seconds.isascii() and len(seconds) < 10
+    return is_number and MIN_SECONDS <= int(str(seconds)) <= MAX_SECONDS
+
+
+@files_router.get("/files")
+async def list_sent_files(
+    state: State,
+    grant: WriteGrant,
+    paging: Pages,
+    purpose: Annotated[str | None, Query(max_length=64, description="Give files of this purpose.")] = None,
+) -> StoredFiles:
+    """List the files that this key can use."""
+    found = await state.writers.run(state.uploads.files)
+    found = [file for file in found if _is_own(file, grant) and purpose in (None, file.purpose)]
+    return paged(StoredFiles, [_stored_file(file) for file in found], paging)
+
+
+@files_router.get("/files/{file_id}")
+async def retrieve_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> StoredFile:
+    """Describe a file."""
+    return _stored_file(await _own_file(state, grant, file_id))
+
+
+@files_router.get(
+    "/files/{file_id}/content",
+    response_class=FileResponse,
+    responses={200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
+)
+async def read_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> FileResponse:
+    """Give the bytes of a file."""
+    file = await _own_file(state, grant, file_id)
+    path = state.uploads.path(file)
+    try:
+        found = await run_in_threadpool(path.stat)  # it may be removed meanwhile
+    except FileNotFoundError:
+        raise _unknown_file() from None
+    media_type = "application/octet-stream"
+    return FileResponse(path, stat_result=found, filename=file.filename, media_type=media_type)
+
+
+@files_router.delete("/files/{file_id}")
+async def delete_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> Deleted:
+    """Remove a file, and its documents from the collections that the key reaches."""
+    await _own_file(state, grant, file_id)
+    for attachment in await state.writers.run(lambda: state.uploads.of_file(file_id)):
+        if grant.reaches(attachment.collection):
+            await _take_out(state, attachment)
+    await state.writers.run(lambda: state.uploads.remove(file_id))
+    return Deleted(id=file_id, object="file")
+
+
+@files_router.post("/vector_stores")
+async def create_vector_store(request: NewVectorStore, state: State, grant: WriteGrant) -> VectorStore:
+    """Make a collection; its id is the name in small letters, with an ending where another has that id."""
+    files = [NewVectorStoreFile(file_id=file_id) for file_id in request.file_ids]
+    for each in files:
+        await _own_file(state, grant, each.file_id)
+    name = request.name or f"vs-{secrets.token_hex(6)}"
+    store_id = _NOT_IN_IDS.sub("-", name.lower()).strip("-_")[:50] or "vs"
+    if store_id in await state.search_threads.run(state.collections.listed):
+        store_id = f"{store_id}-{secrets.token_hex(4)}"
+    assert COLLECTION_NAME.fullmatch(store_id), "made of what a name may hold"
+    await create_collection(NewCollection(name=store_id), state, grant)
+    said = Store(name=name, metadata=request.metadata, created_at=int(time.time()))
+    await state.writers.run(lambda: state.uploads.name_store(store_id, said))
+    if files:
+        await _attach(state, grant, store_id, files, None)
+    return await retrieve_vector_store(store_id, state, grant)
+
+
+@files_router.post("/vector_stores/{vector_store_id}")
+async def change_vector_store(
+    vector_store_id: CollectionName, request: VectorStoreChanges, state: State, grant: WriteGrant
+) -> VectorStore:
+    """Change the name that is shown, or the metadata; the id stays."""
+    name = reached(state, grant, vector_store_id).name
+    before = await retrieve_vector_store(vector_store_id, state, grant)
+    is_said = "metadata" in request.model_fields_set
+    said = Store(
+        name=request.name or before.name,
+        metadata=request.metadata if is_said else before.metadata,
+        created_at=before.created_at,
+    )
+    await state.writers.run(lambda: state.uploads.name_store(name, said))
+    return await retrieve_vector_store(vector_store_id, state, grant)
+
+
+@files_router.delete("/vector_stores/{vector_store_id}")
+async def delete_vector_store(vector_store_id: CollectionName, state: State, grant: WriteGrant) -> Deleted:
+    """Remove a collection with all it holds; files that were sent stay."""
+    await delete_collection(vector_store_id, state, grant)
+    return Deleted(id=vector_store_id, object="vector_store.deleted")
+
+
+@files_router.post("/vector_stores/{vector_store_id}/files")
+async def attach_file(
+    vector_store_id: CollectionName, request: NewVectorStoreFile, state: State, grant: WriteGrant
+) -> VectorStoreFile:
+    """Put a file into a collection; it is read in the background."""
+    (attachment,) = await _attach(state, grant, vector_store_id, [request], None)
+    return attached_file(vector_store_id, attachment)
+
+
+@files_router.post("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
+async def change_file(
+    vector_store_id: CollectionName, file_id: DocId, request: FileChanges, state: State, grant: WriteGrant
+) -> VectorStoreFile:
+    """Change the attributes of a file that is completed; a document by its id has others as well."""
+    _check_attributes(request.attributes)
+    name = reached(state, grant, vector_store_id).name
+    writer, stored = await open_writer(state, name)
+    attachment = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
+    if attachment is not None and attachment.status != "completed":
+        raise ProblemError(UNKNOWN_DOCUMENT, "the file has no documents: it is being read, or was refused")
+    before = {} if attachment is None else attachment.attributes
+    changed = {**dict.fromkeys(before), **request.attributes}
+    doc_ids = [file_id] if attachment is None else attachment.doc_ids
+
+    def change() -> list[Receipt]:
+        receipts = [writer.patch(doc_id, changed, stored) for doc_id in doc_ids if changed]
+        if attachment is not None:
+            state.uploads.change(attachment, request.attributes)
+        return [receipt for receipt in receipts if receipt is not None]
+
+    receipts = await state.writers.run(change)
+    if changed and not receipts:
+        raise unknown_document()
+    try:
+        is_found = not receipts or await published(state, *receipts) is not None
+    except ProblemError:
+        if attachment is not None:
+            await state.writers.run(lambda: state.uploads.change(attachment, before))
+        raise
+    if attachment is None:
+        answer = VectorStoreFile(
+            id=file_id,
+            vector_store_id=vector_store_id,
+            created_at=int(time.time()),
+            usage_bytes=0,
+            attributes=request.attributes,
+        )
+    else:
+        now = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
+        answer = attached_file(vector_store_id, now or attachment)
+    return answer if is_found else answer.model_copy(update={"status": "in_progress"})
+
+
+@files_router.delete("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
+async def detach_file(
+    vector_store_id: CollectionName, file_id: DocId, state: State, grant: WriteGrant
+) -> Deleted:
+    """Take the documents of a file out of a collection, or a document by its id; the file stays."""
+    name = reached(state, grant, vector_store_id).name
+    attachment = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
+    if attachment is not None:
+        await _take_out(state, attachment)
+    elif not await _delete(state, name, [file_id]):
+        raise unknown_document()
+    return Deleted(id=file_id, object="vector_store.file.deleted")
+
+
+@files_router.post("/vector_stores/{vector_store_id}/file_batches")
+async def attach_files(
+    vector_store_id: CollectionName, request: NewFileBatch, state: State, grant: WriteGrant
+) -> FileBatch:
+    """Put files into a collection, all of them or none where there is no such file."""
+    common = [
+        NewVectorStoreFile(file_id=file_id, attributes=request.attributes)
+        for file_id in request.file_ids or ()
+    ]
+    batch_id = f"vsfb-{secrets.token_hex(12)}"
+    await _attach(state, grant, vector_store_id, request.files or common, batch_id)
+    return await retrieve_batch(vector_store_id, batch_id, state, grant)
+
+
+@files_router.get("/vector_stores/{vector_store_id}/file_batches/{batch_id}")
+async def retrieve_batch(
+    vector_store_id: CollectionName, batch_id: BatchId, state: State, grant: WriteGrant
+) -> FileBatch:
+    """Say how far a batch is."""
+    created_at, files = await _batch(state, grant, vector_store_id, batch_id)
+    counts = Counter(each.status for each in files)
+    is_cancelled = counts["cancelled"] and not counts["in_progress"]
+    return FileBatch(
+        id=batch_id,
+        created_at=created_at,
+        vector_store_id=vector_store_id,
+        status="in_progress" if counts["in_progress"] else "cancelled" if is_cancelled else "completed",
+        file_counts=FileCounts(**{"completed": 0, **counts}, total=len(files)),
+    )
+
+
+@files_router.post("/vector_stores/{vector_store_id}/file_batches/{batch_id}/cancel")
+async def cancel_batch(
+    vector_store_id: CollectionName, batch_id: BatchId, state: State, grant: WriteGrant
+) -> FileBatch:
+    """Leave out the files of a batch that nothing was written of yet."""
+    async with state.ingestion.order:
+        _, files = await _batch(state, grant, vector_store_id, batch_id)
+        for each in files:
+            if each.status == "in_progress" and not each.doc_ids:
+                await state.writers.run(partial(state.uploads.settle, each, "cancelled"))
+    return await retrieve_batch(vector_store_id, batch_id, state, grant)
+
+
+@files_router.get("/vector_stores/{vector_store_id}/file_batches/{batch_id}/files")
+async def list_batch_files(
+    vector_store_id: CollectionName,
+    batch_id: BatchId,
+    state: State,
+    grant: WriteGrant,
+    paging: Pages,
+    filter: Status | None = None,  # noqa: A002 - OpenAI's name
+) -> VectorStoreFiles:
+    """List the files of a batch."""
+    _, files = await _batch(state, grant, vector_store_id, batch_id)
+    chosen = [attached_file(vector_store_id, each) for each in files if filter in (None, each.status)]
+    return paged(VectorStoreFiles, chosen, paging)
+
+
+async def _attach(
+    state: ServerState, grant: Grant, name: str, files: Sequence[NewVectorStoreFile], batch_id: str | None
+) -> list[Attachment]:
+    target = reached(state, grant, name).name
+    for each in files:
+        _check_attributes(each.attributes or {})
+        await _own_file(state, grant, each.file_id)
+    try:
+        attached = await state.writers.run(lambda: state.uploads.attach(target, files, batch_id))
+    except DocumentsRefusedError:  # removed since it was looked for
+        raise _unknown_file() from None
+    state.ingestion.begin(attached)
+    return attached
+
+
+def _check_attributes(attributes: Attributes) -> None:
+    reserved = sorted(RESERVED_COLUMNS & attributes.keys())
+    if reserved:
+        told = f"attributes must not have Cairn's own name {reserved[0]}"
+        field = InvalidField(pointer="#/attributes", detail=told)
+        raise invalid_request(field)
+
+
+async def _take_out(state: ServerState, attachment: Attachment) -> None:
+    """Delete the documents of a file; where that fails, its entry stays, and the next try goes on.
+
+    Other files with some of these documents are read again.
+    """
+    async with state.ingestion.order:
+        doc_ids, others = await state.writers.run(lambda: state.uploads.cancel(attachment))
+    try:
+        if doc_ids and CollectionLayout.at(state.settings.root, attachment.collection).is_begun():
+            await _delete(state, attachment.collection, doc_ids)
+    finally:
+        state.ingestion.begin(others)
+    await state.writers.run(lambda: state.uploads.detach(attachment))
+
+
+async def _delete(state: ServerState, name: str, doc_ids: Sequence[str]) -> int:
+    """Delete documents; searches do not find them any more, unless that takes longer than a request may."""
+    writer, stored = await open_writer(state, name)
+    receipt = await state.writers.run(lambda: writer.delete(doc_ids, stored))
+    await published(state, receipt)
+    return receipt.answer["deleted"]
+
+
+async def _batch(state: ServerState, grant: Grant, name: str, batch_id: str) -> tuple[int, list[Attachment]]:
+    target = reached(state, grant, name).name
+    found = await state.writers.run(lambda: state.uploads.batch(target, batch_id))
+    if found is None:
+        raise ProblemError(UNKNOWN_FILE, "there is no batch of this id in the collection")
+    return found
+
+
+async def _own_file(state: ServerState, grant: Grant, file_id: str) -> UploadedFile:
+    """Return a file; one that another key has sent, and that this one may not use, looks unknown."""
+    file = await state.writers.run(lambda: state.uploads.file(file_id))
+    if file is None or not _is_own(file, grant):
+        raise _unknown_file()
+    return file
+
+
+def _unknown_file() -> ProblemError:
+    return ProblemError(UNKNOWN_FILE, "ids are those that POST /v1/files gives")
+
+
+def _is_own(file: UploadedFile, grant: Grant) -> bool:
+    return grant.collections is None or file.owner == grant.key_id
+
+
+def _stored_file(file: UploadedFile) -> StoredFile:
+    return StoredFile(
+        id=file.id,
+        bytes=file.num_bytes,
+        created_at=file.created_at,
+        expires_at=file.expires_at,
+        filename=file.filename,
+        purpose=file.purpose,
+        status="processed" if file.refusal is None else "error",
+        status_details=file.refusal,
+    )

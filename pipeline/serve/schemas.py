@@ -16,6 +16,7 @@ from cairn.pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING
 from cairn.pipeline.search.passages import DEFAULT_CHUNK_TOKENS
 from cairn.pipeline.search.rerank import RERANK_DOCUMENTS
 from cairn.pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
+from cairn.pipeline.types import Highlight
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -271,15 +272,6 @@ class SearchRequest(_WithOptions):
     ] = None
 
 
-class HighlightReply(Reply):
-    """A word of a document's text or title, and the words of the query it answered."""
-
-    start_char: int = Field(description="Counts from the start of the document's text, or of its title.")
-    end_char: int = Field(description="The character behind the word's last.")
-    weight: float = Field(description="What the word adds to `late` of the passage's scores.")
-    query_words: list[str] = Field(description="Strongest first.")
-
-
 class PassageReply(Reply):
     """A span of the document.
 
@@ -288,20 +280,20 @@ class PassageReply(Reply):
 
     start_char: int
     end_char: int
+    text: str | None = Field(default=None, description="null where include_text is false.")
+    score: float
     page: str | None = Field(
         default=None,
         description="Where it stands in its file, such as `page 3`, `sheet Prices`, `lines 12-20` or "
         "`section Install`; null for a row of a table.",
     )
-    score: float
     scores: dict[str, float] = Field(description="Parts of the score: chunk is the passage's own cosine.")
-    text: str | None = Field(default=None, description="null where include_text is false.")
-    highlights: list[HighlightReply] = Field(
+    highlights: list[Highlight] = Field(
         default=[],
         description="Words of the passage that answered words of the query, in order; none without token "
         "vectors, and where no word is like one of the query.",
     )
-    title_highlights: list[HighlightReply] = Field(
+    title_highlights: list[Highlight] = Field(
         default=[],
         description="Words of the document's title that answered words of the query better than any of the "
         "passage; they count in its `late`.",

@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Annotated, Any, Final, Literal
 
 from cairn.pipeline import durable
 from cairn.pipeline.corpus.source_record import sqlite_errors
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.serve.openai_schemas import NewVectorStoreFile
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Request
+from pydantic import Field
 
 FOLDER_NAME: Final = ".files"
 FILE_PREFIX: Final = "file-"
@@ -49,6 +50,39 @@ CREATE TABLE IF NOT EXISTS stores (
 
 Status = Literal["in_progress", "completed", "failed", "cancelled"]
 ErrorCode = Literal["server_error", "unsupported_file", "invalid_file"]
+
+
+Attributes = Annotated[
+    dict[
+        Annotated[str, Field(min_length=1, max_length=64)],
+        Annotated[str, Field(max_length=512)] | bool | int | float,
+    ],
+    Field(max_length=16, description="Values to filter by: columns of the collection."),
+]
+FileId = Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+DocumentId = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_DOC_ID_CHARACTERS,
+        description="An extension: the id that the document of the file is to have, else that of the file.",
+    ),
+]
+
+
+class Chunking(Request):
+    """How a file is cut: only ``auto``, since each search cuts passages as it is asked to."""
+
+    type: Literal["auto"]
+
+
+class NewVectorStoreFile(Request):
+    """A file to put into a collection."""
+
+    file_id: FileId
+    attributes: Attributes | None = None
+    chunking_strategy: Chunking | None = None
+    doc_id: DocumentId | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,7 +179,7 @@ def test_unforeseen_error_is_a_problem_without_its_message(
     client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "cairn.pipeline.serve.search_routes.hit_reply",
+        "cairn.pipeline.serve.answers.hit_reply",
         lambda *_, **__: (_ for _ in ()).throw(KeyError("a secretword in /root/x")),
     )
     response = client.post(SEARCH, json={"query": "slate"})

@@ -213,7 +213,7 @@ def test_form_that_is_wrong_leaves_nothing(
     status: int,
     told: str,
 ) -> None:
-    for module in ("middleware", "openai_write_routes"):
+    for module in ("middleware", "openai_routes"):
         monkeypatch.setattr(f"cairn.pipeline.serve.{module}.MAX_FILE_BYTES", 100_000)
     monkeypatch.setattr("cairn.pipeline.serve.middleware.MAX_BODY_BYTES", 100)
     form = {"purpose": (None, "assistants"), "file": ("a.md", NOTE)}

@@ -61,7 +61,7 @@ def test_map_that_is_being_drawn_says_so(own_client: TestClient, monkeypatch: py
         assert (reply["status"], reply["documents"], reply["points"]) == ("drawing", 4, None)
         assert reply["progress"] == 0.0
         if path == "map":
-            monkeypatch.setattr("cairn.pipeline.serve.maps.map_cache.GenerationCache.get", never_ready)
+            monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MapCache.get", never_ready)
 
 
 async def never_ready(*_: Any) -> None:
@@ -81,7 +81,7 @@ def test_documents_stand_where_the_map_has_them(client: TestClient) -> None:
 def test_document_that_is_not_on_the_map_is_placed(
     own_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 10)
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 10)
     shown = drawn(own_client, "map")
     assert (len(shown["points"]["doc_id"]), shown["documents"]) == (10, 20)
     missing = next(
@@ -110,7 +110,7 @@ def test_map_is_drawn_once_while_the_server_runs(
     own_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = drawn(own_client, "map")
-    monkeypatch.delattr("cairn.pipeline.serve.maps.corpus_map.lay_out")
+    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")
     assert drawn(own_client, "map") == before
 
 
@@ -125,7 +125,7 @@ def test_request_that_comes_late_with_an_older_generation_leaves_the_map_of_the_
     older = open_generation(CollectionLayout(own_root, "stones"), checks=SIZES)
     ingest(own_root, "stones", [*make_rows(), {"id": "new", "text": "pumice"}])
     expected = drawn(client, "map")
-    monkeypatch.delattr("cairn.pipeline.serve.maps.corpus_map.lay_out")
+    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")
     with monkeypatch.context() as late:
         late.setattr(map_routes, "visible_documents", lambda *_: (older, np.arange(20)))
         reply = client.get("/v1/collections/stones/map").json()

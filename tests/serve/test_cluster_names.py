@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import SIZES, CollectionLayout
-from cairn.pipeline.serve.maps.corpus_map import (
+from cairn.pipeline.serve.corpus_map import (
     MAX_TEXT_CHARACTERS,
     TEXTS_A_CLUSTER,
     name_clusters,

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cairn.pipeline.errors import TryAgainError
-from cairn.pipeline.serve.maps import map_cache
-from cairn.pipeline.serve.maps.map_cache import CacheKey, GenerationCache
+from cairn.pipeline.serve import corpus_map
+from cairn.pipeline.serve.corpus_map import CacheKey, MapCache
 from cairn.pipeline.serve.problems import ProblemError
 
 
@@ -22,7 +22,7 @@ def test_all_requests_share_one_entry() -> None:
 
     async def run() -> list[object]:
         with ThreadPoolExecutor(2) as pool:
-            kept = GenerationCache[int](pool)
+            kept = MapCache(pool)
             return await asyncio.gather(*(kept.get(key(), lambda: made.append(1) or 7) for _ in range(5)))
 
     assert asyncio.run(run()) == [7] * 5
@@ -34,7 +34,7 @@ def test_entry_that_takes_long_is_there_later() -> None:
 
     async def run() -> tuple[object, object]:
         with ThreadPoolExecutor(1) as pool:
-            kept = GenerationCache[bool](pool)
+            kept = MapCache(pool)
             early = await kept.get(key(), lambda: release.wait(), 0.0)
             release.set()
             return early, await kept.get(key(), lambda: False)
@@ -45,7 +45,7 @@ def test_entry_that_takes_long_is_there_later() -> None:
 def test_failed_entry_is_computed_again() -> None:
     async def run() -> object:
         with ThreadPoolExecutor(1) as pool:
-            kept = GenerationCache[float](pool)
+            kept = MapCache(pool)
             with pytest.raises(ZeroDivisionError):
                 await kept.get(key(), lambda: 1 / 0)
             return await kept.get(key(), lambda: 2.0)
@@ -58,7 +58,7 @@ def test_what_is_being_computed_is_told_to_end_when_the_server_stops() -> None:
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
-            kept = GenerationCache[None](pool)
+            kept = MapCache(pool)
 
             def compute() -> None:
                 while True:
@@ -83,7 +83,7 @@ def test_only_the_newest_of_generations_that_follow_one_another_is_computed() ->
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
-            kept = GenerationCache[int](pool)
+            kept = MapCache(pool)
 
             def first() -> int:
                 is_computing.set()
@@ -107,12 +107,12 @@ def test_only_the_newest_of_generations_that_follow_one_another_is_computed() ->
 
 
 def test_other_generations_and_too_many_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_cache, "MAX_ENTRIES", 3)
+    monkeypatch.setattr(corpus_map, "MAX_ENTRIES", 3)
     made: list[str] = []
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
-            kept = GenerationCache[None](pool)
+            kept = MapCache(pool)
             steps = [key(), key(generation=2), key(), key("a"), key("b"), key("c"), key()]
             for step, each in enumerate(steps):
                 await kept.get(each, lambda step=step: made.append(str(step)))
@@ -123,12 +123,12 @@ def test_other_generations_and_too_many_go(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_more_than_can_be_computed_are_told_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(map_cache, "MAX_PENDING", 2)
+    monkeypatch.setattr(corpus_map, "MAX_PENDING", 2)
     release = threading.Event()
 
     async def run() -> None:
         with ThreadPoolExecutor(1) as pool:
-            kept = GenerationCache[bool](pool)
+            kept = MapCache(pool)
             for collection in "ab":
                 assert await kept.get(key(collection), lambda: release.wait(), 0.0) is None
             with pytest.raises(ProblemError, match="too many maps"):

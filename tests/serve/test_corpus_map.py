@@ -9,8 +9,8 @@ import pytest
 from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import SIZES, CollectionLayout
-from cairn.pipeline.serve.maps import corpus_map
-from cairn.pipeline.serve.maps.corpus_map import densest_place, draw_map, lay_out, place
+from cairn.pipeline.serve import corpus_map
+from cairn.pipeline.serve.corpus_map import densest_place, draw_map, lay_out, place
 
 
 def groups(count: int, each: int, dim: int = 16, seed: int = 0) -> np.ndarray:
@@ -104,8 +104,8 @@ def test_others_are_placed_beside_their_neighbours() -> None:
 def test_map_of_a_large_collection_is_of_an_even_part(
     served_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 7)
-    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_SAMPLE", 4)
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 7)
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_SAMPLE", 4)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20))
     assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
@@ -114,7 +114,7 @@ def test_map_of_a_large_collection_is_of_an_even_part(
 
 
 def test_map_of_an_even_part_has_every_cluster(served_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cairn.pipeline.serve.maps.corpus_map.MAX_DOCUMENTS", 1)
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 1)
     generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
     drawn = draw_map(generation, np.arange(20))
     filled = np.unique(generation.cluster_ids)
