@@ -65,6 +65,7 @@ class SearchKeywords(PublicSearchKeywords, total=False):
     """The keywords of the searcher's methods."""
 
     restriction: Mapping[str, Any] | None
+    hide_word_statistics: bool
     max_candidates: int | None
     offset: int
 
@@ -80,8 +81,9 @@ class SearchOptions:
     documents; neighbouring ones are joined. ``group_by`` and ``mmr`` choose these documents first
     (:mod:`cairn.pipeline.search.diversity`), ``mmr`` among the best :attr:`num_candidates`. ``restriction``
     is a second filter, set by the layer that answers for the caller: both must match, and nothing in
-    ``filters`` can widen it. ``offset`` passes over the best documents. It needs ``max_candidates``: all
-    pages then rank the same candidates, whatever ``top_k`` is.
+    ``filters`` can widen it. With ``hide_word_statistics`` the scores of such a search are made of the
+    documents that it may find alone: nothing in them tells of others. ``offset`` passes over the best
+    documents. It needs ``max_candidates``: all pages then rank the same candidates, whatever ``top_k`` is.
     """
 
     top_k: int = option(10, About("Documents to answer with.", low=1, high=MAX_TOP_K))
@@ -140,6 +142,7 @@ class SearchOptions:
         ),
     )
     restriction: Mapping[str, Any] | None = None
+    hide_word_statistics: bool = False
     max_candidates: int | None = None
     offset: int = 0
 

@@ -48,10 +48,12 @@ from cairn.pipeline.index.segments.segment import (
     open_segment,
     open_token_vectors,
 )
+from cairn.pipeline.index.words import count_languages
 from cairn.pipeline.lexical.bm25 import DocumentBM25, PassageBM25
 from cairn.pipeline.lexical.tokenizer import main_languages
 from cairn.pipeline.manifest import Manifest
-from jaxtyping import Float32, Int32, Int64
+from cairn.pipeline.ragged import ranges
+from jaxtyping import Float32, Int32, Int64, UInt8
 
 if TYPE_CHECKING:
     import lance
@@ -213,14 +215,30 @@ class Generation(JoinedColumns):
     @cached_property
     def document_bm25(self) -> DocumentBM25:
         """BM25 of documents."""
-        lengths = [(each.lengths, each.rows.deleted_documents) for each in self.segments]
         return DocumentBM25(
             self.text_words,
             JoinedWords([(each.titles, each.rows.deleted_documents) for each in self.segments]),
             self.chunk_documents,
-            joined_column(lengths, "text_words"),
-            joined_column(lengths, "title_words"),
+            self._counted("text_words"),
+            self._counted("title_words"),
         )
+
+    def _counted(self, name: str) -> Any:
+        return joined_column([(each.lengths, each.rows.deleted_documents) for each in self.segments], name)
+
+    @cached_property
+    def _languages(self) -> UInt8[np.ndarray, " N"]:
+        return self._counted("language")
+
+    def languages_of(self, documents: Int64[np.ndarray, " A"]) -> tuple[str, ...]:
+        """Return the languages that queries would be read in if these documents were all there are."""
+        return main_languages(count_languages(self._languages[documents]))
+
+    def mean_of_chunks(self, documents: Int64[np.ndarray, " A"]) -> Float32[np.ndarray, " V"]:
+        """Return the mean of the chunk vectors of some documents, of a sample where they are many."""
+        firsts = self.chunk_offsets[documents]
+        chunks = ranges(firsts, self.chunk_offsets[documents + 1] - firsts)
+        return mean_vector(self.chunks.reconstruct(chunks[sampled_chunks(len(chunks))]))
 
     @cached_property
     def mean_chunk_vector(self) -> Float32[np.ndarray, " V"]:

@@ -9,8 +9,9 @@ A word of the query has a term in each of the collection's main languages. They 
 the sum of theirs.
 
 No score depends on how the collection was written or on who else is a candidate: where only some documents
-are scored, the totals are those of all. Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance
-Framework: BM25 and Beyond".
+are scored, the totals are those of all, or of those alone where the others are hidden.
+
+Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 and Beyond".
 """
 
 from __future__ import annotations
@@ -152,9 +153,9 @@ class DocumentBM25:
         self._fields = _Field(of_text, text_words), _Field(of_title, title_words)
         self._num_documents = len(text_words)
 
-    def totals(self, terms: Collection[str]) -> tuple[Totals, Totals]:
-        """Return the totals of texts and of titles for some terms."""
-        text, title = (field.totals(terms) for field in self._fields)
+    def totals(self, terms: Collection[str], few: FewDocuments | None = None) -> tuple[Totals, Totals]:
+        """Return the totals of texts and of titles for some terms, of all documents or of ``few``."""
+        text, title = (field.totals(terms, few) for field in self._fields)
         return text, title
 
     def scores(
@@ -165,8 +166,8 @@ class DocumentBM25:
     ) -> Float32[np.ndarray, " N"]:
         """Return the BM25 of every document, or of ``few``; 0 where no word of the query stands.
 
-        ``words`` are those of the query, and how often it has each. ``totals`` are those of a corpus of
-        which these documents are a part.
+        ``words`` are those of the query, and how often it has each. ``totals`` are those that count where
+        they are not these documents': of a corpus that they are a part of, or of a few.
         """
         scores_N = np.zeros(self._num_documents if few is None else len(few.documents_A), np.float32)
         of_fields = totals or (None, None)
@@ -176,9 +177,7 @@ class DocumentBM25:
                 num_holding = _num_holding(terms, field.num_holding, known, num_texts)
                 average = field.average_length if known is None else known.average_length
                 weight = term_weight(repeats, num_holding, num_texts)
-                penalty_N = field.penalty(average)
-                if few is not None:
-                    penalty_N = penalty_N[few.documents_A]
+                penalty_N = field.penalty(average, few)
                 for term in terms:
                     documents, counts = field.counts_of(term, few)
                     if len(documents):
@@ -215,15 +214,23 @@ class _Field:
         self.average_length = self.totals(()).average_length
         self._penalty = self.average_length, length_penalty(num_words_N, self.average_length)
 
-    def totals(self, terms: Collection[str]) -> Totals:
+    def totals(self, terms: Collection[str], few: FewDocuments | None = None) -> Totals:
+        if few is not None:
+            return Totals(
+                texts=len(few.documents_A),
+                length=int(self._num_words_N[few.documents_A].sum(dtype=np.int64)),
+                holding={term: len(self.counts_of(term, few)[0]) for term in terms},
+            )
         return Totals(
             texts=len(self._num_words_N),
             length=self._length,
             holding={term: self.num_holding(term) for term in terms},
         )
 
-    def penalty(self, average: float) -> Float32[np.ndarray, " N"]:
-        """Return the length penalties; those of the last average are kept."""
+    def penalty(self, average: float, few: FewDocuments | None) -> Float32[np.ndarray, " N"]:
+        """Return the length penalties; those of all texts are kept for the last average."""
+        if few is not None:
+            return length_penalty(self._num_words_N[few.documents_A], average)
         known, penalty_N = self._penalty
         if known != average:
             penalty_N = length_penalty(self._num_words_N, average)
@@ -268,13 +275,20 @@ class PassageBM25:
         """The first chunk of each chunk's document."""
         return np.repeat(self._offsets[:-1], np.diff(self._offsets))
 
-    def totals(self, terms: Collection[str], size: int) -> tuple[Totals, Totals]:
+    def totals(
+        self, terms: Collection[str], size: int, few: FewDocuments | None = None
+    ) -> tuple[Totals, Totals]:
         """Return the totals of passages of ``size`` chunks, and of chunks for some terms."""
-        num_passages, characters = self._lengths_of(size)
-        holding = {term: self._num_holding(term) for term in terms}
+        if few is None:
+            num_passages, characters = self._lengths_of(size)
+            num_chunks, num_holding = int(self._offsets[-1]), self._num_holding
+        else:
+            num_passages, characters = self._count_passages(size, few)
+            num_chunks = len(few.chunks_M)
+            num_holding = lambda term: len(self._words.postings(term, few.chunks_M)[0])  # noqa: E731
         return (
             Totals(texts=num_passages, length=characters, holding={}),
-            Totals(texts=int(self._offsets[-1]), length=0, holding=holding),
+            Totals(texts=num_chunks, length=0, holding={term: num_holding(term) for term in terms}),
         )
 
     def scores(
@@ -290,11 +304,11 @@ class PassageBM25:
         passage. ``words`` and ``totals`` are as :class:`DocumentBM25` has them.
         """
         passages, holding = totals or self.totals((), size)
-        penalty_M = self._penalty_of(size, passages.average_length)
+        penalty_M = self._penalty_of(size, passages.average_length, few)
         offsets, firsts_M, chunks_M = self._offsets, self._firsts, None
         if few is not None:
             offsets, chunks_M = few.offsets, few.chunks_M
-            firsts_M, penalty_M = offsets[few.owner_M], penalty_M[chunks_M]
+            firsts_M = offsets[few.owner_M]
         scores_M = np.zeros(len(firsts_M), np.float32)
         counts_M = np.zeros(len(firsts_M), np.float32)
         for terms, repeats in words.items():
@@ -320,28 +334,38 @@ class PassageBM25:
         """Return the number of passages and their characters together."""
         known = self._lengths.get(size)
         if known is None:
-            lengths_M, is_passage_M = self._passages_of(size)
-            known = self._lengths[size] = int(is_passage_M.sum()), int(lengths_M[is_passage_M].sum())
+            known = self._lengths[size] = self._count_passages(size, None)
         return known
 
-    def _penalty_of(self, size: int, average: float) -> Float32[np.ndarray, " M"]:
+    def _count_passages(self, size: int, few: FewDocuments | None) -> tuple[int, int]:
+        lengths_M, is_passage_M = self._passages_of(size, few)
+        return int(is_passage_M.sum()), int(lengths_M[is_passage_M].sum())
+
+    def _penalty_of(self, size: int, average: float, few: FewDocuments | None) -> Float32[np.ndarray, " M"]:
         """Return the length penalty of passages by first chunk; inf where none begins."""
-        known = self._penalties.get((size, average))
+        known = None if few is not None else self._penalties.get((size, average))
         if known is not None:
             return known
-        lengths_M, is_passage_M = self._passages_of(size)
+        lengths_M, is_passage_M = self._passages_of(size, few)
         penalty_M = np.where(is_passage_M, length_penalty(lengths_M, average), np.float32(np.inf))
+        if few is not None:
+            return penalty_M
         for oldest in list(self._penalties)[: max(len(self._penalties) - KEPT_SIZES + 1, 0)]:
             self._penalties.pop(oldest, None)
         self._penalties[size, average] = penalty_M
         return penalty_M
 
-    def _passages_of(self, size: int) -> tuple[Int64[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
+    def _passages_of(
+        self, size: int, few: FewDocuments | None
+    ) -> tuple[Int64[np.ndarray, " M"], Bool[np.ndarray, " M"]]:
         """Return the length of the passage that begins with each chunk, and whether one does."""
-        first_M = np.repeat(self._offsets[:-1], np.diff(self._offsets))
-        ends_M = np.repeat(self._offsets[1:], np.diff(self._offsets))
+        offsets, start_M, end_M = self._offsets, self._start_char, self._end_char
+        if few is not None:
+            offsets, start_M, end_M = few.offsets, start_M[few.chunks_M], end_M[few.chunks_M]
+        first_M = np.repeat(offsets[:-1], np.diff(offsets))
+        ends_M = np.repeat(offsets[1:], np.diff(offsets))
         begins_M = np.arange(len(ends_M))
-        lengths_M = self._end_char[np.minimum(begins_M + size, ends_M) - 1] - self._start_char
+        lengths_M = end_M[np.minimum(begins_M + size, ends_M) - 1] - start_M
         return lengths_M, begins_M <= np.maximum(ends_M - size, first_M)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
@@ -290,13 +291,17 @@ def bm25_documents(
     allowed: Int64[np.ndarray, " A"] | None,
     limit: int,
     totals: tuple[Totals, Totals] | None = None,
+    *,
+    is_alone: bool = False,
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     """Return the positions and scores of the ``allowed`` documents with the best BM25 of title and text.
 
     Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
-    corpus that the generation is a part of.
+    corpus that the generation is a part of. With ``is_alone`` the allowed documents are all that count.
     """
-    few = _few(generation, allowed)
+    few = _few(generation, allowed, is_alone=is_alone)
+    if is_alone:
+        totals = generation.document_bm25.totals(set(chain.from_iterable(words)), few)
     scores = generation.document_bm25.scores(words, totals, few)
     if few is None:
         return best_documents(scores, allowed, limit)
@@ -304,9 +309,11 @@ def bm25_documents(
     return few.documents_A[best], scores
 
 
-def _few(generation: Generation, allowed: Int64[np.ndarray, " A"] | None) -> FewDocuments | None:
-    """Return the allowed documents where they are so few that no others are to be scored."""
-    if allowed is None or len(allowed) * FEW_SHARE > generation.num_documents:
+def _few(
+    generation: Generation, allowed: Int64[np.ndarray, " A"] | None, *, is_alone: bool
+) -> FewDocuments | None:
+    """Return the allowed documents where no others are to be scored: they are few, or the others hidden."""
+    if allowed is None or (len(allowed) * FEW_SHARE > generation.num_documents and not is_alone):
         return None
     return FewDocuments.of(allowed, generation.chunk_offsets)
 
@@ -325,13 +332,17 @@ def bm25_passages(
     words: Mapping[Variants, int],
     size: int,
     allowed: Int64[np.ndarray, " A"] | None,
+    *,
+    is_alone: bool = False,
 ) -> PassageScores | None:
     """Return BM25 of the windows of ``size`` chunks of the ``allowed`` documents, 0 of others.
 
-    None where no word of the query stands in any.
+    None where no word of the query stands in any. ``is_alone`` is as for :func:`bm25_documents`.
     """
-    few = _few(generation, allowed)
-    scores = generation.passage_bm25.scores(words, size, few=few)
+    few = _few(generation, allowed, is_alone=is_alone)
+    bm25 = generation.passage_bm25
+    totals = bm25.totals(set(chain.from_iterable(words)), size, few) if is_alone else None
+    scores = bm25.scores(words, size, totals, few)
     if few is None and allowed is not None:
         scores *= is_in_documents(generation, allowed)
     if scores.max(initial=0.0) <= 0.0:

@@ -201,6 +201,7 @@ class Explanation:
     generation: Generation
     reader: IndexReader
     late: LateQuery
+    languages: tuple[str, ...]
     words_q: Sequence[str]
     least_q: Float32[np.ndarray, " q"]
 
@@ -209,13 +210,14 @@ class Explanation:
         cls, search: PreparedSearch, codebook: TokenCoder, text: str, tokens: QueryTokens, late: LateQuery
     ) -> Explanation:
         """Read which word of a query each of its judging tokens belongs to."""
-        languages = search.generation.query_languages
+        languages = search.languages
         average_q = codebook.average_similarities(late.vectors_qV)
         spans = [_word_at(text, int(tokens.start_char[place]), languages) for place in late.places_q]
         return cls(
             generation=search.generation,
             reader=search.reader,
             late=late,
+            languages=languages,
             least_q=np.maximum(LEAST_COSINE, average_q + LEAST_GAIN * (1.0 - average_q)),
             words_q=[
                 "" if span is None or span[1] - span[0] > LONGEST_ASKED else text[span[0] : span[1]]
@@ -290,12 +292,11 @@ class Explanation:
         is_title_q = of_title.cosine_q > of_text.cosine_q
         cosine_q = np.where(is_title_q, of_title.cosine_q, of_text.cosine_q)
         weight_q = cosine_q * self.late.weights_q
-        languages = self.generation.query_languages
         found: dict[_Place, dict[str, float]] = defaultdict(dict)
         for token in np.flatnonzero(cosine_q >= self.least_q).tolist():
             asked, is_title = self.words_q[token], bool(is_title_q[token])
             start = int((of_title if is_title else of_text).start_q[token])
-            span = _word_at(title if is_title else text, start, languages) if asked else None
+            span = _word_at(title if is_title else text, start, self.languages) if asked else None
             if span is not None:
                 by_word = found[is_title, span]
                 by_word[asked] = by_word.get(asked, 0.0) + float(weight_q[token])

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
@@ -64,6 +64,13 @@ BY_VECTORS_ALONE = "no word of the query carries weight: ranked by vectors alone
 NO_WORD = "no word of the query stands in a document, and nothing encodes queries here: nothing was ranked"
 
 
+class Alone(NamedTuple):
+    """What the documents that may be found say of words and vectors, where nothing of others may show."""
+
+    languages: tuple[str, ...]
+    mean_chunk_V: Float32[np.ndarray, " V"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedSearch:
     """One call: its generation and how it is read, its checked options and what they resolve to.
@@ -71,7 +78,8 @@ class PreparedSearch:
     ``queries`` is None where only vectors are known, ``sparse`` where the collection has no sparse encoder or
     it has no say. ``window`` is the number of chunks in a passage,
     ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
-    ``allowed`` are the documents that may be found, ascending; None: all.
+    ``allowed`` are the documents that may be found, ascending; None: all. ``alone`` is given where scores
+    are made of these alone, and not of what the corpus has.
     """
 
     generation: Generation
@@ -82,6 +90,12 @@ class PreparedSearch:
     ranking_window: int
     allowed: Int64[np.ndarray, " A"] | None = None
     sparse: Sequence[Mapping[int, float]] | None = None
+    alone: Alone | None = None
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages that queries are read in."""
+        return self.generation.query_languages if self.alone is None else self.alone.languages
 
     @property
     def num_allowed(self) -> int:
@@ -96,7 +110,12 @@ class PreparedSearch:
         is_shown = bool(options.passages) and self.window != self.ranking_window
         shown = self.window if is_shown else None
         return self.reader.read_words(
-            self.queries[index], self.ranking_window, shown, self.allowed, options.num_candidates
+            self.queries[index],
+            self.ranking_window,
+            shown,
+            self.allowed,
+            options.num_candidates,
+            None if self.alone is None else self.alone.languages,
         )
 
     def read_sparse(self, index: int) -> Found | None:
@@ -311,7 +330,9 @@ def _score(
         parts["passage_bm25"] = stored.passages()
     if sparse is not None:
         parts["sparse"] = _spread(positions, *sparse)
-    average_chunk = float(generation.mean_chunk_vector @ vector_V)
+    alone = search.alone
+    mean_chunk_V = generation.mean_chunk_vector if alone is None else alone.mean_chunk_V
+    average_chunk = float(mean_chunk_V @ vector_V)
     scores, fusion = document_scores(
         options,
         parts,

@@ -200,11 +200,13 @@ class IndexReader(Protocol):
         shown_size: int | None,
         allowed: Int64[np.ndarray, " A"] | None,
         limit: int,
+        alone: Sequence[str] | None = None,
     ) -> WordScores:
-        """Return the BM25 of a query; only ``allowed`` documents count, ascending.
+        """Return the BM25 of a query; only ``allowed`` documents are found, ascending.
 
         ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are
-        shown, None where they are the same.
+        shown, None where they are the same. ``alone`` are the languages of the allowed documents where no
+        other counts in what is known of words; None where all do.
         """
         ...
 
@@ -268,16 +270,17 @@ class LocalReader:
         shown_size: int | None,
         allowed: Int64[np.ndarray, " A"] | None,
         limit: int,
+        alone: Sequence[str] | None = None,
     ) -> LocalWords:
-        generation = self._generation
-        words = words_asked(query, generation.query_languages)
-        documents, scores = bm25_documents(generation, words, allowed, limit)
+        generation, is_alone = self._generation, alone is not None
+        words = words_asked(query, generation.query_languages if alone is None else alone)
+        documents, scores = bm25_documents(generation, words, allowed, limit, is_alone=is_alone)
         nominees = [documents]
-        passages = windows = bm25_passages(generation, words, size, allowed)
+        passages = windows = bm25_passages(generation, words, size, allowed, is_alone=is_alone)
         if passages is not None:
             nominees.append(nominate_by_passage_bm25(generation, passages, limit))
             if shown_size is not None:
-                windows = bm25_passages(generation, words, shown_size, allowed)
+                windows = bm25_passages(generation, words, shown_size, allowed, is_alone=is_alone)
         return LocalWords(
             documents=documents,
             scores=scores,

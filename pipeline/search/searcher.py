@@ -8,16 +8,17 @@ Safe to use from several threads when the encoder is.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 import numpy as np
 from cairn.pipeline.errors import UsageError
-from cairn.pipeline.index.generation import Generation, OpenOne
+from cairn.pipeline.index.generation import Elsewhere, Generation, OpenOne
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.options import shown
 from cairn.pipeline.search.calibration import (
@@ -37,7 +38,7 @@ from cairn.pipeline.search.filters import (
 from cairn.pipeline.search.hits import Explanation, make_hits, read_rows
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.passages import window_size
-from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
+from cairn.pipeline.search.ranking import Alone, PreparedSearch, rank_queries
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration
 from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
@@ -49,13 +50,15 @@ from cairn.pipeline.types import (
     SearchResult,
     TokenQueryEncoder,
 )
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from threadpoolctl import ThreadpoolController
 
 Vectors = Float[np.ndarray, "Q V"] | EncodedQueries
 Encode = Callable[[QueryEncoder, Sequence[str]], Vectors]
 EncodeSparse = Callable[[Generation, Sequence[str]], Sequence[Mapping[int, float]]]
 """Returns the weights of queries' tokens by a generation's sparse encoder."""
+KEPT_CALIBRATIONS: Final = 256
+"""Of readers who are to see nothing of others' documents: some numbers each, measured in a second."""
 
 
 class Searcher(ServedGeneration):
@@ -111,7 +114,7 @@ class Searcher(ServedGeneration):
             _answer, queries, chosen, self._encode if encoded is None else encoded, self._encode_sparse
         )
         if chosen.min_probability is not None:
-            calibration = self.reading(self._calibration)
+            calibration = self.reading(self._calibration, chosen)
             results = [
                 being_measured(result)
                 if calibration is None
@@ -120,19 +123,28 @@ class Searcher(ServedGeneration):
             ]
         return results if reranker is None else [reranked(result, reranker, options) for result in results]
 
-    def _calibration(self, served: Served) -> Calibration | None:
+    def _calibration(self, served: Served, asked: SearchOptions) -> Calibration | None:
         """Return how raw scores become probabilities.
 
-        Measured once for an encoder, and again when the collection has doubled or halved. While one thread
-        measures, others take what was measured before, None at first.
+        Measured once for an encoder, and again when the collection has doubled or halved: of what a search
+        may find, where nothing of the rest may show. While one thread measures, others take what was measured
+        before, None at first.
         """
-        fingerprint, size = served.encoder.fingerprint, served.generation.num_documents
+        generation = served.generation
+        restriction = asked.restriction if asked.hide_word_statistics else None
+        options = SearchOptions(passages=0, restriction=restriction, hide_word_statistics=True)
+        allowed = matching_documents(generation, None, restriction, served.timeout)
+        if allowed is None:
+            allowed = np.arange(generation.num_documents)
+        key = served.encoder.fingerprint + json.dumps(restriction, sort_keys=True)
         is_first = self._calibrating.acquire(blocking=False)
         try:
-            kept = self._calibrations.get(fingerprint)
-            if is_first and (kept is None or not kept.holds_for(size)):
-                kept = self._calibrations[fingerprint] = _calibrated(
-                    served, self._encode, self._encode_sparse
+            kept = self._calibrations.get(key)
+            if is_first and (kept is None or not kept.holds_for(len(allowed))):
+                for oldest in list(self._calibrations)[: max(len(self._calibrations) - KEPT_CALIBRATIONS, 0)]:
+                    del self._calibrations[oldest]
+                kept = self._calibrations[key] = _calibrated(
+                    served, allowed, options, self._encode, self._encode_sparse
                 )
             return kept
         finally:
@@ -163,6 +175,15 @@ def _answer(
             encoded = encoded(served.encoder, queries)
             generation.require_whole()  # the encoder may have taken its time
         sparse = None if weights is None else weights.result()
+    allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
+    alone = None
+    if options.hide_word_statistics and options.restriction is not None and allowed is not None:
+        if isinstance(generation, Elsewhere):
+            raise UsageError(
+                "word statistics must be hidden in a search of one process, got a search in shards; serve "
+                "the collection without shards"
+            )
+        alone = Alone(generation.languages_of(allowed), generation.mean_of_chunks(allowed))
     search = PreparedSearch(
         generation=generation,
         reader=served.reader,
@@ -170,8 +191,9 @@ def _answer(
         queries=queries,
         window=window,
         ranking_window=ranking_window,
-        allowed=matching_documents(generation, options.filters, options.restriction, served.timeout),
+        allowed=allowed,
         sparse=sparse,
+        alone=alone,
     )
     vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
     by_words = queries is not None and served.encodes_no_queries and not np.any(vectors_QV)
@@ -220,25 +242,29 @@ def _by_words(hit: Hit) -> Hit:
     return replace(hit, scores=without(hit.scores), passages=passages)
 
 
-def _calibrated(served: Served, encode: Encode, encode_sparse: EncodeSparse | None) -> Calibration:
+def _calibrated(
+    served: Served,
+    allowed: Int64[np.ndarray, " A"],
+    options: SearchOptions,
+    encode: Encode,
+    encode_sparse: EncodeSparse | None,
+) -> Calibration:
     """Ask the collection general questions and first sentences of its own documents."""
     if served.encodes_no_queries:
         raise UsageError(
             "min_probability must be asked of a collection whose queries are encoded, got one without a "
             "model for them; leave it out"
         )
-    size = served.generation.num_documents
-    known = known_items(_spread_texts(served.generation))
-    options = SearchOptions(passages=0)
+    known = known_items(_spread_texts(served.generation, allowed))
     answers = _answer(served, [*GENERAL_QUESTIONS, *known.values()], options, encode, encode_sparse)
     off_topic, own = answers[: len(GENERAL_QUESTIONS)], answers[len(GENERAL_QUESTIONS) :]
-    return Calibration.of(off_topic, dict(zip(known, own, strict=True)), size)
+    return Calibration.of(off_topic, dict(zip(known, own, strict=True)), len(allowed))
 
 
-def _spread_texts(generation: Generation) -> Iterator[tuple[str, str]]:
-    """Yield ids and texts of documents from all over the collection, reading a few at a time."""
-    size = generation.num_documents
-    places = np.unique(np.linspace(0, size - 1, min(size, READ_DOCUMENTS)).astype(np.int64))
+def _spread_texts(generation: Generation, allowed: Int64[np.ndarray, " A"]) -> Iterator[tuple[str, str]]:
+    """Yield ids and texts of documents from all over some, reading a few at a time."""
+    size = len(allowed)
+    places = allowed[np.unique(np.linspace(0, size - 1, min(size, READ_DOCUMENTS)).astype(np.int64))]
     num_reads = -(-len(places) // READ_AT_ONCE)
     for first in range(num_reads):
         for row in read_rows(generation, places[first::num_reads], ["doc_id", "text"]):

@@ -233,7 +233,11 @@ async def search(
     reranker = _reranker(state) if rerank else None
     served = await reachable(state, grant, name)
     try:
-        keywords: SearchKeywords = {**options, "restriction": grant.restriction}
+        keywords: SearchKeywords = {
+            **options,
+            "restriction": grant.restriction,
+            "hide_word_statistics": state.settings.hide_word_statistics,
+        }
         asked = SearchOptions(**keywords)
         check_queries(queries)
         chosen = asked if reranker is None else widened(asked)

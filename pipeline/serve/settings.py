@@ -63,6 +63,13 @@ class ServeSettings(OpenOptions):
             default_text="none",
         ),
     )
+    hide_word_statistics: bool = option(
+        False,
+        About(
+            "Score what a reader or a key with a filter may find by those documents alone, so that no score "
+            "tells of others."
+        ),
+    )
     allowed_hosts: tuple[str, ...] = option(
         (), About("Name the server may be called by, beside its own; repeat.", flag="--allowed-host")
     )

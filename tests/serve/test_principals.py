@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
-from cairn.pipeline.client.clients import Connection
+from cairn.pipeline.client.clients import CairnClient, Connection
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
+
+from tests.served_stones import serving
 
 STONES = "/v1/collections/stones"
 ACME = {"X-Cairn-Principal": "nobody, acme"}
@@ -65,6 +68,62 @@ def test_principal_without_documents_finds_none(asked: Callable[..., TestClient]
     headers = {"X-Cairn-Principal": "j%C3%B6rg"}
     response = asked().post(f"{STONES}/search", json={"query": "granite"}, headers=headers)
     assert (response.status_code, response.json()["hits"]) == (200, [])
+
+
+FRENCH = "Le granite est une pierre très dure que l'on trouve dans les montagnes et que l'on taille pour "
+
+
+def _answers(root: Path, **settings: Any) -> list[bytes]:
+    """Return what acme is told over HTTP, MCP and in Python, as it is sent."""
+    token = KeyFile(root / "keys.json").create("portal", scopes=("search", "principal"))[1]
+    headers = {"Authorization": f"Bearer {token}", "X-Cairn-Principal": "acme"}
+    search, store = f"{STONES}/search", "/v1/vector_stores/stones/search"
+    tool = {"name": "search", "arguments": {"query": "granite slate", "collection": "stones"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": tool}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (search, {"query": "granite slate of version 0 flintement", "top_k": 50}),
+        (search, {"query": "granite", "top_k": 3, "chunk_tokens": 32, "max_characters": 400}),
+        (search, {"query": "flint", "filters": {"type": "gte", "key": "year", "value": 2008}}),
+        (search, {"query": "quartz chalk", "top_k": 50, "min_probability": 0.0}),
+        (f"{STONES}/facets", {"columns": ["tenant", "year"]}),
+        (f"{STONES}/count", {}),
+        (store, {"query": "gneiss or slate"}),
+        ("/mcp", message),
+    ]
+    served = ServeSettings(root=root, port=0, readers_column="tenant", deadline_seconds=300.0, **settings)
+    with serving(served) as address:
+        with httpx2.Client(base_url=address, headers=headers, timeout=300.0) as client:
+            replies = [client.post(path, json=body) for path, body in asked]
+        with CairnClient(address, api_key=token, principals=["acme"], timeout_seconds=300.0) as python:
+            found = python.collection("stones").search("granite marble")
+    assert [reply.status_code for reply in replies] == [200] * len(asked)
+    return [*(reply.content for reply in replies), repr(found).encode()]
+
+
+@pytest.mark.parametrize("is_hidden", [True, False])
+def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
+    tmp_path: Path,
+    ingest: Callable[..., None],
+    make_rows: Callable[..., list[dict[str, Any]]],
+    is_hidden: bool,
+) -> None:
+    own = [row for row in make_rows(60) if row["tenant"] == "acme"]
+    others = [
+        [{**row, "text": f"{FRENCH}{row['text']}", "tenant": "zenith"} for row in make_rows(120)[60:]],
+        [{**row, "text": "mortar and brick", "tenant": "zenith"} for row in make_rows(80)[60:]],
+    ]
+    told: list[list[bytes]] = []
+    for number, hidden in enumerate(others):
+        root = tmp_path / f"root-{number}"
+        ingest(root, "stones", own + hidden)
+        told.append(_answers(root, hide_word_statistics=is_hidden))
+    if is_hidden:
+        assert told[0] == told[1]
+        assert b'"probability"' in told[0][3]
+    else:
+        assert [one == other for one, other in zip(*told, strict=True)] == [False] * 4 + [True] * 2 + [
+            False
+        ] * 3
 
 
 @pytest.mark.parametrize(

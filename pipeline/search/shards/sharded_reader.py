@@ -304,8 +304,10 @@ class ShardedReader:
         shown_size: int | None,
         allowed: Int64[np.ndarray, " A"] | None,  # noqa: ARG002 - the shards are asked with the vector
         limit: int,
+        alone: Sequence[str] | None = None,
     ) -> FetchedWords:
         """The shards are asked with the vector."""
+        assert alone is None, "a search in shards that should hide word statistics is refused"
         shown = size if shown_size is None else shown_size
         totals = self._totals.of(query, list(dict.fromkeys((size, shown))))
         return FetchedWords(self._generation, Words(query=query, totals=totals, size=size), shown, limit)
