@@ -169,11 +169,12 @@ class Manifest:
             raise DamageError(f"generation {folder.name} has no {MANIFEST_NAME}") from None
         except OSError as error:
             raise DamageError(f"{MANIFEST_NAME} of generation {folder.name} cannot be read") from error
-        return cls._of(content, folder.name)
+        return cls.of(content, folder.name)
 
     @classmethod
     @lru_cache(maxsize=4)  # a publication reads two manifests ten times
-    def _of(cls, content: bytes, generation: str) -> Manifest:
+    def of(cls, content: bytes, generation: str) -> Manifest:
+        """Check the content of a manifest; see :meth:`read`."""
         what = f"{MANIFEST_NAME} of generation {generation}"
         try:
             raw = json.loads(content)

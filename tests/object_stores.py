@@ -48,10 +48,20 @@ class ObjectStore:
         access_key: str = "",
         *,
         seconds: float = 2.0,
+        every: int = 1,
     ) -> None:
-        """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``."""
-        rule = {"method": method, "path": path, "fault": fault, "times": times, "access_key": access_key}
-        rule["seconds"] = seconds
+        """Make the next requests that match fail: ``refuse``, ``forbid``, ``lose-reply`` or ``stall``.
+
+        That is, ``every`` so manieth of them.
+        """
+        rule: dict[str, object] = {
+            "method": method,
+            "path": path,
+            "fault": fault,
+            "times": times,
+            "access_key": access_key,
+        }
+        rule |= {"seconds": seconds, "every": every}
         self.request("PUT", "/-/faults", json.dumps([rule]).encode())
 
     def kill(self) -> None:

@@ -1,7 +1,8 @@
 """Run moto's S3-compatible server on a free loopback port, with faults on demand.
 
-It writes its address on stdout. ``PUT /-/faults`` takes a list of rules. Each has a method, a pattern of
-paths, the access key it is for (empty: any), a fault, how many requests it applies to, and seconds:
+It writes its address on stdout. ``PUT /-/faults`` takes a list of rules. Each has a method (empty: any), a
+pattern of paths, the access key it is for (empty: any), a fault, how many requests it applies to, seconds,
+and which share of requests fail, one in ``every``:
 
     refuse        answer 503
     forbid        answer 403
@@ -62,10 +63,11 @@ class FaultyStore:
     def _rule(self, method: str, path: str, access_key: str) -> dict[str, Any]:
         with self._lock:
             for rule in self._rules:
-                is_meant = rule["method"] == method and rule["access_key"] in ("", access_key)
+                is_meant = rule["method"] in ("", method) and rule["access_key"] in ("", access_key)
                 if rule["times"] > 0 and is_meant and re.search(rule["path"], path):
                     rule["times"] -= 1
-                    return rule
+                    if rule["times"] % rule["every"] == 0:
+                        return rule
         return {"fault": None}
 
 

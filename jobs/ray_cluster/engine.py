@@ -65,27 +65,24 @@ class RayEngine:
         self, shards: Sequence[Path], on_tokens: Callable[[int], None]
     ) -> Iterator[tuple[int, EncodedShard]]:
         # Tokens are heard of shard by shard.
-        pool, left, are_seen = self._at_work(), [*range(len(shards))], True
+        pool, are_seen = self._at_work(), True
         if shards:
             folder = shards[0].parent.absolute()
             pool.step("share", folder, _leave_mark(folder))
 
-        def staged(place: int) -> tuple[str | bytes]:
-            shard = shards[left[place]]
-            return (shard.name if are_seen else shard.read_bytes(),)
+        def staged(number: int) -> tuple[str | bytes]:
+            return (shards[number].name if are_seen else shards[number].read_bytes(),)
 
-        while left:
-            unseen: list[int] = []
-            sizes = [shards[number].stat().st_size for number in left]
-            for place, answer in pool.map("encode_staged", staged, sizes):
-                if answer is None:  # by a machine without the folder: from here on all get bytes
-                    are_seen = False
-                    unseen.append(left[place])
-                    continue
-                encoded = shard_left(shards[0].parent, answer) if isinstance(answer, tuple) else answer
-                on_tokens(encoded.num_tokens)
-                yield left[place], encoded
-            left = unseen
+        def is_unseen(answer: object) -> bool:
+            nonlocal are_seen  # by a machine without the folder: from here on all get bytes
+            are_seen = are_seen and answer is not None
+            return answer is None
+
+        sizes = [shard.stat().st_size for shard in shards]
+        for number, answer in pool.map("encode_staged", staged, sizes, is_unseen):
+            encoded = shard_left(shards[0].parent, answer) if isinstance(answer, tuple) else answer
+            on_tokens(encoded.num_tokens)
+            yield number, encoded
 
     def run_tasks(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
         if self._tasks is None:

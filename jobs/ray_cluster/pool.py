@@ -117,17 +117,24 @@ class WorkerPool:
                 return answer
 
     def map(
-        self, method: str, arguments: Callable[[int], tuple[Any, ...]], sizes: Sequence[int]
+        self,
+        method: str,
+        arguments: Callable[[int], tuple[Any, ...]],
+        sizes: Sequence[int],
+        goes_again: Callable[[Any], bool] = lambda _: False,
     ) -> Iterator[tuple[int, Any]]:
         """Call ``method(*arguments(number))`` for each shard; yield number and answer as they come.
 
         ``sizes`` are in bytes, one a shard. Arguments are made when they are sent, so that memory holds only
-        those of running calls.
+        those of running calls. A call whose answer ``goes_again`` is made once more.
         """
         work = _Work(method=method, arguments=arguments, sizes=sizes, waiting=deque(range(len(sizes))))
         outstanding = len(sizes)
         while outstanding:
             for number, answer in self._turn(outstanding, work):
+                if goes_again(answer):
+                    work.waiting.appendleft(number)
+                    continue
                 outstanding -= 1
                 yield number, answer
 

@@ -1,31 +1,109 @@
 """Partitions published on a Ray cluster, each by a worker without a model, as one process publishes it.
 
-A worker that does not see the root, since it is on a machine without that file system, says so, and the
-driver publishes that partition itself. A worker that was believed dead may wake when another has done its
-task: it changes nothing once the driver has removed the mark, and the driver looks at each partition after
-that.
+A worker that sees the driver's folder publishes there. Another says so. Of a collection in an object store it
+is then handed the encoded shards by the store, publishes in its own copy of the partition, uploads it, and
+answers with what the collection is to name. Where machines have no such store in common, the driver publishes
+the partition.
+
+A worker that was believed dead may wake when another has done its task: it changes nothing in the driver's
+folder once that has removed the mark, and the driver looks at each partition after that. What such a worker
+uploads no one names.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
 from cairn.jobs.ray_cluster.pool import WorkerPool
-from cairn.pipeline.durable import storage_errors
-from cairn.pipeline.errors import ClusterError
+from cairn.pipeline.durable import remove_entry, storage_errors
+from cairn.pipeline.errors import CairnError
+from cairn.pipeline.index.layout import CollectionLayout, read_manifest
+from cairn.pipeline.index.names import cache_folder
+from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder
 from cairn.pipeline.index.partitions import ChangePartition
-from cairn.pipeline.manifest import PartitionRecord
+from cairn.pipeline.index.recovery import prepare_writer
+from cairn.pipeline.index.replica import Replica
+from cairn.pipeline.manifest import FileRecord, PartitionRecord, record_file
 
 log = logging.getLogger(__name__)
 
 TASK_DEADLINE_SECONDS: Final = 14_400.0
 """What one task took says nothing of the next; a worker that dies is noticed at once in any case."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """Files of the driver's folder in the store of the collection, by their paths there.
+
+    One that a killed driver leaves is swept with old files of no generation.
+    """
+
+    uri: str
+    prefix: str
+    records: Mapping[str, FileRecord]
+
+    @classmethod
+    def upload(cls, task: ChangePartition) -> HandedOver:
+        """Upload what a change reads beside its partition."""
+        whole, mark = task.layout.whole, task.mark
+        assert whole is not None
+        assert whole.replica is not None
+        assert mark is not None
+        handed = cls(
+            whole.replica.uri,
+            f"files/{mark.stem}",
+            {path.relative_to(whole.folder).as_posix(): record_file(path) for path in task.files},
+        )
+        with storage_errors(f"uploading to {handed.uri}"):
+            handed._each(lambda store, key, path: store.write(key, whole.folder / path))
+        return handed
+
+    def download(self, folder: Path) -> None:
+        """Write the files to the same paths below a folder."""
+        self._each(lambda store, key, path: store.download(key, folder / path, self.records[path]))
+
+    def remove(self) -> None:
+        """Remove the files from the store."""
+        with suppress(CairnError):  # they are swept later
+            ObjectFolder(self.uri).delete(f"{self.prefix}/{path}" for path in self.records)
+
+    def _each(self, do: Callable[[ObjectFolder, str, str], object]) -> None:
+        store = ObjectFolder(self.uri)
+        with ThreadPoolExecutor(TRANSFERS) as pool:
+            list(pool.map(lambda path: do(store, f"{self.prefix}/{path}", path), self.records))
+
+
+def publish_elsewhere(task: ChangePartition, handed: HandedOver) -> PartitionRecord:
+    """Publish a partition in this machine's own copy of it, and upload that."""
+    whole = task.layout.whole
+    assert whole is not None
+    folder = cache_folder() / "workers" / handed.uri.removeprefix("s3://")
+    copy = CollectionLayout(folder / task.record.name, whole.name)
+    replica = Replica(handed.uri, copy.folder, task.part)
+    copy = replace(copy, replica=replica)
+    with copy.copy_lock():
+        if not task.record.generation:  # what stands here is of a collection that was removed
+            for entry in set(copy.folder.iterdir()) - {copy.lock_path}:
+                remove_entry(entry)
+        replica.pull()
+        number = copy.current_generation_number()
+        named = {record.name for record in read_manifest(copy, number).partitions} if number else set[str]()
+        for entry in folder.iterdir() if named else ():
+            if entry.name not in named:  # before a repartition
+                remove_entry(entry)
+        handed.download(copy.folder)
+        record = replace(task, layout=copy.partition(task.record), mark=None).run()
+        replica.upload(record)
+        remove_entry(copy.pending_folder)
+    return record
 
 
 class TaskWorker:
@@ -35,13 +113,13 @@ class TaskWorker:
         """Return the version of Cairn, which must be the driver's workers' all."""
         return version("cairn-index")
 
-    def run(self, task: ChangePartition) -> bool:
-        """Publish a partition; False where the file that the driver left is not to be seen."""
+    def run(self, task: ChangePartition, handed: HandedOver | None) -> bool | PartitionRecord:
+        """Publish a partition: True in the driver's folder, a record elsewhere, False nowhere."""
         assert task.mark is not None, "a driver leaves one"
-        is_seen = task.mark.is_file()
-        if is_seen:
+        if task.mark.is_file():
             task.run()
-        return is_seen
+            return True
+        return handed is not None and publish_elsewhere(task, handed)
 
 
 class TaskPool:
@@ -62,19 +140,45 @@ class TaskPool:
     def __call__(self, tasks: Sequence[ChangePartition], folder: Path) -> list[PartitionRecord]:
         """See :data:`cairn.pipeline.index.partitions.RunTasks`."""
         mark = _leave_mark(folder)
-        done: set[int] = set()
+        marked = [replace(task, mark=mark) for task in tasks]
+        whole = tasks[0].layout.whole
+        is_in_store = whole is not None and whole.replica is not None
+        is_unseen = False
+        handed: dict[int, HandedOver] = {}
+        answers: dict[int, bool | PartitionRecord] = {}
+
+        def sent(number: int) -> tuple[ChangePartition, HandedOver | None]:
+            if is_unseen and number not in handed:
+                handed[number] = HandedOver.upload(marked[number])
+            return marked[number], handed.get(number)
+
+        def goes_again(answer: bool | PartitionRecord) -> bool:
+            nonlocal is_unseen  # by a machine without the folder: from here on all are sent with their files
+            is_unseen = is_unseen or (answer is False and is_in_store)
+            return answer is False and is_in_store
+
         try:
-            mapped = self._pool.map(
-                "run", lambda number: (replace(tasks[number], mark=mark),), [1] * len(tasks)
-            )
-            done.update(number for number, is_done in mapped if is_done)
-        except ClusterError as error:
+            answers.update(self._pool.map("run", sent, [1] * len(tasks), goes_again))
+        except CairnError as error:
             log.warning("tasks.given_up: workers did not do them, done here: %s", error)
             self._pool.close()
         mark.unlink(missing_ok=True)
-        if len(done) < len(tasks):
-            log.info("tasks.done_here tasks=%d: no disk in common, or no worker", len(tasks) - len(done))
-        return [(number in done and task.outcome()) or task.run() for number, task in enumerate(tasks)]
+        for each in handed.values():
+            each.remove()
+        return [self._outcome(task, answers.get(number, False)) for number, task in enumerate(tasks)]
+
+    @staticmethod
+    def _outcome(task: ChangePartition, answer: bool | PartitionRecord) -> PartitionRecord:
+        """Return what has become of a partition, and publish it where nothing has."""
+        if isinstance(answer, PartitionRecord):
+            with task.layout.writer_lock():
+                prepare_writer(task.layout)  # nothing that was killed here is in the way of a copy of it
+            return answer
+        if not answer:
+            log.info(
+                "task.done_here partition=%s: no disk or store in common, or no worker", task.layout.name
+            )
+        return (answer and task.outcome()) or task.run()
 
     def close(self) -> None:
         """Stop all workers."""

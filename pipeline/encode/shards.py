@@ -36,6 +36,7 @@ from jaxtyping import Float32, Int32, Int64
 
 EncodedTable = Literal["documents", "chunks"]
 EncodedFile = Literal["rows", "documents", "chunks"]
+ENCODED_FILES: Final[tuple[EncodedFile, ...]] = ("rows", "documents", "chunks")
 
 SHARD_FORMAT: Final = 3
 """Raised when the files of a shard change, so that a run does not take over shards it cannot read."""
@@ -103,8 +104,11 @@ def finished_shards(folder: Path) -> list[int]:
         return []
     matches = (_LAST_NAME.fullmatch(path.name) for path in folder.iterdir())
     numbers = sorted({int(match.group(1)) for match in matches if match})
-    files: tuple[EncodedFile, ...] = ("rows", "documents", "chunks")
-    return [number for number in numbers if all(shard_path(folder, each, number).is_file() for each in files)]
+    return [
+        number
+        for number in numbers
+        if all(shard_path(folder, each, number).is_file() for each in ENCODED_FILES)
+    ]
 
 
 def count_rows(folder: Path, table: EncodedTable, number: int) -> int:

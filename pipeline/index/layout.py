@@ -311,7 +311,7 @@ class CollectionLayout:
             return is_first or time.monotonic() < until
 
         try:
-            with self._copy_lock(waits):
+            with self.copy_lock(waits):
                 self.replica.pull()
             self.replica.complaint = None
             note_outage(self.replica.uri, None)
@@ -439,12 +439,13 @@ class CollectionLayout:
         lease of a killed run to expire; the copy is up to date inside the block.
         """
         with (
-            self._copy_lock(lambda: takes_turns and is_locked(self.writes_lock_path)),
+            self.copy_lock(lambda: takes_turns and is_locked(self.writes_lock_path)),
             contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name),
         ):
             yield
 
-    def _copy_lock(self, waits: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+    def copy_lock(self, waits: Callable[[], bool] = lambda: False) -> contextlib.AbstractContextManager[None]:
+        """Hold the folder on this machine: of a collection in an object store, the copy alone."""
         name = f"the lock of collection {self.name!r}"
         with storage_errors(f"opening {name}"):
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -89,6 +89,10 @@ class ObjectFolder:
             # Of an upload a client reads nothing until the end.
             self._downloads = opened(PIECE_SECONDS, read_timeout=timedelta(seconds=REQUEST_SECONDS))
 
+    def __reduce__(self) -> tuple[type[ObjectFolder], tuple[str]]:
+        """Travel without keys: another machine opens the folder with its own."""
+        return ObjectFolder, (self.uri,)
+
     def read(self, key: str) -> StoredObject | None:
         """Return an object; None where there is none."""
         try:

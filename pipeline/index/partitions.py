@@ -2,6 +2,9 @@
 
     change of some partitions ─▶ each published in its own folder ─▶ the collection's manifest moves, last
 
+In an object store a worker on another machine has a copy of that partition alone: it uploads what it has
+published there, and the driver names it.
+
 A partition has no ``CURRENT``: the collection's manifest says which of its generations is served. So until
 that manifest moves nothing has changed for anyone, however many partitions have published; the next writer of
 such a partition removes what was never named. A partition keeps its generation before the newest, which is
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +49,15 @@ def by_partition(doc_ids: Iterable[str], num_partitions: int) -> dict[int, list[
 class ChangePartition:
     """A change of the partition in ``layout``; ``record`` is what the collection names of it.
 
-    In another process it is only made while the file ``mark`` stands, which the driver left there.
+    In another process it is only made while the file ``mark`` stands, which the driver left there. ``files``
+    of the collection's folder are read for it. ``part`` is its place among the partitions that have rows.
     """
 
     layout: CollectionLayout
     record: PartitionRecord
     change: Change
+    part: range
+    files: Sequence[Path] = ()
     progress: ProgressListener = silent_progress
     mark: Path | None = None
 
@@ -104,16 +111,21 @@ def change_collection(
     facts: GenerationFacts,
     progress: ProgressListener = silent_progress,
     run_tasks: RunTasks | None = None,
+    files: Mapping[int, Sequence[Path]] | None = None,
 ) -> Manifest:
     """Change some partitions, then publish them as one; the caller holds the lock of the collection.
 
-    One after another in this process, or with ``run_tasks`` each in a process of its own.
+    One after another in this process, or with ``run_tasks`` each in a process of its own. ``files`` of the
+    collection's folder are what a change reads beside its partition.
     """
+    places = [*accumulate((bool(record.generation) for record in records), initial=0)]
     tasks = [
         ChangePartition(
             layout=layout.partition(records[number]),
             record=records[number],
             change=change,
+            part=range(*places[number : number + 2]),
+            files=(files or {}).get(number, ()),
             progress=progress if run_tasks is None else silent_progress,
         )
         for number, change in changes.items()

@@ -182,7 +182,10 @@ def publish_partitions(
         _copy_side_files(facts, folder)
         durable.fsync_files(folder.iterdir())
         own = [
-            read_manifest(layout.partition(record), record.generation)
+            # A worker on another machine may have published it into the store.
+            layout.replica.manifest(record)
+            if layout.replica
+            else read_manifest(layout.partition(record), record.generation)
             for record in partitions
             if record.generation
         ]

@@ -137,6 +137,8 @@ def _complete(layout: CollectionLayout) -> None:
             is_finished = manifest.run_id != REPAIR_RUN_ID or served not in standing
             if is_finished and not check_generation_files(layout, manifest):
                 serve_generation(layout, standing[-1])
+                if layout.replica is not None:
+                    layout.replica.pull()  # what workers on other machines have published of it
 
 
 def mend(layout: CollectionLayout) -> int:

@@ -47,7 +47,7 @@ from cairn.pipeline.index.names import (
     generation_name,
 )
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder, StoredObject
-from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, record_file
+from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, Manifest, PartitionRecord, record_file
 
 
 def key_of(record: FileRecord) -> str:
@@ -253,7 +253,7 @@ class Replica:
     def _has_parts(self, manifest: bytes) -> bool:
         """Tell whether the copy has the manifests, which come last, of the partitions that are wanted."""
         return all(
-            (self._folder / PARTITIONS / own["name"] / _folder_of(own["generation"]) / MANIFEST_NAME).exists()
+            (self._folder / _manifest_of(PartitionRecord(**own))[0]).exists()
             for own in _wanted(json.loads(manifest), self.parts)
         )
 
@@ -272,6 +272,15 @@ class Replica:
         commit_point("store-current-swapped")
         with contextlib.suppress(TryAgainError, DamageError):  # the next writer does it
             self._sweep()
+
+    def manifest(self, record: PartitionRecord) -> Manifest:
+        """Read a partition's manifest, from the store where another machine has published it."""
+        return Manifest.of(self._small(*_manifest_of(record)), generation_name(record.generation))
+
+    def upload(self, record: PartitionRecord) -> None:
+        """Upload a generation of a partition, which a generation of the collection may then name."""
+        self._upload(self._records(record.generation, record.sha256, _base_of(record)))
+        commit_point("partition-uploaded")
 
     def remove(self) -> None:
         """Remove the collection from the store, what says that there is one first."""
@@ -319,7 +328,8 @@ class Replica:
         named = manifest["lance_files"].items()
         records |= {f"{base}lance/{name}": FileRecord(**record) for name, record in named}
         for own in _wanted(manifest, parts):
-            records |= self._records(own["generation"], own["sha256"], f"{PARTITIONS}/{own['name']}/")
+            record = PartitionRecord(**own)
+            records |= self._records(record.generation, record.sha256, _base_of(record))
         for path in records:
             if Path(path).is_absolute() or ".." in Path(path).parts:
                 raise DamageError(f"a file of {self.uri} must lie in its collection, got {path!r}")
@@ -352,7 +362,8 @@ class Replica:
             if size != record.size_bytes or modified_at is None:
                 return False
             is_new = lease and lease.modified_at - modified_at < timedelta(seconds=REUSED_SECONDS)
-            return bool(is_new) or key in kept
+            # What the copy does not have was uploaded by a worker of this run.
+            return bool(is_new) or key in kept or not files[key][0].exists()
 
         missing = [(key, path) for key, (path, record) in files.items() if not is_there(key, record)]
         with durable.storage_errors(f"uploading to {self.uri}"), ThreadPoolExecutor(TRANSFERS) as pool:
@@ -473,6 +484,15 @@ def _wanted(manifest: Mapping[str, Any], parts: range | None) -> Sequence[Mappin
     """Return the partitions that have rows, or some of them by their numbers among these."""
     partitions = [own for own in manifest["partitions"] if own["generation"]]
     return partitions if parts is None else partitions[parts.start : parts.stop]
+
+
+def _base_of(record: PartitionRecord) -> str:
+    return f"{PARTITIONS}/{record.name}/"
+
+
+def _manifest_of(record: PartitionRecord) -> tuple[str, str]:
+    """Return the path of a partition's manifest in a copy, and its hash."""
+    return f"{_base_of(record)}{_folder_of(record.generation)}/{MANIFEST_NAME}", record.sha256
 
 
 def _folder_of(number: int) -> str:

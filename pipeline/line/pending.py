@@ -23,6 +23,7 @@ from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.ledger import Ledger
 from cairn.pipeline.encode.paid import PAID_NAME
 from cairn.pipeline.encode.shards import (
+    ENCODED_FILES,
     SHARD_FORMAT,
     EncodedTable,
     count_rows,
@@ -31,6 +32,7 @@ from cairn.pipeline.encode.shards import (
     read_cluster_ids,
     read_document_hashes,
     read_encoded,
+    shard_path,
 )
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.ingest_settings import SPEED_ONLY
@@ -127,6 +129,10 @@ class EncodedShards:
             gone = stale.get(number, {})
             counts[number] = documents - len(gone), chunks - sum(gone.values())
         return cls(folder=folder, counts=counts, stale=stale)
+
+    def files(self) -> list[Path]:
+        """Return the files of all shards."""
+        return [shard_path(self.folder, file, number) for number in self.counts for file in ENCODED_FILES]
 
     def count(self) -> tuple[int, int]:
         """Return the number of documents and chunks to commit, by the footers of their files."""

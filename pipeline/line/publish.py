@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ def publish(
     """
     shards = pending.EncodedShards.of(run.layout, run.ledger, encoded.first_shard)
     commit = Commit(
+        folder=run.layout.folder,
         shards=shards,
         deleted_ids=chain.from_iterable(
             chain(
@@ -78,23 +80,28 @@ def _publish_partitions(run: Run, commit: Commit, before: Manifest | None) -> Ma
     deleted_ids = by_partition(commit.deleted_ids, num_partitions)
     is_outgrown = {rows.tables.layout.name: rows.has_new_columns() for rows in run.stored}
     changes: dict[int, Change] = {}
+    files: dict[int, list[Path]] = {}
     for number in range(num_partitions):
         shards = commit.shards.of_partition(number, num_partitions)
         gone = deleted_ids.get(number, [])
         is_replaced = commit.replaces_all and records[number].generation
         if shards.counts or gone or is_replaced or is_outgrown.get(records[number].name):
             own = replace(commit, shards=shards, deleted_ids=gone)
-            changes[number] = own.run
-    return change_collection(run.layout, records, changes, commit.facts, run.progress, run.engine.run_tasks)
+            changes[number], files[number] = own.run, [*shards.files(), *commit.facts.side_files.values()]
+    return change_collection(
+        run.layout, records, changes, commit.facts, run.progress, run.engine.run_tasks, files
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Commit:
     """What a run changes in one folder of rows: encoded shards come, and documents go.
 
-    ``added`` are the further columns of ``chunks`` of a new folder.
+    ``added`` are the further columns of ``chunks`` of a new folder. ``folder`` is the collection's where the
+    files lie; another machine has them at the same places of its own.
     """
 
+    folder: Path
     shards: pending.EncodedShards
     deleted_ids: Iterable[str]
     metadata_fields: Sequence[pa.Field[Any]]
@@ -112,6 +119,9 @@ class Commit:
         tables: LanceTables | None = None,
     ) -> Manifest:
         """Commit to the tables and publish; ``base`` is what is served, None where nothing of it is kept."""
+        folder = (layout.whole or layout).folder
+        if folder != self.folder:
+            return self._moved(folder).run(layout, base, progress, tables)
         documents, chunks = self.shards.count()
         progress("commit", 0, documents, "documents")
         if tables is None:
@@ -142,6 +152,18 @@ class Commit:
             self.config,
             progress,
             shares=not self.replaces_all,
+        )
+
+    def _moved(self, folder: Path) -> Commit:
+        def moved(path: Path) -> Path:
+            return folder / path.relative_to(self.folder)
+
+        side_files = {name: moved(path) for name, path in self.facts.side_files.items()}
+        return replace(
+            self,
+            folder=folder,
+            shards=replace(self.shards, folder=moved(self.shards.folder)),
+            facts=replace(self.facts, side_files=side_files),
         )
 
 

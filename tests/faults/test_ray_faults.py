@@ -35,6 +35,7 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
+from tests.object_stores import STORE_ROOT, ObjectStore
 from tests.ray_machines import RayCluster
 
 pytestmark = [
@@ -65,6 +66,7 @@ SILENT_SECONDS = 120.0
 """And within this where something fell silent without a word: it is found out by its deadline."""
 
 ROOT = Path(__file__).parents[2]
+APART = "unshare --user --map-root-user --mount".split()  # noqa: SIM905
 NAMESPACES = "unshare --user --map-root-user --net --pid --fork --kill-child --mount-proc".split()  # noqa: SIM905
 
 # Run in a process of its own: ingest argv[2] into argv[1] on the cluster argv[4] with the model argv[3], and
@@ -264,41 +266,91 @@ def test_ingest_whose_driver_was_killed_goes_on_and_gives_the_undisturbed_collec
     require_undisturbed()
 
 
+def in_partitions(model: Path) -> IngestConfig:
+    return replace(settings(model), index=IndexConfig(partitions=PARTITIONS))
+
+
+def documents(root: str | Path, name: str) -> pa.Table:
+    columns = ["doc_id", "text", "vector"]
+    return open_collection(name, root=root).documents.to_arrow(columns).sort_by("doc_id")
+
+
+def kill_task_workers(cluster: RayCluster, folder: Path, below: str = "") -> list[int]:
+    """Kill all workers that publish partitions at each of three steps; return them."""
+    killed: list[int] = []
+    for step in ("*/lance/*", "*/generations/.*.tmp/*", "*/generations/.*.tmp/*chunks.faiss"):
+        end = time.monotonic() + SILENT_SECONDS
+        while not any(folder.glob(below + step)) or not (workers := cluster.workers("TaskWorker")):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        killed.extend(workers)
+        signal_all(workers, signal.SIGKILL)
+        while set(cluster.workers("TaskWorker")) & set(workers):
+            time.sleep(0.01)
+    return killed
+
+
 @FAULTS
 def test_publication_of_partitions_whose_workers_are_killed_gives_the_undisturbed_collection(
     ray_cluster: RayCluster, source: str, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    config = replace(settings(tiny_model_folder), index=IndexConfig(partitions=PARTITIONS))
+    config = in_partitions(tiny_model_folder)
     folder = CollectionLayout(tmp_path, "disturbed").partitions_folder
-    killed: list[int] = []
-
-    def kill() -> None:
-        for step in ("*/lance/*", "*/generations/.*.tmp/*", "*/generations/.*.tmp/*chunks.faiss"):
-            end = time.monotonic() + SILENT_SECONDS
-            while not any(folder.glob(step)) or not (workers := ray_cluster.workers("TaskWorker")):
-                assert time.monotonic() < end
-                time.sleep(0.01)
-            killed.extend(workers)
-            signal_all(workers, signal.SIGKILL)
-            while set(ray_cluster.workers("TaskWorker")) & set(workers):
-                time.sleep(0.01)
-
     with ThreadPoolExecutor(1) as thread:
-        kills = thread.submit(kill)
+        kills = thread.submit(kill_task_workers, ray_cluster, folder)
         engine = engine_at(ray_cluster.address)
         report = build_index([source], tmp_path, "disturbed", config, engine=open_engine(engine, config))
-        kills.result(0)
-    assert len(killed) >= 3
+        assert len(kills.result(0)) >= 3
     assert (report.indexed, report.encoded) == (DOCUMENTS, DOCUMENTS)
     build_index([source], tmp_path, "undisturbed", config)
-    disturbed, undisturbed = (
-        open_collection(name, root=tmp_path)
-        .documents.to_arrow(["doc_id", "text", "vector"])
-        .sort_by("doc_id")
-        for name in ("disturbed", "undisturbed")
-    )
-    assert disturbed.equals(undisturbed)
+    assert documents(tmp_path, "disturbed").equals(documents(tmp_path, "undisturbed"))
     assert verify_collection(CollectionLayout(tmp_path, "disturbed")) == []
+
+
+# Run where argv[6] is a disk that no worker sees: ingest argv[2] into argv[1] with the model argv[3] on the
+# cluster argv[4].
+DRIVER_APART = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[5])
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", sys.argv[6]], check=True)
+os.environ["CAIRN_CACHE"] = sys.argv[6]
+from pathlib import Path
+from cairn.cli.cluster import open_engine
+from tests.faults.test_ray_faults import engine_at, in_partitions
+from cairn.pipeline.line.build_index import build_index
+config = in_partitions(Path(sys.argv[3]))
+report = build_index([sys.argv[2]], sys.argv[1], "c", config,
+                     engine=open_engine(engine_at(sys.argv[4]), config))
+print(report.indexed, report.encoded)
+"""
+
+
+@FAULTS
+def test_publication_into_a_store_whose_workers_are_killed_gives_the_undisturbed_collection(
+    object_store: ObjectStore,
+    source: str,
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "driver").mkdir()
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "machines"))
+    cluster = RayCluster()
+    try:
+        arguments = [STORE_ROOT, source, str(tiny_model_folder), cluster.address, str(ROOT)]
+        command = [*APART, sys.executable, "-c", DRIVER_APART, *arguments, str(tmp_path / "driver")]
+        driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        partitions = tmp_path / "machines/workers/cairn/indexes/c"
+        killed = kill_task_workers(cluster, partitions, "*/c/partitions/")
+        said, _ = driver.communicate(timeout=SILENT_SECONDS)
+    finally:
+        cluster.close()
+    assert said.split()[-2:] == [str(DOCUMENTS), str(DOCUMENTS)], "after what Ray says"
+    assert len(killed) >= 3
+    monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "reader"))
+    build_index([source], tmp_path, "c", in_partitions(tiny_model_folder))
+    assert documents(STORE_ROOT, "c").equals(documents(tmp_path, "c"))
+    assert verify_collection(CollectionLayout.at(STORE_ROOT, "c")) == []
 
 
 @pytest.fixture

@@ -381,6 +381,7 @@ def test_change_that_comes_after_the_collection_has_moved_on_undoes_nothing(
             layout=layout.partition(record),
             record=record,
             change=lambda *_: pytest.fail("it undid what was published"),
+            part=range(1),
         )
         for record in read_manifest(layout, number).partitions
     ]
@@ -400,22 +401,20 @@ def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
     class Pool:
         step = close = lambda *_: None
 
-        def map(
-            self, method: str, arguments: Callable[[int], tuple[ChangePartition]], sizes: list[int]
-        ) -> Any:
+        def map(self, method: str, arguments: Callable[[int], Any], sizes: list[int], _: object) -> Any:
             for number in range(len(sizes)):
-                (task,) = arguments(number)
+                task, handed = arguments(number)
                 made.append(task)
                 assert method == "run"
                 for _ in range(2):
-                    yield number, TaskWorker().run(task)
+                    yield number, TaskWorker().run(task, handed)
 
     monkeypatch.setattr(tasks, "WorkerPool", lambda *_, **__: Pool())
     monkeypatch.setattr(EncoderWorker, "run_tasks", TaskPool(None, 1, 1))
     ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
     assert len(made) == PARTITIONS
     for task in made:
-        assert not TaskWorker().run(task)
+        assert not TaskWorker().run(task, None)
         with pytest.raises(CollectionBusyError, match="was given up"):
             task.run()
     assert contents(layout) == {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}

@@ -192,15 +192,22 @@ class HalfBlindPool:
         self.folder = folder
 
     def map(
-        self, _: str, arguments: Callable[[int], tuple[str | bytes]], sizes: Sequence[int]
+        self,
+        _: str,
+        arguments: Callable[[int], tuple[str | bytes]],
+        sizes: Sequence[int],
+        goes_again: Callable[[object], bool],
     ) -> Iterator[tuple[int, EncodedShard | None]]:
         for place in range(len(sizes)):
-            (staged,) = arguments(place)
-            self.given.append(staged)
-            if isinstance(staged, str):
-                yield place, None if place % 2 else encoded((self.folder / staged).read_bytes())
-            else:
-                yield place, encoded(staged)
+            while goes_again(answer := self._answer(place, *arguments(place))):
+                pass
+            yield place, answer
+
+    def _answer(self, place: int, staged: str | bytes) -> EncodedShard | None:
+        self.given.append(staged)
+        if isinstance(staged, bytes):
+            return encoded(staged)
+        return None if place % 2 else encoded((self.folder / staged).read_bytes())
 
 
 def encoded(staged: bytes) -> EncodedShard:
@@ -222,6 +229,6 @@ def test_shards_that_a_worker_does_not_see_are_sent_to_it(tmp_path: Path, config
     assert found == {number: b"%d" % number for number in range(6)}
     assert pool.given == [
         *(shard.name for shard in shards[:2]),
-        *(found[number] for number in (2, 3, 4, 5, 1)),
+        *(found[number] for number in range(1, 6)),
     ]
     assert sum(tokens) == 6

@@ -92,6 +92,17 @@ def test_map_answers_every_number_once_and_has_no_more_begun_than_workers_and_an
     assert [(tmp_path / f"began-{number}").read_text() for number in range(20)] == ["x"] * 20
 
 
+def test_map_makes_a_call_again_whose_answer_says_so(make_pool: Any, tmp_path: Path) -> None:
+    pool, again = make_pool(), [9]
+    found = dict(
+        pool.map(
+            "square", lambda number: (number,), [1] * 6, lambda answer: answer in again and bool(again.pop())
+        )
+    )
+    assert found == {number: number * number for number in range(6)}
+    assert (tmp_path / "began-3").read_text() == "xx"
+
+
 @pytest.mark.slow
 def test_map_with_workers_that_die_and_one_that_hangs_past_its_deadline_answers_every_number_once(
     make_pool: Any, tmp_path: Path
