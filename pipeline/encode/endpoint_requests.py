@@ -65,6 +65,8 @@ LONGEST_LIMIT_SECONDS: Final = 3_600.0
 ANSWER_SECONDS: Final = 120.0
 """How long one attempt waits for data."""
 CONNECT_SECONDS: Final = 5.0
+REACH_SECONDS: Final = 30.0
+"""How long a server is tried that no request has reached: its address is more often wrong than it is down."""
 MOST_UNUSABLE: Final = 3
 """Attempts after which answers that cannot be used are believed to be the server's way."""
 GOOD_ANSWERS: Final = 32
@@ -173,6 +175,7 @@ class Server:
         self._gives, self._key_variable = gives, key_variable
         self._resume_at = 0.0
         self._lock = threading.Lock()
+        self._was_reached = False
         self._turns = threading.Condition()
         self._running, self._num_good = 0, 0
         self._num_requests = self._most_at_once = num_requests
@@ -198,8 +201,11 @@ class Server:
         import tenacity
 
         is_late = tenacity.stop_before_delay(patience.retry_seconds)
+        is_nowhere = tenacity.stop_before_delay(REACH_SECONDS)
         attempts = tenacity.Retrying(
-            stop=lambda state: is_late(state) or _is_unusable_still(state),
+            stop=lambda state: (
+                is_late(state) or _is_unusable_still(state) or (not self._was_reached and is_nowhere(state))
+            ),
             retry=tenacity.retry_if_exception_type(_PassingError),
             wait=_pause_of,
             sleep=time.sleep,
@@ -227,6 +233,7 @@ class Server:
             try:
                 response = self._http.post(self.address.url, json=asked, timeout=timeout)
             except httpx2.ReadTimeout:
+                self._was_reached = True
                 if most_at_once:
                     self._send_fewer(most_at_once)
                 sentence = f"the endpoint {where} must answer in {left:.0f} s, got nothing"
@@ -235,6 +242,7 @@ class Server:
                 raise _PassingError(
                     f"the endpoint {where} must be reachable, got {type(error).__name__}"
                 ) from None
+            self._was_reached = True
             if response.status_code != 200:
                 self._refuse(response)
             if most_at_once:

@@ -263,6 +263,15 @@ def test_endpoint_that_is_not_there_is_named(embedding_server):
         EndpointEncoder(config).check()
 
 
+def test_ingest_whose_endpoint_was_never_reached_gives_up_soon(monkeypatch):
+    monkeypatch.setattr(endpoint_requests, "REACH_SECONDS", 0.2)
+    config = encoder_config({"model": "http://127.0.0.1:9/v1/embeddings"})
+    started = time.monotonic()
+    with pytest.raises(EndpointDownError, match="must be reachable"):
+        EndpointEncoder(config).check()
+    assert time.monotonic() - started < endpoint.INGEST.retry_seconds / 3
+
+
 def test_other_model_behind_the_name_is_refused(embedding_server):
     encoder = encoder_of(embedding_server)
     before = encoder.fingerprint
