@@ -64,6 +64,14 @@ class Rows:
     own_start: Int64[np.ndarray, " M"]
     num_own: Int64[np.ndarray, " M"]
 
+    def __len__(self) -> int:
+        return len(self.row_offsets) - 1
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, " R"]:
+        """Return the tokens of each row."""
+        return np.diff(self.row_offsets)
+
 
 def draw_intervals(
     num_texts: int, generator: np.random.Generator, intervals: Sequence[int]
@@ -178,7 +186,7 @@ def lay_out(
     pooling: Pooling,
     cls_id: int | None,
     landmark_id: int,
-    prefix_ids: Int32[np.ndarray, " P"] = NO_PREFIX,
+    prefix_ids: Int32[np.ndarray, " P"] | Sequence[Int32[np.ndarray, " _"]] = NO_PREFIX,
     pool_prefix: bool = False,
     max_window_tokens: int = 0,
     overlap_tokens: int = 0,
@@ -189,9 +197,10 @@ def lay_out(
 
     What is pooled is the pooling's rule. In a row of its own [CLS] counts to the chunk, as
     sentence-transformers has it; with a prefix or a title only what stands after it does, unless
-    ``pool_prefix`` keeps the whole row. In a window [CLS] belongs to no chunk (late chunking). ``titles`` are
-    those of the texts, empty for none: one stands with a landmark of its own at the head of each row of its
-    text. With chunk attention each chunk may have its own: then ``are_of_chunks``.
+    ``pool_prefix`` keeps the whole row. In a window [CLS] belongs to no chunk (late chunking). ``prefix_ids``
+    are one prefix or those of the texts, ``titles`` those of the texts, empty for none: a title stands with a
+    landmark of its own at the head of each row of its text. With chunk attention each chunk may have its own:
+    then ``are_of_chunks``.
 
     A window is one row of at most ``max_window_tokens``. Each window after the first begins with the last
     whole chunks of the one before that fit ``overlap_tokens`` and leave room for one more chunk. A chunk in
@@ -202,7 +211,6 @@ def lay_out(
     rule, is_full = pooling_rule(pooling), attention == "full"
     mark_id = cls_id if rule.window_mark == "cls" else landmark_id
     assert mark_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
-    opening_ids = np.concatenate([np.array([] if cls_id is None else [cls_id], np.int32), prefix_ids])
     num_own, num_texts = np.diff(chunks.token_offsets), len(chunks.chunk_offsets) - 1
     num_marks, tail = (0, 1) if rule.window_mark is None else (1, 0)
     marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
@@ -213,9 +221,11 @@ def lay_out(
         is_text[marked_offsets[1:] - 1] = False
     marked_ids[is_text] = ids_T
     title_ids = [NO_PREFIX] * num_texts if titles is None else titles
-    title_N = np.fromiter(map(len, title_ids), np.int64, len(title_ids))
+    prefixes = [prefix_ids] * len(title_ids) if isinstance(prefix_ids, np.ndarray) else prefix_ids
+    title_N, prefix_N = (np.fromiter(map(len, ids), np.int64) for ids in (title_ids, prefixes))
     assert not (are_of_chunks and is_full), "a window holds several chunks"
-    head_N = len(opening_ids) + title_N + num_marks * (title_N > 0)
+    has_cls, lead_N = cls_id is not None, prefix_N + title_N
+    head_N = has_cls + lead_N + num_marks * (title_N > 0)
     # Rows of chunks first_R to end_R, and the row that each chunk is pooled in.
     row_M = np.arange(len(num_own))
     first_R, end_R = row_M, row_M + 1
@@ -229,16 +239,18 @@ def lay_out(
     row_offsets = np.concatenate([[0], np.cumsum(head_R + body_R + tail)])
     ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
     ids[ranges(row_offsets[:-1] + head_R, body_R)] = marked_ids[ranges(marked_offsets[first_R], body_R)]
-    ids[row_offsets[:-1, None] + np.arange(len(opening_ids))] = opening_ids
-    if title_N.any():
-        starts_N = np.cumsum(title_N) - title_N
-        titled = ranges(row_offsets[:-1] + len(opening_ids), title_N[text_R])
-        ids[titled] = np.concatenate(title_ids)[ranges(starts_N[text_R], title_N[text_R])]
+    if cls_id is not None:
+        ids[row_offsets[:-1]] = cls_id
+    if lead_N.any():
+        leads = np.concatenate([part for both in zip(prefixes, title_ids, strict=True) for part in both])
+        starts_N = np.cumsum(lead_N) - lead_N
+        led = ranges(row_offsets[:-1] + has_cls, lead_N[text_R])
+        ids[led] = leads[ranges(starts_N[text_R], lead_N[text_R])]
         if num_marks:
             ids[(row_offsets[:-1] + head_R)[title_N[text_R] > 0] - 1] = mark_id
     shift_M = (head_R - marked_offsets[first_R])[row_M]
     own_start = marked_offsets[:-1] + shift_M
-    is_behind_M = head_R[row_M] > int(cls_id is not None)
+    is_behind_M = head_R[row_M] > int(has_cls)
     pooled_start, pooled_end = rule.span(
         ChunkPlaces(
             first_M=np.where(is_full | (is_behind_M & (not pool_prefix)), own_start, 0),

@@ -44,12 +44,13 @@ from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.lab.train.gradients import cached_backward
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import contrastive_loss
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import apart, split
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.trainer import Batch, add_gradient, make_optimizer
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.vector_index.faiss_build import build_faiss_index
 from cairn.pipeline.vector_index.faiss_index import open_faiss_index
 from safetensors.torch import save_file
@@ -310,23 +311,23 @@ def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: f
     )
     rng = np.random.default_rng(0)
 
-    def rows_of(count: int, length: int) -> PackedRows:
+    def rows_of(count: int, length: int) -> Rows:
         ids = rng.integers(4, size.vocabulary, count * length, dtype=np.int32)
-        return PackedRows.apart(ids, np.full(count, length))
+        return apart(ids, np.full(count, length))
 
     rows, context = rows_of(size.trained_rows, size.trained_length), rows_of(CONTEXT_VECTORS, CONTEXT_TOKENS)
     num_queries = size.trained_rows // 2
     positive_Q = torch.arange(num_queries, device=device)
     report: dict[str, Any] = {}
-    for name, read in (("plain", []), ("eq. 5", context.split(config.micro_batch_tokens))):
+    for name, read in (("plain", []), ("eq. 5", split(context, config.micro_batch_tokens))):
         model = LandmarkEncoder(read_checkpoint(folder)).to(device)
         optimizer = make_optimizer(model, config)
 
-        def embed(part: PackedRows, context_CD: torch.Tensor | None, model: Any = model) -> Any:
+        def embed(part: Rows, context_CD: torch.Tensor | None, model: Any = model) -> Any:
             with autocast(model, config):
                 return (model(part, context_CD).float(),)
 
-        def embed_context(part: PackedRows, model: Any = model) -> torch.Tensor:
+        def embed_context(part: Rows, model: Any = model) -> torch.Tensor:
             with autocast(model, config):
                 return model.embed_documents(part).float()
 
@@ -341,7 +342,7 @@ def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: f
         ) -> None:
             optimizer.zero_grad(set_to_none=True)
             first = [partial(embed_context, part) for part in read]
-            second = [partial(embed, part) for part in rows.split(config.micro_batch_tokens)]
+            second = [partial(embed, part) for part in split(rows, config.micro_batch_tokens)]
             batch = Batch(backward=lambda: cached_backward(first, second, loss_of))
             losses.append(add_gradient(batch, model, config)[0])
             optimizer.step()

@@ -36,7 +36,7 @@ from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEnc
 from cairn.pipeline.lab.train.latent_block import add_latent_block
 from cairn.pipeline.lab.train.leakage import without_judged
 from cairn.pipeline.lab.train.losses import FalseNegatives, contrastive_loss, distillation_loss
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import NONE_FOUND, PairData, TrainingData
 from cairn.pipeline.lab.train.pairs import TrainingPairs, join_pairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceBatch
@@ -55,7 +55,7 @@ from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
-from cairn.pipeline.model.landmarks import draw_intervals
+from cairn.pipeline.model.landmarks import Rows, draw_intervals
 from cairn.pipeline.poolings import PREFIX_POOLINGS, pooling_rule
 from cairn.pipeline.types import ModelScorer, ProgressListener, silent_progress
 from jaxtyping import Bool, Float32, Int64
@@ -81,10 +81,10 @@ def pair_batch(
     generator = np.random.default_rng([config.seed, 1, step])
     batch, context = draw_batch(data, units, generator, config, model.max_positions)
     seed = int(generator.integers(2**62))
-    parts = batch.rows.split(config.micro_batch_tokens)
+    parts = split(batch.rows, config.micro_batch_tokens)
     first, dropped_BC = list[FirstStage](), None
     if context is not None:
-        rows = context.split(config.micro_batch_tokens)
+        rows = split(context, config.micro_batch_tokens)
         first = [partial(_embed_context, model, part, config) for part in rows]
         if config.context_dropout:
             draws = torch.Generator().manual_seed(seed)
@@ -97,14 +97,14 @@ def pair_batch(
     report = {
         "num_queries": len(batch.pair_Q),
         "num_documents": len(batch.pair_D),
-        "num_chunks": len(batch.rows),
-        "num_tokens": len(batch.rows.ids_N),
+        "num_chunks": len(batch.text_B),
+        "num_tokens": len(batch.rows.ids),
         "num_context": 0 if context is None else len(context),
         "batch_cosine": mean_cosine(data.vectors.document_NV[batch.pair_D]),
     }
 
     def backward() -> torch.Tensor:
-        read = parts if teaches_rows else [part.alone for part in parts]
+        read = parts if teaches_rows else [alone(part, has_cls=model.has_cls) for part in parts]
         teacher_BD = None if teacher is None else _teach(teacher, read, config)
 
         def loss_of(embedded: Embedded) -> torch.Tensor:
@@ -121,7 +121,7 @@ def draw_batch(
     generator: np.random.Generator,
     config: TrainConfig,
     max_positions: int,
-) -> tuple[SequenceBatch, PackedRows | None]:
+) -> tuple[SequenceBatch, Rows | None]:
     """Lay out a batch with the intervals, titles, hard negatives and context, if any, that are drawn."""
     longest = data.maker.longest_chunk(max_positions)
     intervals_U = np.minimum(draw_intervals(len(units), generator, config.landmark_intervals), longest)
@@ -220,7 +220,7 @@ def _distillation(student_ND: torch.Tensor, teacher_ND: torch.Tensor) -> torch.T
     return torch.stack(losses).sum()
 
 
-def _embed_context(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig) -> torch.Tensor:
+def _embed_context(model: LandmarkEncoder, rows: Rows, config: TrainConfig) -> torch.Tensor:
     """Run the first stage on a micro-batch."""
     with autocast(model, config):
         return model.embed_documents(rows).float()
@@ -228,7 +228,7 @@ def _embed_context(model: LandmarkEncoder, rows: PackedRows, config: TrainConfig
 
 def _embed_texts(
     model: LandmarkEncoder,
-    rows: PackedRows,
+    rows: Rows,
     dropped_BC: Bool[torch.Tensor, "B C"] | None,
     config: TrainConfig,
     context_CD: torch.Tensor | None,
@@ -239,7 +239,7 @@ def _embed_texts(
 
 
 @torch.no_grad()
-def _teach(teacher: LandmarkEncoder, parts: Sequence[PackedRows], config: TrainConfig) -> torch.Tensor:
+def _teach(teacher: LandmarkEncoder, parts: Sequence[Rows], config: TrainConfig) -> torch.Tensor:
     """Return the base's embeddings of a batch's chunks."""
     with autocast(teacher, config):
         return torch.cat([F.normalize(teacher(part).float(), dim=1) for part in parts])
@@ -296,7 +296,7 @@ class PairObjective:
         """See :class:`Objective`."""
         self.folder.save(folder, self.model)
 
-    def _served_context(self) -> PackedRows | None:
+    def _served_context(self) -> Rows | None:
         """Lay out a context as a collection of all sources would draw it, the same one for every score."""
         config = self.config
         if not config.reads_context:

@@ -35,7 +35,7 @@ from cairn.pipeline.lab.kept_arrays import kept_arrays
 from cairn.pipeline.lab.train.gradients import summed_backward
 from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import spread_layers, state_loss
-from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
+from cairn.pipeline.lab.train.packed_rows import apart, pooled, split
 from cairn.pipeline.lab.train.pair_data import MAX_TOKENS, embed_texts
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import DistillConfig
@@ -57,6 +57,7 @@ from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_
 from cairn.pipeline.model.folders.model_types import is_cde
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER
+from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.token_vectors.projection import unit
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Float, Float32, Int64
@@ -108,11 +109,11 @@ class FollowedTexts:
         config, num_trained = self.config, len(self.rows) - self.num_heldout
         texts = places_of_step(step, config.batch_texts, num_trained, config.seed, _BATCHES)
         packed = self._packed(texts)
-        parts = packed.split(self.config.micro_batch_tokens)
+        parts = split(packed, self.config.micro_batch_tokens)
         losses = [partial(self._loss, part, own, packed) for part, own in _beside(parts, texts)]
         return Batch(
             backward=partial(summed_backward, losses),
-            report=lambda: {"num_texts": len(texts), "num_tokens": len(packed.ids_N)},
+            report=lambda: {"num_texts": len(texts), "num_tokens": len(packed.ids)},
         )
 
     @torch.no_grad()
@@ -123,7 +124,7 @@ class FollowedTexts:
         texts = np.arange(len(self.rows) - self.num_heldout, len(self.rows))
         cosines: list[torch.Tensor] = []
         with autocast(self.model, self.config):
-            for part, own in _beside(self._packed(texts).split(self.config.micro_batch_tokens), texts):
+            for part, own in _beside(split(self._packed(texts), self.config.micro_batch_tokens), texts):
                 vectors_BD = pooled(self.model.states(part)[self.model.num_layers], part)
                 cosines.append(_cosines(vectors_BD, self._taught(part, own)))
         score = float(torch.cat(cosines).mean())
@@ -133,12 +134,12 @@ class FollowedTexts:
         """See :class:`Objective`."""
         self.folder.save(folder, self.model)
 
-    def _packed(self, texts: Int64[np.ndarray, " B"]) -> PackedRows:
+    def _packed(self, texts: Int64[np.ndarray, " B"]) -> Rows:
         rows = [self.rows[text] for text in texts.tolist()]
         lengths_B = np.array(list(map(len, rows)), np.int64)
-        return PackedRows.apart(np.concatenate(rows).astype(np.int32), lengths_B, self.first_pooled)
+        return apart(np.concatenate(rows).astype(np.int32), lengths_B, self.first_pooled)
 
-    def _loss(self, part: PackedRows, texts: Int64[np.ndarray, " B"], whole: PackedRows) -> torch.Tensor:
+    def _loss(self, part: Rows, texts: Int64[np.ndarray, " B"], whole: Rows) -> torch.Tensor:
         """Return a part's loss: hidden states weigh by its share of tokens, vectors by that of texts."""
         own_layers = range(1, self.model.num_layers + 1)
         taught: Mapping[int, torch.Tensor] = {}
@@ -155,12 +156,12 @@ class FollowedTexts:
                 [states[layer] for layer in own_layers],
                 [taught[layer] for layer in self.layers],
             )
-            loss = loss + self.state_weight * len(part.ids_N) / len(whole.ids_N) * distance
+            loss = loss + self.state_weight * len(part.ids) / len(whole.ids) * distance
         return loss
 
     def _taught(
         self,
-        part: PackedRows,
+        part: Rows,
         texts: Int64[np.ndarray, " B"],
         states: Mapping[int, torch.Tensor] | None = None,
     ) -> torch.Tensor:
@@ -173,8 +174,8 @@ class FollowedTexts:
 
 
 def _beside(
-    parts: Sequence[PackedRows], texts: Int64[np.ndarray, " B"]
-) -> Iterator[tuple[PackedRows, Int64[np.ndarray, " _"]]]:
+    parts: Sequence[Rows], texts: Int64[np.ndarray, " B"]
+) -> Iterator[tuple[Rows, Int64[np.ndarray, " _"]]]:
     """Yield each part with its own texts."""
     yield from zip(parts, np.split(texts, np.cumsum(list(map(len, parts)))[:-1]), strict=True)
 

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.cluster.sampling import hash_order
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import split
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.trainer import NotFiniteError
+from cairn.pipeline.model.landmarks import Rows
 from jaxtyping import Float32, Int64
 
 MAX_SHARE = 0.1
@@ -52,7 +53,7 @@ def score_heldout(
     *,
     interval: int,
     max_tokens: int,
-    context: PackedRows | None = None,
+    context: Rows | None = None,
 ) -> dict[str, float]:
     """Return nDCG@10 and MRR@10 of these pairs' queries over their documents, behind a ``context``."""
     first = {documents[position]: position for position in reversed(positions)}
@@ -60,7 +61,7 @@ def score_heldout(
     number = {documents[position]: place for place, position in enumerate(distinct)}
     context_CD = None
     if context is not None:
-        context_CD = torch.cat([model.embed_documents(part) for part in context.split(max_tokens)])
+        context_CD = torch.cat([model.embed_documents(part) for part in split(context, max_tokens)])
     query_QV, document_NV = (
         embed_texts(model, *laid_out, max_tokens, context_CD)
         for laid_out in (maker.queries(positions, interval), maker.documents(distinct, interval))
@@ -73,13 +74,13 @@ def score_heldout(
 
 def embed_texts(
     model: LandmarkEncoder,
-    rows: PackedRows,
+    rows: Rows,
     text_B: Int64[np.ndarray, " B"],
     max_tokens: int,
     context_CD: Float32[torch.Tensor, "C D"] | None = None,
 ) -> Float32[torch.Tensor, "N V"]:
     """Embed texts by their rows: the normalised mean of their chunks' normalised embeddings."""
-    embeddings = [model(part, context_CD) for part in rows.split(max_tokens)]
+    embeddings = [model(part, context_CD) for part in split(rows, max_tokens)]
     return mean_by_text(torch.cat(embeddings), text_B, int(text_B.max()) + 1)
 
 

@@ -42,7 +42,7 @@ from cairn.pipeline.lab.train.distill import is_plain
 from cairn.pipeline.lab.train.gradients import Embedded, cached_backward
 from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.leakage import read_judged_texts
-from cairn.pipeline.lab.train.packed_rows import PackedRows, pooled
+from cairn.pipeline.lab.train.packed_rows import own_places, pooled, split
 from cairn.pipeline.lab.train.pairs import counted, read_rows, training_files
 from cairn.pipeline.lab.train.settings import LandmarkConfig
 from cairn.pipeline.lab.train.trainer import (
@@ -60,9 +60,9 @@ from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
-from cairn.pipeline.model.landmarks import split_into_chunks
+from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out, split_into_chunks
 from cairn.pipeline.types import ProgressListener, silent_progress
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int32
 
 CHARACTERS_PER_TOKEN: Final = 4
 """So long is a window's text for each of its tokens; what its tokens do not hold is left out."""
@@ -166,7 +166,7 @@ def _parts(text: str, room: int) -> Iterator[str]:
 class Lesson:
     """Rows of a batch as the student reads them, each landmark pooled by itself, and what it is to follow."""
 
-    rows: PackedRows
+    rows: Rows
     vectors_MD: Float32[torch.Tensor, "M D"]
     states_ND: Float32[torch.Tensor, "N D"]
     is_taught_N: Float32[torch.Tensor, " N"]
@@ -194,10 +194,10 @@ class FollowedChunks:
         config, num_trained = self.config, len(self.windows) - self.num_heldout
         places = places_of_step(step, config.batch_windows, num_trained, config.seed, _BATCHES)
         lesson = self.lesson([self.windows[place] for place in places.tolist()], generator)
-        parts = lesson.rows.split(self.config.micro_batch_tokens)
-        token_ends = np.cumsum([len(part.ids_N) for part in parts])
+        parts = split(lesson.rows, self.config.micro_batch_tokens)
+        token_ends = np.cumsum([len(part.ids) for part in parts])
         stages = [
-            partial(self._embed, part, lesson, slice(end - len(part.ids_N), end))
+            partial(self._embed, part, lesson, slice(end - len(part.ids), end))
             for part, end in zip(parts, token_ends.tolist(), strict=True)
         ]
         measured: dict[str, float] = {}
@@ -206,7 +206,7 @@ class FollowedChunks:
             report=lambda: {
                 **measured,
                 "num_landmarks": len(lesson.vectors_MD),
-                "num_tokens": len(lesson.rows.ids_N),
+                "num_tokens": len(lesson.rows.ids),
             },
         )
 
@@ -243,104 +243,67 @@ class FollowedChunks:
 
     def lesson(self, windows: Sequence[Window], generator: np.random.Generator | None) -> Lesson:
         """Lay windows out, without a generator with the middle interval and all titles; ask the base."""
-        cls, mark = self.checkpoint.cls_id, self.checkpoint.landmark_id
-        opening = [] if cls is None else [cls]
-        intervals = np.array(self.config.landmark_intervals, np.int64)
+        config, tokenizer = self.config, self.checkpoint.tokenizer
         if generator is None:
-            interval_B = np.full(len(windows), self.config.served_interval)
+            interval_B = np.full(len(windows), config.served_interval)
             shows_B = np.ones(len(windows), np.bool_)
         else:
-            interval_B = generator.choice(intervals, len(windows))
-            shows_B = generator.random(len(windows)) < self.config.title_share
-        texts = tokenize(self.checkpoint.tokenizer, [one.text for one in windows])
-        titles = tokenize(self.checkpoint.tokenizer, [one.title for one in windows])
+            interval_B = generator.choice(np.array(config.landmark_intervals, np.int64), len(windows))
+            shows_B = generator.random(len(windows)) < config.title_share
+        texts = tokenize(tokenizer, [one.text for one in windows])
+        titles = tokenize(tokenizer, [one.title for one in windows])
         chunks = split_into_chunks(texts.breaks, texts.text_offsets, interval_B)
         chunk_ids = np.split(texts.ids, chunks.token_offsets[1:-1])
         title_ids = np.split(titles.ids, titles.text_offsets[1:-1])
-        rows: list[np.ndarray] = []
-        parts: list[Int32[np.ndarray, " _"]] = []
-        """Titles and chunks in the order of their landmarks."""
-        row_M: list[int] = []
-        is_title_M: list[bool] = []
+        room = config.window_tokens - (self.checkpoint.cls_id is not None)
+        rows: list[list[Int32[np.ndarray, " _"]]] = []
+        title_M: list[Int32[np.ndarray, " _"]] = []
+        """What each part is read behind alone: its title, of a title nothing."""
         for row, shows in enumerate(shows_B.tolist()):
+            title = title_ids[row][: config.title_tokens if shows else 0]
             own = chunk_ids[chunks.chunk_offsets[row] : chunks.chunk_offsets[row + 1]]
-            title = title_ids[row][: self.config.title_tokens] if shows else title_ids[row][:0]
             shown = [title, *own] if len(title) else own
-            sizes = len(opening) + np.cumsum([len(part) + 1 for part in shown])
-            shown = shown[: max(1, int(np.searchsorted(sizes, self.config.window_tokens, side="right")))]
-            rows.append(np.concatenate([opening, *(np.append(part, mark) for part in shown)]))
-            parts += shown
-            row_M += [row] * len(shown)
-            is_title_M += [bool(len(title)) and place == 0 for place in range(len(shown))]
-        return self._taught(rows, parts, np.array(row_M), np.array(is_title_M))
+            ends = np.cumsum([len(part) + 1 for part in shown])
+            rows.append(shown[: max(1, int(np.searchsorted(ends, room, side="right")))])
+            title_M += [title[: len(title) * (place > 0)] for place in range(len(rows[-1]))]
+        return self._taught(rows, title_M)
 
     def _taught(
-        self,
-        rows: Sequence[np.ndarray],
-        parts: Sequence[Int32[np.ndarray, " _"]],
-        row_M: Int64[np.ndarray, " M"],
-        is_title_M: np.ndarray,
+        self, rows: Sequence[Sequence[Int32[np.ndarray, " _"]]], title_M: Sequence[Int32[np.ndarray, " _"]]
     ) -> Lesson:
-        """Let the base read every part, and lay its means and states onto the student's rows."""
-        has_cls = self.checkpoint.cls_id is not None
-        size_M = np.array([len(part) for part in parts])
-        lengths_B = np.array([len(row) for row in rows])
-        is_first_M = np.diff(row_M, prepend=-1) > 0
-        ends_M = np.cumsum(size_M + 1)
-        mark_M = int(has_cls) + ends_M - 1 - np.repeat((ends_M - size_M - 1)[is_first_M], np.bincount(row_M))
-        student = PackedRows(
-            ids_N=np.concatenate(rows).astype(np.int32),
-            lengths_B=lengths_B,
-            pooled_start_B=mark_M,
-            pooled_end_B=mark_M + 1,
-            pooled_row_M=row_M,
-            has_cls=has_cls,
+        """Let the base read each title and each chunk alone, and lay what it makes of them onto the rows."""
+        parts = [part for row in rows for part in row]
+        chunks = Chunks(
+            token_offsets=np.concatenate([[0], np.cumsum([len(part) for part in parts])]),
+            chunk_offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]),
         )
-        alone = self._behind_titles(parts, row_M, is_title_M)
+        read = partial(
+            lay_out,
+            np.concatenate(parts),
+            chunks,
+            cls_id=self.checkpoint.cls_id,
+            landmark_id=self.checkpoint.landmark_id,
+        )
+        student = read(attention="full", pooling="lmk", max_window_tokens=self.config.window_tokens)
+        alone = read(attention="chunk", pooling="mean", titles=title_M, are_of_chunks=True)
         means, states = list[torch.Tensor](), list[torch.Tensor]()
         with torch.no_grad(), autocast(self.base, self.config):
-            for some in alone.split(self.config.micro_batch_tokens):
+            for some in split(alone, self.config.micro_batch_tokens):
                 of_some_ND = self.base.states(some)[self.base.num_layers].float()
                 means.append(pooled(of_some_ND, some))
                 states.append(of_some_ND)
         alone_ND = torch.cat(states)
-        own, own_alone = (torch.from_numpy(packed.own_places) for packed in (student, alone))
-        states_ND = alone_ND.new_zeros((len(student.ids_N), alone_ND.shape[1]))
+        own, own_alone = (torch.from_numpy(own_places(rows)) for rows in (student, alone))
+        states_ND = alone_ND.new_zeros((len(student.ids), alone_ND.shape[1]))
         states_ND[own] = alone_ND[own_alone]
         return Lesson(
             rows=student,
             vectors_MD=F.normalize(torch.cat(means), dim=1),
             states_ND=states_ND,
-            is_taught_N=torch.zeros(len(student.ids_N)).index_fill_(0, own, 1.0),
+            is_taught_N=torch.zeros(len(student.ids)).index_fill_(0, own, 1.0),
         )
 
-    def _behind_titles(
-        self, parts: Sequence[Int32[np.ndarray, " _"]], row_M: Int64[np.ndarray, " M"], is_title_M: np.ndarray
-    ) -> PackedRows:
-        """Return the rows that the base reads: each title and each chunk alone, a chunk behind its title."""
-        cls, mark = self.checkpoint.cls_id, self.checkpoint.landmark_id
-        opening = [] if cls is None else [cls]
-        title_of = {int(row): parts[place] for place, row in enumerate(row_M) if is_title_M[place]}
-        rows: list[np.ndarray] = []
-        prefix_M: list[int] = []
-        for part, row, is_title in zip(parts, row_M.tolist(), is_title_M.tolist(), strict=True):
-            title = [] if is_title or row not in title_of else [*title_of[row], mark]
-            rows.append(np.concatenate([opening, title, part, [mark]]))
-            prefix_M.append(len(title))
-        num_prefix_M = np.array(prefix_M)
-        lengths_M = np.array([len(row) for row in rows])
-        return PackedRows(
-            ids_N=np.concatenate(rows).astype(np.int32),
-            lengths_B=lengths_M,
-            pooled_start_B=np.where(num_prefix_M > 0, len(opening) + num_prefix_M, 0),
-            pooled_end_B=lengths_M,
-            num_prefix_B=num_prefix_M,
-            has_cls=cls is not None,
-        )
-
-    def _embed(
-        self, part: PackedRows, lesson: Lesson, tokens: slice, context_CD: torch.Tensor | None
-    ) -> Embedded:
+    def _embed(self, part: Rows, lesson: Lesson, tokens: slice, context_CD: torch.Tensor | None) -> Embedded:
         """Return the landmark states of some rows, and each token's distance from the base's."""
         with autocast(self.model, self.config):
             x_ND = self.model.states(part, context_CD)[self.model.num_layers]

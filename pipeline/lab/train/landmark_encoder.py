@@ -36,7 +36,7 @@ import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline import durable
 from cairn.pipeline.config import ContextConfig, EncoderConfig
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.lab.train.packed_rows import PackedRows, attend_in_blocks, cut_into_blocks, pooled
+from cairn.pipeline.lab.train.packed_rows import alone, attend_in_blocks, cut_into_blocks, pooled
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
@@ -52,6 +52,7 @@ from cairn.pipeline.model.folders.own_tensors import (
     LATENT_ATTENTION,
     NULL_CONTEXT,
 )
+from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.model.latent_attention import read_latent_attention
 from cairn.pipeline.ragged import places_in_groups, ranges
 from jaxtyping import Bool, Float, Float32
@@ -153,13 +154,13 @@ SCORES_PER_STEP: Final = 1 << 22
 
 def run_rows(
     engine: Transformer,
-    rows: PackedRows,
+    rows: Rows,
     layers: Sequence[int],
     lead_BCD: Float[torch.Tensor, "B C D"] | None = None,
 ) -> dict[int, Float[torch.Tensor, "N D"]]:
     """Return the states after each of ``layers``, from 1, behind the input vectors ``lead_BCD``, if any."""
     num_lead = 0 if lead_BCD is None else lead_BCD.shape[1]
-    lengths_B = rows.lengths_B + num_lead
+    lengths_B = rows.lengths + num_lead
     blocks = cut_into_blocks(
         lengths_B,
         num_lead,
@@ -169,8 +170,8 @@ def run_rows(
         local_radius=engine.shape.local_radius,
         device=engine.device,
     )
-    text_N = torch.from_numpy(ranges(np.cumsum(lengths_B) - rows.lengths_B, rows.lengths_B)).to(engine.device)
-    places_N = torch.from_numpy(places_in_groups(rows.lengths_B)).to(engine.device)
+    text_N = torch.from_numpy(ranges(np.cumsum(lengths_B) - rows.lengths, rows.lengths)).to(engine.device)
+    places_N = torch.from_numpy(places_in_groups(rows.lengths)).to(engine.device)
     x_ND = _embed(engine, rows, places_N)
     if lead_BCD is not None:
         # A lead has no position, and the angle of position 0 is no rotation.
@@ -193,13 +194,13 @@ def run_rows(
     return found
 
 
-def _embed(engine: Transformer, rows: PackedRows, places_N: torch.Tensor) -> torch.Tensor:
-    longest = int(rows.lengths_B.max())
+def _embed(engine: Transformer, rows: Rows, places_N: torch.Tensor) -> torch.Tensor:
+    longest = int(rows.lengths.max())
     if longest > engine.max_positions:
         raise ModelError(
             f"a row must have at most {engine.max_positions} tokens, got {longest}; choose a smaller interval"
         )
-    ids_N = torch.from_numpy(rows.ids_N.astype(np.int64)).to(engine.device)
+    ids_N = torch.from_numpy(rows.ids.astype(np.int64)).to(engine.device)
     return engine.norm_embeddings(engine.embedding.look_up(ids_N, places_N))
 
 
@@ -243,6 +244,7 @@ class LandmarkEncoder(_Parameters):
         super().__init__()
         self.objective = None
         self._config = replace(checkpoint, tensors={})
+        self.has_cls = checkpoint.cls_id is not None
         second, _ = split_stages(checkpoint)
         tensors = NotedTensors(second.tensors)
         try:
@@ -365,7 +367,7 @@ class LandmarkEncoder(_Parameters):
     @override
     def forward(
         self,
-        rows: PackedRows,
+        rows: Rows,
         context_CD: Float[torch.Tensor, "C D"] | None = None,
         layers: Sequence[int] | None = None,
         dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
@@ -391,7 +393,7 @@ class LandmarkEncoder(_Parameters):
 
     def states(
         self,
-        rows: PackedRows,
+        rows: Rows,
         context_CD: Float[torch.Tensor, "C D"] | None = None,
         layers: Sequence[int] | None = None,
         *,
@@ -413,11 +415,11 @@ class LandmarkEncoder(_Parameters):
             lead_BCD = torch.where(dropped_BC.to(self.device)[:, :, None], self.null_token, lead_BCD)
         return run_rows(self._engine(), rows, asked, lead_BCD)
 
-    def embed_documents(self, rows: PackedRows) -> Float[torch.Tensor, "B D"]:
+    def embed_documents(self, rows: Rows) -> Float[torch.Tensor, "B D"]:
         """Embed context documents, a row each, with the first stage: their mean, behind no context."""
-        engine, alone = self._engine(is_first_stage=True), rows.alone
-        states = self.states(alone, None, [engine.num_layers], engine=engine)
-        return pooled(states[engine.num_layers], alone)
+        engine, each = self._engine(is_first_stage=True), alone(rows, has_cls=self.has_cls)
+        states = self.states(each, None, [engine.num_layers], engine=engine)
+        return pooled(states[engine.num_layers], each)
 
 
 def autocast(model: LandmarkEncoder, config: RunConfig) -> torch.autocast:

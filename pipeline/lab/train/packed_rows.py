@@ -1,9 +1,9 @@
-"""Rows of token ids as a model in training reads them: end to end, without padding.
+"""Rows of token ids as a model in training reads them: those of serving, end to end, without padding.
 
-    [CLS] z [LMK]                      a row of one chunk
-    [CLS] z1 [LMK] z2 [LMK] …          a row of several (LMK §4, algorithm 1)
+:func:`cairn.pipeline.model.landmarks.lay_out` makes them. Here they are cut into micro-batches, taken apart
+into rows of a chunk each, pooled, and grouped into the blocks that attention is computed in.
 
-N tokens of a batch    B rows    M chunks, B where each has a row of its own    D width
+N tokens of a batch    B rows    M chunks    D width
 """
 
 from __future__ import annotations
@@ -21,165 +21,74 @@ from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Float, Float32, Int32, Int64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedRows:
-    """B rows of token ids end to end, each read by itself.
+def apart(ids: Int32[np.ndarray, " N"], lengths_B: Int64[np.ndarray, " B"], first_pooled: int = 0) -> Rows:
+    """Return rows of one chunk each, pooled from token ``first_pooled`` to their end."""
+    first_B = np.full(len(lengths_B), first_pooled, np.int64)
+    return Rows(
+        ids=ids,
+        row_offsets=np.concatenate([[0], np.cumsum(lengths_B)]),
+        pooled_row=np.arange(len(lengths_B)),
+        pooled_start=first_B,
+        pooled_end=lengths_B,
+        own_start=first_B,
+        num_own=lengths_B - first_B - 1,
+    )
 
-    ``pooled_start`` and ``pooled_end`` are positions within a chunk's row, whose mean is its embedding.
-    ``num_prefix`` tokens behind [CLS] are not the text's own; None: no row has any. ``pooled_row`` is the row
-    of each chunk, in order; None: every row is one chunk. Rows of a tokenizer without [CLS] begin with the
-    prefix. ``is_text`` marks the words of rows that are pretrained on.
+
+def alone(rows: Rows, *, has_cls: bool) -> Rows:
+    """Return each chunk in a row of its own behind its row's head, pooled whole but for prefix and title.
+
+    They are pooled, too, where a chunk that is a row takes them in.
     """
-
-    ids_N: Int32[np.ndarray, " N"]
-    lengths_B: Int64[np.ndarray, " B"]
-    pooled_start_B: Int64[np.ndarray, " M"]
-    pooled_end_B: Int64[np.ndarray, " M"]
-    num_prefix_B: Int64[np.ndarray, " B"] | None = None
-    pooled_row_M: Int64[np.ndarray, " M"] | None = None
-    has_cls: bool = True
-    is_text_N: Bool[np.ndarray, " N"] | None = None
-
-    @classmethod
-    def apart(
-        cls, ids_N: Int32[np.ndarray, " N"], lengths_B: Int64[np.ndarray, " B"], first_pooled: int = 0
-    ) -> PackedRows:
-        """Return rows that are read each by itself, and pooled from token ``first_pooled`` on."""
-        return cls(
-            ids_N=ids_N,
-            lengths_B=lengths_B,
-            pooled_start_B=np.full(len(lengths_B), first_pooled, np.int64),
-            pooled_end_B=lengths_B,
-        )
-
-    def __len__(self) -> int:
-        return len(self.lengths_B)
-
-    @property
-    def chunk_rows(self) -> Int64[np.ndarray, " M"]:
-        """Return the row of each chunk."""
-        return np.arange(len(self)) if self.pooled_row_M is None else self.pooled_row_M
-
-    @property
-    def head_lengths(self) -> Int64[np.ndarray, " B"]:
-        """Return the tokens of [CLS] and prefix of each row."""
-        return np.full(len(self), int(self.has_cls)) + (0 if self.num_prefix_B is None else self.num_prefix_B)
-
-    @property
-    def own_starts(self) -> Int64[np.ndarray, " M"]:
-        """Return where in its row each chunk's own tokens begin."""
-        if self.pooled_row_M is None:
-            return self.head_lengths
-        is_first_M = np.diff(self.pooled_row_M, prepend=-1) > 0
-        return np.where(is_first_M, self.head_lengths[self.pooled_row_M], np.roll(self.pooled_end_B, 1))
-
-    @property
-    def own_lengths(self) -> Int64[np.ndarray, " M"]:
-        """Return how many own tokens each chunk has, its landmark left out."""
-        ends_M = self.lengths_B if self.pooled_row_M is None else self.pooled_end_B
-        return ends_M - 1 - self.own_starts
-
-    @property
-    def own_places(self) -> Int64[np.ndarray, " T"]:
-        """Return where the chunks' own tokens stand among all."""
-        row_start_M = (np.cumsum(self.lengths_B) - self.lengths_B)[self.chunk_rows]
-        return ranges(row_start_M + self.own_starts, self.own_lengths)
-
-    @property
-    def alone(self) -> PackedRows:
-        """Return each chunk in a row of its own and pooled whole, but for prefixes left out."""
-        if self.pooled_row_M is not None:
-            return self._cut_apart(self.pooled_row_M).alone
-        head_B = self.head_lengths
-        is_taken_in_B = (self.pooled_start_B == 0) & (self.pooled_end_B > head_B)
-        start_B = np.where((head_B > self.has_cls) & ~is_taken_in_B, head_B, 0)
-        return replace(
-            self.apart(self.ids_N, self.lengths_B),
-            pooled_start_B=start_B,
-            num_prefix_B=self.num_prefix_B,
-            has_cls=self.has_cls,
-        )
-
-    def _cut_apart(self, row_M: Int64[np.ndarray, " M"]) -> PackedRows:
-        """Return each chunk of a row of several in a row of its own, behind the row's [CLS] and prefix."""
-        head_M = self.head_lengths[row_M]
-        own_start_M, own_M = self.own_starts, self.own_lengths + 1
-        row_start_M = (np.cumsum(self.lengths_B) - self.lengths_B)[row_M]
-        spans = np.stack([row_start_M, row_start_M + own_start_M], axis=1)
-        ids = self.ids_N[ranges(spans.ravel(), np.stack([head_M, own_M], axis=1).ravel())]
-        rows = self.apart(ids, head_M + own_M)
-        return replace(
-            rows, pooled_start_B=head_M, num_prefix_B=head_M - int(self.has_cls), has_cls=self.has_cls
-        )
-
-    def split(self, max_tokens: int) -> tuple[PackedRows, ...]:
-        """Cut into micro-batches of whole rows with at most so many tokens, or one row."""
-        ends = np.cumsum(self.lengths_B)
-        parts: list[PackedRows] = []
-        first = 0
-        while first < len(self):
-            start = ends[first] - self.lengths_B[first]
-            end = max(first + 1, int(np.searchsorted(ends, start + max_tokens, side="right")))
-            parts.append(self._take(first, end))
-            first = end
-        return tuple(parts)
-
-    def _take(self, first: int, end: int) -> PackedRows:
-        starts = np.concatenate([[0], np.cumsum(self.lengths_B)])[[first, end]]
-        rows, tokens = slice(first, end), slice(*starts.tolist())
-        chunks = slice(*np.searchsorted(self.chunk_rows, [first, end]).tolist())
-        return PackedRows(
-            ids_N=self.ids_N[tokens],
-            lengths_B=self.lengths_B[rows],
-            pooled_start_B=self.pooled_start_B[chunks],
-            pooled_end_B=self.pooled_end_B[chunks],
-            num_prefix_B=None if self.num_prefix_B is None else self.num_prefix_B[rows],
-            pooled_row_M=None if self.pooled_row_M is None else self.pooled_row_M[chunks] - first,
-            has_cls=self.has_cls,
-            is_text_N=None if self.is_text_N is None else self.is_text_N[tokens],
-        )
+    is_first_M = np.diff(rows.pooled_row, prepend=-1) > 0
+    head_M, own_M = rows.own_start[is_first_M][rows.pooled_row], rows.num_own + 1
+    starts = np.repeat(rows.row_offsets[rows.pooled_row], 2)
+    starts[1::2] += rows.own_start
+    ids = rows.ids[ranges(starts, np.stack([head_M, own_M], axis=1).ravel())]
+    is_taken_in_M = (rows.pooled_start == 0) & (rows.pooled_end > head_M)
+    first_M = np.where((head_M > has_cls) & ~is_taken_in_M, head_M, 0)
+    return replace(apart(ids, head_M + own_M), pooled_start=first_M, own_start=head_M, num_own=rows.num_own)
 
 
-def pooled(x_ND: torch.Tensor, rows: PackedRows) -> Float32[torch.Tensor, "M D"]:
+def own_places(rows: Rows) -> Int64[np.ndarray, " T"]:
+    """Return where the chunks' own tokens stand among all."""
+    return ranges(rows.row_offsets[rows.pooled_row] + rows.own_start, rows.num_own)
+
+
+def split(rows: Rows, max_tokens: int) -> tuple[Rows, ...]:
+    """Cut into micro-batches of whole rows with at most so many tokens, or one row."""
+    parts: list[Rows] = []
+    first = 0
+    while first < len(rows):
+        reach = np.searchsorted(rows.row_offsets, rows.row_offsets[first] + max_tokens, side="right")
+        end = max(first + 1, int(reach) - 1)
+        parts.append(_taken(rows, first, end))
+        first = end
+    return tuple(parts)
+
+
+def _taken(rows: Rows, first: int, end: int) -> Rows:
+    start, stop = rows.row_offsets[[first, end]].tolist()
+    chunks = slice(*np.searchsorted(rows.pooled_row, [first, end]).tolist())
+    return Rows(
+        ids=rows.ids[start:stop],
+        row_offsets=rows.row_offsets[first : end + 1] - start,
+        pooled_row=rows.pooled_row[chunks] - first,
+        pooled_start=rows.pooled_start[chunks],
+        pooled_end=rows.pooled_end[chunks],
+        own_start=rows.own_start[chunks],
+        num_own=rows.num_own[chunks],
+    )
+
+
+def pooled(x_ND: torch.Tensor, rows: Rows) -> Float32[torch.Tensor, "M D"]:
     """Average each chunk's span, in float32."""
-    starts_B = np.cumsum(rows.lengths_B) - rows.lengths_B
-    num_pooled_M = rows.pooled_end_B - rows.pooled_start_B
+    num_pooled_M = rows.pooled_end - rows.pooled_start
     chunk_P = np.repeat(np.arange(len(num_pooled_M)), num_pooled_M)
-    token_P = ranges(starts_B[rows.chunk_rows] + rows.pooled_start_B, num_pooled_M)
+    token_P = ranges(rows.row_offsets[rows.pooled_row] + rows.pooled_start, num_pooled_M)
     tokens, owners, sizes = (torch.from_numpy(x).to(x_ND.device) for x in (token_P, chunk_P, num_pooled_M))
     sums_MD = x_ND.new_zeros((len(num_pooled_M), x_ND.shape[1]), dtype=torch.float32)
     return sums_MD.index_add_(0, owners, x_ND[tokens].float()) / sizes[:, None]
-
-
-def behind_prefixes(
-    rows: Rows,
-    prefixes: Sequence[Int32[np.ndarray, " _"]],
-    *,
-    is_pooled: bool,
-    has_cls: bool = True,
-) -> PackedRows:
-    """Put a prefix behind the [CLS] of each row, as :func:`lay_out` has one.
-
-    With a prefix that is not pooled [CLS] is not pooled either, unless it is all that is.
-    """
-    lengths_B, num_prefix_B = np.diff(rows.row_offsets), np.array([len(ids) for ids in prefixes], np.int64)
-    starts_B = rows.row_offsets[:-1] + np.cumsum(num_prefix_B) - num_prefix_B
-    ids = np.empty(int((lengths_B + num_prefix_B).sum()), np.int32)
-    is_prefix = np.zeros(len(ids), np.bool_)
-    is_prefix[ranges(starts_B + has_cls, num_prefix_B)] = True
-    ids[is_prefix], ids[~is_prefix] = np.concatenate([np.zeros(0, np.int32), *prefixes]), rows.ids
-    num_prefix_M = num_prefix_B[rows.pooled_row]
-    is_cls_M = rows.pooled_end <= has_cls
-    is_whole_M = is_cls_M | is_pooled | (num_prefix_M == 0)
-    first_M = np.where(is_whole_M, 0, has_cls + num_prefix_M)
-    return PackedRows(
-        ids_N=ids,
-        lengths_B=lengths_B + num_prefix_B,
-        pooled_start_B=np.where(rows.pooled_start > 0, rows.pooled_start + num_prefix_M, first_M),
-        pooled_end_B=np.where(is_cls_M, rows.pooled_end, rows.pooled_end + num_prefix_M),
-        num_prefix_B=num_prefix_B,
-        has_cls=has_cls,
-    )
 
 
 MIN_SHARE_OF_SCORES: Final = 0.5

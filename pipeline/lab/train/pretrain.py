@@ -29,7 +29,7 @@ from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.gradients import summed_backward
 from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
 from cairn.pipeline.lab.train.losses import vocabulary_loss
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import own_places, split
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import PretrainConfig, require_exits
 from cairn.pipeline.lab.train.token_stream import TokenStream
@@ -50,6 +50,7 @@ from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
+from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Float32, Int64
 from torch import nn
@@ -121,19 +122,18 @@ def vocabulary_of(checkpoint: Checkpoint) -> Vocabulary:
 
 
 def masked(
-    rows: PackedRows, share: float, vocabulary: Vocabulary, generator: np.random.Generator
-) -> tuple[PackedRows, Int64[np.ndarray, " K"]]:
+    rows: Rows, share: float, vocabulary: Vocabulary, generator: np.random.Generator
+) -> tuple[Rows, Int64[np.ndarray, " K"]]:
     """Return rows with a share of their words hidden, and the positions, one at least, that are scored."""
-    assert rows.is_text_N is not None, "rows that are pretrained on say what is text"
-    words = np.flatnonzero(rows.is_text_N)
+    words = own_places(rows)
     num_chosen = max(1, round(share * len(words)))
     chosen_K = np.sort(generator.choice(words, num_chosen, replace=False))
     fate_K = generator.random(num_chosen)
-    ids_N = rows.ids_N.copy()
+    ids_N = rows.ids.copy()
     ids_N[chosen_K[fate_K < AS_MASK]] = vocabulary.mask_id
     others = chosen_K[(fate_K >= AS_MASK) & (fate_K < AS_MASK + AS_ANOTHER)]
     ids_N[others] = generator.choice(vocabulary.word_ids, len(others))
-    return replace(rows, ids_N=ids_N), chosen_K
+    return replace(rows, ids=ids_N), chosen_K
 
 
 class OutputBias(nn.Module):
@@ -151,7 +151,7 @@ class MaskedPart:
     ``num_scored`` is the whole batch's.
     """
 
-    rows: PackedRows
+    rows: Rows
     ids_N: Int64[np.ndarray, " N"]
     scored_K: Int64[np.ndarray, " K"]
     num_scored: int
@@ -217,7 +217,7 @@ class MaskedText:
         return Batch(
             backward=partial(summed_backward, [partial(loss_of, part) for part in parts]),
             report=lambda: {
-                "num_tokens": len(plain.ids_N),
+                "num_tokens": len(plain.ids),
                 "num_scored": parts[0].num_scored,
                 "terms": dict(terms),
             },
@@ -240,17 +240,17 @@ class MaskedText:
         """See :class:`Objective`."""
         self.folder.save(folder, self.model)
 
-    def _parts(self, plain: PackedRows, generator: np.random.Generator) -> Sequence[MaskedPart]:
+    def _parts(self, plain: Rows, generator: np.random.Generator) -> Sequence[MaskedPart]:
         """Mask the rows and cut them into micro-batches."""
         hidden, scored = masked(plain, self.config.mask_share, self.vocabulary, generator)
         parts: list[MaskedPart] = []
         start = 0
-        for rows in hidden.split(self.config.micro_batch_tokens):
-            end = start + len(rows.ids_N)
+        for rows in split(hidden, self.config.micro_batch_tokens):
+            end = start + len(rows.ids)
             parts.append(
                 MaskedPart(
                     rows=rows,
-                    ids_N=plain.ids_N[start:end].astype(np.int64),
+                    ids_N=plain.ids[start:end].astype(np.int64),
                     scored_K=scored[(scored >= start) & (scored < end)] - start,
                     num_scored=len(scored),
                 )

@@ -18,17 +18,16 @@ pooling as in NV-Embed, §4, eq. 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from cairn.pipeline.encode.tokenization import Prefix, instruction_prefix, tokenize
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.lab.train.packed_rows import PackedRows, behind_prefixes
 from cairn.pipeline.lab.train.pairs import Candidates, TrainingPairs
 from cairn.pipeline.lab.train.settings import TrainedAttention, TrainedPooling
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
-from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
+from cairn.pipeline.model.landmarks import Rows, lay_out, split_into_chunks
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Int64
 from tokenizers import Tokenizer
@@ -43,7 +42,7 @@ class SequenceBatch:
     each document one whose document it is.
     """
 
-    rows: PackedRows
+    rows: Rows
     text_B: Int64[np.ndarray, " M"]
     pair_Q: Int64[np.ndarray, " Q"]
     pair_D: Int64[np.ndarray, " documents"]
@@ -189,7 +188,7 @@ class SequenceMaker:
             positive_Q=np.array(positive_Q, np.int64),
         )
 
-    def context(self, positions: Sequence[int], max_tokens: int) -> PackedRows:
+    def context(self, positions: Sequence[int], max_tokens: int) -> Rows:
         """Lay out the openings of these pairs' documents as the first stage reads them, without a prefix."""
         own_tokens = max_tokens - (1 if self._cls_id is None else 2)
         texts = [
@@ -198,14 +197,12 @@ class SequenceMaker:
         ]
         return self._rows(texts)[0]
 
-    def queries(self, positions: Sequence[int], interval: int) -> tuple[PackedRows, Int64[np.ndarray, " M"]]:
+    def queries(self, positions: Sequence[int], interval: int) -> tuple[Rows, Int64[np.ndarray, " M"]]:
         """Lay out these pairs' queries, and the query each chunk is of."""
         texts = [self._query(position, number, interval) for number, position in enumerate(positions)]
         return self._rows(texts)
 
-    def documents(
-        self, positions: Sequence[int], interval: int
-    ) -> tuple[PackedRows, Int64[np.ndarray, " M"]]:
+    def documents(self, positions: Sequence[int], interval: int) -> tuple[Rows, Int64[np.ndarray, " M"]]:
         """Lay out these pairs' documents as they are served, and the document each chunk is of."""
         texts = [
             self._document(position, number, interval, shows_title=True)
@@ -213,7 +210,7 @@ class SequenceMaker:
         ]
         return self._rows(texts)
 
-    def _rows(self, texts: Sequence[_Text]) -> tuple[PackedRows, Int64[np.ndarray, " M"]]:
+    def _rows(self, texts: Sequence[_Text]) -> tuple[Rows, Int64[np.ndarray, " M"]]:
         """Return the rows of texts, each cut after its limit, and for each chunk the place of its text."""
         prefixes = [self._prefixes[text.prefix] for text in texts]
         written = [prefix.continued(text.text) for text, prefix in zip(texts, prefixes, strict=True)]
@@ -233,20 +230,9 @@ class SequenceMaker:
             cls_id=self._cls_id,
             landmark_id=self._landmark_id,
             pooling=self._pooling,
-            max_window_tokens=max(longest_row, self._window_tokens - self.prefix_tokens),
+            max_window_tokens=max(longest_row + self.prefix_tokens, self._window_tokens),
+            prefix_ids=[prefix.ids for prefix in prefixes],
             pool_prefix=self._pool_prefix,
             titles=title_ids,
         )
-        text_of_chunk = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
-        first_of_row = np.searchsorted(rows.pooled_row, np.arange(len(rows.row_offsets) - 1))
-        text_of_row = text_of_chunk[first_of_row]
-        packed = behind_prefixes(
-            rows,
-            [prefixes[text].ids for text in text_of_row.tolist()],
-            is_pooled=self._pool_prefix,
-            has_cls=self._cls_id is not None,
-        )
-        num_title_B = rows.own_start[first_of_row] - int(self._cls_id is not None)
-        packed = replace(packed, num_prefix_B=packed.num_prefix_B + num_title_B)
-        is_full = self._attention == "full"
-        return replace(packed, pooled_row_M=rows.pooled_row) if is_full else packed, text_of_chunk
+        return rows, np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))

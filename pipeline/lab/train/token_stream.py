@@ -17,15 +17,14 @@ for each text; here chunks of one text may differ, and cuts are not moved to the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from cairn.pipeline.errors import ConfigError, SourceError
-from cairn.pipeline.lab.train.packed_rows import PackedRows
 from cairn.pipeline.lab.train.pairs import Texts
 from cairn.pipeline.lab.train.settings import PretrainConfig
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out
 from cairn.pipeline.types import ProgressListener
 from jaxtyping import Int32, Int64
 
@@ -59,25 +58,28 @@ class TokenStream:
         """Return how often each token id stands in the texts."""
         return np.bincount(self._ids_T, minlength=vocab_size)
 
-    def batch(self, step: int) -> PackedRows:
+    def batch(self, step: int) -> Rows:
         """Return the rows of a step, counted from 0."""
         start = step * self._config.batch_rows
         parts = [part for slot in range(start, start + self._config.batch_rows) for part in self._row(slot)]
         return self.lay_out(parts, np.random.default_rng([self._config.seed, _LANDMARKS, step]))
 
-    def lay_out(self, parts: Sequence[tuple[int, int]], generator: np.random.Generator) -> PackedRows:
-        """Put [CLS] before parts, and landmarks where the generator draws them; both are no text."""
-        ids: list[np.ndarray] = []
-        is_text: list[np.ndarray] = []
-        opening = [] if self._cls_id is None else [self._cls_id]
-        for start, end in parts:
-            cuts = self._cuts(end - start, generator)
-            ids.append(np.concatenate([opening, np.insert(self._ids_T[start:end], cuts, self._landmark_id)]))
-            is_word = np.insert(np.ones(end - start, np.bool_), cuts, values=False)
-            is_text.append(np.concatenate([np.zeros(len(opening), np.bool_), is_word]))
-        lengths_B = np.array([len(part) for part in ids], np.int64)
-        rows = PackedRows.apart(np.concatenate(ids).astype(np.int32), lengths_B)
-        return replace(rows, is_text_N=np.concatenate(is_text))
+    def lay_out(self, parts: Sequence[tuple[int, int]], generator: np.random.Generator) -> Rows:
+        """Put [CLS] before parts, and landmarks where the generator draws them."""
+        cuts = [self._cuts(end - start, generator) for start, end in parts]
+        sizes = np.concatenate([np.diff(own, prepend=0) for own in cuts])
+        return lay_out(
+            np.concatenate([self._ids_T[start:end] for start, end in parts]),
+            Chunks(
+                token_offsets=np.concatenate([[0], np.cumsum(sizes)]),
+                chunk_offsets=np.concatenate([[0], np.cumsum([len(own) for own in cuts])]),
+            ),
+            attention="full",
+            pooling="lmk",
+            cls_id=self._cls_id,
+            landmark_id=self._landmark_id,
+            max_window_tokens=self._config.max_tokens,
+        )
 
     def _cuts(self, num_tokens: int, generator: np.random.Generator) -> Int64[np.ndarray, " _"]:
         """Return the places after which a landmark stands; the last is the end."""

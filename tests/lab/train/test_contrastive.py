@@ -29,7 +29,7 @@ from cairn.pipeline.lab.train.heldout import (
     score_heldout,
 )
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
@@ -41,6 +41,7 @@ from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config, settings_warnings
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
+from cairn.pipeline.model.landmarks import Rows
 from safetensors.torch import load_file, save_file
 
 from tests.lab.train.conftest import LOOP_SETTINGS, TOPICS, tiny_pairs
@@ -70,8 +71,8 @@ def test_train_held_out_pairs_are_scored_as_the_model_is_served_behind_a_context
 ):
     shown: list[list[int]] = []
 
-    def score(*positional: Any, context: PackedRows | None, **named: Any) -> dict[str, float]:
-        shown.append([] if context is None else [len(context), *context.ids_N.tolist()])
+    def score(*positional: Any, context: Rows | None, **named: Any) -> dict[str, float]:
+        shown.append([] if context is None else [len(context), *context.ids.tolist()])
         return score_heldout(*positional, context=context, **named)
 
     monkeypatch.setattr(contrastive, "score_heldout", score)
@@ -281,11 +282,11 @@ def test_tokens_of_an_instruction_are_read_and_not_pooled(tiny_model_folder, mak
     packed, _ = made.queries(range(3), 64)
     model = LandmarkEncoder(checkpoint).requires_grad_(False)
     embeddings_BD, states_ND = model(packed), model.states(packed)[model.num_layers]
-    starts = np.cumsum(packed.lengths_B) - packed.lengths_B
+    starts = np.cumsum(packed.lengths) - packed.lengths
     for row, start in enumerate(starts.tolist()):
         # Behind [CLS] and prefix: the own tokens and the landmark, as mean pooling has it.
-        behind = start + 1 + int(packed.num_prefix_B[row])
-        expected = states_ND[behind : start + int(packed.lengths_B[row])].mean(0)
+        behind = start + int(packed.own_start[row])
+        expected = states_ND[behind : start + int(packed.lengths[row])].mean(0)
         assert torch.allclose(embeddings_BD[row], expected, atol=1e-6)
 
 
@@ -361,9 +362,9 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
         assert np.abs(found - expected.document_vectors_NV).max() <= 1e-5
     assert len(rows) > 6, "a document is longer than a row"
     if is_cls:
-        assert (rows.alone.pooled_start_B == rows.head_lengths).all()
+        assert (alone(rows, has_cls=True).pooled_start == rows.own_start).all()
     elif family not in FAMILIES and attention != "full":
-        assert (rows.head_lengths > made.prefix_tokens).all()
+        assert (rows.own_start > made.prefix_tokens).all()
 
 
 def test_chunks_apart_are_the_rows_of_chunk_attention(tiny_model_folder, make_pairs):
@@ -372,8 +373,9 @@ def test_chunks_apart_are_the_rows_of_chunk_attention(tiny_model_folder, make_pa
     chunks, text_B = maker_of(tiny_model_folder, pairs, attention="chunk").documents(range(6), INTERVAL)
     assert full_text_M.tolist() == text_B.tolist()
     assert len(full) < len(chunks)
-    for name in ("ids_N", "lengths_B", "pooled_start_B", "pooled_end_B"):
-        assert np.array_equal(getattr(full.alone, name), getattr(chunks.alone, name)), name
+    each, other = (alone(rows, has_cls=True) for rows in (full, chunks))
+    for name in ("ids", "lengths", "pooled_start", "pooled_end"):
+        assert np.array_equal(getattr(each, name), getattr(other, name)), name
 
 
 def test_micro_batches_of_rows_of_several_chunks_give_their_vectors_in_order(tiny_model_folder, make_pairs):
@@ -382,7 +384,7 @@ def test_micro_batches_of_rows_of_several_chunks_give_their_vectors_in_order(tin
     batch = maker_of(tiny_model_folder, pairs).make(
         units, np.full(len(units), INTERVAL), np.ones(len(units), np.bool_)
     )
-    parts = batch.rows.split(60)
+    parts = split(batch.rows, 60)
     model = LandmarkEncoder(read_checkpoint(tiny_model_folder))
     with torch.no_grad():
         whole, apart = model(batch.rows), torch.cat([model(part) for part in parts])

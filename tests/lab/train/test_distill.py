@@ -29,7 +29,7 @@ from cairn.pipeline.lab.train.distill import (
     whole_text_encoder,
 )
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import apart
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.settings import DistillConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
@@ -191,7 +191,7 @@ def test_student_is_trained_on_the_vector_it_serves(tiny_model_folder, texts, tm
     rows = [text_row(text, checkpoint, max_tokens=64, prefix=settings.document_prefix) for text in some]
     lengths = np.array(list(map(len, rows)))
     ids = np.concatenate(rows).astype(np.int32)
-    packed = PackedRows.apart(ids, lengths, num_left_out(checkpoint, settings))
+    packed = apart(ids, lengths, num_left_out(checkpoint, settings))
     with torch.no_grad():
         trained = torch.nn.functional.normalize(LandmarkEncoder(checkpoint)(packed)).numpy()
     served = DocumentEncoder(replace(settings, precision="fp32")).encode(some).document_vectors_NV

@@ -94,7 +94,7 @@ def test_rows_are_cls_title_and_chunks_with_a_landmark_behind_each(
     objective = make_objective(windows)
     cls, mark = objective.checkpoint.cls_id, objective.checkpoint.landmark_id
     lesson = objective.lesson(windows, None)
-    rows = np.split(lesson.rows.ids_N, np.cumsum(lesson.rows.lengths_B)[:-1])
+    rows = np.split(lesson.rows.ids, np.cumsum(lesson.rows.lengths)[:-1])
 
     def ids(text: str) -> list[int]:
         return objective.checkpoint.tokenizer.encode(text, add_special_tokens=False).ids
@@ -104,10 +104,10 @@ def test_rows_are_cls_title_and_chunks_with_a_landmark_behind_each(
     assert rows[0].tolist() == [cls, *ids(windows[0].title), mark, *(t for z in chunks for t in (*z, mark))]
     assert rows[1].tolist() == [cls, *ids(windows[1].text), mark]
     assert rows[2].tolist()[1:6] == [*ids(windows[2].title)[:4], mark], "a title is cut to title_tokens"
-    is_mark = lesson.rows.ids_N == mark
-    places = (np.cumsum(lesson.rows.lengths_B) - lesson.rows.lengths_B)[lesson.rows.chunk_rows]
-    assert np.array_equal(np.flatnonzero(is_mark), places + lesson.rows.pooled_start_B)
-    assert np.array_equal(lesson.is_taught_N.numpy() > 0, ~is_mark & (lesson.rows.ids_N != cls))
+    is_mark = lesson.rows.ids == mark
+    places = (np.cumsum(lesson.rows.lengths) - lesson.rows.lengths)[lesson.rows.pooled_row]
+    assert np.array_equal(np.flatnonzero(is_mark), places + lesson.rows.pooled_start)
+    assert np.array_equal(lesson.is_taught_N.numpy() > 0, ~is_mark & (lesson.rows.ids != cls))
 
 
 def test_a_landmark_follows_its_chunk_behind_the_title(

@@ -23,7 +23,7 @@ from cairn.pipeline.lab.train.landmark_encoder import (
     draw_dropped,
 )
 from cairn.pipeline.lab.train.latent_block import add_latent_block, new_block
-from cairn.pipeline.lab.train.packed_rows import PackedRows
+from cairn.pipeline.lab.train.packed_rows import alone, apart
 from cairn.pipeline.lab.train.pairs import read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
@@ -38,6 +38,7 @@ from cairn.pipeline.model.folders.own_tensors import (
     NULL_CONTEXT,
 )
 from cairn.pipeline.model.folders.own_tensors import LATENT_ATTENTION as PREFIX
+from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.token_vectors.projection import unit
 from safetensors.torch import load_file, save_file
 
@@ -56,23 +57,23 @@ def moved(model: LandmarkEncoder, seed: int = 0) -> LandmarkEncoder:
     return model
 
 
-def rows_of(lengths: list[int], seed: int = 0) -> PackedRows:
+def rows_of(lengths: list[int], seed: int = 0) -> Rows:
     ids = np.random.default_rng(seed).integers(5, 50, sum(lengths)).astype(np.int32)
-    return PackedRows.apart(ids, np.array(lengths))
+    return apart(ids, np.array(lengths))
 
 
-def rectangle(rows: PackedRows) -> np.ndarray:
-    ids = np.zeros((len(rows), int(rows.lengths_B.max())), np.int64)
-    for row, part in enumerate(np.split(rows.ids_N, np.cumsum(rows.lengths_B)[:-1])):
+def rectangle(rows: Rows) -> np.ndarray:
+    ids = np.zeros((len(rows), int(rows.lengths.max())), np.int64)
+    for row, part in enumerate(np.split(rows.ids, np.cumsum(rows.lengths)[:-1])):
         ids[row, : len(part)] = part
     return ids
 
 
-def engine_embeddings(folder: Path, rows: PackedRows, context: np.ndarray | None) -> np.ndarray:
+def engine_embeddings(folder: Path, rows: Rows, context: np.ndarray | None) -> np.ndarray:
     backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32"), CPU)
     context = null_context(backbone) if context is None else context
-    hidden = backbone.hidden_states(rectangle(rows), rows.lengths_B, context)
-    spans = zip(rows.pooled_start_B.tolist(), rows.pooled_end_B.tolist(), strict=True)
+    hidden = backbone.hidden_states(rectangle(rows), rows.lengths, context)
+    spans = zip(rows.pooled_start.tolist(), rows.pooled_end.tolist(), strict=True)
     return np.stack([hidden[row, start:end].mean(0).numpy() for row, (start, end) in enumerate(spans)])
 
 
@@ -123,7 +124,7 @@ def test_landmark_encoder_first_layers_are_the_model_of_so_many_layers(tiny_mode
     folder = saved(model, tiny_model_folder, tmp_path / "model")
     backbone = load_backbone(EncoderConfig(model=str(folder), precision="fp32", layers=1), CPU)
     alone = rows_of([9])
-    hidden = backbone.hidden_states(rectangle(alone), alone.lengths_B)[0].mean(0)
+    hidden = backbone.hidden_states(rectangle(alone), alone.lengths)[0].mean(0)
     with torch.no_grad():
         assert float((model(alone, layers=(1,))[0] - hidden).abs().max()) <= 1e-5
 
@@ -164,12 +165,12 @@ TEXTS = ["the cat sat on the old stone path by a river", "walking on a mat", "a 
 CONTEXT = ContextConfig(max_document_tokens=48)
 
 
-def context_rows(model_folder: Path) -> PackedRows:
+def context_rows(model_folder: Path) -> Rows:
     """Lay the texts out as context documents are, a row each."""
     checkpoint = read_checkpoint(model_folder)
     encoded = [checkpoint.tokenizer.encode(text, add_special_tokens=False).ids for text in TEXTS]
     ids = [[checkpoint.cls_id, *row, checkpoint.landmark_id] for row in encoded]
-    return PackedRows.apart(np.concatenate(ids).astype(np.int32), np.array([len(row) for row in ids]))
+    return apart(np.concatenate(ids).astype(np.int32), np.array([len(row) for row in ids]))
 
 
 def first_stage(folder: Path, **settings: Any) -> ContextEncoder:
@@ -182,7 +183,7 @@ def embedded(folder: Path, **settings: Any) -> np.ndarray:
     return first_stage(folder, **settings).embed(TEXTS)
 
 
-def apart(model: LandmarkEncoder) -> LandmarkEncoder:
+def moved_first_stage(model: LandmarkEncoder) -> LandmarkEncoder:
     """Move the first stage's parameters, as training would."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -202,9 +203,9 @@ def test_first_stage_starts_as_the_base_and_is_served_as_it_was_trained(
         read_checkpoint(folder), first_stage_layers=2, shares_embeddings=shares_embeddings
     ).requires_grad_(False)
     rows = context_rows(folder)
-    assert torch.equal(model.embed_documents(rows), model(rows.alone))
-    apart(model)
-    own, second = model.embed_documents(rows).numpy(), model(rows.alone).numpy()
+    assert torch.equal(model.embed_documents(rows), model(alone(rows, has_cls=True)))
+    moved_first_stage(model)
+    own, second = model.embed_documents(rows).numpy(), model(alone(rows, has_cls=True)).numpy()
     assert np.abs(own - second).max() > 0.1
     served = saved(model, folder, tmp_path / "saved")
     names = [name for name in load_file(served / EXTRA_NAME) if name.startswith(FIRST_STAGE)]
@@ -240,7 +241,7 @@ def test_first_layers_keep_the_kinds_of_a_first_stage_with_more_layers(tiny_mode
 def test_first_stage_is_part_of_fingerprints(tiny_model_folder, tmp_path):
     model = LandmarkEncoder(read_checkpoint(tiny_model_folder), first_stage_layers=2)
     one = saved(model, tiny_model_folder, tmp_path / "one")
-    other = saved(apart(model), tiny_model_folder, tmp_path / "other")
+    other = saved(moved_first_stage(model), tiny_model_folder, tmp_path / "other")
     assert first_stage(one).fingerprint != first_stage(other).fingerprint
     second = [load_backbone(EncoderConfig(model=str(folder))).weights_fingerprint for folder in (one, other)]
     assert second[0] != second[1]
@@ -318,7 +319,7 @@ def test_rows_see_the_null_token_in_the_place_of_their_own_dropped_vectors(made)
     model, rows, context_CD = made
     dropped_BC = torch.rand(len(rows), C, generator=torch.Generator().manual_seed(3)) < 0.5
     dropped_BC[0], dropped_BC[1] = False, True
-    rows_of_chunks = torch.from_numpy(rows.chunk_rows)
+    rows_of_chunks = torch.from_numpy(rows.pooled_row)
     with torch.no_grad():
         found = model(rows, context_CD, dropped_BC=dropped_BC)
         for row in range(len(rows)):
@@ -334,7 +335,7 @@ def test_gradient_reaches_the_null_token_of_one_row_alone(made):
     dropped_BC[2, 1] = True
     embedded_MD = model(rows, context_CD, dropped_BC=dropped_BC)
     for row, is_reached in ((1, False), (2, True)):
-        own = embedded_MD[torch.from_numpy(rows.chunk_rows) == row].sum()
+        own = embedded_MD[torch.from_numpy(rows.pooled_row) == row].sum()
         (gradient,) = torch.autograd.grad(own, [model.null_token], retain_graph=True)
         assert bool(gradient.abs().max() > 0) == is_reached
 

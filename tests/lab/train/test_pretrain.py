@@ -21,6 +21,7 @@ from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.contrastive import train
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
+from cairn.pipeline.lab.train.packed_rows import own_places, split
 from cairn.pipeline.lab.train.pairs import read_texts
 from cairn.pipeline.lab.train.pretrain import (
     MaskedPart,
@@ -185,16 +186,16 @@ def test_masked_hides_the_share_as_bert_does_and_no_landmark(make_stream, tiny_m
     stream = make_stream(batch_rows=40, max_tokens=90)
     plain = stream.batch(0)
     hidden, scored = masked(plain, 0.5, vocabulary, np.random.default_rng(0))
-    assert len(scored) == round(0.5 * plain.is_text_N.sum())
-    assert plain.is_text_N[scored].all()
-    before, after = plain.ids_N[scored], hidden.ids_N[scored]
+    assert len(scored) == round(0.5 * len(own_places(plain)))
+    assert np.isin(scored, own_places(plain)).all()
+    before, after = plain.ids[scored], hidden.ids[scored]
     shares = [
         (after == vocabulary.mask_id).mean(),
         ((after != vocabulary.mask_id) & (after != before)).mean(),
     ]
     assert shares == pytest.approx([0.8, 0.1], abs=0.04)
-    unscored = np.setdiff1d(np.arange(len(plain.ids_N)), scored)
-    assert np.array_equal(plain.ids_N[unscored], hidden.ids_N[unscored])
+    unscored = np.setdiff1d(np.arange(len(plain.ids)), scored)
+    assert np.array_equal(plain.ids[unscored], hidden.ids[unscored])
 
 
 def test_vocabulary_words_are_no_special_tokens(tiny_model_folder):
@@ -220,7 +221,7 @@ def part_of(stream: Any, folder: Path, step: int = 0) -> MaskedPart:
     hidden, scored = masked(plain, SCORED, vocabulary, np.random.default_rng(step))
     return MaskedPart(
         rows=hidden,
-        ids_N=plain.ids_N.astype(np.int64),
+        ids_N=plain.ids.astype(np.int64),
         scored_K=scored,
         num_scored=len(scored),
     )
@@ -240,9 +241,9 @@ def total_written_out(
 ) -> dict[tuple[int, int], torch.Tensor]:
     """m³BERT's L_MLM of each layer and width, row by row and word by word."""
     losses: dict[tuple[int, int], list[torch.Tensor]] = {}
-    ends = np.cumsum(part.rows.lengths_B)
-    for start, end in zip(ends - part.rows.lengths_B, ends, strict=True):
-        ids = torch.from_numpy(part.rows.ids_N[start:end].astype(np.int64))
+    ends = np.cumsum(part.rows.lengths)
+    for start, end in zip(ends - part.rows.lengths, ends, strict=True):
+        ids = torch.from_numpy(part.rows.ids[start:end].astype(np.int64))
         states = states_by_layer(weights, ids, num_heads=4, theta=10_000.0)
         for place in part.scored_K[(part.scored_K >= start) & (part.scored_K < end)]:
             for layer, width in itertools.product((1, 2), widths):
@@ -316,7 +317,7 @@ def words_of(texts_file: Path, folder: Path) -> Counter[int]:
 
 
 def parts(batch: Any) -> list[np.ndarray]:
-    return np.split(batch.ids_N, np.cumsum(batch.lengths_B)[:-1])
+    return np.split(batch.ids, np.cumsum(batch.lengths)[:-1])
 
 
 def test_stream_an_epoch_reads_every_token_of_the_texts_once(make_stream, texts_file, tiny_model_folder):
@@ -324,13 +325,13 @@ def test_stream_an_epoch_reads_every_token_of_the_texts_once(make_stream, texts_
     found: Counter[int] = Counter()
     for step in range(stream.num_rows):
         batch = stream.batch(step)
-        found.update(batch.ids_N[batch.is_text_N].tolist())
+        found.update(batch.ids[own_places(batch)].tolist())
     assert found == words_of(texts_file, tiny_model_folder)
 
 
 def test_stream_rows_are_full_and_never_longer_than_asked(make_stream):
     stream = make_stream(heldout_rows=0, batch_rows=1, steps=200)
-    lengths = [len(stream.batch(step).ids_N) for step in range(stream.num_rows)]
+    lengths = [len(stream.batch(step).ids) for step in range(stream.num_rows)]
     assert max(lengths) <= 48
     assert np.mean(lengths) > 0.8 * 48
 
@@ -362,8 +363,8 @@ def test_stream_step_is_the_same_whatever_came_before_and_another_seed_another(m
     for step in range(4):
         first.batch(step)
     again = second.batch(3)
-    assert np.array_equal(first.batch(3).ids_N, again.ids_N)
-    assert not np.array_equal(other.batch(3).ids_N[:20], again.ids_N[:20])
+    assert np.array_equal(first.batch(3).ids, again.ids)
+    assert not np.array_equal(other.batch(3).ids[:20], again.ids[:20])
 
 
 def test_stream_held_out_rows_are_of_no_batch(make_stream):
@@ -409,8 +410,9 @@ def test_stream_of_too_little_text_is_refused(make_stream):
 
 def test_stream_split_keeps_every_part_whole(make_stream):
     batch = make_stream().batch(0)
-    split = batch.split(60)
-    assert len(split) > 1
-    assert max(len(part.ids_N) for part in split) <= 60
-    assert np.array_equal(np.concatenate([part.ids_N for part in split]), batch.ids_N)
-    assert np.array_equal(np.concatenate([part.is_text_N for part in split]), batch.is_text_N)
+    parts = split(batch, 60)
+    assert len(parts) > 1
+    assert max(len(part.ids) for part in parts) <= 60
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), batch.ids)
+    words = [part.ids[own_places(part)] for part in parts]
+    assert np.array_equal(np.concatenate(words), batch.ids[own_places(batch)])

@@ -14,6 +14,7 @@ from cairn.pipeline.config import ClusterConfig
 from cairn.pipeline.encode.tokenization import Prefix, tokenize_after
 from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.train.batches import BatchPlan, Domain, cluster_domains, draw_batches, mean_cosine
+from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
@@ -44,8 +45,8 @@ def words_of(folder: Path, ids: np.ndarray) -> str:
 
 
 def rows_as_text(folder: Path, batch_rows: object) -> list[str]:
-    ends = np.cumsum(batch_rows.lengths_B)
-    return [words_of(folder, part) for part in np.split(batch_rows.ids_N, ends[:-1])]
+    ends = np.cumsum(batch_rows.lengths)
+    return [words_of(folder, part) for part in np.split(batch_rows.ids, ends[:-1])]
 
 
 def test_make_units_are_neighbours_of_one_source():
@@ -93,8 +94,8 @@ def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder)
         "[CLS] way [SEP] a river [SEP]",
     ]
     assert batch.text_B.tolist() == [0, 1, 2, 3, 3, 4]
-    assert batch.rows.pooled_row_M.tolist() == [0, 1, 2, 3, 3, 4]
-    assert rows_as_text(tiny_model_folder, batch.rows.alone)[3:5] == [
+    assert batch.rows.pooled_row.tolist() == [0, 1, 2, 3, 3, 4]
+    assert rows_as_text(tiny_model_folder, alone(batch.rows, has_cls=True))[3:5] == [
         "[CLS] way [SEP] cat sat on the mat [SEP]",
         "[CLS] way [SEP] the old cat [SEP]",
     ]
@@ -106,11 +107,11 @@ def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder)
 def test_make_landmark_pooling_takes_the_landmark_and_mean_pooling_the_row(tiny_model_folder):
     units, intervals, titles = [(0, 2)], np.array([64]), np.array([False])
     marks = maker(tiny_model_folder, attention="chunk").make(units, intervals, titles).rows
-    assert (marks.pooled_start_B == marks.lengths_B - 1).all()
-    assert (marks.pooled_end_B == marks.lengths_B).all()
+    assert (marks.pooled_start == marks.lengths - 1).all()
+    assert (marks.pooled_end == marks.lengths).all()
     means = maker(tiny_model_folder, pooling="mean", attention="chunk").make(units, intervals, titles).rows
-    assert (means.pooled_start_B == 0).all()
-    assert (means.pooled_end_B == means.lengths_B).all()
+    assert (means.pooled_start == 0).all()
+    assert (means.pooled_end == means.lengths).all()
 
 
 def test_make_texts_are_cut_after_their_limits(tiny_model_folder):
@@ -142,11 +143,11 @@ def test_split_rows_parts_are_whole_rows_within_the_budget(tiny_model_folder, ma
         .make(units, np.full(len(units), 8), np.ones(len(units), np.bool_))
         .rows
     )
-    parts = rows.split(max_tokens)
-    for name in ("ids_N", "lengths_B", "pooled_start_B", "pooled_end_B"):
+    parts = split(rows, max_tokens)
+    for name in ("ids", "lengths", "pooled_start", "pooled_end"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(rows, name))
-    assert all(len(part.ids_N) <= max_tokens or len(part) == 1 for part in parts)
-    assert len(parts) == 1 or max_tokens < len(rows.ids_N)
+    assert all(len(part.ids) <= max_tokens or len(part) == 1 for part in parts)
+    assert len(parts) == 1 or max_tokens < len(rows.ids)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "lmk", "cls"])
@@ -173,12 +174,12 @@ def test_prefixes_stand_in_rows_as_at_serving(tiny_model_folder, pooling, pool_p
         attention="chunk",
     )
     rows, _ = made.documents(range(3), 3)
-    assert np.array_equal(rows.ids_N, expected.ids)
-    assert np.array_equal(rows.pooled_start_B, expected.pooled_start)
-    assert np.array_equal(rows.pooled_end_B, expected.pooled_end)
-    assert (rows.lengths_B - 1 - rows.head_lengths).sum() == len(tokens.ids)
+    assert np.array_equal(rows.ids, expected.ids)
+    assert np.array_equal(rows.pooled_start, expected.pooled_start)
+    assert np.array_equal(rows.pooled_end, expected.pooled_end)
+    assert rows.num_own.sum() == len(tokens.ids)
     is_whole = pool_prefix and pooling == "mean"
-    assert (rows.alone.pooled_start_B == (0 if is_whole else 1 + len(prefix.ids))).all()
+    assert (alone(rows, has_cls=True).pooled_start == (0 if is_whole else 1 + len(prefix.ids))).all()
 
 
 def test_instructions_stand_before_their_query_alone(tiny_model_folder):
@@ -188,7 +189,7 @@ def test_instructions_stand_before_their_query_alone(tiny_model_folder):
     ]
     made = maker(tiny_model_folder, TrainingPairs.of(rows, {}), query_prefix="walk")
     batch = made.make([(0,), (1,)], np.array([9, 9]), np.zeros(2, np.bool_), [2, 3])
-    has_prefix = [int(count) > 1 for count in batch.rows.num_prefix_B]
+    has_prefix = [int(start) > 1 for start in batch.rows.own_start]
     # Two queries, two documents, two negatives.
     assert has_prefix == [True, True, False, False, False, False]
 

@@ -182,8 +182,8 @@ def test_single_interval_cuts_every_sequence_alike(data, interval):
     num_queries = len(batch.pair_Q)
     alike = training.maker.documents(batch.pair_D.tolist(), interval)[0]
     assert len(batch.rows) - num_queries == len(alike)
-    starts_M = np.where(np.diff(batch.rows.chunk_rows, prepend=-1), 1, np.roll(batch.rows.pooled_end_B, 1))
-    assert (batch.rows.pooled_start_B - starts_M).max() <= interval
+    starts_M = np.where(np.diff(batch.rows.pooled_row, prepend=-1), 1, np.roll(batch.rows.pooled_end, 1))
+    assert (batch.rows.pooled_start - starts_M).max() <= interval
 
 
 C, M, W, D = 10, 24, 7, 5
