@@ -111,7 +111,7 @@ def word(path: Path) -> Path:
     made.paragraphs[0]._p.append(parse_xml(anchored.replace("<w:r>", f"<w:r {nsdecls('w')}>", 1)))
     deleted = f"<w:del {nsdecls('w')}><w:r><w:t>gone</w:t></w:r></w:del>"
     made.paragraphs[1]._p.append(parse_xml(deleted))
-    sign = '<w:r><w:t>Or</w:t><w:sym w:font="Wingdings" w:char="F0E0"/></w:r>'
+    sign = '<w:r><w:t>Or</w:t><w:ptab/><w:sym w:font="Wingdings" w:char="F0E0"/></w:r>'
     alpha = '<w:r><w:sym w:font="Symbol" w:char="F061"/><w:sym w:font="Own" w:char="E001"/></w:r>'
     made.element.body.insert(4, parse_xml(f"<w:p {nsdecls('w')}>{sign}{alpha}</w:p>"))
     table = made.add_table(2, 2)
@@ -266,7 +266,7 @@ FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
         word,
         "Handbook",
         [
-            f"# Leave\nBoxed\nAsk early.\n- by mail\nControlled\nOr→\u03b1\ue001\n{TABLE}",
+            f"# Leave\nBoxed\nAsk early.\n- by mail\nControlled\nOr\t→\u03b1\ue001\n{TABLE}",
             "Second page.\nA palm on a beach",
         ],
     ),

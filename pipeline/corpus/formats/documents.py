@@ -189,7 +189,7 @@ _NOT_SHOWN: Final = frozenset(
 )
 """Settings, deleted text, a second form of a drawing, and how a word is read aloud."""
 _MARKS: Final = {
-    "tab": "\t", "br": "\n", "cr": "\n", "line-break": "\n", "noBreakHyphen": "-",
+    "tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "line-break": "\n", "noBreakHyphen": "-",
     "lastRenderedPageBreak": "\f", "soft-page-break": "\f",
 }  # fmt: skip
 _GAP: Final = "\x1f"

@@ -55,7 +55,8 @@ _JAPANESE_SHIFTS: Final = (b"\x1b$B", b"\x1b$@")
 """What ISO-2022-JP begins a run of Japanese with."""
 _SAMPLE_BYTES: Final = 1 << 20
 _GUESSED: Final = (
-    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "koi8_r"),
+    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp874", "iso8859_2", "cp866"),
+    "koi8_r",
     *("cp932", "euc_jp", "gb18030", "big5", "cp949"),
 )
 _STORE_ERROR: Final = re.compile(

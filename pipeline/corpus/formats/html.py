@@ -62,7 +62,8 @@ RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
 _BASE: Final = re.compile(r"[^\W_]|[)\]]")
 """What a number is raised over."""
-_BLANK_LINES: Final = re.compile(r"\n{3,}")
+_BLANK_LINES: Final = re.compile(r"(^```.*?^```)|\n{3,}", re.DOTALL | re.MULTILINE)
+"""Blank lines, but for those in code."""
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
 """markdownify takes time quadratic in the length of white space, so longer runs are cut."""
 
@@ -83,7 +84,7 @@ class HtmlFormat(DocumentFormat):
 def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     """Return title and Markdown of a page, or of a chapter or mail, whose notes are its own."""
     from bs4.dammit import EncodingDetector
-    from bs4.element import Declaration
+    from bs4.element import Declaration, ProcessingInstruction
     from bs4.exceptions import ParserRejectedMarkup
 
     try:
@@ -92,7 +93,9 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         page = _page_class()(markup, "html.parser")
     except (ParserRejectedMarkup, AssertionError) as error:  # on declarations such as <![foo[bar]]>
         raise ValueError("its markup cannot be parsed") from error
-    for told in page.find_all(string=lambda text: isinstance(text, Declaration)):  # of Word, for browsers
+    for told in page.find_all(
+        string=lambda text: isinstance(text, Declaration | ProcessingInstruction)
+    ):  # for browsers
         told.extract()
     for element in page.find_all("math"):
         _say_once(element)
@@ -110,7 +113,10 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     title = _title(page)
     left_out = (page.find_all([*_LEFT_OUT]), page.find_all(role=[*_LEFT_OUT_ROLES]))
     for element in chain(*left_out, page.find_all(class_=[*_LEFT_OUT_CLASSES])):
-        element.decompose()
+        if element.name == "template" and element.get("shadowrootmode") == "open":
+            element.name = "div"
+        else:
+            element.decompose()
     for element in page.find_all("form"):
         if not element.find([*_OF_TEXT]):
             element.decompose()
@@ -118,6 +124,8 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         has_title = element.name != "aside" and element.find([*_HEADINGS])
         if not (has_title or element.find_parent([*_CONTENT])):
             element.decompose()
+    for element in page.select("pre br"):
+        element.replace_with("\n")
     for element in page.select("pre a"):  # no Markdown is read within code
         element.unwrap()
     for element in page.find_all([*_CONTROLS]):
@@ -134,7 +142,9 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     for text in page.find_all(string=_LONG_SPACE):
         text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
     lines = (line if line.strip() else "" for line in _converter().convert_soup(_content(page)).split("\n"))
-    return Document(title, _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip(), encoding=encoding)
+    return Document(
+        title, _BLANK_LINES.sub(lambda found: found[1] or "\n\n", "\n".join(lines)).strip(), encoding=encoding
+    )
 
 
 def _is_within_its_aim(link: Tag) -> bool:
@@ -205,4 +215,6 @@ def _converter() -> MarkdownConverter:
 def _title(page: BeautifulSoup) -> str:
     titles = (each for each in page.find_all("title") if not each.find_parent("svg"))
     named = next(titles, None) or page.find(["h1", "h2"])
+    for element in named.find_all("br") if named else ():
+        element.replace_with(" ")
     return " ".join(named.get_text().split()) if named else ""

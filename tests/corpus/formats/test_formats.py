@@ -260,6 +260,9 @@ def test_header_that_looks_like_a_comment_and_comments_that_are_long_are_told_ap
         ("cp1252", "L'été était très sec, et ça coûte 10 €."),
         ("cp1250", "Zażółć gęślą jaźń. Książka leży na stole."),
         ("cp1251", "Съешь же ещё этих мягких французских булок."),
+        ("cp866", "Съешь же ещё этих мягких французских булок."),
+        ("cp1256", "هذا نص عربي طويل بما يكفي لكي يخمن الترميز منه بشكل صحيح"),
+        ("cp874", "นี่คือข้อความภาษาไทยที่ยาวพอสมควรเพื่อให้สามารถเดาการเข้ารหัสได้"),
         ("shift_jis", "日本語の文章です。これはテストです。"),
         ("iso2022_jp", "日本語の文章です。これはテストです。"),
         ("utf-16-le", "Съешь же ещё этих мягких французских булок."),
@@ -632,6 +635,12 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ("<ol start=3><li>a<li>b<ul><li>c</ul></ol>", "3. a\n4. b\n   - c"),
         ("<table><tr><th>a<th>b<tr><td>c<td>d</table>", "| a | b |\n| --- | --- |\n| c | d |"),
         ("<title>T</title>text", "text"),
+        ('<?xml-stylesheet href="a.css"?><p>a</p><?php echo 1 ?>', "a"),
+        ("<pre>a<br>b\n\n\n\nc</pre>\n\n\nd", "```\na\nb\n\n\n\nc\n```\n\nd"),
+        (
+            "<x-card><template shadowrootmode=open><p>Shown</p></template><template>not</template></x-card>",
+            "Shown",
+        ),
         ("<pre>open(<a href=x>File</a> f)</pre><div class='top navbar'>Home</div>", "```\nopen(File f)\n```"),
         (
             "<p>10<sup>6</sup> m<sup>-2</sup> 1<sup>st</sup> H<sub>2</sub>O<p><sup>1</sup>Note",
