@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import click
 from cairn.cli.cluster import engine_options, open_engine, resolve_engine
 from cairn.cli.options import GroupedCommand, add_options, chosen, given
 from cairn.cli.settings import json_option, root_option
-from cairn.cli.terminal import ProgressBars, duration, echo, table, thousands, warn
+from cairn.cli.terminal import ProgressBars, duration, echo, facts, table, thousands, warn
 from cairn.pipeline.config import (
     DEFAULT_MODEL,
     ClusterConfig,
@@ -113,11 +113,7 @@ def ingest(
     if dry_run:
         with ProgressBars(quiet=quiet) as progress:
             plan = plan_index(sources, root, collection, config, progress)
-        echo(
-            json.dumps(plan)
-            if as_json
-            else table([(key.replace("_", " "), _cell(value)) for key, value in plan.items()])
-        )
+        echo(json.dumps(plan) if as_json else facts(plan))
         return _QUARANTINED_EXIT if plan["quarantined"] else 0
     with ProgressBars(quiet=quiet) as progress:
         report = build_index(
@@ -137,17 +133,6 @@ def _chosen(ctx: click.Context) -> dict[str, Any]:
             # A search may start in another folder.
             encoder[name] = str(Path(encoder[name]).expanduser().resolve())
     return {**stages, **chosen(ctx, IngestConfig)}
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return duration(value)
-    if isinstance(value, int):
-        return thousands(value)
-    if isinstance(value, dict):
-        named = cast("dict[str, object]", value)
-        return "; ".join(f"{name}: {_cell(each)}" for name, each in named.items()) or "none"
-    return value if isinstance(value, str) else "; ".join(cast("list[str]", value)) or "none"
 
 
 def _summary(report: IngestReport) -> str:

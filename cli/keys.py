@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from cairn.cli.options import NamedPath
+from cairn.cli.options import NamedPath, filter_option
 from cairn.cli.settings import json_option, root_option
 from cairn.cli.terminal import echo, table, warn
 from cairn.pipeline.errors import ConfigError
@@ -55,13 +55,7 @@ def _place_options(function: _Function) -> _Function:
     metavar="COLLECTION",
     help="Collection the key is for; repeat.  [default: all]",
 )
-@click.option(
-    "--filter",
-    "filters",
-    multiple=True,
-    metavar="COLUMN=VALUE",
-    help="See matching documents only; =, !=, >, >=, <, <=, ~ (contains), or JSON; repeat.",
-)
+@filter_option("Show only")
 @click.option(
     "--from-env",
     "variable",

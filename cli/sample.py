@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from cairn.cli.options import COUNT
 from cairn.cli.settings import json_option
-from cairn.cli.terminal import ProgressBars, echo, table, thousands
+from cairn.cli.terminal import ProgressBars, echo, facts
 from cairn.pipeline.config import SampleKind
 from cairn.pipeline.errors import ConfigError
 
@@ -43,11 +43,7 @@ def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | N
             values["files"] = _uploaded(values["files"], store, folder)
     else:
         values = _written(Path(folder), kinds, max_documents)
-    echo(
-        json.dumps(values, default=str)
-        if as_json
-        else table((key.replace("_", " "), _cell(value)) for key, value in values.items())
-    )
+    echo(json.dumps(values, default=str) if as_json else facts(values))
     return 0
 
 
@@ -74,17 +70,3 @@ def _uploaded(paths: Sequence[Path], store: ObjectFolder, uri: str) -> tuple[str
     for path in paths:
         store.write(path.name, path)
     return tuple(f"{uri.rstrip('/')}/{path.name}" for path in paths)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, int):
-        return thousands(value)
-    if isinstance(value, Mapping):
-        return ", ".join(
-            f"{key}: {thousands(number)}" for key, number in cast("Mapping[str, int]", value).items()
-        )
-    return (
-        ", ".join(map(str, cast("tuple[object, ...]", value))) or "none"
-        if isinstance(value, tuple)
-        else str(value)
-    )

@@ -116,7 +116,7 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
     if name is not None and not runs:
         file.require(name, file.read())
     if as_json:
-        echo(json.dumps([_run_as_json(each) for each in runs[-last:]]))
+        echo(json.dumps([each.to_dict() for each in runs[-last:]]))
         return 0
     if not runs:
         echo("nothing has run yet")
@@ -156,19 +156,7 @@ def _as_json(each: Schedule, last: ScheduledRun | None, now: datetime) -> dict[s
         "run": list(each.run),
         "folder": str(each.folder) if each.folder else None,
         "next": each.next_fire(now).isoformat(timespec="seconds"),
-        "last": _run_as_json(last) if last else None,
-    }
-
-
-def _run_as_json(run: ScheduledRun) -> dict[str, Any]:
-    return {
-        "schedule": run.schedule,
-        "started_at": run.started_at.isoformat(timespec="seconds"),
-        "seconds": run.seconds,
-        "exit_code": run.exit_code,
-        "attempts": run.attempts,
-        "counts": dict(run.counts),
-        "error": run.error,
+        "last": last.to_dict() if last else None,
     }
 
 

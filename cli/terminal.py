@@ -10,7 +10,7 @@ import codecs
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -121,6 +121,22 @@ def table(rows: Iterable[Sequence[object]]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
+
+
+def cell(value: Any) -> str:
+    """Write a value of a report for a person, a float as seconds."""
+    if isinstance(value, float):
+        return duration(value)
+    if isinstance(value, int):
+        return thousands(value)
+    if isinstance(value, Mapping):
+        return "; ".join(f"{name}: {cell(each)}" for name, each in value.items()) or "none"
+    return value if isinstance(value, str) else "; ".join(map(str, value)) or "none"
+
+
+def facts(report: Mapping[str, Any]) -> str:
+    """Lay out a report by the names of its values."""
+    return table((name.replace("_", " "), cell(value)) for name, value in report.items())
 
 
 def thousands(number: float) -> str:

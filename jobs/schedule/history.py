@@ -39,6 +39,11 @@ class ScheduledRun:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     error: str | None = None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        started_at = self.started_at.astimezone(UTC).isoformat(timespec="seconds")
+        return {**asdict(self), "started_at": started_at, "seconds": round(self.seconds, 1)}
+
 
 def read_history(path: Path) -> tuple[ScheduledRun, ...]:
     """Return the records, oldest first; lines that are no record are passed over."""
@@ -55,27 +60,18 @@ def append_run(path: Path, run: ScheduledRun) -> None:
     """Write the history with one record more, without the oldest beyond ``KEPT_RUNS``."""
     runs = (*read_history(path), run)
     last = {id(found) for found in last_runs(runs).values()}
-    kept = [
-        found
+    lines = [
+        json.dumps(found.to_dict(), ensure_ascii=False) + "\n"
         for number, found in enumerate(runs, start=1)
         if number > len(runs) - KEPT_RUNS or id(found) in last
     ]
     with durable.storage_errors("writing the schedules' history"):
-        durable.write_bytes(path, b"".join(_line(found) for found in kept))
+        durable.write_bytes(path, "".join(lines).encode())
 
 
 def last_runs(runs: Sequence[ScheduledRun]) -> dict[str, ScheduledRun]:
     """Return each schedule's last run."""
     return {run.schedule: run for run in runs}
-
-
-def _line(run: ScheduledRun) -> bytes:
-    record = {
-        **asdict(run),
-        "started_at": run.started_at.astimezone(UTC).isoformat(timespec="seconds"),
-        "seconds": round(run.seconds, 1),
-    }
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
 
 
 def _run_of(line: bytes) -> ScheduledRun | None:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final, TypeVar, cast, get_origin
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast, get_origin
 
 import numpy as np
 from cairn.pipeline.errors import (
@@ -31,9 +31,9 @@ from cairn.pipeline.errors import (
     FingerprintMismatchError,
     IntegrityError,
 )
-from cairn.pipeline.search import documents
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.searcher import check_queries
+from cairn.pipeline.search.served import Served
 from cairn.pipeline.search_options import MAX_TOP_K, SearchKeywords, SearchOptions
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.corpus_map import MapCache
@@ -73,7 +73,7 @@ from cairn.pipeline.serve.schemas import (
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.serve.uploads import Uploads
 from cairn.pipeline.serve.writers import Writers
-from cairn.pipeline.types import Document, Hit, Reranker, SearchResult
+from cairn.pipeline.types import Hit, Reranker, SearchResult
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
@@ -217,6 +217,7 @@ def _query_parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:
 log = logging.getLogger(__name__)
 
 _Reply = TypeVar("_Reply")
+_Arguments = ParamSpec("_Arguments")
 
 
 async def search(
@@ -276,13 +277,17 @@ async def read_from(
     return await with_collection(state, await reachable(state, grant, name), attempt)
 
 
-async def read_document(state: ServerState, grant: Grant, name: str, doc_id: str) -> Document | None:
-    """Read a document of a collection, None where the grant shows no such document."""
+async def read_generation(
+    state: ServerState,
+    grant: Grant,
+    name: str,
+    read: Callable[Concatenate[Served, _Arguments], _Reply],
+    *args: _Arguments.args,
+    **keywords: _Arguments.kwargs,
+) -> _Reply:
+    """Return what a search thread reads of the generation that answers."""
     return await read_from(
-        state,
-        grant,
-        name,
-        lambda served: served.searcher.reading(documents.read_document, doc_id, grant.restriction),
+        state, grant, name, lambda served: served.searcher.reading(read, *args, **keywords)
     )
 
 
@@ -385,48 +390,30 @@ async def search_collection(
 
     A list of queries gives a list of answers, all from one generation, encoded in one pass.
     """
+    vector, cursor, is_list = request.query_vector, request.cursor, isinstance(request.query, list)
     if answer_tokens(request) > MAX_ANSWER_TOKENS:
-        raise ProblemError(
-            INVALID_REQUEST,
-            "queries, top_k, passages and chunk_tokens together must ask for at most "
-            f"{MAX_ANSWER_TOKENS:,} tokens",
-        )
+        told = f"queries, top_k, passages and chunk_tokens may ask for {MAX_ANSWER_TOKENS:,} tokens together"
+        raise ProblemError(INVALID_REQUEST, told)
     if rerank_pairs(request) > MAX_RERANK_PAIRS:
-        raise ProblemError(
-            INVALID_REQUEST,
-            f"queries, top_k and passages together must ask to rerank at most {MAX_RERANK_PAIRS:,} passages",
-        )
-    if request.rerank and request.cursor is not None:
-        raise ProblemError(
-            INVALID_CURSOR, "reranked results have one page only; leave the cursor out, or rerank"
-        )
-    vector = request.query_vector
-    if vector is not None and (isinstance(request.query, list) or request.cursor is not None):
-        raise ProblemError(
-            INVALID_REQUEST, "a query_vector is of a single query and one page; leave the others out"
-        )
+        told = f"queries, top_k and passages may ask to rerank {MAX_RERANK_PAIRS:,} passages together"
+        raise ProblemError(INVALID_REQUEST, told)
+    if vector is not None and (is_list or cursor is not None):
+        told = "a query_vector is of a single query and one page; leave the others out"
+        raise ProblemError(INVALID_REQUEST, told)
+    if cursor is not None and (is_list or request.rerank or request.max_characters is not None):
+        told = "pages are of a single query, not reranked and without max_characters; leave the cursor out"
+        raise ProblemError(INVALID_CURSOR, told)
     options = search_keywords(request)
-    if isinstance(request.query, list):
-        if request.cursor is not None:
-            raise ProblemError(
-                INVALID_CURSOR, "pages are of a single query; leave the cursor out, or send one query"
-            )
-        results = await search(state, grant, name, request.query, options, rerank=request.rerank)
-        answers = [_reply(result, request) for result in results]
-        return json_response({"generation": results[0].generation, "answers": answers})
-    if request.cursor is None:
-        (result,) = await search(
-            state, grant, name, [request.query], options, rerank=request.rerank, vector=vector
-        )
-        return json_response(_reply(result, request))
-    if request.max_characters is not None:
-        raise ProblemError(
-            INVALID_CURSOR, "a budget of characters is spent on one page; leave the cursor out, or the budget"
-        )
-    page = Page.of(request.cursor, request.query, options)
-    options = page.options(options, request.top_k)
+    if cursor is None:
+        queries = request.query if isinstance(request.query, list) else [request.query]
+        found = await search(state, grant, name, queries, options, rerank=request.rerank, vector=vector)
+        answers = [_reply(result, request) for result in found]
+        many = {"generation": found[0].generation, "answers": answers}
+        return json_response(many if is_list else answers[0])
+    assert isinstance(request.query, str), "a list of queries has no pages"
+    page = Page.of(cursor, request.query, options)
     served = await reachable(state, grant, name)
-    result = (await search(state, grant, name, [request.query], options))[0]
+    (result,) = await search(state, grant, name, [request.query], page.options(options, request.top_k))
     if await reachable(state, grant, name) is not served:  # which of the two answered cannot be told
         raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
     return json_response(_reply(result, request, page.next_cursor(result, served, request.top_k)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, cast
 
@@ -16,7 +15,6 @@ from cairn.pipeline.search.contents import (
 )
 from cairn.pipeline.search.filters import filterable_columns
 from cairn.pipeline.search_options import MAX_TOP_K
-from cairn.pipeline.serve import answers
 from cairn.pipeline.serve.answers import (
     SearchGrant,
     ServerState,
@@ -26,6 +24,7 @@ from cairn.pipeline.serve.answers import (
     may_write,
     reachable,
     read_from,
+    read_generation,
 )
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.keys import Grant
@@ -145,7 +144,8 @@ async def list_columns(name: CollectionName, state: State, grant: SearchGrant) -
 
     Columns whose values mostly differ, such as ids, are without values.
     """
-    return await _summaries(state, grant, name, None)
+    found = await read_generation(state, grant, name, summarise_columns, restriction=grant.restriction)
+    return json_response({"columns": json_value([asdict(each) for each in found])})
 
 
 @router.post("/{name}/facets", response_model=ColumnSummaries)
@@ -153,8 +153,9 @@ async def count_values(
     name: CollectionName, request: FacetsRequest, state: State, grant: SearchGrant
 ) -> Response:
     """Count the values of columns over the documents that match a filter."""
-    filters = plain(request.filters)
-    return await _summaries(state, grant, name, request.columns, filters, request.num_values)
+    within = request.columns, plain(request.filters), request.num_values, grant.restriction
+    found = await read_generation(state, grant, name, summarise_columns, *within)
+    return json_response({"columns": json_value([asdict(each) for each in found])})
 
 
 @router.post("/{name}/count")
@@ -162,14 +163,9 @@ async def count_documents(
     name: CollectionName, request: CountRequest, state: State, grant: SearchGrant
 ) -> CountReply:
     """Count the documents that match a filter."""
-
-    def count(served: ServedCollection) -> CountReply:
-        generation, positions = served.searcher.reading(
-            documents.visible_documents, grant.restriction, plain(request.filters)
-        )
-        return CountReply(generation=generation.number, documents=len(positions))
-
-    return await read_from(state, grant, name, count)
+    within = grant.restriction, plain(request.filters)
+    generation, positions = await read_generation(state, grant, name, documents.visible_documents, *within)
+    return CountReply(generation=generation.number, documents=len(positions))
 
 
 @router.post("/{name}/documents/list", response_model=DocumentPage)
@@ -177,14 +173,8 @@ async def list_documents(
     name: CollectionName, request: ListRequest, state: State, grant: SearchGrant
 ) -> Response:
     """Give all documents that match a filter, page by page in the order of their ids, without their texts."""
-    page = await read_from(
-        state,
-        grant,
-        name,
-        lambda served: served.searcher.reading(
-            list_matches, plain(request.filters), request.after, request.limit, grant.restriction
-        ),
-    )
+    within = plain(request.filters), request.after, request.limit, grant.restriction
+    page = await read_generation(state, grant, name, list_matches, *within)
     return json_response(cast("dict[str, Any]", json_value(asdict(page))))
 
 
@@ -198,7 +188,7 @@ async def read_document(
     max_characters: Annotated[int, Query(ge=1, le=MAX_DOCUMENT_CHARACTERS)] = DEFAULT_DOCUMENT_CHARACTERS,
 ) -> DocumentReply:
     """Give a document by its id, or a stretch of its text."""
-    document = await answers.read_document(state, grant, name, doc_id)
+    document = await read_generation(state, grant, name, documents.read_document, doc_id, grant.restriction)
     if document is None:
         raise unknown_document()
     text = document.text[start_char : start_char + max_characters]
@@ -220,34 +210,10 @@ async def read_document(
 @router.get("/{name}/lineage/{doc_id:doc_id}")
 async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
-    found = await read_from(
-        state,
-        grant,
-        name,
-        lambda served: served.searcher.reading(documents.read_lineage, doc_id, grant.restriction),
-    )
+    found = await read_generation(state, grant, name, documents.read_lineage, doc_id, grant.restriction)
     if found is None:
         raise unknown_document()
     return found
-
-
-async def _summaries(
-    state: ServerState,
-    grant: Grant,
-    name: str,
-    columns: Sequence[str] | None,
-    filters: Mapping[str, Any] | None = None,
-    num_values: int = DEFAULT_VALUES,
-) -> Response:
-    found = await read_from(
-        state,
-        grant,
-        name,
-        lambda served: served.searcher.reading(
-            summarise_columns, columns, filters, num_values, grant.restriction
-        ),
-    )
-    return json_response({"columns": json_value([asdict(each) for each in found])})
 
 
 class ClickRequest(Request):
@@ -276,7 +242,8 @@ async def log_click(
     """
     await reachable(state, grant, name)
     if state.feedback is not None:
-        if await answers.read_document(state, grant, name, click.doc_id) is None:
+        asked = click.doc_id, grant.restriction
+        if await read_generation(state, grant, name, documents.read_document, *asked) is None:
             raise unknown_document()
         state.feedback.clicked(name, click.query, click.doc_id, click.rank)
     return ClickReply(logged=state.feedback is not None)

@@ -27,7 +27,7 @@ from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.live import Receipt
 from cairn.pipeline.manifest import COLLECTION_NAME
-from cairn.pipeline.search.documents import count_documents, read_documents, visible_documents
+from cairn.pipeline.search.documents import count_documents, read_document, read_documents, visible_documents
 from cairn.pipeline.search.served import Served
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import (
@@ -38,8 +38,8 @@ from cairn.pipeline.serve.answers import (
     WriteGrant,
     json_value,
     reachable,
-    read_document,
     read_from,
+    read_generation,
     search,
 )
 from cairn.pipeline.serve.collection_routes import DocId
@@ -645,7 +645,10 @@ async def retrieve_file(
     if attached is not None and attached.status != "completed" and not wants_content:
         return attached_file(vector_store_id, attached)
     own = [doc_id] if attached is None else attached.doc_ids
-    read = [await read_document(state, grant, vector_store_id, each) for each in own[:MAX_CONTENTS]]
+    read = [
+        await read_generation(state, grant, vector_store_id, read_document, each, grant.restriction)
+        for each in own[:MAX_CONTENTS]
+    ]
     documents = [document for document in read if document is not None]
     if not documents:
         raise unknown_document()
