@@ -16,7 +16,7 @@ from cairn.pipeline.search_options import OpenOptions, PublicSearchKeywords, Sea
 from cairn.pipeline.types import Passage, SearchResult
 
 _WIDTH = 95
-_EXCERPT_LINES = 4
+_EXCERPT_LINES = 5
 """Of a passage; one within a budget of characters is shown whole."""
 _BEGIN, _END = "\ue0fe", "\ue0ff"
 """Stand around a word in bold while lines are broken: characters of no script."""
@@ -95,7 +95,7 @@ def _excerpt(passage: Passage, num_lines: int | None) -> list[str]:
         marked += f"{passage.text[done - passage.start_char : start]}{_BEGIN}{passage.text[start:end]}{_END}"
         done = each.end_char
     marked += passage.text[done - passage.start_char :]
-    lines = textwrap.wrap(" ".join(marked.split()), width=_WIDTH)
+    lines = list(_broken(marked))
     num_shown = len(lines) if num_lines is None else min(num_lines, len(lines))
     firsts = range(len(lines) - num_shown + 1)
     first = max(firsts, key=lambda line: "".join(lines[line : line + num_shown]).count(_BEGIN))
@@ -105,6 +105,15 @@ def _excerpt(passage: Passage, num_lines: int | None) -> list[str]:
     if first + num_shown < len(lines):
         shown[-1] += " …"
     return shown
+
+
+def _broken(text: str) -> Iterator[str]:
+    """Yield the lines of a text with their indentation, without empty ones, long lines broken."""
+    for line in textwrap.dedent(text.expandtabs(4)).splitlines():
+        indent = line[: len(line) - len(line.lstrip())][: _WIDTH // 2]
+        yield from textwrap.wrap(
+            " ".join(line.split()), _WIDTH, initial_indent=indent, subsequent_indent=indent
+        )
 
 
 def _lines(result: SearchResult, num_lines: int | None) -> Iterator[str]:

@@ -316,6 +316,7 @@ def _finish(
             f"indexed, such as {' and '.join(staged.quarantine_examples.values())}; see "
             f"{run.layout.quarantine_path(run.run_id)}"
         )
+    stage_seconds = run.progress.stage_seconds()
     return IngestReport(
         collection=run.layout.name,
         rows=staged.rows,
@@ -326,7 +327,7 @@ def _finish(
         deleted=vanished + deleted,
         encoded=encoded,
         generation=served.generation if served else 0,
-        seconds=run.progress.seconds,
+        seconds=sum(stage_seconds.values()),
         files=len(scan.files) + len(scan.damaged_files),
         unread_files=len(staged.passed_over),
         chunks=served.chunks if served else 0,
@@ -334,7 +335,7 @@ def _finish(
         quarantine_reasons=staged.quarantine_reasons,
         quarantine_examples=staged.quarantine_examples,
         left_out=dict(scan.left_out.counts),
-        stage_seconds=run.progress.stage_seconds(),
+        stage_seconds=stage_seconds,
         warnings=_warnings(run, scan, staged) + notes,
         quarantine_file=str(run.layout.quarantine_path(run.run_id)) if staged.quarantined else None,
     )

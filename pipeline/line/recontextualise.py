@@ -80,6 +80,7 @@ def recontextualise(
         carry_over(run.layout.sources_path, before_sha256, run.layout.hash_of_manifest(manifest.generation))
         run.ledger.close()
         pending.discard(run.layout)
+        stage_seconds = run.progress.stage_seconds()
         report = RecontextualisationReport(
             collection=collection,
             generation=manifest.generation,
@@ -87,8 +88,8 @@ def recontextualise(
             encoded=encoded.documents,
             clusters=view.clusters.num_clusters,
             context_documents=manifest.context_documents,
-            seconds=run.progress.seconds,
-            stage_seconds=run.progress.stage_seconds(),
+            seconds=sum(stage_seconds.values()),
+            stage_seconds=stage_seconds,
         )
         run.record(report=asdict(report))
     return report

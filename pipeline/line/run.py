@@ -58,13 +58,15 @@ class Run:
 
 
 class StageWatch:
-    """A progress listener that passes reports on and measures how long each stage takes."""
+    """A progress listener that passes reports on and measures how long each stage takes.
+
+    What comes before the first report, such as loading the model, is the stage ``setup``.
+    """
 
     def __init__(self, listener: ProgressListener) -> None:
         self._listener = listener
-        self._started_seconds = time.monotonic()
-        self._stage: str | None = None
-        self._stage_started_seconds = self._started_seconds
+        self._stage = "setup"
+        self._stage_started_seconds = time.monotonic()
         self._finished = defaultdict[str, float](float)
 
     def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
@@ -76,16 +78,10 @@ class StageWatch:
 
     def _close(self) -> None:
         now = time.monotonic()
-        if self._stage is not None:
-            self._finished[self._stage] += now - self._stage_started_seconds
+        self._finished[self._stage] += now - self._stage_started_seconds
         self._stage_started_seconds = now
 
     def stage_seconds(self) -> dict[str, float]:
-        """Return the seconds of each stage so far, the current one included."""
+        """Return the seconds of each stage so far, the current one included: together all that passed."""
         self._close()
         return dict(self._finished)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the watch was made."""
-        return time.monotonic() - self._started_seconds

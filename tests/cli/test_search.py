@@ -63,3 +63,14 @@ def test_no_control_character_of_a_document_reaches_the_terminal(
     assert r"a\u001b]0;name\u0007.txt" in lineage
     assert json.loads(as_json)["hits"][0]["passages"][0]["text"] == text
     assert all(char.isprintable() or char == "\n" for char in said + shown + as_json + lineage)
+
+
+def test_search_shows_lists_headings_and_code_in_lines_of_their_own(
+    call: Any, tmp_path: Path, ingest_options: list[str]
+) -> None:
+    text = "# Old stone\n\n- the river\n- the path\n\n```\nif stone:\n\tpath()\n```\n"
+    pq.write_table(pa.table({"id": ["a"], "text": [text]}), tmp_path / "a.parquet")
+    call("ingest", str(tmp_path / "a.parquet"), *ingest_options, "--quiet")
+    shown = call("search", "stone", "--collection", "c", "--max-characters", "500", "--no-late")[1]
+    lines = [f"     {line}" for line in text.replace("\t", "    ").splitlines() if line]
+    assert "\n".join(lines) in shown

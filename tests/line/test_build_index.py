@@ -1,5 +1,6 @@
 import datetime as dt
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -83,6 +84,17 @@ def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
         mean = np.mean([chunk["vector"] for chunk in chunks], axis=0)
         assert np.allclose(documents[row["id"]]["vector"], mean / np.linalg.norm(mean), atol=1e-6)
         assert documents[row["id"]]["year"] == row["year"]
+
+
+def test_stages_of_an_ingest_with_what_comes_before_them_sum_to_its_time(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    begun: list[float] = []
+    started = time.monotonic()
+    source = write_corpus(tmp_path / "a.parquet", [document(0)])
+    report = build_index([source], root, "c", config, lambda *_: begun.append(time.monotonic() - started))
+    assert 0.0 < report.stage_seconds["setup"] <= begun[0]
+    assert sum(report.stage_seconds.values()) == pytest.approx(report.seconds)
 
 
 def test_ingest_of_changes_replaces_and_adds_only_these(

@@ -167,3 +167,28 @@ def test_highlights_pair_no_unlike_words_of_a_model_whose_states_have_much_in_co
     assert words_of("old river", like.highlights) == ["old", "river"]
     assert unlike.scores["late"] > hits.LEAST_COSINE
     assert unlike.highlights == ()
+
+
+@pytest.mark.parametrize(("query", "shown"), [("103", False), ("x", False), ("mat", True)])
+def test_highlights_pair_no_number_or_letter_with_another_word(
+    late_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: str, shown: bool
+):
+    monkeypatch.setattr(hits, "LEAST_COSINE", -2.0)
+    monkeypatch.setattr(hits, "LEAST_GAIN", -2.0)
+    teach_words(late_folder, "103 x")
+    found = [found_by(late_folder, tmp_path / "near", query, "stone").highlights]
+    monkeypatch.setattr(hits, "OTHER_WORD", 1.0)
+    found.append(found_by(late_folder, tmp_path / "far", query, "stone").highlights)
+
+    assert [words_of("stone", each) for each in found] == [["stone"] * shown, []]
+
+
+def test_highlights_leave_out_function_words_of_the_language_of_the_query(late_folder: Path, tmp_path: Path):
+    query = "wie man das tor mit dem stein baut"
+    teach_words(late_folder, query)
+    passage = found_by(late_folder, tmp_path, query, f"{'the river of the stone and the way. ' * 4}{query}")
+
+    asked = {word for each in passage.highlights for word in each.query_words}
+
+    assert asked
+    assert not {"man", "das", "mit"} & asked
