@@ -216,7 +216,12 @@ class Server:
         except _PassingError as error:
             if error.is_model:
                 raise ModelError(f"{error}; ask who runs it") from None
-            advice = "ask who runs it" if error.is_answer else "try again later: what it has answered is kept"
+            if error.is_answer:
+                advice = "ask who runs it"
+            elif not self._was_reached:
+                advice = "check the address, or try again later"
+            else:
+                advice = "try again later: what it has answered is kept"
             raise EndpointDownError(f"{error}; {advice}") from None
 
     def _once(

@@ -267,7 +267,7 @@ def test_ingest_whose_endpoint_was_never_reached_gives_up_soon(monkeypatch):
     monkeypatch.setattr(endpoint_requests, "REACH_SECONDS", 0.2)
     config = encoder_config({"model": "http://127.0.0.1:9/v1/embeddings"})
     started = time.monotonic()
-    with pytest.raises(EndpointDownError, match="must be reachable"):
+    with pytest.raises(EndpointDownError, match="must be reachable, got ConnectError; check the address"):
         EndpointEncoder(config).check()
     assert time.monotonic() - started < endpoint.INGEST.retry_seconds / 3
 
