@@ -48,6 +48,17 @@ class Numbers(click.ParamType):
             )
 
 
+class Prefix(click.ParamType):
+    r"""A text whose ``\n`` is a line break, as in TOML: a shell hands it on as two characters."""
+
+    name = "text"
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        return str(value).replace("\\n", "\n")
+
+
 def _whole(part: Any) -> int:
     """Return a whole number, read where it is a text; another number is not rounded."""
     if isinstance(part, str):
@@ -70,6 +81,9 @@ _TYPES: Final[Mapping[Any, Any]] = {
     tuple[str, ...]: str,
     tuple[int, ...]: Numbers(),
 }
+
+
+_PREFIXES: Final = frozenset({"query_prefix", "document_prefix"})
 
 
 class HeadedOption(click.Option):
@@ -179,6 +193,8 @@ def click_option(
         settings |= {"is_flag": True, "default": default if about.off_flag else False}
     else:
         kind: Any = click.Choice(each.choices) if each.choices else _TYPES[each.kind]
+        if each.name in _PREFIXES:
+            kind = Prefix()
         is_list = each.kind == tuple[str, ...]
         settings |= {"type": kind, "multiple": is_list, "metavar": about.metavar}
         if default is not None:  # click takes None for one, and then requires nothing

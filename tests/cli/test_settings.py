@@ -31,6 +31,14 @@ def test_settings_come_from_flag_then_environment_then_file(
     assert call("list", "--root", "flag")[1] == f"no collections under {tmp_path / 'flag'}\n"
 
 
+def test_line_break_of_a_prefix_is_written_alike_in_shell_and_file(call: Any, tmp_path: Path) -> None:
+    code, of_shell, err = call("evaluate", "--public", "--query-prefix", "Instruct: a\\nQuery: ")
+    assert code == 0, err
+    (tmp_path / "cairn.toml").write_text('[evaluate]\nquery-prefix = "Instruct: a\\nQuery: "\n')
+    assert call("evaluate", "--public")[1] == of_shell
+    assert repr("Instruct: a\nQuery: ").strip("'") in of_shell
+
+
 def test_misspelt_setting_in_the_file_is_refused(call: Any, corpus: str, tmp_path: Path) -> None:
     (tmp_path / "cairn.toml").write_text('[ingest]\ncolection = "c"\n')
     code, _, err = call("ingest", corpus)

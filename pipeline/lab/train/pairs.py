@@ -197,7 +197,9 @@ def read_pairs(paths: Sequence[Path]) -> TrainingPairs:
             found = PairRow(**dict(zip(columns, values, strict=True)))
             others = (text for text in found.negatives if text and text.strip() and text != found.document)
             row = found._replace(
-                source=found.source.strip() or stem(file), negatives=tuple(dict.fromkeys(others))
+                source=found.source.strip() or stem(file),
+                page=found.title.strip(),
+                negatives=tuple(dict.fromkeys(others)),
             )
             if not row.query.strip():
                 skipped["empty query"] += 1

@@ -5,6 +5,7 @@ Claims of batches.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.train.batches import BatchPlan, Domain, cluster_domains, draw_batches, mean_cosine
 from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import PairVectors
-from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs
+from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs, read_pairs
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
@@ -71,6 +72,14 @@ def test_make_units_never_stretch_over_two_pages():
         pages=("0:0", "0:1", "0:1", "0:1"),
     )
     assert make_units(pairs, range(4), 2) == ((0,), (1, 2), (3,))
+
+
+def test_pairs_of_a_file_that_follow_one_another_with_one_title_are_a_unit(tmp_path):
+    titles = ["T", "T ", "", "", "U", "T"]
+    rows = [{"query": f"q{row}", "document": f"d{row}", "title": title} for row, title in enumerate(titles)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    pairs = read_pairs([tmp_path])
+    assert make_units(pairs, range(len(pairs)), 4) == ((0, 1), (2,), (3,), (4,), (5,))
 
 
 def test_make_units_count_documents_and_keep_their_queries_together():
