@@ -278,18 +278,22 @@ def sha256_of_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def exclusive_lock(
-    path: Path, name: str, busy: Callable[[str], TryAgainError], waits: Callable[[], bool] = lambda: False
+    path: Path,
+    name: str,
+    busy: Callable[[str], TryAgainError],
+    waits: Callable[[], bool] = lambda: False,
+    seconds: float = TURN_SECONDS,
 ) -> Generator[None]:
     """Hold a lock file during the block; it is made if need be.
 
     Where another process holds it, raises ``busy(" (process 7)")``, or ``busy("")`` if its id is unknown;
-    while ``waits``, after :data:`TURN_SECONDS`. The kernel drops the lock when the holder dies, so a killed
+    while ``waits``, after so many ``seconds``. The kernel drops the lock when the holder dies, so a killed
     process never leaves it behind. ``name`` reads like "the lock of the scheduler".
     """
     with storage_errors(f"opening {name}"):
         descriptor = _open_lock(path, os.O_RDWR | os.O_CREAT)
     try:
-        if not _take(descriptor, waits):
+        if not _take(descriptor, waits, seconds):
             holder = os.pread(descriptor, 32, 0).decode("ascii", errors="replace").strip()
             raise busy(f" (process {holder})" if holder.isdigit() else "")
         with storage_errors(f"writing {name}"):
@@ -321,12 +325,12 @@ def _open_lock(path: Path, flags: int) -> int:
     return _open_file(str(path), flags | os.O_NOFOLLOW)
 
 
-def _take(descriptor: int, waits: Callable[[], bool]) -> bool:
+def _take(descriptor: int, waits: Callable[[], bool], seconds: float) -> bool:
     """Take a lock, unless another process holds it for longer than :func:`is_locked` does.
 
     A killed process lets go of its locks one after the other: what ``waits`` looks at may be free before.
     """
-    until = time.monotonic() + TURN_SECONDS
+    until = time.monotonic() + seconds
     attempts = 0
     while attempts < LOCK_ATTEMPTS:
         try:

@@ -61,7 +61,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.client import errors
-from cairn.pipeline.errors import CairnError, ConfigError, UsageError, extra_missing
+from cairn.pipeline.errors import CairnError, ConfigError, TryAgainError, UsageError, extra_missing
 from cairn.pipeline.options import About, check_options, option, shown
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import (
@@ -103,6 +103,8 @@ STRETCH_CHARACTERS: Final = 1_000_000
 FIRST_CURSOR: Final = "*"
 LONGEST_POLL_SECONDS: Final = 4.0
 """Between two looks at a write that takes longer than a request may."""
+SEARCHABLE_SECONDS: Final = 3_600.0
+"""What a call waits for a write: a server whose disk stays full never publishes it."""
 WRITE_FAILED: Final = "urn:problem-type:cairn:write-failed"
 _MISSING: Final = frozenset({"NaTType", "NAType"})
 """What frames have in the place of a value."""
@@ -368,16 +370,18 @@ class _Client(ABC):
         body = {"name": name, "model": model, "settings": settings or {}}
         return _read(CollectionSummary, await self._write("POST", "/v1/collections", body))
 
-    async def _write(self, method: str, path: str, body: Mapping[str, Any] | None, **sent: Any) -> Any:
+    async def _write(
+        self, method: str, path: str, body: Mapping[str, Any] | bytes | None, **sent: Any
+    ) -> Any:
         """Send a write; one that is tried again is one write."""
         headers = {"Idempotency-Key": uuid.uuid4().hex, **sent.pop("headers", {})}
         return await self._post(path, body, method=method, headers=headers, **sent)
 
     async def _post(
-        self, path: str, body: Mapping[str, Any] | None, *, method: str = "POST", **sent: Any
+        self, path: str, body: Mapping[str, Any] | bytes | None, *, method: str = "POST", **sent: Any
     ) -> Any:
         """Send JSON, if any, and return JSON."""
-        content = None if body is None else _json(body)
+        content = body if body is None or isinstance(body, bytes) else _json(body)
         headers = {
             **({} if body is None else {"Content-Type": "application/json"}),
             **sent.pop("headers", {}),
@@ -576,8 +580,9 @@ class _Collection:
         doc_id, times = Counter(row["doc_id"] for row in rows).most_common(1)[0]
         if times > 1:
             raise UsageError(f"an id must come once, got {doc_id!r} {times:,} times; leave out all but one")
-        batches = _batches(rows, lambda row: len(_json(row)), MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
-        return await self._writes("documents", [{"documents": batch} for batch in batches], wait)
+        batches = _batches([_json(row) for row in rows], len, MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
+        bodies = [b'{"documents": [%b]}' % b", ".join(batch) for batch in batches]
+        return await self._writes("documents", bodies, wait)
 
     @_Asks
     async def update(
@@ -636,7 +641,7 @@ class _Collection:
         self,
         method: str,
         part: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | bytes,
         wait: Wait,
         *,
         doc_id: str | None = None,
@@ -653,7 +658,7 @@ class _Collection:
 
     async def _searchable(self, number: int) -> Any:
         """Return the state of a write once it is searchable; of one that failed, raise why."""
-        pause = FIRST_SECONDS
+        pause, until = FIRST_SECONDS, time.monotonic() + SEARCHABLE_SECONDS
         while True:
             state = await self.client._get(f"{self._path()}/writes/{number}")
             if state["status"] == "failed":
@@ -661,10 +666,17 @@ class _Collection:
                 raise errors.api_error(422, {**told, "detail": state["detail"] or ""})
             if state["status"] == "searchable":
                 return state
+            if time.monotonic() >= until:
+                raise TryAgainError(
+                    f"write {number} must be searchable within {SEARCHABLE_SECONDS:,.0f} seconds, got none "
+                    "yet; it is kept, and the server's log says what it waits for"
+                )
             await self.client._pause(pause)
             pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
-    async def _writes(self, part: str, bodies: Sequence[Mapping[str, Any]], wait: Wait) -> WriteReport:
+    async def _writes(
+        self, part: str, bodies: Sequence[Mapping[str, Any] | bytes], wait: Wait
+    ) -> WriteReport:
         """Send one write in several requests, which are published in their order, and report of all."""
         *first, last = bodies
         reports = [await self._write("POST", part, body, "durable") for body in first]
@@ -830,6 +842,9 @@ def _without_missing(value: Any, place: str) -> Any:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list | tuple):
+        kinds = set(map(type, cast("Iterable[Any]", value)))
+        if kinds == {float} and all(map(math.isfinite, cast("Iterable[float]", value))):
+            return value  # a vector, perhaps: one by one that takes five times as long
         return [_without_missing(each, place) for each in cast("Iterable[Any]", value)]
     if isinstance(value, Mapping):
         items = cast("Mapping[str, Any]", value).items()

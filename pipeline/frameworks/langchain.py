@@ -16,7 +16,6 @@ kept as JSON; only keys named in ``filter_columns`` can be filtered by.
 
 from __future__ import annotations
 
-import json
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +30,7 @@ from cairn.pipeline.frameworks.source import (
     WrittenCollection,
     as_json,
     find_passages,
+    kept_whole,
     title_of,
 )
 from cairn.pipeline.search_options import MAX_TOP_K, PublicSearchKeywords, SearchKeywords, SearchParameters
@@ -366,9 +366,12 @@ class CairnVectorStore(VectorStore):
 
 
 def _as_document(doc_id: str, text: str, metadata: Mapping[str, Any]) -> Document:
-    own = {name: value for name, value in metadata.items() if name != LANGCHAIN_COLUMN}
-    kept = metadata.get(LANGCHAIN_COLUMN)  # null where the document came another way
-    return Document(id=doc_id, page_content=text, metadata=own if kept is None else json.loads(kept))
+    kept = kept_whole(metadata.get(LANGCHAIN_COLUMN))
+    if kept is None:
+        kept = {
+            name: value for name, value in metadata.items() if name != LANGCHAIN_COLUMN or value is not None
+        }
+    return Document(id=doc_id, page_content=text, metadata=kept)
 
 
 def _highlights(hit: Hit) -> dict[str, Any]:

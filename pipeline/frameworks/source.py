@@ -153,11 +153,22 @@ def _found(collection: str, result: SearchResult, hit: Hit, passage: Passage) ->
 
 def _unpacked(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return metadata with what a store kept whole in the place of its column; of a node, columns have it."""
-    own = dict(metadata)
-    whole = [own.pop(name, None) for name in (LLAMA_COLUMN, LANGCHAIN_COLUMN, HAYSTACK_COLUMN)]
-    for kept in filter(None, whole[1:]):
-        own |= json.loads(kept)
+    own = {name: value for name, value in metadata.items() if name != LLAMA_COLUMN}
+    for name in (LANGCHAIN_COLUMN, HAYSTACK_COLUMN):
+        kept = kept_whole(own.get(name))
+        if kept is not None or own.get(name) is None:
+            own.pop(name, None)
+        own |= kept or {}
     return own
+
+
+def kept_whole(value: Any) -> dict[str, Any] | None:
+    """Return metadata that a store kept as JSON; None of what is none, as the document came another way."""
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def open_source(

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -304,14 +303,13 @@ class CollectionLayout:
             return
         if not self.folder.exists() and not self.replica.is_published():
             return  # a lock made here would stand for a first ingest that was stopped
-        until = time.monotonic() + (COPY_SECONDS if self.replica.parts else 0.0)
+        has_parts = bool(self.replica.parts)
 
         def waits() -> bool:  # not for the end of a publication, which waits for this reader to take it up
-            is_first = not self.current_path.exists() and is_locked(self.writes_lock_path)
-            return is_first or time.monotonic() < until
+            return has_parts or (not self.current_path.exists() and is_locked(self.writes_lock_path))
 
         try:
-            with self.copy_lock(waits):
+            with self.copy_lock(waits, COPY_SECONDS if has_parts else durable.TURN_SECONDS):
                 self.replica.pull()
             self.replica.complaint = None
             note_outage(self.replica.uri, None)
@@ -430,21 +428,25 @@ class CollectionLayout:
         return exclusive_lock(self.writes_lock_path, "the lock of the writes", busy)
 
     @contextlib.contextmanager
-    def writer_lock(self, *, takes_turns: bool = True) -> Generator[None]:
+    def writer_lock(self, *, takes_turns: bool = True, copies: bool = True) -> Generator[None]:
         """Hold the collection for writing; make its folder if need be.
 
         Raises :class:`CollectionBusyError` if another process holds it; one that is a server, which takes
         writes and publishes them in turns, is waited for if ``takes_turns``. The kernel drops the lock when
         the holder dies, so a killed run never leaves a stale one. In an object store others wait for the
-        lease of a killed run to expire; the copy is up to date inside the block.
+        lease of a killed run to expire; the copy is up to date inside the block, unless it is not to be.
         """
         with (
             self.copy_lock(lambda: takes_turns and is_locked(self.writes_lock_path)),
-            contextlib.nullcontext() if self.replica is None else self.replica.writing(self.name),
+            contextlib.nullcontext()
+            if self.replica is None
+            else self.replica.writing(self.name, copies=copies),
         ):
             yield
 
-    def copy_lock(self, waits: Callable[[], bool] = lambda: False) -> contextlib.AbstractContextManager[None]:
+    def copy_lock(
+        self, waits: Callable[[], bool] = lambda: False, seconds: float = durable.TURN_SECONDS
+    ) -> contextlib.AbstractContextManager[None]:
         """Hold the folder on this machine: of a collection in an object store, the copy alone."""
         name = f"the lock of collection {self.name!r}"
         with storage_errors(f"opening {name}"):
@@ -456,7 +458,7 @@ class CollectionLayout:
                 "has finished"
             )
 
-        return exclusive_lock(self.lock_path, name, busy, waits)
+        return exclusive_lock(self.lock_path, name, busy, waits, seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -182,7 +182,7 @@ def drop_collection(layout: CollectionLayout) -> None:
     require_droppable(layout)
     with (
         layout.only_server(),
-        layout.writer_lock(takes_turns=False),
+        layout.writer_lock(takes_turns=False, copies=False),
         storage_errors("removing the collection"),
     ):
         remove_folder(layout.folder)

@@ -191,10 +191,11 @@ class Replica:
         self._looked_seconds = -REFRESH_SECONDS
 
     @contextlib.contextmanager
-    def writing(self, name: str) -> Generator[None]:
-        """Hold the lease and an up-to-date copy during the block; upload records of runs at its end."""
+    def writing(self, name: str, *, copies: bool) -> Generator[None]:
+        """Hold the lease during the block, and an up-to-date copy if asked; upload records at its end."""
         with Lease(self._store, name).held():
-            self.pull()
+            if copies:
+                self.pull()
             try:
                 yield
             finally:

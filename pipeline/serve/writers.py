@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
@@ -120,8 +121,7 @@ class Writers:
     ) -> None:
         self._settings, self._collections, self._is_busy = settings, collections, is_busy
         self._pool = ThreadPoolExecutor(ACCEPTING_THREADS, thread_name_prefix="cairn-accept")
-        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """Held while the writer of a collection is opened or stopped."""
+        self._opening = WeakValueDictionary[str, asyncio.Lock]()
         self._writers: dict[str, LiveWriter] = {}
         self._starting: asyncio.Task[None] | None = None
         self._removed: OrderedDict[str, str] = OrderedDict()
@@ -165,7 +165,7 @@ class Writers:
         writer = self._writers.get(name)
         if writer is not None and writer.is_open:
             return writer
-        async with self._opening[name]:
+        async with self._opens(name):
             writer = self._writers.get(name)
             if writer is None or not writer.is_open:
                 if not makes and not self._layout(name).is_begun():
@@ -183,9 +183,13 @@ class Writers:
                 self._writers[name] = await asyncio.get_running_loop().run_in_executor(self._pool, open_it)
             return self._writers[name]
 
+    def _opens(self, name: str) -> asyncio.Lock:
+        """Return what is held while the writer of a collection is opened or stopped, and known as long."""
+        return self._opening.setdefault(name, asyncio.Lock())
+
     async def drop(self, layout: CollectionLayout) -> None:
         """Remove a collection; what it writes is given up, and where that takes long, nothing is removed."""
-        async with self._opening[layout.name]:
+        async with self._opens(layout.name):
             writer = self._writers.get(layout.name)
             if not await self._stop(layout.name, 0, DROP_SHARE * self._settings.deadline_seconds):
                 raise ProblemError(COLLECTION_BUSY, "a part of a write is being finished; delete it again")
@@ -230,7 +234,7 @@ class Writers:
             self._starting.cancel()
 
         async def stop(name: str) -> None:
-            async with self._opening[name]:
+            async with self._opens(name):
                 await self._stop(name, STOP_SECONDS)
 
         await asyncio.gather(*map(stop, [*{*self._writers, *self._opening}]))

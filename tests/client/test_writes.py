@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import uuid
 from collections.abc import Iterator
 from functools import reduce
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.client import CairnClient, RemoteCollection, errors
 from cairn.pipeline.client import clients as client_module
-from cairn.pipeline.errors import ModelError, UsageError
+from cairn.pipeline.errors import ModelError, TryAgainError, UsageError
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.settings import ServeSettings
 
@@ -156,6 +157,23 @@ def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> No
     assert read[1] is not None
     assert read[1].metadata["made_by"] == str(own)
     stones.delete(["7", str(own), "framed"])
+
+
+def test_write_that_is_not_published_is_not_waited_for_without_end(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, goes_on = LiveWriter._build, threading.Event()
+
+    def held(*arguments: Any) -> Any:
+        goes_on.wait(120)
+        return build(*arguments)
+
+    monkeypatch.setattr("cairn.pipeline.serve.write_routes.WAITING_SHARE", 0.0)
+    monkeypatch.setattr("cairn.pipeline.client.clients.SEARCHABLE_SECONDS", 0.0)
+    monkeypatch.setattr(LiveWriter, "_build", held)
+    with pytest.raises(TryAgainError, match="must be searchable within 0 seconds"):
+        stones.add([{"id": "held", "text": "feldspar"}])
+    goes_on.set()
 
 
 def test_write_that_takes_longer_than_a_request_may_is_waited_for(

@@ -281,11 +281,15 @@ def test_retrievers_give_what_every_store_kept(make: Callable[..., Any], place: 
     store = make(LangChainStore)
     store.add_texts(["granite"], [meta], ids=["a"])
     make(CairnVectorStore).add([node("b", "granite", kind="a")])
-    store.collection.add([{"id": "c", "text": "granite", "kind": "a"}])
+    own = {"kind": "a", "langchain_metadata": "by hand"}
+    store.collection.add([{"id": "c", "text": "granite", **own}])
+    assert store.get_by_ids(["c"])[0].metadata["langchain_metadata"] == "by hand"
     found = find_passages(open_collection("notes", root=place["root"]), "granite", 3, {})
     assert {each.metadata["kind"] for each in found} == {"a"}
     assert [each.metadata.get("deep") for each in found if each.doc_id == "a"] == [{"k": 1}]
-    assert not {name for each in found for name in each.metadata if name.startswith(("langchain", "llama"))}
+    kept = {name for each in found for name in each.metadata if name.startswith(("langchain", "llama"))}
+    assert kept == {"langchain_metadata"}
+    assert [each.metadata.get("langchain_metadata") for each in found if each.doc_id != "c"] == [None] * 2
 
 
 def test_langchain_takes_an_id_that_is_a_text_as_one(make: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cairn.pipeline import durable
 from cairn.pipeline.durable import exclusive_lock
 from cairn.pipeline.errors import (
     CollectionBusyError,
@@ -133,7 +135,8 @@ def test_readers_of_some_partitions_copy_those_alone_and_share_a_copy(machine: M
 def test_partition_that_waits_for_the_copy_of_another_is_busy_and_not_damaged(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout_module, "COPY_SECONDS", 0.0)
+    monkeypatch.setattr(durable, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(layout_module, "COPY_SECONDS", 0.3)
     stones.publish_documents(machine("a"), stones.document_ids(40))
     repartition(machine("a"), 2)
     delete_documents(machine("a"), stones.document_ids(1))
@@ -143,8 +146,10 @@ def test_partition_that_waits_for_the_copy_of_another_is_busy_and_not_damaged(
     with exclusive_lock(plain.lock_path, "the lock of the copy", CollectionBusyError):
         assert open_parts(reader(first), 3, first, HASHES).num_documents
         for wanted, parts in ((3, second), (4, first)):
+            began = time.monotonic()
             with pytest.raises(CollectionBusyError):
                 open_parts(reader(parts), wanted, parts, HASHES)
+            assert time.monotonic() - began >= 0.3
     assert open_parts(reader(second), 3, second, HASHES).num_documents
 
 

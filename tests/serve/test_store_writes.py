@@ -105,6 +105,7 @@ def test_collection_that_another_machine_removed_stays_removed(
         assert time.monotonic() < until
         time.sleep(0.05)
     assert answer.json()["type"] == "urn:problem-type:cairn:writes-refused"
+    assert [server.delete(STONES).status_code for _ in range(2)] == [200, 404]
 
 
 def test_writes_reach_other_machines(
