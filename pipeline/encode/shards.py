@@ -85,13 +85,14 @@ def write_encoded_shard(
         _put(chunks, shard_path(folder, "chunks", number), flushes=flushes)
         durable.commit_point("shard-chunks-written")
         _put(documents, shard_path(folder, "documents", number), flushes=flushes)
+        if isinstance(documents, Path):
+            durable.fsync_folder(folder)  # once: a shard of which a name is lost is not finished
     durable.commit_point("shard-written")
 
 
 def _put(content: pa.Buffer | Path, path: Path, *, flushes: bool) -> None:
     if isinstance(content, Path):
         content.replace(path)
-        durable.fsync_folder(path.parent)
     elif flushes:
         durable.write_bytes(path, content)
     else:
