@@ -7,8 +7,9 @@ before a digit, inside an abbreviation such as U.S. or before a small letter end
 
 Abbreviations are known without a list. A full stop and white space end no sentence after one letter, after a
 number of one or two digits ("am 3. Oktober"), and after a word of two or three letters, or of four with a
-capital, that the text has more often with a full stop than without: at least twice more often where it is in
-small letters, as the last word of one sentence may be rare. The page has the same rule, in excerpt.js.
+capital, that the text has more often with a full stop than without: at least two times more often where the
+word is in small letters and no digit follows, as a rare word may end a sentence. The page has the same rule,
+in excerpt.js.
 
 Source: Unicode Standard Annex #29, sentence boundary rules SB3 to SB11. Differs: abbreviations; a line break
 inside a paragraph is white space, as texts come wrapped; an empty line, or a paragraph separator, ends a
@@ -75,10 +76,11 @@ def sentence_starts(text: str) -> list[int]:
         return starts
     count = Counter(_SHORT_WORDS.findall(text)) if any(words.values()) else Counter[str]()
 
-    def is_abbreviation(word: str | None) -> bool:
-        return word is None or count[f"{word}."] > count[word] + word.islower()
+    def is_abbreviation(word: str | None, place: int) -> bool:
+        may_end_sentence = word is not None and word.islower() and not text[place].isdecimal()
+        return word is None or count[f"{word}."] > count[word] + may_end_sentence
 
-    return [place for place in starts if place not in words or not is_abbreviation(words[place])]
+    return [place for place in starts if place not in words or not is_abbreviation(words[place], place)]
 
 
 def rank_sentences(tokens: TokenizedTexts, texts: Sequence[str]) -> None:

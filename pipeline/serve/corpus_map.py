@@ -113,7 +113,8 @@ def draw_map(
     rows = read_rows(generation, positions_N, ["doc_id", "title"])
     titles = [row["title"] for row in rows]
     cluster_ids_N = generation.cluster_ids[positions_N]
-    names = name_clusters(telling_texts(generation, positions_N, titles, cluster_ids_N), cluster_ids_N)
+    texts = telling_texts(generation, positions_N, titles, cluster_ids_N)
+    names = name_clusters(texts, cluster_ids_N, tuple(generation.manifest.languages))
     return CorpusMap(
         positions_N=positions_N,
         places_N2=places_N2,
@@ -282,20 +283,24 @@ MAX_TEXT_TOKENS: Final = 2_000
 MAX_TEXT_CHARACTERS: Final = 600
 SAME_STEM_LETTERS: Final = 4
 
-_FUNCTION_WORDS: Final = UNTOLD_WORDS["en"] | {
+_FURTHER_WORDS: Final = {
     *("using", "use", "used", "via", "per", "within", "without", "one", "two", "many", "much"),
 }
-"""Words that say nothing of a subject. BM25 leaves out fewer, so that it finds what it found."""
+"""Say nothing of a subject, as function words do."""
 _WORD: Final = re.compile(r"(?<![^\W\d_])[^\W\d_]{3,24}(?![^\W\d_])")
 
 
-def name_clusters(texts: Sequence[str | None], cluster_ids_N: Int32[np.ndarray, " N"]) -> dict[int, str]:
-    """Name each cluster by the words of its documents' texts; empty where they have none."""
+def name_clusters(
+    texts: Sequence[str | None], cluster_ids_N: Int32[np.ndarray, " N"], languages: Sequence[str] = ()
+) -> dict[int, str]:
+    """Name each cluster by the words of its documents' texts; empty where they have none.
+
+    Left out are function words of English and of these languages.
+    """
+    untold = _FURTHER_WORDS.union(*(UNTOLD_WORDS.get(language, ()) for language in ("en", *languages)))
     words: dict[int, Counter[str]] = {cluster: Counter() for cluster in np.unique(cluster_ids_N).tolist()}
     for text, cluster in zip(texts, cluster_ids_N.tolist(), strict=True):
-        words[cluster].update(
-            {word for word in _WORD.findall((text or "").lower()) if word not in _FUNCTION_WORDS}
-        )
+        words[cluster].update({word for word in _WORD.findall((text or "").lower()) if word not in untold})
     spread = Counter(word for counted in words.values() for word in counted)
     names: dict[int, str] = {}
     taken: set[frozenset[str]] = set()

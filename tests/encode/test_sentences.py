@@ -61,7 +61,7 @@ def _is_after_abbreviation(text: str, place: int) -> bool:
     is_short = regex.fullmatch(r"\p{Lu}\p{Ll}{1,3}|\p{Ll}{2,3}", word)
     return bool(
         regex.fullmatch(r"[\p{Lu}\p{Ll}]", word)
-        or (is_short and stops - (len(ends) - stops) > word.islower())
+        or (is_short and stops - (len(ends) - stops) > (word.islower() and not text[place].isdecimal()))
     )
 
 
@@ -144,6 +144,7 @@ def test_starts_any_text_equal_the_rules_read_one_place_at_a_time(text):
             "They (Li et al. 2020, Wu et al. 2021) sat. So",
             ["They (Li et al. 2020, Wu et al. 2021) sat. ", "So"],
         ),
+        ("It is page no. 4 of five. Six are there.", ["It is page no. 4 of five. ", "Six are there."]),
         ("I saw a cat. The cat sat. No cat ate.", ["I saw a cat. ", "The cat sat. ", "No cat ate."]),
         ("今天很好。我们走吧\uff01好的", ["今天很好。", "我们走吧\uff01", "好的"]),
         ("यह है। वह है।", ["यह है। ", "वह है।"]),

@@ -60,3 +60,10 @@ def test_only_some_short_texts_of_a_cluster_are_read(served_root: Path) -> None:
         TEXTS_A_CLUSTER,
         2,
     ]
+
+
+def test_name_has_no_function_word_of_the_collection_s_languages():
+    texts = ["Die Mühle und der Fluss", "Die Mühle und das Rad", "Der Stein", "Der Stein"]
+    names = name_clusters(texts, np.array([0, 0, 1, 1], np.int32), ("de",))
+    assert names[0].split()[0] == "mühle"
+    assert not {"die", "und", "der", "das"} & set(" ".join(names.values()).split())

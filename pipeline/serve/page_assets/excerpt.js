@@ -114,7 +114,8 @@ function sentenceStarts(text, start) {
   const isAfterAbbreviation = (index) => {
     const found = ABBREVIATION.exec(text.slice(0, index));
     const word = found?.groups.word;
-    return found && (!word || count(`${word}.`) > count(word) + (word === word.toLowerCase()));
+    const mayEndSentence = word === word?.toLowerCase() && !/^\d/.test(text.slice(index));
+    return found && (!word || count(`${word}.`) > count(word) + mayEndSentence);
   };
   const begins = ({ index }) =>
     (index === 0 && start === 0) || !(MID_SENTENCE.test(text.slice(index)) || isAfterAbbreviation(index));

@@ -88,7 +88,7 @@ def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer: Callable[...
         ('"with" of it. Under the stone. More of that.', 9, "Under"),
         ("this is\none long sentence that goes on to the end", 9, "… this is\none"),
         (
-            "at St. Leonhard on 3. Mai by Abs. 2 it is. Under the stone, where it is old and it is dry.",
+            "at St. Leonhard on 3. Mai by Abs. 2, art. 5. Under the stone, where a cat and a mouse are at home.",
             9,
             "Under",
         ),
