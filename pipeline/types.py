@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -420,6 +420,60 @@ class ColumnSummary:
     values: Sequence[ValueCount]
     low: Any = None
     high: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionSummary:
+    """A collection in a line.
+
+    Counts are None where there are none, or where the key sees a part of the documents only. ``building``:
+    its first ingest is at work; ``empty``: it was created without a document; ``unfinished``: its first
+    ingest was stopped, and goes on when it is run again.
+    """
+
+    name: str
+    status: Literal["ready", "building", "empty", "unfinished", "damaged"]
+    generation: int | None = None
+    documents: int | None = None
+    chunks: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenDocument:
+    """A document as it is kept; its hash, which goes into If-Match, changes with text, title and metadata."""
+
+    doc_id: str
+    content_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IngestedSource:
+    """What became of the rows of a source; ``quarantined`` ones could not be stored."""
+
+    rows: int
+    indexed: int
+    unchanged: int
+    quarantined: int
+    quarantine_reasons: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteReport:
+    """A write that outlives a kill of the server; one that is ``searchable`` is seen by the next search.
+
+    ``write`` is its number, to ask for what became of it. ``generation`` is the one that has it, None where
+    it is not searchable yet. ``missing`` are ids to delete that were not there. ``ingested`` is of a source,
+    once it is searchable.
+    """
+
+    write: int
+    status: Literal["durable", "searchable"]
+    generation: int | None
+    documents: Sequence[WrittenDocument]
+    deleted: int
+    missing: Sequence[str]
+    warnings: Sequence[str]
+    ingested: IngestedSource | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,6 +65,7 @@ from cairn.pipeline.errors import CairnError, ConfigError, TryAgainError, UsageE
 from cairn.pipeline.options import About, check_options, option, shown
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import (
+    CollectionSummary,
     ColumnSummary,
     Document,
     DocumentPage,
@@ -72,6 +73,7 @@ from cairn.pipeline.types import (
     Lineage,
     ListedDocument,
     SearchResult,
+    WriteReport,
 )
 from cairn.pipeline.version import installed_version
 from jaxtyping import Float32
@@ -123,17 +125,6 @@ _Arguments = ParamSpec("_Arguments")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CollectionSummary:
-    """A collection in a line; counts are None where there are none, or the key sees a part only."""
-
-    name: str
-    status: Literal["ready", "building", "empty", "unfinished", "damaged"]
-    generation: int | None
-    documents: int | None
-    chunks: int | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionDescription:
     """What a collection holds and how it can be searched.
 
@@ -154,42 +145,6 @@ class CollectionDescription:
     is_writable: bool
     is_outdated: bool
     filter_columns: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenDocument:
-    """A document as the server keeps it; its hash changes with text, title and metadata."""
-
-    doc_id: str
-    content_sha256: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IngestedSource:
-    """What became of the rows of a source."""
-
-    rows: int
-    indexed: int
-    unchanged: int
-    quarantined: int
-    quarantine_reasons: Mapping[str, int]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WriteReport:
-    """A write that outlives a kill of the server; one that is ``searchable`` is seen by the next search.
-
-    ``generation`` is the one that has it, None where it is not searchable yet. ``ingested`` is of a source.
-    """
-
-    write: int
-    status: Literal["durable", "searchable"]
-    generation: int | None
-    documents: tuple[WrittenDocument, ...]
-    deleted: int
-    missing: tuple[str, ...]
-    warnings: tuple[str, ...]
-    ingested: IngestedSource | None
 
 
 Wait = Literal["durable", "searchable"]

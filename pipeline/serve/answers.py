@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast, get_origin
 
 import numpy as np
+from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.errors import (
     CairnError,
     CollectionNotFoundError,
@@ -62,7 +63,6 @@ from cairn.pipeline.serve.schemas import (
     MAX_TOLD,
     START_CURSOR,
     CollectionName,
-    InvalidField,
     SearchReplies,
     SearchReply,
     SearchRequest,
@@ -198,7 +198,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     sent = Counter(name for name, _ in request.query_params.multi_items())
     wrong = unknown_names("query", [name for name in sent if name not in taken][:MAX_TOLD], advice)
     wrong += [
-        InvalidField(pointer=f"query/{name}", detail="there must be one of it")
+        FieldProblem(pointer=f"query/{name}", detail="there must be one of it")
         for name, count in sent.items()
         if count > 1 and taken.get(name) is False
     ]
@@ -293,7 +293,7 @@ async def read_generation(
 
 def _reranker(state: ServerState) -> Reranker:
     if state.reranker is None:
-        field = InvalidField(pointer="#/rerank", detail="this server has no cross-encoder; leave it out")
+        field = FieldProblem(pointer="#/rerank", detail="this server has no cross-encoder; leave it out")
         raise invalid_request(field)
     return state.reranker
 

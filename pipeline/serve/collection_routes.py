@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Final, cast
 
 from cairn.pipeline.search import documents
@@ -36,7 +36,6 @@ from cairn.pipeline.serve.schemas import (
     CollectionList,
     CollectionName,
     CollectionReply,
-    CollectionSummary,
     Column,
     DocumentReply,
     Filter,
@@ -45,7 +44,7 @@ from cairn.pipeline.serve.schemas import (
     plain,
 )
 from cairn.pipeline.serve.schemas import Query as SearchedQuery
-from cairn.pipeline.types import ColumnSummary, DocumentPage, Lineage
+from cairn.pipeline.types import CollectionSummary, ColumnSummary, DocumentPage, Lineage
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
@@ -253,7 +252,7 @@ def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
     """Leave out counts that tell a key about documents it may not see."""
     if grant.restriction is None:
         return summary
-    return summary.model_copy(update={"documents": None, "chunks": None})
+    return replace(summary, documents=None, chunks=None)
 
 
 def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> CollectionReply:

@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cairn.pipeline.collection import encode_sparse
@@ -61,8 +61,8 @@ from cairn.pipeline.serve.problems import (
     opening_problem,
     unknown_collection,
 )
-from cairn.pipeline.serve.schemas import CollectionSummary
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
+from cairn.pipeline.types import CollectionSummary
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +285,7 @@ class Collections:
 
     def summarise(self, name: str) -> CollectionSummary:
         """Describe what answers for a name in a line, as it is served where open, else as its files say."""
-        return self._summary(self.target(name)).model_copy(update={"name": name})
+        return replace(self._summary(self.target(name)), name=name)
 
     def _summary(self, name: str) -> CollectionSummary:
         found = self._outcome(name)

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 
 import numpy as np
+from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.config import NO_MODEL
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
@@ -63,7 +64,6 @@ from cairn.pipeline.serve.schemas import (
     MAX_QUERIES,
     CollectionName,
     Filter,
-    InvalidField,
     Reply,
     not_blank,
     plain,
@@ -479,7 +479,7 @@ async def embed(request: EmbeddingsRequest, state: State, grant: EmbedGrant) -> 
         detail = "documents of this collection bring their vectors; nothing embeds them here"
         raise ProblemError(INVALID_REQUEST, detail)
     if request.dimensions not in (None, encoder.vector_dim):
-        field = InvalidField(
+        field = FieldProblem(
             pointer="#/dimensions",
             detail=f"the collection's vectors have {encoder.vector_dim} dimensions; leave it out",
         )
@@ -553,7 +553,7 @@ class Paging:
             if mark is not None:
                 place = position_of(mark)
                 if place is None or place not in positions:
-                    field = InvalidField(pointer=f"query/{name}", detail="there is no entry of this id")
+                    field = FieldProblem(pointer=f"query/{name}", detail="there is no entry of this id")
                     raise invalid_request(field)
                 kept = kept[sign * side * (kept - place) > 0]
         is_backwards = self.before is not None and self.after is None
@@ -820,17 +820,17 @@ async def send_file(request: Request, state: State, grant: WriteGrant) -> Stored
 async def _kept(form: FormData, state: ServerState, grant: Grant) -> StoredFile:
     sent, purpose = form.get("file"), form.get("purpose")
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
-    wrong: list[InvalidField] = []
+    wrong: list[FieldProblem] = []
     if not isinstance(sent, UploadFile):
-        wrong.append(InvalidField(pointer="#/file", detail="there must be a file, sent to its end"))
+        wrong.append(FieldProblem(pointer="#/file", detail="there must be a file, sent to its end"))
     elif not sent.size:
-        wrong.append(InvalidField(pointer="#/file", detail="the file is empty"))
+        wrong.append(FieldProblem(pointer="#/file", detail="the file is empty"))
     if purpose not in _PURPOSES:
-        wrong.append(InvalidField(pointer="#/purpose", detail=f"it must be one of {', '.join(_PURPOSES)}"))
+        wrong.append(FieldProblem(pointer="#/purpose", detail=f"it must be one of {', '.join(_PURPOSES)}"))
     is_kept = anchor is None and seconds is None
     if not is_kept and not (anchor == "created_at" and _is_span(seconds)):
         told = f"the anchor must be created_at, and the seconds from {MIN_SECONDS:,} to {MAX_SECONDS:,}"
-        wrong.append(InvalidField(pointer="#/expires_after", detail=told))
+        wrong.append(FieldProblem(pointer="#/expires_after", detail=told))
     if wrong:
         raise invalid_request(*wrong)
     assert isinstance(sent, UploadFile)
@@ -1086,7 +1086,7 @@ def _check_attributes(attributes: Attributes) -> None:
     reserved = sorted(RESERVED_COLUMNS & attributes.keys())
     if reserved:
         told = f"attributes must not have Cairn's own name {reserved[0]}"
-        field = InvalidField(pointer="#/attributes", detail=told)
+        field = FieldProblem(pointer="#/attributes", detail=told)
         raise invalid_request(field)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.errors import (
     CairnError,
     ChangedDocumentError,
@@ -31,7 +32,7 @@ from cairn.pipeline.errors import (
     UsageError,
     WritesWaitingError,
 )
-from cairn.pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, InvalidField, Reply
+from cairn.pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, Reply
 from starlette.responses import Response
 
 MEDIA_TYPE: Final = "application/problem+json"
@@ -59,7 +60,7 @@ class Problem(Reply):
     title: str
     status: int
     detail: str
-    errors: list[InvalidField] | None = None
+    errors: list[FieldProblem] | None = None
     error: OpenAIError | None = None
 
 
@@ -154,7 +155,7 @@ class ProblemError(Exception):
         kind: ProblemType,
         detail: str,
         *,
-        errors: Sequence[InvalidField] = (),
+        errors: Sequence[FieldProblem] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
@@ -254,7 +255,7 @@ def opening_problem(error: CairnError) -> ProblemError:
     return problem
 
 
-def invalid_request(*errors: InvalidField) -> ProblemError:
+def invalid_request(*errors: FieldProblem) -> ProblemError:
     """Return the problem of parts of a request."""
     return ProblemError(
         INVALID_REQUEST, f"{len(errors)} part(s) of the request must be changed", errors=errors[:MAX_TOLD]
@@ -281,7 +282,7 @@ def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[
             found.setdefault(field.pointer, {})[field.detail] = None
     above = {pointer[: slash.start()] for pointer in found for slash in re.finditer("/", pointer)}
     told = [
-        InvalidField(pointer=pointer, detail=_joined(details))
+        FieldProblem(pointer=pointer, detail=_joined(details))
         for pointer, details in found.items()
         if pointer not in above or _of_type_sent(details)
     ]
@@ -303,19 +304,19 @@ def _joined(details: Iterable[str]) -> str:
 _OTHER_TYPE: Final = "Input should be a valid "
 
 
-def unknown_names(place: str, names: Iterable[str], advice: str) -> list[InvalidField]:
+def unknown_names(place: str, names: Iterable[str], advice: str) -> list[FieldProblem]:
     """Return one error for each unknown name; names that may hold a secret are not repeated."""
     return [
-        InvalidField(pointer=f"{place}/{name}", detail=f"there is no such name; {advice}")
+        FieldProblem(pointer=f"{place}/{name}", detail=f"there is no such name; {advice}")
         if _NAME.fullmatch(name)
-        else InvalidField(
+        else FieldProblem(
             pointer=place, detail=f"a name here, which is not an identifier, is not known; {advice}"
         )
         for name in names
     ]
 
 
-def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> list[InvalidField]:
+def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> list[FieldProblem]:
     place, *steps = error["loc"] or ("body",)
     known = [str(step) for step in steps if isinstance(step, int) or step in known_fields]
     if error["type"] == UNKNOWN_FIELD:
@@ -328,7 +329,7 @@ def _invalid_fields(error: Mapping[str, Any], known_fields: frozenset[str]) -> l
         detail = str(error["msg"]).replace("Dictionary", "Object")  # JSON's word
     else:
         detail = own.format_map(error.get("ctx", {}))
-    return [InvalidField(pointer=_pointer(place, known), detail=detail)]
+    return [FieldProblem(pointer=_pointer(place, known), detail=detail)]
 
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")

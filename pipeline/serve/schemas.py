@@ -16,7 +16,7 @@ from cairn.pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING
 from cairn.pipeline.search.passages import DEFAULT_CHUNK_TOKENS
 from cairn.pipeline.search.rerank import RERANK_DOCUMENTS
 from cairn.pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
-from cairn.pipeline.types import Highlight
+from cairn.pipeline.types import CollectionSummary, Highlight
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -334,22 +334,6 @@ class SearchReplies(Reply):
     answers: list[SearchReply]
 
 
-class CollectionSummary(Reply):
-    """A collection in a line.
-
-    Counts are null where there are none, or where the key sees a part of the documents only.
-    """
-
-    name: str
-    status: Literal["ready", "building", "empty", "unfinished", "damaged"] = Field(
-        description="building: its first ingest is at work; empty: it was created without a document; "
-        "unfinished: its first ingest was stopped, and goes on when it is run again."
-    )
-    generation: int | None = None
-    documents: int | None = None
-    chunks: int | None = None
-
-
 class CollectionList(Reply):
     """The collections this key may ask."""
 
@@ -413,16 +397,6 @@ class Health(Reply):
 
     status: Literal["ok", "ready", "degraded"]
     reason: str | None = Field(default=None, description="Why the server is degraded.")
-
-
-class InvalidField(Reply):
-    """A part of the request that must be changed.
-
-    ``pointer`` is a JSON pointer into the body, or ``query/name`` or ``path/name``.
-    """
-
-    pointer: str
-    detail: str
 
 
 def field_names(model: type[BaseModel]) -> frozenset[str]:

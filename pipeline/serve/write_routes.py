@@ -35,13 +35,13 @@ from cairn.pipeline.serve.problems import (
 from cairn.pipeline.serve.schemas import (
     MAX_DOC_ID_CHARACTERS,
     CollectionName,
-    CollectionSummary,
     Filter,
     Reply,
     Request,
     plain,
 )
 from cairn.pipeline.serve.writers import Writers, write_problem
+from cairn.pipeline.types import CollectionSummary, IngestedSource, WriteReport, WrittenDocument
 from fastapi import APIRouter, Depends, Header, Query, Response
 from pydantic import Field, JsonValue, model_validator
 
@@ -111,36 +111,6 @@ class NewSource(Request):
     ]
 
 
-class WrittenDocument(Reply):
-    """A document as it is kept; the hash goes into If-Match."""
-
-    doc_id: str
-    content_sha256: str
-
-
-class IngestedSource(Reply):
-    """What became of the rows of a source."""
-
-    rows: int
-    indexed: int
-    unchanged: int
-    quarantined: int = Field(description="Rows that could not be stored.")
-    quarantine_reasons: dict[str, int]
-
-
-class WriteReply(Reply):
-    """An acknowledged write. It outlives a kill of the server; `searchable`: the next search sees it."""
-
-    write: int = Field(description="Its number, to ask for what became of it.")
-    status: Literal["durable", "searchable"]
-    generation: int | None = Field(description="The one that has it, once it is searchable.")
-    documents: list[WrittenDocument]
-    deleted: int
-    missing: list[str] = Field(description="Ids to delete that were not there.")
-    warnings: list[str]
-    ingested: IngestedSource | None = Field(description="Of a source, once it is searchable.")
-
-
 class WriteState(Reply):
     """What became of a write."""
 
@@ -198,7 +168,7 @@ class AskedWrite:
         self._name, self._state, self._grant, self._response = name, state, grant, response
         self._wait, self.key = wait, idempotency_key
 
-    async def answered(self, write: Callable[[LiveWriter, Stored], Receipt | None]) -> WriteReply:
+    async def answered(self, write: Callable[[LiveWriter, Stored], Receipt | None]) -> WriteReport:
         """Answer a write once it is as durable or searchable as asked."""
         state = self._state
         writer, stored = await open_writer(state, reached(state, self._grant, self._name).name)
@@ -209,15 +179,10 @@ class AskedWrite:
         if self._wait == "searchable":
             outcome = await published(state, receipt)
         self._response.status_code = 202 if outcome is None else 200
-        answer: dict[str, Any] = {
-            "documents": [],
-            "deleted": 0,
-            "missing": [],
-            "warnings": [],
-            **receipt.answer,
-            **_ingested(outcome),
-        }
-        return WriteReply(
+        nothing: dict[str, Any] = {"documents": [], "deleted": 0, "missing": [], "warnings": []}
+        answer = {**nothing, **receipt.answer, **_ingested(outcome)}
+        answer["documents"] = [WrittenDocument(**each) for each in answer["documents"]]
+        return WriteReport(
             write=receipt.number,
             status="durable" if outcome is None else "searchable",
             generation=outcome and outcome.generation,
@@ -276,7 +241,7 @@ async def write_documents(
     asked: Annotated[AskedWrite, Depends()],
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
-) -> WriteReply:
+) -> WriteReport:
     """Add documents, or replace those of the same ids: all of them, or none where one cannot be stored."""
     wanted = _hashes(if_match) if if_none_match is None else []
     if (wanted is not None and len(request.documents) > 1) or (if_match and if_none_match):
@@ -290,7 +255,7 @@ async def write_documents(
 @router.post("/{name}/documents/delete")
 async def delete_documents(
     request: Deletion, state: State, asked: Annotated[AskedWrite, Depends()]
-) -> WriteReply:
+) -> WriteReport:
     """Delete documents by their ids, or all that match a filter once the writes before are published."""
     timeout = WAITING_SHARE * state.settings.deadline_seconds
 
@@ -306,7 +271,7 @@ async def delete_documents(
 @router.patch("/{name}/documents/{doc_id:doc_id}")
 async def change_document(
     doc_id: DocId, request: Changes, asked: Annotated[AskedWrite, Depends()], if_match: IfMatch = None
-) -> WriteReply:
+) -> WriteReport:
     """Change metadata of a document. It is encoded again only where the collection has partitions."""
     return await asked.answered(
         lambda writer, stored: writer.patch(
@@ -318,7 +283,7 @@ async def change_document(
 @router.delete("/{name}/documents/{doc_id:doc_id}")
 async def delete_document(
     doc_id: DocId, asked: Annotated[AskedWrite, Depends()], if_match: IfMatch = None
-) -> WriteReply:
+) -> WriteReport:
     """Delete a document."""
     return await asked.answered(
         lambda writer, stored: delete_one(writer, stored, doc_id, if_match=_hashes(if_match), key=asked.key)
@@ -328,7 +293,7 @@ async def delete_document(
 @router.post("/{name}/sources")
 async def ingest_source(
     request: NewSource, state: State, asked: Annotated[AskedWrite, Depends()]
-) -> WriteReply:
+) -> WriteReport:
     """Ingest a source that the server may read, after the writes before it."""
     if not _is_allowed(request.source, state.settings.allowed_sources):
         raise ProblemError(SOURCE_REFUSED, "the server names those it reads with --allowed-source")
@@ -413,7 +378,7 @@ def _ingested(outcome: Outcome | None) -> dict[str, Any]:
     report = None if outcome is None else outcome.report
     if report is None:
         return {"ingested": None}
-    counts = {name: getattr(report, name) for name in IngestedSource.model_fields}
+    counts = {name: getattr(report, name) for name in IngestedSource.__slots__}
     return {"ingested": IngestedSource(**counts), "warnings": list(report.warnings)}
 
 

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
+from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.errors import (
     CairnError,
     CollectionBusyError,
@@ -41,7 +42,7 @@ from cairn.pipeline.serve.problems import (
     search_problem,
     unknown_collection,
 )
-from cairn.pipeline.serve.schemas import MAX_TOLD, InvalidField
+from cairn.pipeline.serve.schemas import MAX_TOLD
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import RESERVED_COLUMNS, Document
 
@@ -286,7 +287,7 @@ def write_problem(error: CairnError) -> ProblemError:
     """Return the problem of an error that a write raised."""
     if isinstance(error, DocumentsRefusedError):
         told = [
-            InvalidField(pointer=f"#/documents/{place}", detail=detail)
+            FieldProblem(pointer=f"#/documents/{place}", detail=detail)
             for place, detail in error.faults[:MAX_TOLD]
         ]
         return ProblemError(

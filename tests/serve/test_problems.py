@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from cairn.pipeline import errors
+from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.errors import CairnError
 from cairn.pipeline.serve.problems import (
     opening_problem,
@@ -13,7 +14,7 @@ from cairn.pipeline.serve.problems import (
     search_problem,
     unknown_names,
 )
-from cairn.pipeline.serve.schemas import InvalidField, Request, SearchRequest, field_names
+from cairn.pipeline.serve.schemas import Request, SearchRequest, field_names
 from pydantic import ValidationError
 
 PLACE = "/srv/secret/place"
@@ -95,7 +96,7 @@ def test_one_mistake_is_one_part(sent: dict[str, Any], pointer: str, detail: str
         SearchRequest.model_validate(sent)
     found = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
     problem = schema_problem(found, field_names(Request))
-    assert problem.errors == (InvalidField(pointer=pointer, detail=detail),)
+    assert problem.errors == (FieldProblem(pointer=pointer, detail=detail),)
     assert problem.detail == "1 part(s) of the request must be changed"
 
 

@@ -54,6 +54,7 @@ def test_page_before_an_id_ends_there(stores: Any) -> None:
     page = stores.files.list("stones", limit=3, order="asc", before=ids[7])
     assert [file.id for file in page.data] == ids[4:7]
     assert page.has_more is True
+    assert stores.files.list("stones", limit=7, order="asc", before=ids[7]).has_more is False
 
 
 def test_file_has_attributes_and_text(stores: Any, served_root: Path) -> None:
