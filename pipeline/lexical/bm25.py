@@ -28,7 +28,7 @@ from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 
 K1, B = 1.2, 0.75
-KEPT_TERMS = 1_024
+KEPT_TERMS = 8_192
 """Terms of which a field keeps how many texts hold them."""
 
 
