@@ -88,7 +88,7 @@ def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer: Callable[...
         ('"with" of it. Under the stone. More of that.', 9, "Under"),
         ("this is\none long sentence that goes on to the end", 9, "… this is\none"),
         (
-            "at St. Leonhard on 3. Mai by Abs. 2, art. 5. Under the stone, where a cat and a mouse are at home.",
+            "at St. Leonhard on 3. Mai, art. 5 of it. Under the stone, where two cats and a mouse sat.",
             9,
             "Under",
         ),
