@@ -42,11 +42,6 @@ def test_layout_of_a_symlinked_folder_is_refused(tmp_path: Path) -> None:
         CollectionLayout(tmp_path, "stones")
 
 
-def test_require_exists_of_an_unknown_collection_names_the_known_ones(published: CollectionLayout) -> None:
-    with pytest.raises(CollectionNotFoundError, match="known collections: stones"):
-        CollectionLayout(published.root, "pebbles").require_exists()
-
-
 def test_list_collections_leaves_out_what_was_never_published(published: CollectionLayout) -> None:
     for folder in ("lance", "pending"):
         (published.root / "half-done" / folder).mkdir(parents=True)
@@ -117,20 +112,6 @@ def test_root_in_an_object_store_without_its_package_is_one_sentence(monkeypatch
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"must have the package obstore.*'\.\[store\]"):
         CollectionLayout.at("s3://bucket", "handbook")
-
-
-def test_first_ingest_is_at_work_while_its_lock_is_held_and_stopped_after_that(
-    published: CollectionLayout,
-) -> None:
-    layout = CollectionLayout(published.root, "pebbles")
-    assert layout.first_ingest() is None
-    with layout.writer_lock():
-        assert list_states(published.root) == {"pebbles": "building", "stones": None}
-        with pytest.raises(CollectionNotFoundError, match="has not finished yet"):
-            layout.require_exists()
-    assert list_states(published.root) == {"pebbles": "unfinished", "stones": None}
-    with pytest.raises(CollectionNotFoundError, match="run `cairn ingest` again"):
-        layout.require_exists()
 
 
 @pytest.mark.parametrize("kind", ["folder", "dangling link", "link to itself", "FIFO"])

@@ -14,15 +14,6 @@ from cairn.pipeline.index.verify import verify_collection
 from tests.index import stones
 
 
-def test_delete_removes_documents_and_reports_the_missing(published: CollectionLayout) -> None:
-    report = delete_documents(published, ["d0", "nowhere", "d0", "d4"])
-    assert (report.deleted, report.missing, report.generation) == (2, ("nowhere",), 2)
-    assert open_generation(published).doc_ids.to_pylist() == [
-        doc_id for doc_id in stones.document_ids(20) if doc_id not in ("d0", "d4")
-    ]
-    assert verify_collection(published) == []
-
-
 def test_delete_of_unknown_ids_publishes_nothing(published: CollectionLayout) -> None:
     assert delete_documents(published, ["nowhere"]).generation == 1
 

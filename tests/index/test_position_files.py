@@ -64,15 +64,6 @@ def test_chunk_positions_point_back_at_their_documents(
     assert spans.column("end_char").to_pylist() == chunks.column("end_char").to_pylist()
 
 
-def test_position_files_are_read_without_a_copy(tmp_path: Path, documents: pa.Table) -> None:
-    write_document_positions(batches(documents, 7), tmp_path / "documents.arrow")
-    before = pa.total_allocated_bytes()
-    opened = open_positions(tmp_path / "documents.arrow", DOCUMENT_POSITIONS_SCHEMA)
-    view = opened.column("chunk_offset").to_numpy(zero_copy_only=True)
-    assert len(view) == 30
-    assert pa.total_allocated_bytes() == before
-
-
 def test_position_files_of_an_empty_table_can_be_opened(tmp_path: Path) -> None:
     documents = write_document_positions(iter([]), tmp_path / "documents.arrow")
     assert write_chunk_positions(iter([]), documents, tmp_path / "chunks.arrow").num_rows == 0

@@ -32,15 +32,35 @@ def served(layout: CollectionLayout) -> list[str]:
     return sorted(open_generation(layout).doc_ids.to_pylist())
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("cairn.pipeline.index.object_folder.PIECE_SECONDS", 1.0)
+
+
+REQUESTS = [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
+
+
 @pytest.mark.parametrize(
-    ("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones"), ("PUT", "/LEASE")]
+    ("method", "path", "fault"),
+    [
+        *((*each, fault) for each in REQUESTS for fault in ("refuse", "lose-reply")),
+        *((*each, "stall") for each in REQUESTS[:3]),
+    ],
 )
-@pytest.mark.parametrize("fault", ["refuse", "lose-reply"])
-def test_store_that_refuses_or_loses_replies_for_a_while_publishes_once(
-    machine: Machine, object_store: ObjectStore, method: str, path: str, fault: str
+def test_store_that_refuses_or_loses_replies_or_answers_too_late_publishes_once(
+    machine: Machine,
+    object_store: ObjectStore,
+    request: pytest.FixtureRequest,
+    method: str,
+    path: str,
+    fault: str,
 ) -> None:
     stones.publish_documents(machine("a"), stones.document_ids(5))
-    object_store.fault(method, path, fault, times=2)
+    if fault == "stall":
+        request.getfixturevalue("impatient")
+    object_store.fault(method, path, fault, times=1 if fault == "stall" else 2)
     stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
     object_store.request("PUT", "/-/faults", b"[]")
     reader = machine("b")
@@ -61,27 +81,6 @@ def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(machi
         stones.document_ids(3) + stones.document_ids(3, "n") + stones.document_ids(3, "o")
     )
     assert verify_collection(machine("c")) == []
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have requests time out in half the time that a stalled answer takes, instead of half a minute."""
-    monkeypatch.setattr("cairn.pipeline.index.object_folder.REQUEST_SECONDS", 1.0)
-    monkeypatch.setattr("cairn.pipeline.index.object_folder.PIECE_SECONDS", 1.0)
-
-
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("method", "path"), [("PUT", "/files/"), ("PUT", "/CURRENT"), ("GET", "/stones")])
-def test_store_that_answers_too_late_publishes_once(
-    machine: Machine, object_store: ObjectStore, method: str, path: str
-) -> None:
-    stones.publish_documents(machine("a"), stones.document_ids(5))
-    object_store.fault(method, path, "stall")
-    stones.publish_documents(machine("a"), stones.document_ids(5, "n"))
-    reader = machine("b")
-    assert served(reader) == sorted([*stones.document_ids(5), *stones.document_ids(5, "n")])
-    assert reader.current_generation_number() == 2
-    assert verify_collection(reader) == []
 
 
 @pytest.mark.usefixtures("impatient")

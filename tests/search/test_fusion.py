@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 from cairn.pipeline.search.fusion import (
-    Fusion,
     LateFusion,
     Scale,
     best_first,
@@ -24,37 +23,6 @@ def test_scale_of_equal_scores_maps_all_to_one() -> None:
     assert Scale.of(scores, floor=0.3).apply(scores).tolist() == [1.0, 1.0]
 
 
-def fusion_of(
-    dense: np.ndarray, bm25: np.ndarray | None, words: np.ndarray | None, floor: float = -9.0
-) -> Fusion:
-    scales = [None if part is None else Scale.of(part, 0.0) for part in (bm25, words)]
-    return Fusion(
-        dense=Scale.of(dense, floor),
-        bm25=scales[0],
-        passage_bm25=scales[1],
-        dense_weight=0.7,
-        bm25_weight=0.4,
-    )
-
-
-def random_parts(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return (
-        rng.random(20),
-        np.maximum(rng.standard_normal(20), 0) * 9,
-        np.maximum(rng.standard_normal(20), 0) * 5,
-    )
-
-
-def test_fused_documents_match_a_naive_loop() -> None:
-    dense, bm25, words = random_parts(0)
-    naive = [
-        (0.7 * (d + 9) / (max(dense) + 9) + 0.4 * (b / max(bm25) + w / max(words)) / 2) / 1.1
-        for d, b, w in zip(dense, bm25, words, strict=True)
-    ]
-    assert fusion_of(dense, bm25, words).documents(dense, bm25, words) == pytest.approx(naive, abs=1e-12)
-
-
 def test_query_that_the_model_does_not_know_is_ranked_by_words_where_they_are_found() -> None:
     cosines = np.array([0.64, 0.998, 0.995, 0.93])  # of texts of a script that the model does not know
     found = np.array([7.4, 0.0, 2.0, 0.0])
@@ -67,16 +35,6 @@ def test_query_that_the_model_does_not_know_is_ranked_by_words_where_they_are_fo
     alone, fusion = document_scores(options, {"document": cosines}, average_chunk=0.9, is_known=False)
     assert fusion is None
     assert alone == pytest.approx(cosines)
-
-
-def test_fused_documents_with_one_bm25_alone_take_all_of_it() -> None:
-    dense, bm25, _ = random_parts(1)
-    naive = [
-        (0.7 * (d + 9) / (max(dense) + 9) + 0.4 * b / max(bm25)) / 1.1
-        for d, b in zip(dense, bm25, strict=True)
-    ]
-    assert fusion_of(dense, bm25, None).documents(dense, bm25, None) == pytest.approx(naive, abs=1e-12)
-    assert fusion_of(dense, None, bm25).documents(dense, None, bm25) == pytest.approx(naive, abs=1e-12)
 
 
 @given(own=arrays(np.float64, st.integers(0, 40), elements=st.floats(-1, 1)), data=st.data())

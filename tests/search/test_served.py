@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 from cairn.pipeline.errors import (
-    CollectionNotFoundError,
     DamageError,
     FingerprintMismatchError,
-    IntegrityError,
 )
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import CollectionLayout
@@ -33,20 +31,6 @@ def damage(layout: CollectionLayout, number: int) -> None:
 
 def version_of(result) -> set[str]:
     return {hit.doc_id.split("-")[1] for hit in result.hits}
-
-
-def test_missing_collection_is_not_found(layout, encoder) -> None:
-    with pytest.raises(CollectionNotFoundError):
-        Searcher(layout, encoder)
-
-
-def test_published_generation_is_taken_up_at_the_next_call(layout, publish, encoder) -> None:
-    first = publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    assert searcher.search("slate").generation == 1
-    publish(layout, 9, version=1, replaces=first)
-    result = searcher.search("slate")
-    assert (result.generation, version_of(result)) == (2, {"1"})
 
 
 def while_encoding(encoder, monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
@@ -111,17 +95,6 @@ def test_damaged_new_generation_leaves_the_old_one_serving_with_a_warning_until_
     searcher._retry_at = 0.0
     assert searcher.search("slate").generation == 2
     assert searcher.warnings == ()
-
-
-def test_opening_on_a_damaged_generation_serves_the_older_one_with_a_warning(
-    layout, publish, encoder
-) -> None:
-    first = publish(layout, 12)
-    publish(layout, 9, version=1, replaces=first)
-    damage(layout, 2)
-    searcher = Searcher(layout, encoder)
-    assert searcher.search("slate").generation == 1
-    assert len(searcher.warnings) == 1
 
 
 @pytest.mark.parametrize("name", ["chunks.faiss", "documents.faiss", "chunks.arrow", "passages.arrow"])
@@ -191,20 +164,6 @@ def test_file_that_is_cut_and_then_removed_with_all_there_is_stays_an_error(layo
         with pytest.raises(DamageError, match=r"must have .* bytes, got 10"):
             searcher.search("slate")
         shutil.rmtree(layout.folder, ignore_errors=True)
-
-
-def test_files_of_a_generation_that_went_away_serve_on(layout, publish, encoder) -> None:
-    publish(layout, 12)
-    searcher = Searcher(layout, encoder)
-    (layout.generation_folder(1) / "chunks.faiss").unlink()
-    assert searcher.search("slate").hits
-
-
-def test_opening_with_nothing_intact_is_an_integrity_error(layout, publish, encoder) -> None:
-    publish(layout, 12)
-    damage(layout, 1)
-    with pytest.raises(IntegrityError):
-        Searcher(layout, encoder)
 
 
 def test_new_generation_of_another_encoder_is_refused_at_every_call(layout, publish, encoder) -> None:
