@@ -115,6 +115,14 @@ def test_parameter_that_comes_twice_is_refused_where_one_is_taken(client: TestCl
     ("body", "pointer", "detail"),
     [
         ([], "#", "Input should be an object"),
+        ({"query": None}, "#/query", "Input should be a valid string or a valid list"),
+        ({"query": [None]}, "#/query/0", "Input should be a valid string"),
+        ({"query": " \n"}, "#/query", "Text should hold more than white space"),
+        (
+            {"query": "a", "filters": {"type": "in", "key": "year", "value": [1, None]}},
+            "#/filters/value/1",
+            "Input should be a valid string or a valid boolean or a valid integer or a valid number",
+        ),
         ({"query": "a", "weights": 1}, "#/weights", "Input should be an object"),
         ({"query": "a", "filters": {"key": "year"}}, "#/filters", "Input should have a field `type`"),
         (

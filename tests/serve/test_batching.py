@@ -78,12 +78,6 @@ def problem_of(outcome: object) -> str:
     return outcome.kind.name
 
 
-def test_lone_text_is_encoded_at_once(queue: EncoderQueue, gate: Gate) -> None:
-    gate.is_open.set()
-    assert asyncio.run(queue.encode(["abc"])).tolist() == [[3.0] * DIM]
-    assert gate.passes == [["abc"]]
-
-
 def test_texts_that_gather_during_a_pass_share_the_next(queue: EncoderQueue, gate: Gate) -> None:
     found = asyncio.run(
         behind_a_first(queue, gate, queue.encode(["a"]), queue.encode(["bb"]), queue.encode(["ccc", "dddd"]))
@@ -129,16 +123,6 @@ def test_request_with_one_bad_text_fails_whole(queue: EncoderQueue, gate: Gate) 
     with pytest.raises(ProblemError) as caught:
         asyncio.run(queue.encode(["a", "poison", "b"]))
     assert caught.value.kind.name == "encoder-failed"
-
-
-def test_failure_does_not_log_the_text(
-    queue: EncoderQueue, gate: Gate, caplog: pytest.LogCaptureFixture
-) -> None:
-    gate.is_open.set()
-    with pytest.raises(ProblemError):
-        asyncio.run(queue.encode(["poison and a secret"]))
-    assert "serve.encoder_failed" in caplog.text
-    assert "secret" not in caplog.text
 
 
 def test_full_queue_refuses_and_serves_again_when_it_is_empty(

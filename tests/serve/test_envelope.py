@@ -146,6 +146,7 @@ def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(
     response = ask(client)
     assert problem(response) == (500, "encoder-failed")
     assert "never retrieved" not in caplog.text
+    assert "serve.encoder_failed" in caplog.text
     encoder.error = None
     assert ask(client).status_code == 200
     assert client.get("/v1/collections/stones").status_code == 200

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from cairn.pipeline import errors
 from cairn.pipeline.client.errors import FieldProblem
@@ -73,31 +71,16 @@ def test_no_error_passes_on_a_place_or_a_value(kind: type[CairnError]) -> None:
         assert "canary" not in told
 
 
-@pytest.mark.parametrize(
-    ("sent", "pointer", "detail"),
-    [
-        ({"query": None}, "#/query", "Input should be a valid string or a valid list"),
-        ({"query": [None]}, "#/query/0", "Input should be a valid string"),
-        ({"query": " \n"}, "#/query", "Text should hold more than white space"),
-        (
-            {"query": "a", "filters": {"type": "in", "key": "year", "value": [1, None]}},
-            "#/filters/value/1",
-            "Input should be a valid string or a valid boolean or a valid integer or a valid number",
-        ),
-        (
-            {"query": "a", "filters": {"type": "eq", "key": "year", "value": float("nan")}},
-            "#/filters/value",
-            "Input should be a finite number",
-        ),
-    ],
-)
-def test_one_mistake_is_one_part(sent: dict[str, Any], pointer: str, detail: str) -> None:
+def test_of_a_field_of_several_types_the_error_of_the_type_that_was_sent_is_told() -> None:
+    """HTTP cannot send it: JSON has no such number."""
+    filters = {"type": "eq", "key": "year", "value": float("nan")}
     with pytest.raises(ValidationError) as caught:
-        SearchRequest.model_validate(sent)
+        SearchRequest.model_validate({"query": "a", "filters": filters})
     found = [{**error, "loc": ("body", *error["loc"])} for error in caught.value.errors()]
     problem = schema_problem(found, field_names(Request))
-    assert problem.errors == (FieldProblem(pointer=pointer, detail=detail),)
-    assert problem.detail == "1 part(s) of the request must be changed"
+    assert problem.errors == (
+        FieldProblem(pointer="#/filters/value", detail="Input should be a finite number"),
+    )
 
 
 @pytest.mark.parametrize(

@@ -101,13 +101,6 @@ def test_durable_write_is_answered_before_it_is_published(writable: TestClient) 
     assert writable.get(f"{STONES}/writes/{number}").json()["status"] == "searchable"
 
 
-def test_second_write_of_an_id_replaces_the_first(writable: TestClient) -> None:
-    write(writable, stone("new", "obsidian"))
-    write(writable, stone("new", "pumice"))
-    assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "pumice"
-    assert writable.get(STONES).json()["documents"] == 21
-
-
 def test_deleted_document_is_gone_from_the_next_search(writable: TestClient) -> None:
     write(writable, stone("new", "obsidian"))
     answer = writable.delete(f"{DOCUMENTS}/new", params=NOW)

@@ -38,28 +38,6 @@ def test_results_appear_while_one_types_with_the_parts_of_their_scores(
 
 
 @pytest.mark.slow
-def test_what_is_typed_before_the_collections_are_known_keeps_the_rest_of_the_address(
-    visit: Callable[..., Any], hold: Callable[[Any, str], Any]
-) -> None:
-    tab = visit("")
-    held = hold(tab, "**/v1/collections")
-    only_acme = {"type": "eq", "key": "tenant", "value": "acme"}
-    asked = {"collection": "stones", "bm25": "off", "q": "old", "filters": json.dumps(only_acme)}
-    tab.goto(f"{tab.url.split('#')[0]}?again#{urlencode(asked)}")
-    collections = held.first()
-    assert tab.locator("#query").input_value() == "old"
-    tab.fill("#query", "granite")
-    with tab.expect_request(
-        lambda request: request.url.endswith("/search") and "granite" in (request.post_data or "")
-    ) as request:
-        collections.continue_()
-        tab.locator(".filter").wait_for()
-    body = request.value.post_data_json
-    assert "/stones/" in request.value.url
-    assert (body["hybrid"], body["filters"]) == (False, only_acme)
-
-
-@pytest.mark.slow
 def test_answer_that_is_not_wanted_any_more_is_never_shown(
     visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
 ) -> None:
