@@ -29,9 +29,9 @@ from cairn.pipeline.lab.train.heldout import (
     score_heldout,
 )
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.packed_rows import alone, split
+from cairn.pipeline.lab.train.packed_rows import alone
 from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
-from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
+from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.trainer import read_log
 from cairn.pipeline.line.ingest_settings import resolve_ingest_config
@@ -378,21 +378,6 @@ def test_chunks_apart_are_the_rows_of_chunk_attention(tiny_model_folder, make_pa
         assert np.array_equal(getattr(each, name), getattr(other, name)), name
 
 
-def test_micro_batches_of_rows_of_several_chunks_give_their_vectors_in_order(tiny_model_folder, make_pairs):
-    pairs = make_pairs(24)
-    units = make_units(pairs, range(24), 3)
-    batch = maker_of(tiny_model_folder, pairs).make(
-        units, np.full(len(units), INTERVAL), np.ones(len(units), np.bool_)
-    )
-    parts = split(batch.rows, 60)
-    model = LandmarkEncoder(read_checkpoint(tiny_model_folder))
-    with torch.no_grad():
-        whole, apart = model(batch.rows), torch.cat([model(part) for part in parts])
-    assert len(parts) > 2
-    assert len(whole) == len(batch.text_B) > len(batch.rows)
-    torch.testing.assert_close(apart, whole, atol=1e-5, rtol=1e-5)
-
-
 def require_served(folder: Path, expected: dict[str, Any]) -> None:
     """Hold a trained folder to the settings it brings, and to vectors with them."""
     served = encoder_config({"model": str(folder)})
@@ -476,10 +461,6 @@ def vectors(folder: Path, documents: list[str]) -> np.ndarray:
         first_stage_fingerprint=first_stage.fingerprint,
     )
     return DocumentEncoder(config, context, backbone).encode(TEXTS).document_vectors_NV
-
-
-def least_cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float((one * other).sum(1).min())
 
 
 def test_training_and_serving_weigh_a_context_alike(trained, documents):
