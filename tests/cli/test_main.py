@@ -100,16 +100,6 @@ def test_ingest_with_more_context_documents_than_a_cde_checkpoint_reads_is_one_s
     assert "must be at most the model's 6, got 512; choose 6" in error
 
 
-def test_search_within_a_budget_of_characters(call: Any, ingested: None) -> None:
-    code, out, _ = call("search", "old stone mill", "--collection", "c", "--max-characters", "60", "--json")
-    lengths = [len(passage["text"]) for hit in json.loads(out)["hits"] for passage in hit["passages"]]
-    assert (code, 0 < sum(lengths) <= 60) == (0, True)
-    code, out, warned = call("search", "old stone mill", "--collection", "c", "--max-characters", "1")
-    assert (code, out) == (0, "no passage fits\n")
-    assert "no passage fits in 1 characters; ask for at least " in warned
-    assert call("search", "old stone mill", "--collection", "c", "--max-characters", "0")[0] == 2
-
-
 def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     call: Any, ingested: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

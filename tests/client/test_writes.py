@@ -205,12 +205,6 @@ def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
     stones.delete("latin.txt")
 
 
-@pytest.mark.parametrize("value", [b"bytes", object()])
-def test_value_that_is_no_json_is_refused_before_anything_is_sent(value: Any) -> None:
-    with pytest.raises(UsageError, match="JSON"):
-        CairnClient("http://nowhere.invalid").collection("stones").add([{"id": "a", "text": "a", "v": value}])
-
-
 def test_metadata_that_is_no_mapping_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(UsageError, match="metadata must be a mapping"):
         CairnClient("http://nowhere.invalid").collection("stones").update("a", 5)  # pyright: ignore[reportArgumentType]

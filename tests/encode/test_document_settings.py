@@ -42,6 +42,7 @@ def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(config,
         {"document_prefix": "passage: "},
         {"temperature": 0.9},
         {"query_temperature": 0.9},
+        {"whole_text_tokens": 38},
     ],
     ids=lambda change: next(iter(change)),
 )
@@ -122,15 +123,6 @@ def test_a_text_of_few_tokens_is_one_chunk_and_a_longer_one_is_cut(tiny_model_fo
     whole = _encoder(tiny_model_folder, landmark_interval=40)
     np.testing.assert_allclose(
         encoded.document_vectors_NV[0], whole.encode([SHORT]).document_vectors_NV[0], atol=1e-6
-    )
-
-
-def test_the_setting_changes_the_fingerprint_where_it_is_used(tiny_model_folder):
-    plain = _encoder(tiny_model_folder).fingerprint
-    assert (
-        _encoder(tiny_model_folder, whole_text_tokens=0).fingerprint
-        == plain
-        != _encoder(tiny_model_folder, whole_text_tokens=40).fingerprint
     )
 
 

@@ -108,6 +108,19 @@ def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[
     assert listed(client) == {"pebbles": "ready", "stones": "damaged"}
 
 
+def test_corrupt_new_generation_leaves_the_old_one_answering(
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    ingest: Callable[..., None],
+    make_rows: Callable[..., Any],
+) -> None:
+    client = serve(ServeSettings(root=own_root))
+    ingest(own_root, "stones", make_rows(version=1))
+    damage(own_root, "stones", 2)
+    assert client.post("/v1/collections/stones/search", json={"query": "slate"}).json()["generation"] == 1
+    assert client.get("/v1/collections/stones").json()["is_outdated"] is True
+
+
 @pytest.mark.parametrize(
     "harm", [shutil.rmtree, lambda model: (model / "model.safetensors").write_bytes(b"no weights")]
 )
