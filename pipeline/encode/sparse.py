@@ -35,7 +35,7 @@ from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import odd_files_reported, reader_of, require_embeddings
 from cairn.pipeline.model.batching import one_torch_thread, run_in_batches
 from cairn.pipeline.model.engine.attention import Workspace
-from cairn.pipeline.model.engine.layer import activation_named
+from cairn.pipeline.model.engine.layer import ACTIVATE, activation_named
 from cairn.pipeline.model.engine.precision import default_device, resolve_precision
 from cairn.pipeline.model.engine.transformer import project
 from cairn.pipeline.model.engine.weights import Linear
@@ -68,12 +68,6 @@ _HEADS: Final[Mapping[object, tuple[str, str, str]]] = {
     "camembert": _ROBERTA,
 }
 """What families of the engine call the dense layer, the norm and the decoder of their heads."""
-_ACTIVATE: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "gelu": F.gelu,
-    "tanh_gelu": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
 _Logits = Callable[[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]], Float[torch.Tensor, "N X"]]
 """Returns the logits of rows' tokens, row after row, without padding."""
 
@@ -230,7 +224,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> t
         shared(_tensor(checkpoint, f"{decoder}.bias", f"{decoder}.decoder.bias")),
     )
     name = "gelu" if decoder == "lm_head" else str(checkpoint.config.get("hidden_act", "gelu"))
-    activate = _ACTIVATE[activation_named("hidden_act", name)]
+    activate = ACTIVATE[activation_named("hidden_act", name)]
     epsilon = checkpoint.number("layer_norm_eps", default=1e-12)
     if table_XD.shape != (len(bias_X), engine.model_dim):
         raise ModelError(

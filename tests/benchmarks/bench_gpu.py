@@ -344,7 +344,7 @@ def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: f
             first = [partial(embed_context, part) for part in read]
             second = [partial(embed, part) for part in split(rows, config.micro_batch_tokens)]
             batch = Batch(backward=lambda: cached_backward(first, second, loss_of))
-            losses.append(add_gradient(batch, model, config)[0])
+            losses.append(add_gradient(batch, model)[0])
             optimizer.step()
 
         tokens_a_second = len(rows.ids_N) / timed(step, device)

@@ -9,7 +9,7 @@ here: no queries, no labels, no second model. A landmark follows the mean y of i
 behind the title where the window shows one, as an untrained base is served; a title's landmark follows the
 mean of the title alone. The loss is
 
-    mean (1 - cos(s_m, y_m)) + g · mean (s sᵀ - y yᵀ)² + k · mean (1 - cos(h_n, x_n))
+    mean (1 - cos(s_m, y_m)) + mean (s sᵀ - y yᵀ)² + k · mean (1 - cos(h_n, x_n))
 
 over the batch's landmark states s; h_n are the student's states of tokens and x_n the base's, so that token
 vectors stay those that late interaction knows. The input tables stay as the base has them.
@@ -319,7 +319,7 @@ class FollowedChunks:
         measured.update(
             cosine=1.0 - followed.item(), token_cosine=1.0 - tokens.item(), geometry=geometry.item()
         )
-        return followed + self.config.geometry_weight * geometry + self.config.token_weight * tokens
+        return followed + geometry + self.config.token_weight * tokens
 
 
 def train_landmarks(

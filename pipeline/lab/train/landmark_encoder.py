@@ -40,7 +40,7 @@ from cairn.pipeline.lab.train.packed_rows import alone, attend_in_blocks, cut_in
 from cairn.pipeline.lab.train.settings import RunConfig
 from cairn.pipeline.model.backbone_loader import reader_of
 from cairn.pipeline.model.batching import CUDA_BATCH_FACTOR
-from cairn.pipeline.model.engine.layer import Activation, run_layer
+from cairn.pipeline.model.engine.layer import ACTIVATE, Activation, run_layer
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.transformer import Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Norm, NotedTensors
@@ -81,13 +81,6 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Angles = tuple[Float32[torch.Tensor, "T E"], Float32[torch.Tensor, "T E"]]
 """Cosines and sines of T positions, for the first 2 E dimensions of a head."""
 
-_ACTIVATE: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "gelu": F.gelu,
-    "tanh_gelu": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-}
-
 
 class DifferentiableOperations:
     """A layer for training: nothing is overwritten, so gradients reach weights and states.
@@ -125,11 +118,11 @@ class DifferentiableOperations:
         return x
 
     def inner(self, up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
-        return _ACTIVATE[activation](_project(up, x))
+        return ACTIVATE[activation](_project(up, x))
 
     def gated_inner(self, gate_up: AnyLinear, activation: Activation, x: torch.Tensor) -> torch.Tensor:
         gate, up = _project(gate_up, x).chunk(2, dim=-1)
-        return _ACTIVATE[activation](gate) * up
+        return ACTIVATE[activation](gate) * up
 
     def add_projection(self, linear: AnyLinear, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + _project(linear, x)

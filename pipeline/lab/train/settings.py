@@ -44,7 +44,6 @@ class RunConfig:
     weight_decay: float = option(0.01, About("Decay of matrices.", low=0, high=1))
     schedule: Schedule = option("linear", About("How the rate decays."))
     warmup_share: float = option(0.1, About("Share of steps that warm up; the rest decays.", low=0, high=1))
-    max_gradient_norm: float = option(1.0, About("Cut longer gradients.", above=0, is_infinity_allowed=True))
     evaluate_every: int = option(50, About("Steps between held-out scores.", low=1))
     checkpoint_every: int = option(50, About("Steps between checkpoints.", low=1))
     seed: int = option(0, About("Seed of everything drawn.", low=0, high=MAX_SEED))
@@ -259,7 +258,7 @@ class LandmarkConfig(RunConfig):
 
     A batch has ``batch_windows`` windows of up to ``window_tokens`` tokens, special ones and title included,
     each with one of ``landmark_intervals``. A share ``title_share`` of those whose document has a title
-    begins with its first ``title_tokens``. ``geometry_weight`` and ``token_weight`` are g and k of the loss
+    begins with its first ``title_tokens``. ``token_weight`` is k of the loss
     (:mod:`cairn.pipeline.lab.train.landmark_distillation`).
     """
 
@@ -272,7 +271,6 @@ class LandmarkConfig(RunConfig):
     )
     title_share: float = option(0.75, About("Share of windows that begin with their title.", low=0, high=1))
     title_tokens: int = option(32, About("Tokens of a title that are read.", low=1, high=1_000))
-    geometry_weight: float = option(1.0, About("Weight of the cosines between landmarks.", low=0))
     token_weight: float = option(0.3, About("Weight of the tokens' own states.", low=0))
     heldout_windows: int = option(
         64, About("Windows kept out to find the best step, at most a tenth.", low=0, high=100_000)

@@ -55,6 +55,8 @@ from torch import nn
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS_KEPT: Final = 2
+MAX_GRADIENT_NORM: Final = 1.0
+"""Longer gradients are cut to it."""
 _WEIGHT, _OPTIMIZER = "weight/", "optimizer/"
 _Config = TypeVar("_Config", bound=RunConfig)
 
@@ -228,7 +230,7 @@ class Trainer:
             group["lr"] = self.config.peak_lr * factor
         optimizer.zero_grad(set_to_none=True)
         batch = self.objective.batch(step)
-        loss, norm = add_gradient(batch, self.objective.model, self.config)
+        loss, norm = add_gradient(batch, self.objective.model)
         try:
             require_finite({"loss": loss, "gradient": norm})
         except NotFiniteError as error:
@@ -289,10 +291,10 @@ class Trainer:
         return ModelError(f"{sentence}; {good}: train in another folder with a lower learning rate")
 
 
-def add_gradient(batch: Batch, model: nn.Module, config: RunConfig) -> tuple[float, float]:
+def add_gradient(batch: Batch, model: nn.Module, max_norm: float = MAX_GRADIENT_NORM) -> tuple[float, float]:
     """Add a batch's gradient to the model, clipped; return the loss and the gradient's norm before."""
     loss = batch.backward()
-    norm = nn.utils.clip_grad_norm_(model.parameters(), config.max_gradient_norm)
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(loss), float(norm)
 
 

@@ -13,10 +13,13 @@ and SwiGLU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.weights import AnyLinear, Norm
 
@@ -30,6 +33,14 @@ ACTIVATIONS: Final[Mapping[str, Activation]] = {
     "silu": "silu",
 }
 """By the names configurations use."""
+
+ACTIVATE: Final[Mapping[Activation, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "gelu": F.gelu,
+    "tanh_gelu": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+"""What each does to a tensor, which stays as it is."""
 
 
 def activation_named(setting: str, name: str) -> Activation:

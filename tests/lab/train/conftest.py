@@ -111,10 +111,11 @@ def train_step(
     units: Sequence[Sequence[int]],
     step: int,
     config: TrainConfig,
+    max_norm: float = 1e9,
 ) -> SimpleNamespace:
     """Add a step's gradient as the trainer does; return its loss, the gradient's norm and its report."""
     batch = pair_batch(model, teacher, data, units, step, config)
-    loss, norm = add_gradient(batch, model, config)
+    loss, norm = add_gradient(batch, model, max_norm)
     return SimpleNamespace(loss=loss, gradient_norm=norm, **batch.report())
 
 

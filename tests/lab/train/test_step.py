@@ -49,7 +49,6 @@ def config_of(**settings: Any) -> TrainConfig:
             "context_documents": 6,
             "max_context_tokens": 12,
             "context_absence": 0.0,
-            "max_gradient_norm": 1e9,
         }
         | settings
     )
@@ -61,6 +60,7 @@ def gradients(
     config: TrainConfig,
     step: int = 0,
     teacher: bool = True,
+    max_norm: float = 1e9,
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
     model = LandmarkEncoder(
@@ -72,7 +72,7 @@ def gradients(
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     taught_by = LandmarkEncoder(read_checkpoint(folder)).requires_grad_(False) if teacher else None
-    report = train_step(model, taught_by, data[0], data[1], step, config)
+    report = train_step(model, taught_by, data[0], data[1], step, config, max_norm)
     return report, {
         name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
     }
@@ -131,7 +131,7 @@ def test_train_step_distillation_pulls_a_moved_model_back(tiny_model_folder, dat
 
 
 def test_train_step_gradient_is_clipped(tiny_model_folder, data):
-    report, found = gradients(tiny_model_folder, data, config_of(max_gradient_norm=0.01))
+    report, found = gradients(tiny_model_folder, data, config_of(), max_norm=0.01)
     assert report.gradient_norm > 0.01
     assert sum(float(gradient.pow(2).sum()) for gradient in found.values()) ** 0.5 == pytest.approx(
         0.01, rel=1e-3
