@@ -1,5 +1,4 @@
 import datetime as dt
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -278,26 +277,6 @@ def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_l
     assert (report.rows, report.indexed) == (30, 30)
     build_index([source], root, "fresh", config)
     require_same(stored(root), stored(root, "fresh"))
-
-
-def test_quarantined_rows_are_counted_by_reason_and_recorded(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    rows = [document(number) for number in range(6)]
-    rows[2]["text"], rows[3]["id"] = "   ", None
-    rows.append(document(0))
-    report = build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
-    assert (report.rows, report.indexed, report.quarantined) == (7, 4, 3)
-    assert report.quarantine_reasons == {"duplicate_id": 1, "empty_text": 1, "null_id": 1}
-    layout = CollectionLayout(root, "c")
-    (record,) = layout.runs_folder.iterdir()
-    assert json.loads(record.read_text())["report"]["quarantine_reasons"] == report.quarantine_reasons
-    (refused,) = layout.quarantine_folder.iterdir()
-    assert sorted(pq.read_table(refused).column("reason").to_pylist()) == [
-        "duplicate_id",
-        "empty_text",
-        "null_id",
-    ]
 
 
 def test_ingest_with_another_setting_is_refused_before_any_work(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def test_rows_that_cannot_be_indexed_are_in_the_report_and_its_file(notes: cairn
     assert report.quarantine_reasons == {"duplicate_id": 1, "empty_text": 1, "invalid_utf8": 1}
     assert report.quarantine_file is not None
     assert sorted(pq.read_table(report.quarantine_file).column("doc_id").to_pylist()) == ["0", "e", "s"]
+    (record,) = notes.layout.runs_folder.iterdir()
+    assert json.loads(record.read_text())["report"]["quarantine_reasons"] == report.quarantine_reasons
     with pytest.raises(SourceError, match="empty_text: 1"):
         cairn.Collection.create("none", root=notes.layout.root).add([bad[-1]])
 

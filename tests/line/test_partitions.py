@@ -45,7 +45,6 @@ from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import Served
 
 from tests.damages import put
-from tests.search.shards.in_process import shards_of
 
 PARTITIONS = 3
 WORDS = ("stone", "path", "hill", "river", "cairn", "summit", "ridge", "snow", "wind", "lake")
@@ -122,18 +121,6 @@ def test_search_of_partitions_answers_with_the_bits_of_one_folder(layout: Collec
         found, expected = (each.search(query, top_k=8, **options).hits for each in (many, one))
         assert found == expected
         assert len(found) == 8 or "group_by" in options
-
-
-@pytest.mark.parametrize("num_shards", [2, 5])
-def test_shards_of_partitions_answer_with_the_bits_of_one_process(
-    layout: CollectionLayout, num_shards: int
-) -> None:
-    one = open_collection("c", root=layout.root)
-    sharded = Searcher(
-        layout, load_query_encoder(open_generation(layout)), open_one=shards_of(layout.root, num_shards)
-    )
-    for query in ("stone path", "snow on the ridge"):
-        assert sharded.search(query, top_k=8).hits == one.search(query, top_k=8).hits
 
 
 def test_documents_are_read_by_their_partition(layout: CollectionLayout) -> None:
