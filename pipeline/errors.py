@@ -199,6 +199,11 @@ def extra_missing(
     )
 
 
+def first_line(error: object) -> str:
+    """Return the first line of what an error or a reason says, the kind of one that says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
 def install_command(extra: str) -> str:
     """Return how an extra is installed: from a clone, as long as no distribution is published."""
     return f"`pip install '.[{extra}]'` in the folder of Cairn's clone"

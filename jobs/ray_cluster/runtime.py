@@ -18,7 +18,12 @@ from types import ModuleType
 from typing import Any, Final
 
 from cairn.jobs.engine import require_ray
-from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+from cairn.pipeline.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    ConfigError,
+    first_line,
+)
 
 PROBE_SECONDS: Final = 5.0
 """How long an address may take to accept a connection.
@@ -169,11 +174,6 @@ def refusal(address: str, reason: object) -> str:
         f"the Ray cluster at {address!r} must accept us, got {first_line(reason)!r}; "
         "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its token"
     )
-
-
-def first_line(reason: object) -> str:
-    """Return what a reason begins with; Ray's go on for paragraphs."""
-    return str(reason).strip().partition("\n")[0][:300]
 
 
 def _answering(address: str) -> str:

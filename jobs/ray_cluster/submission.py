@@ -24,8 +24,13 @@ from urllib.parse import urlsplit
 
 from cairn.jobs.engine import require_ray
 from cairn.jobs.job_file import read_job
-from cairn.jobs.ray_cluster.runtime import first_line, refusal, require_listener
-from cairn.pipeline.errors import ClusterError, ClusterUnreachableError, ConfigError
+from cairn.jobs.ray_cluster.runtime import refusal, require_listener
+from cairn.pipeline.errors import (
+    ClusterError,
+    ClusterUnreachableError,
+    ConfigError,
+    first_line,
+)
 
 _CONFIG_NAME: Final = "job.toml"
 _OVER: Final = ("SUCCEEDED", "FAILED", "STOPPED")

@@ -37,14 +37,16 @@ from cairn.pipeline.corpus.formats.format import (
     Format,
     SourceFile,
     TablePart,
-    first_line,
     is_utf8,
     require_answer,
     suffix_of,
 )
 from cairn.pipeline.corpus.formats.json_lines import AS_LINES
 from cairn.pipeline.corpus.formats.tables import TableFormat, TableKind, memory_part, open_parts
-from cairn.pipeline.errors import SourceError
+from cairn.pipeline.errors import (
+    SourceError,
+    first_line,
+)
 from fsspec.utils import glob_translate
 from pyarrow.fs import FileSelector, FileSystem, FileType, FSSpecHandler, LocalFileSystem, PyFileSystem
 

@@ -32,7 +32,7 @@ from cairn.pipeline.durable import (
     sha256_of_file,
     storage_errors,
 )
-from cairn.pipeline.errors import CairnError, DamageError, StorageError, UsageError, is_panic
+from cairn.pipeline.errors import CairnError, DamageError, StorageError, UsageError, first_line, is_panic
 from cairn.pipeline.index.names import SMALL_FOLDERS, cache_folder, is_copied
 from cairn.pipeline.manifest import FileRecord
 
@@ -62,15 +62,12 @@ def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
             raise_storage_error(OSError(int(code.group(1)), os.strerror(int(code.group(1)))), action)
         if damaged:
             raise DamageError(f"{action} failed: the stored files do not fit together") from error
-        raise StorageError(f"{action} failed inside LanceDB: {_first_line(error)}") from error
+        said = re.sub(r"/\S+", "…", first_line(error))
+        raise StorageError(f"{action} failed inside LanceDB: {said}") from error
     except BaseException as error:
         if not is_panic(error):
             raise
         raise DamageError(f"{action} failed: LanceDB gave up on what is stored", verb="verify") from error
-
-
-def _first_line(error: Exception) -> str:
-    return re.sub(r"/\S+", "…", str(error).splitlines()[0] if str(error) else type(error).__name__)[:200]
 
 
 _process: int | None = None

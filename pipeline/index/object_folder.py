@@ -22,6 +22,7 @@ from cairn.pipeline.errors import (
     DamageError,
     StorageError,
     TryAgainError,
+    first_line,
     install_command,
 )
 from cairn.pipeline.manifest import FileRecord
@@ -207,7 +208,7 @@ class ObjectFolder:
                 raise
             self._require_bucket(error)
             raise TryAgainError(
-                f"{self.uri} does not answer {action}: {_first_line(error)}; run the same command again "
+                f"{self.uri} does not answer {action}: {first_line(error)}; run the same command again "
                 "when it does"
             ) from error
 
@@ -218,7 +219,3 @@ class ObjectFolder:
 
 class _NotFoundError(Exception):
     """There is no such object."""
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -22,7 +22,10 @@ import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import Decimals, joined, learned_field
 from cairn.pipeline.corpus.formats.file_kind import BZIP2, GZIP, HEAD, ZSTD, no_kind, other_kind
-from cairn.pipeline.errors import TryAgainError
+from cairn.pipeline.errors import (
+    TryAgainError,
+    first_line,
+)
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 _Item = TypeVar("_Item")
@@ -476,12 +479,7 @@ def damage_of(error: BaseException) -> str:
         return "it is gone"
     if isinstance(error, PermissionError):
         return "permission denied"
-    return first_line(error)[:300]
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, its kind where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def require_answer(name: str, error: BaseException) -> None:
