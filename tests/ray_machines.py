@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -61,11 +62,13 @@ class RayCluster:
         """Return the processes of living actors of a class, the oldest first."""
         import psutil
 
-        found = [
-            child for raylet in self.machines() for child in psutil.Process(raylet).children(recursive=True)
-        ]
-        actors = [process for process in found if process.name().startswith(f"ray::{class_name}"[:15])]
-        return [process.pid for process in sorted(actors, key=psutil.Process.create_time)]
+        found: list[tuple[float, int]] = []
+        for raylet in self.machines():
+            for process in psutil.Process(raylet).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it died just now
+                    if process.name().startswith(f"ray::{class_name}"[:15]):
+                        found.append((process.create_time(), process.pid))
+        return [pid for _, pid in sorted(found)]
 
     def machine_at_work(self, class_name: str) -> int:
         """Return the machine of the oldest actor of a class."""
