@@ -17,6 +17,7 @@ punctuation, letters and numbers that are not the query's, and all but the :data
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -305,6 +306,7 @@ class Explanation:
             start = int((of_title if is_title else of_text).start_q[token])
             own_text = title if is_title else text
             span = _word_at(own_text, start, self.languages) if asked else None
+            span = span and _same_word(asked, span, own_text)
             is_close = cosine_q[token] - self.least_q[token] >= OTHER_WORD * (1.0 - self.least_q[token])
             if span is not None and _answers(own_text[slice(*span)], asked, bool(is_close)):
                 by_word = found[is_title, span]
@@ -364,6 +366,17 @@ def _answers(word: str, asked: str, is_close: bool) -> bool:
     is_letter = any(len(each) == 1 and each.upper() != each for each in (word, asked))
     is_sign = is_letter or any(map(str.isdigit, asked))
     return word == asked or (not is_sign and (is_close or word[:STEM_LETTERS] == asked[:STEM_LETTERS]))
+
+
+def _same_word(asked: str, found: Span, text: str) -> Span:
+    """Return where a word of the query stands itself, if what was found is another word that is like it.
+
+    Of error codes, one is as like the other to a model, and they may be on several pages.
+    """
+    if text[slice(*found)].casefold() == asked.casefold():
+        return found
+    same = re.search(rf"(?<!\w){re.escape(asked)}(?!\w)", text, re.IGNORECASE)
+    return same.span() if same else found
 
 
 def _strongest(found: Mapping[_Place, Mapping[str, float]], first_char: int) -> Highlights:

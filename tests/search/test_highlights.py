@@ -101,6 +101,14 @@ def test_a_passage_of_several_pages_is_on_the_one_that_answers(late_folder: Path
     assert found_by(late_folder, tmp_path, TEXT, text).page == "page 2"
 
 
+def test_a_passage_is_on_the_page_of_the_word_itself_and_not_of_one_like_it(
+    late_folder: Path, tmp_path: Path
+):
+    text = PAGE_BREAK.join(["the stoneriver", "mountain", "the stoneold path"])
+
+    assert found_by(late_folder, tmp_path, "stoneold", text).page == "page 3"
+
+
 def test_ideographs_are_words_of_their_own(late_folder: Path, tmp_path: Path):
     text = "stone 古石の道"
     teach_words(late_folder, text)
