@@ -25,9 +25,9 @@ _FIELDS: Final = ("start", "end", "vector")
 _VECTOR: Final = pa.list_(pa.float64())
 _CHUNKS: Final = pa.list_(pa.struct([("start", pa.int64()), ("end", pa.int64()), ("vector", _VECTOR)]))
 _LEAST_NORM: Final = 1e-30
+"""A shorter vector has no direction in float32."""
 _CANCELLED: Final = 1e-5
 """The length of a mean of unit vectors in float32 that is nothing but rounding."""
-"""A shorter vector has no direction in float32."""
 
 Faults = Shaped[np.ndarray, " M"]
 """What is wrong with each of some vectors or rows, empty where nothing is."""

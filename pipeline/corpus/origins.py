@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from cairn.pipeline.corpus.quarantine import RowWriter
 from cairn.pipeline.corpus.source_record import DIGEST_HEX_DIGITS, digest_of
 
 ORIGIN_SCHEMA: Final = pa.schema(
@@ -34,11 +33,6 @@ class Origin:
 
     run_id: str
     row_index: int
-
-
-def origin_writer(path: Path) -> RowWriter:
-    """Write the file of one run; it appears when the block ends well and a row was written."""
-    return RowWriter(path, ORIGIN_SCHEMA, "recording where documents came from")
 
 
 def find_origin(folder: Path, doc_id: str, content_sha256: str) -> Origin | None:

@@ -148,18 +148,15 @@ def _known_by(path: Path) -> pa.Table:
     return pa.table({"file": rows.column("source_file"), "row": known, "reason": rows.column("reason")})
 
 
-def quarantine_writer(path: Path) -> RowWriter:
-    """Write the rejected rows of a run, of :data:`REJECTED_SCHEMA`."""
-    return RowWriter(path, REJECTED_SCHEMA, "writing the quarantine file")
-
-
 class RowWriter:
     """Stream rows of a schema into one Parquet file; ``doing`` names the work where storage fails.
 
     No file appears when nothing was written, or when the block fails.
     """
 
-    def __init__(self, path: Path, schema: pa.Schema, doing: str) -> None:
+    def __init__(
+        self, path: Path, schema: pa.Schema = REJECTED_SCHEMA, doing: str = "writing the quarantine file"
+    ) -> None:
         self.path = path
         self.num_rows = 0
         self._schema = schema

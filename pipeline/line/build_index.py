@@ -25,8 +25,8 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.corpus.origins import origin_writer
-from cairn.pipeline.corpus.quarantine import count_new, quarantine_writer
+from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
+from cairn.pipeline.corpus.quarantine import RowWriter, count_new
 from cairn.pipeline.corpus.read_files import record_run
 from cairn.pipeline.corpus.scan import Scan, scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
@@ -250,8 +250,12 @@ def _stage_corpus(run: Run, scan: Scan, *, keeps_history: bool) -> Staged:
     """Check, hash and compare every row of the sources; stage what has to be encoded."""
     num_partitions = run.config.index.partitions
     with (
-        quarantine_writer(run.layout.quarantine_path(run.run_id)) as quarantine,
-        origin_writer(run.layout.origins_folder / f"{run.run_id}.parquet") as origins,
+        RowWriter(run.layout.quarantine_path(run.run_id)) as quarantine,
+        RowWriter(
+            run.layout.origins_folder / f"{run.run_id}.parquet",
+            ORIGIN_SCHEMA,
+            "recording where rows came from",
+        ) as origins,
     ):
         return stage_changes(
             scan,

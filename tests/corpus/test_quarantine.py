@@ -3,7 +3,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, count_new, quarantine_writer, shown_id
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, RowWriter, count_new, shown_id
 
 
 def rejected(*reasons: str) -> pa.RecordBatch:
@@ -15,9 +15,9 @@ def rejected(*reasons: str) -> pa.RecordBatch:
 
 
 def test_writer_stores_rows_in_order_in_one_group_and_leaves_no_file_without_any(tmp_path: Path) -> None:
-    with quarantine_writer(tmp_path / "none.parquet") as writer:
+    with RowWriter(tmp_path / "none.parquet") as writer:
         writer.write(rejected())
-    with quarantine_writer(tmp_path / "run.parquet") as writer:
+    with RowWriter(tmp_path / "run.parquet") as writer:
         for _ in range(100):
             writer.write(rejected("null_id", "empty_text"))
     assert [path.name for path in tmp_path.iterdir()] == ["run.parquet"]
@@ -31,7 +31,7 @@ def test_writer_stores_rows_in_order_in_one_group_and_leaves_no_file_without_any
 def test_rows_that_runs_before_refused_are_not_new(tmp_path: Path) -> None:
     def refuse(run: int, *rows: tuple[int | None, str | None, str]) -> int:
         path = tmp_path / f"{run}.parquet"
-        with quarantine_writer(path) as writer:
+        with RowWriter(path) as writer:
             for row_index, doc_id, reason in rows:
                 row = {"source_file": "a", "row_index": row_index, "doc_id": doc_id, "reason": reason}
                 writer.write(pa.RecordBatch.from_pylist([{**row, "detail": "d"}], schema=REJECTED_SCHEMA))
@@ -47,7 +47,7 @@ def test_writer_that_fails_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("cairn.pipeline.corpus.quarantine.ROW_GROUP_ROWS", 1)
 
     def fail() -> None:
-        with quarantine_writer(tmp_path / "run.parquet") as writer:
+        with RowWriter(tmp_path / "run.parquet") as writer:
             writer.write(rejected("null_id"))
             assert len(list(tmp_path.iterdir())) == 1
             raise RuntimeError("stop")

@@ -17,7 +17,7 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus import file_identity, read_files
 from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.corpus.quarantine import quarantine_writer
+from cairn.pipeline.corpus.quarantine import RowWriter
 from cairn.pipeline.corpus.read_files import record_run
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
@@ -55,7 +55,7 @@ class Published:
         quarantine = self.folder / "quarantine.parquet"
         quarantine.unlink(missing_ok=True)
         with Ledger(self.folder / "ledger.sqlite", record) as ledger:
-            with quarantine_writer(quarantine) as writer:
+            with RowWriter(quarantine) as writer:
                 staged = stage_changes(scan, config, ledger, self.folder / "staged", 1_000, writer)
             rows = list(chain.from_iterable(pq.read_table(path).to_pylist() for path in staged.shards))
             is_synced = sync and staged.is_complete

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.ledger import Ledger
-from cairn.pipeline.corpus.quarantine import quarantine_writer
+from cairn.pipeline.corpus.quarantine import RowWriter
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record
 from cairn.pipeline.corpus.sources import TableSource
@@ -40,7 +40,7 @@ class Run:
         create_record(folder / "sources.sqlite", "", [([*(published or {})], [*(published or {}).values()])])
         with (
             Ledger(folder / "ledger.sqlite", folder / "sources.sqlite") as ledger,
-            quarantine_writer(folder / "quarantine.parquet") as quarantine,
+            RowWriter(folder / "quarantine.parquet") as quarantine,
         ):
             if encoded:
                 ledger.load_encoded(0, [*encoded], [*encoded.values()])
