@@ -860,12 +860,17 @@ def _protected_book(path: Path) -> Path:
     return book(path, f"{XML_ENCRYPTION}aes128-cbc")
 
 
-def test_a_box_of_mails_has_a_document_a_mail_and_tells_of_one_that_is_cut(tmp_path: Path) -> None:
+def test_a_box_of_mails_has_a_document_a_mail_and_tells_of_one_that_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "MAX_MAIL_BYTES", 999)
     head = "Message-ID: <1@x>\nSubject: =?utf-8?q?Gr=C3=BC=C3=9Fe?="
     first = f"From a Thu Jan  1 10:00:00 2026\n{head}\n\nAt noon.\n>From here.\n"
     parts = "Content-Type: multipart/mixed; boundary=B\n\n--B\n\nkept\n"
     cut = f"From b Thu Jan  1 10:00:00 2026\nSubject: b\n{parts}"
-    (tmp_path / "a.mbox").write_text(f"{first}\nFrom text, no time\n\n{cut}\nFrom c Jan 10:00\n\n")
+    large = f"From c Jan 10:00\nSubject: c\n\n{'long ' * 200}"
+    unquoted = "From text, no time\n\nFrom Monday, 10:00,\nit opens.\n"
+    (tmp_path / "a.mbox").write_text(f"\n{first}\n{unquoted}{cut}\n{large}\nFrom d Jan 10:00\nSubject: d\n")
     (tmp_path / "b.mbox.gz").write_bytes(gzip.compress(first.replace("1@x", "2@x").encode()))
     (tmp_path / "c.mbox").write_text("hello\n")
     scan = scan_sources([str(tmp_path)], CorpusConfig())
@@ -874,8 +879,9 @@ def test_a_box_of_mails_has_a_document_a_mail_and_tells_of_one_that_is_cut(tmp_p
     body = "Subject: Grüße\n\nAt noon.\nFrom here."
 
     assert [(row["doc_id"], row["title"], row["text"]) for row in rows] == [
-        ("1@x", "Grüße", f"{body}\n\nFrom text, no time"),
+        ("1@x", "Grüße", f"{body}\n\nFrom text, no time\n\nFrom Monday, 10:00,\nit opens."),
         ("a.mbox#2", "b", "Subject: b\n\nkept"),
+        ("a.mbox#4", "d", "Subject: d"),
         ("2@x", "Grüße", body),
     ]
     assert [batch.doubt for batch in batches if batch.doubt] == [
@@ -885,7 +891,7 @@ def test_a_box_of_mails_has_a_document_a_mail_and_tells_of_one_that_is_cut(tmp_p
         (row["reason"], row["detail"]) for batch in batches for row in batch.rejected.to_pylist()
     ) == [
         ("damaged_file", "it does not begin with a line `From …`, as a box of mail does"),
-        ("damaged_rows", "mail 3 cannot be read: it has no header of a mail"),
+        ("damaged_rows", "mail 3 must have at most 0 MiB, got more"),
     ]
 
 

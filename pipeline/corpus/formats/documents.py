@@ -26,7 +26,7 @@ from datetime import date, datetime
 from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
 from functools import partial
-from itertools import chain, groupby, product, zip_longest
+from itertools import chain, groupby, pairwise, product, zip_longest
 from pathlib import Path, PurePosixPath
 from string import ascii_uppercase
 from typing import Any, Final, NamedTuple, cast
@@ -795,7 +795,8 @@ def _mail(raw: bytes) -> tuple[EmailMessage, Opened]:
 
 
 _FIRST_LINE: Final = re.compile(rb"From \S+ .*\d\d:\d\d")
-"""What stands before each mail of a box."""
+"""What stands before each mail of a box, whose first field is in the next line."""
+_FIELD_LINE: Final = re.compile(rb"[!-9;-~]+[ \t]*:")
 _QUOTED_LINE: Final = re.compile(rb"^>(>*From )", re.MULTILINE)
 MAX_MAIL_BYTES: Final = 256 << 20
 """How large a mail of a box may be, with its attachments."""
@@ -821,8 +822,11 @@ class MailboxFormat(Format):
 
         def rows() -> Iterator[tuple[Mapping[str, str] | str, int] | Undecoded]:
             for number, raw in enumerate(_mails_of(file), 1):
+                if len(raw) > MAX_MAIL_BYTES:
+                    yield f"mail {number} must have at most {MAX_MAIL_BYTES >> 20} MiB, got more", 0
+                    continue
                 try:
-                    message, opened = _mail(raw)
+                    message, opened = _mail(_QUOTED_LINE.sub(rb"\1", raw))
                 except (ValueError, LookupError, RecursionError) as error:
                     yield f"mail {number} cannot be read: {damage_of(error)}", 0
                     continue
@@ -847,24 +851,23 @@ class MailboxFormat(Format):
 
 
 def _mails_of(file: SourceFile) -> Iterator[bytes]:
-    """Yield each mail of a box; text that begins as the line before one does has a sign before it."""
-    lines, num_bytes, is_behind_blank = list[bytes](), 0, True
+    """Yield each mail of a box, of one that is too large only so much as to tell."""
+    lines, num_bytes = list[bytes](), 0
     with file.open_stream() as stream, io.BufferedReader(cast("io.RawIOBase", stream)) as box:
-        for line in iter(partial(box.readline, 1 << 20), b""):
-            if is_behind_blank and _FIRST_LINE.match(line):
+        for line, following in pairwise(chain(iter(partial(box.readline, 1 << 20), b""), [b""])):
+            is_first = _FIRST_LINE.match(line) is not None
+            if is_first and (not num_bytes or _FIELD_LINE.match(following)):
                 if lines:
-                    yield _QUOTED_LINE.sub(rb"\1", b"".join(lines))
+                    yield b"".join(lines)
                 lines, num_bytes = [], 1
-            elif not num_bytes:
-                raise ValueError("it does not begin with a line `From …`, as a box of mail does")
-            else:
-                lines.append(line)
+            elif num_bytes:
+                if num_bytes <= MAX_MAIL_BYTES + 1:
+                    lines.append(line)
                 num_bytes += len(line)
-            if num_bytes > MAX_MAIL_BYTES:
-                raise ValueError(f"a mail must have at most {MAX_MAIL_BYTES >> 20} MiB, got more")
-            is_behind_blank = not line.strip()
+            elif line.strip():
+                raise ValueError("it does not begin with a line `From …`, as a box of mail does")
     if num_bytes:
-        yield _QUOTED_LINE.sub(rb"\1", b"".join(lines))
+        yield b"".join(lines)
 
 
 _WORD: Final = re.compile(r"=\?([^?*\s]+)(?:\*[^?\s]*)?\?([BbQq])\?([^?]*)\?=")
