@@ -130,19 +130,24 @@ def publish_stones(
         chunk_vectors=[unit(rng, int(count)) for count in counts],
         spans=[cut(len(row["text"]), int(count)) for row, count in zip(rows, counts, strict=True)],
     )
-    with layout.writer_lock():
+    deleted = [] if replaces is None else [row["doc_id"] for row in replaces.rows]
+    publish_given(
+        stones, deleted=deleted, run_id=f"run-{version}", encoder=fingerprint, index=config or IndexConfig()
+    )
+    return stones
+
+
+def publish_given(stones: Stones, **given: Any) -> None:
+    """Publish these documents in their order."""
+    with stones.layout.writer_lock():
         publish_rows(
-            layout,
+            stones.layout,
             lambda _: [(documents_batch(stones), chunks_batch(stones))],
             VECTOR_DIM,
             fields=METADATA,
-            deleted=[] if replaces is None else [row["doc_id"] for row in replaces.rows],
-            run_id=f"run-{version}",
-            encoder=fingerprint,
             settings=IngestConfig(encoder=EncoderConfig(landmark_interval=64)),
-            index=config or IndexConfig(),
+            **given,
         )
-    return stones
 
 
 def cut(length: int, count: int) -> list[tuple[int, int]]:
@@ -202,3 +207,21 @@ def encoder() -> StoneEncoder:
 @pytest.fixture
 def searcher(stones: Stones, encoder: StoneEncoder) -> Searcher:
     return Searcher(stones.layout, encoder)
+
+
+@pytest.fixture
+def alike(stones: Stones, layout: CollectionLayout) -> Callable[[Sequence[str]], CollectionLayout]:
+    """Return ``alike(ids)``: a collection of documents that differ in their ids alone, in this order."""
+
+    def published(ids: Sequence[str]) -> CollectionLayout:
+        copies = Stones(
+            layout=layout,
+            rows=[{**stones.rows[0], "doc_id": doc_id} for doc_id in ids],
+            document_vectors=stones.document_vectors[[0] * len(ids)],
+            chunk_vectors=[stones.chunk_vectors[0]] * len(ids),
+            spans=[stones.spans[0]] * len(ids),
+        )
+        publish_given(copies)
+        return layout
+
+    return published

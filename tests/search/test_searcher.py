@@ -162,6 +162,17 @@ def test_batch_equals_single_searches(searcher: Searcher, granularity: Granulari
     )
 
 
+@pytest.mark.parametrize("options", [{}, {"max_characters": 4_000}, {"group_by": "doc_id"}])
+def test_documents_with_equal_scores_are_ordered_by_id(
+    alike: Callable[..., CollectionLayout], encoder: StoneEncoder, options: dict[str, Any]
+) -> None:
+    ids = [f"doc-{place * 7 % 12:02d}" for place in range(12)]
+    found = Searcher(alike(ids), encoder).search(QUERIES[0], top_k=12, **options).hits
+
+    assert {hit.score for hit in found} == {found[0].score}
+    assert [hit.doc_id for hit in found] == sorted(ids)
+
+
 def test_batch_encodes_in_one_pass(searcher: Searcher, encoder: StoneEncoder) -> None:
     searcher.answer(QUERIES, SearchOptions())
     assert encoder.calls == [QUERIES]
