@@ -21,7 +21,7 @@ Cranfield .476 / .435, SQuAD passages .817 / .790; hybrid, mean of the four, .76
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,7 +79,8 @@ class PreparedSearch:
     it has no say. ``window`` is the number of chunks in a passage,
     ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
     ``allowed`` are the documents that may be found, ascending; None: all. ``alone`` is given where scores
-    are made of these alone, and not of what the corpus has.
+    are made of these alone, and not of what the corpus has. ``unknown`` are the queries, by their places, of
+    which the model knows no word.
     """
 
     generation: Generation
@@ -91,6 +92,7 @@ class PreparedSearch:
     allowed: Int64[np.ndarray, " A"] | None = None
     sparse: Sequence[Mapping[int, float]] | None = None
     alone: Alone | None = None
+    unknown: Collection[int] = ()
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -188,7 +190,7 @@ def _ranking(
 ) -> Ranking:
     """Rank documents for the query with this index."""
     late_query = None if late is None else late[index]
-    is_known = late is None or late_query is not None
+    is_known = index not in search.unknown
     words, sparse = search.read_words(index), search.read_sparse(index)
     asked = _scores_asked(search, words, sparse, is_judged=late_query is not None)
     nominees = nominate(index, asked)  # a reader of shards asks them for words, id and scores, too
@@ -212,7 +214,8 @@ def _ranking(
         chosen = _chosen(narrower, candidates)
     ranking = _rank(search, candidates, chosen)
     by_words = words.nominees if words else ()
-    if not is_known and sparse is None and not any(map(len, by_words)):
+    is_unjudged = late is not None and late_query is None
+    if is_unjudged and sparse is None and not any(map(len, by_words)):
         ranking = replace(ranking, warnings=[*ranking.warnings, BY_VECTORS_ALONE])
     return ranking
 

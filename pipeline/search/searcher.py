@@ -200,7 +200,11 @@ def _answer(
     if by_words:
         search = replace(search, options=_words_alone(options, has_sparse=sparse is not None))
     explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
-    late = None if explanations is None else [each and each.late for each in explanations]
+    late = None
+    if explanations is not None and isinstance(encoded, EncodedQueries):
+        late = [each and each.late for each in explanations]
+        unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
+        search = replace(search, unknown=unknown)
     dim = generation.manifest.vector_dim
     vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
     with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin

@@ -129,21 +129,38 @@ def test_query_without_a_word_that_the_model_knows_is_ranked_by_vectors_and_says
     assert collection.search(QUERY).warnings == ()
 
 
+def _collection_of(texts: list[str], root: Path, model: Path) -> Collection:
+    config = IngestConfig(
+        encoder=EncoderConfig(model=str(model), use_context=False, token_bytes=8),
+        cluster=ClusterConfig(num_clusters=1),
+        context=ContextConfig(context_documents=1),
+    )
+    ids = [str(number) for number in range(len(texts))]
+    build_index([TableSource(table=pa.table({"id": ids, "text": texts}))], root, "c", config)
+    return open_collection("c", root=root)
+
+
 def test_query_without_a_word_that_the_model_knows_is_ranked_by_the_words_that_stand_there(
     tmp_path: Path, tiny_model_folder: Path
 ):
     texts = ["水", "雪山", "雪山の石 (2020, 10%): 道 / 海; 川 - 空!" * 3, "石"]
-    config = IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_model_folder), use_context=False, token_bytes=8),
-        cluster=ClusterConfig(num_clusters=1),
-        context=ContextConfig(context_documents=1),
-    )
-    source = TableSource(table=pa.table({"id": ["0", "1", "2", "3"], "text": texts}))
-    build_index([source], tmp_path, "c", config)
-    hits = open_collection("c", root=tmp_path).search("海").hits
+    hits = _collection_of(texts, tmp_path, tiny_model_folder).search("海").hits
 
     assert hits[0].doc_id == "2"
     assert all(hit.score == 0.0 for hit in hits[1:])
+
+
+def test_query_of_a_word_that_every_document_holds_is_ranked_by_vectors_too(
+    tmp_path: Path, tiny_model_folder: Path
+):
+    others = ["basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale"]
+    texts = [f"granite and {other}" for _ in range(25) for other in others]
+    hits = _collection_of(texts, tmp_path, tiny_model_folder).search("granite", top_k=200).hits
+
+    assert all("late" not in hit.scores for hit in hits)
+    dense = {hit.score: hit.scores["document"] for hit in hits}
+    assert len(dense) > 1
+    assert sorted(dense) == sorted(dense, key=dense.__getitem__)
 
 
 def test_budget_that_no_passage_fits_names_the_smallest_that_gives_one(collection: Collection):
