@@ -45,6 +45,11 @@ def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet:
     settings, cluster = ServeSettings(**values), ClusterSettings(**chosen(ctx, ClusterSettings))
     if cluster.engine != "local" and settings.writable:
         raise ConfigError("a writable server must have the engine local, got ray; leave --writable out")
+    if cluster.engine != "local" and settings.hide_word_statistics:
+        raise ConfigError(
+            "a server that hides word statistics must have the engine local, got ray, whose shards count the "
+            "words of all documents; leave --hide-word-statistics out"
+        )
     if cluster.engine == "local" and set(chosen(ctx, ClusterSettings)) - {"engine", "address"}:
         warn("engine local has no shards; flags about them move nothing")
     try:

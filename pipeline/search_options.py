@@ -82,7 +82,7 @@ class SearchOptions:
     (:mod:`cairn.pipeline.search.diversity`), ``mmr`` among the best :attr:`num_candidates`. ``restriction``
     is a second filter, set by the layer that answers for the caller: both must match, and nothing in
     ``filters`` can widen it. With ``hide_word_statistics`` the scores of such a search are made of the
-    documents that it may find alone: nothing in them tells of others. ``offset`` passes over the best
+    documents that ``restriction`` leaves: nothing in them tells of others. ``offset`` passes over the best
     documents. It needs ``max_candidates``: all pages then rank the same candidates, whatever ``top_k`` is.
     """
 

@@ -292,16 +292,17 @@ def bm25_documents(
     limit: int,
     totals: tuple[Totals, Totals] | None = None,
     *,
-    is_alone: bool = False,
+    alone: FewDocuments | None = None,
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     """Return the positions and scores of the ``allowed`` documents with the best BM25 of title and text.
 
     Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
-    corpus that the generation is a part of. With ``is_alone`` the allowed documents are all that count.
+    corpus that the generation is a part of. ``alone`` are the only documents that count, None where all do;
+    the allowed are among them.
     """
-    few = _few(generation, allowed, is_alone=is_alone)
-    if is_alone:
-        totals = generation.document_bm25.totals(set(chain.from_iterable(words)), few)
+    few = _few(generation, allowed, alone)
+    if alone is not None:
+        totals = generation.document_bm25.totals(set(chain.from_iterable(words)), alone)
     scores = generation.document_bm25.scores(words, totals, few)
     if few is None:
         return best_documents(scores, allowed, limit)
@@ -310,11 +311,13 @@ def bm25_documents(
 
 
 def _few(
-    generation: Generation, allowed: Int64[np.ndarray, " A"] | None, *, is_alone: bool
+    generation: Generation, allowed: Int64[np.ndarray, " A"] | None, alone: FewDocuments | None
 ) -> FewDocuments | None:
     """Return the allowed documents where no others are to be scored: they are few, or the others hidden."""
-    if allowed is None or (len(allowed) * FEW_SHARE > generation.num_documents and not is_alone):
+    if allowed is None or (len(allowed) * FEW_SHARE > generation.num_documents and alone is None):
         return None
+    if alone is not None and len(allowed) == len(alone.documents_A):
+        return alone
     return FewDocuments.of(allowed, generation.chunk_offsets)
 
 
@@ -333,15 +336,15 @@ def bm25_passages(
     size: int,
     allowed: Int64[np.ndarray, " A"] | None,
     *,
-    is_alone: bool = False,
+    alone: FewDocuments | None = None,
 ) -> PassageScores | None:
     """Return BM25 of the windows of ``size`` chunks of the ``allowed`` documents, 0 of others.
 
-    None where no word of the query stands in any. ``is_alone`` is as for :func:`bm25_documents`.
+    None where no word of the query stands in any. ``alone`` is as for :func:`bm25_documents`.
     """
-    few = _few(generation, allowed, is_alone=is_alone)
+    few = _few(generation, allowed, alone)
     bm25 = generation.passage_bm25
-    totals = bm25.totals(set(chain.from_iterable(words)), size, few) if is_alone else None
+    totals = None if alone is None else bm25.totals(set(chain.from_iterable(words)), size, alone)
     scores = bm25.scores(words, size, totals, few)
     if few is None and allowed is not None:
         scores *= is_in_documents(generation, allowed)

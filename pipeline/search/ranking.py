@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
@@ -43,6 +43,7 @@ from cairn.pipeline.search.fusion import (
 from cairn.pipeline.search.late import JudgedWindows, LateQuery, judge_windows
 from cairn.pipeline.search.passages import ChosenPassage, best_of_each, best_within, budget_warning
 from cairn.pipeline.search.reader import (
+    Alone,
     CandidateScores,
     Found,
     IndexReader,
@@ -64,13 +65,6 @@ BY_VECTORS_ALONE = "no word of the query carries weight: ranked by vectors alone
 NO_WORD = "no word of the query stands in a document, and nothing encodes queries here: nothing was ranked"
 
 
-class Alone(NamedTuple):
-    """What the documents that may be found say of words and vectors, where nothing of others may show."""
-
-    languages: tuple[str, ...]
-    mean_chunk_V: Float32[np.ndarray, " V"]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedSearch:
     """One call: its generation and how it is read, its checked options and what they resolve to.
@@ -78,9 +72,9 @@ class PreparedSearch:
     ``queries`` is None where only vectors are known, ``sparse`` where the collection has no sparse encoder or
     it has no say. ``window`` is the number of chunks in a passage,
     ``ranking_window`` that of the passages whose BM25 ranks documents, whatever size is asked for.
-    ``allowed`` are the documents that may be found, ascending; None: all. ``alone`` is given where scores
-    are made of these alone, and not of what the corpus has. ``unknown`` are the queries, by their places, of
-    which the model knows no word.
+    ``allowed`` are the documents that may be found, ascending; None: all. With ``alone`` scores are made
+    of what these documents have, and not of what the corpus has. ``unknown`` are the queries, by their
+    places, of which the model knows no word.
     """
 
     generation: Generation
@@ -117,7 +111,7 @@ class PreparedSearch:
             shown,
             self.allowed,
             options.num_candidates,
-            None if self.alone is None else self.alone.languages,
+            self.alone,
         )
 
     def read_sparse(self, index: int) -> Found | None:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.generation import Generation
+from cairn.pipeline.lexical.bm25 import FewDocuments
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
@@ -41,6 +42,17 @@ from jaxtyping import Float32, Int64, UInt8
 
 Found = tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]
 """Positions of what was found and their scores, best first."""
+
+
+class Alone(NamedTuple):
+    """The documents that count where nothing of others may show, and what they say of words and vectors.
+
+    ``languages`` are those that queries are read in.
+    """
+
+    few: FewDocuments
+    languages: tuple[str, ...]
+    mean_chunk_V: Float32[np.ndarray, " V"]
 
 
 class WordScores(Protocol):
@@ -200,13 +212,12 @@ class IndexReader(Protocol):
         shown_size: int | None,
         allowed: Int64[np.ndarray, " A"] | None,
         limit: int,
-        alone: Sequence[str] | None = None,
+        alone: Alone | None = None,
     ) -> WordScores:
         """Return the BM25 of a query; only ``allowed`` documents are found, ascending.
 
         ``size`` is the number of chunks in the passages that rank, ``shown_size`` that of those that are
-        shown, None where they are the same. ``alone`` are the languages of the allowed documents where no
-        other counts in what is known of words; None where all do.
+        shown, None where they are the same. ``alone`` is None where all documents count.
         """
         ...
 
@@ -270,17 +281,17 @@ class LocalReader:
         shown_size: int | None,
         allowed: Int64[np.ndarray, " A"] | None,
         limit: int,
-        alone: Sequence[str] | None = None,
+        alone: Alone | None = None,
     ) -> LocalWords:
-        generation, is_alone = self._generation, alone is not None
-        words = words_asked(query, generation.query_languages if alone is None else alone)
-        documents, scores = bm25_documents(generation, words, allowed, limit, is_alone=is_alone)
+        generation, few = self._generation, alone and alone.few
+        words = words_asked(query, generation.query_languages if alone is None else alone.languages)
+        documents, scores = bm25_documents(generation, words, allowed, limit, alone=few)
         nominees = [documents]
-        passages = windows = bm25_passages(generation, words, size, allowed, is_alone=is_alone)
+        passages = windows = bm25_passages(generation, words, size, allowed, alone=few)
         if passages is not None:
             nominees.append(nominate_by_passage_bm25(generation, passages, limit))
             if shown_size is not None:
-                windows = bm25_passages(generation, words, shown_size, allowed, is_alone=is_alone)
+                windows = bm25_passages(generation, words, shown_size, allowed, alone=few)
         return LocalWords(
             documents=documents,
             scores=scores,

@@ -20,6 +20,7 @@ import numpy as np
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.generation import Elsewhere, Generation, OpenOne
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.lexical.bm25 import FewDocuments
 from cairn.pipeline.options import shown
 from cairn.pipeline.search.calibration import (
     GENERAL_QUESTIONS,
@@ -29,6 +30,7 @@ from cairn.pipeline.search.calibration import (
     being_measured,
     known_items,
 )
+from cairn.pipeline.search.documents import visible_documents
 from cairn.pipeline.search.filters import (
     compile_both,
     matching_documents,
@@ -38,7 +40,8 @@ from cairn.pipeline.search.filters import (
 from cairn.pipeline.search.hits import Explanation, make_hits, read_rows
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.passages import window_size
-from cairn.pipeline.search.ranking import Alone, PreparedSearch, rank_queries
+from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
+from cairn.pipeline.search.reader import Alone
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration
 from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
@@ -130,12 +133,9 @@ class Searcher(ServedGeneration):
         may find, where nothing of the rest may show. While one thread measures, others take what was measured
         before, None at first.
         """
-        generation = served.generation
         restriction = asked.restriction if asked.hide_word_statistics else None
         options = SearchOptions(passages=0, restriction=restriction, hide_word_statistics=True)
-        allowed = matching_documents(generation, None, restriction, served.timeout)
-        if allowed is None:
-            allowed = np.arange(generation.num_documents)
+        _, allowed = visible_documents(served, restriction)
         key = served.encoder.fingerprint + json.dumps(restriction, sort_keys=True)
         is_first = self._calibrating.acquire(blocking=False)
         try:
@@ -177,13 +177,18 @@ def _answer(
         sparse = None if weights is None else weights.result()
     allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
     alone = None
-    if options.hide_word_statistics and options.restriction is not None and allowed is not None:
+    if options.hide_word_statistics and options.restriction is not None:
         if isinstance(generation, Elsewhere):
             raise UsageError(
                 "word statistics must be hidden in a search of one process, got a search in shards; serve "
                 "the collection without shards"
             )
-        alone = Alone(generation.languages_of(allowed), generation.mean_of_chunks(allowed))
+        visible = allowed
+        if options.filters:  # which move no count
+            visible = matching_documents(generation, None, options.restriction, served.timeout)
+        assert visible is not None, "a restriction asks for something"
+        few = FewDocuments.of(visible, generation.chunk_offsets)
+        alone = Alone(few, generation.languages_of(visible), generation.mean_of_chunks(visible))
     search = PreparedSearch(
         generation=generation,
         reader=served.reader,

@@ -110,6 +110,15 @@ def test_serve_with_a_setting_out_of_bounds_is_one_sentence(
     assert options[0].removeprefix("--").replace("-", "_") in error.lower() or options == ("Bad Name",)
 
 
+@pytest.mark.parametrize("option", ["--writable", "--hide-word-statistics"])
+def test_serve_by_shards_refuses_what_they_cannot_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    monkeypatch.setattr("cairn.cli.serve._runner", lambda *_: lambda _: None)
+    assert run(cairn, ("serve", "--engine", "ray", option), "cairn") == 2
+    assert capsys.readouterr().err.endswith(f"leave {option} out\n")
+
+
 def test_serve_without_its_packages_says_how_to_get_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

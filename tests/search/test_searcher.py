@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -391,3 +392,36 @@ def test_query_that_is_an_id_finds_its_document_first(
 def test_query_that_is_an_id_finds_nothing_that_a_filter_excludes(searcher: Searcher) -> None:
     others = {"type": "ne", "key": "doc_id", "value": "doc-0-007"}
     assert "doc-0-007" not in {hit.doc_id for hit in searcher.search("doc-0-007", filters=others).hits}
+
+
+@pytest.mark.parametrize("filters", [None, {"type": "gte", "key": "year", "value": 1992}])
+def test_hidden_statistics_are_those_of_a_collection_of_the_allowed_documents(
+    stones: Stones,
+    searcher: Searcher,
+    encoder: StoneEncoder,
+    layout: CollectionLayout,
+    publish_given: Callable[..., None],
+    filters: dict[str, Any] | None,
+) -> None:
+    restriction = {"type": "eq", "key": "Odd name", "value": "o1"}
+    own = [place for place, row in enumerate(stones.rows) if row["Odd name"] == "o1"]
+    publish_given(
+        replace(
+            stones,
+            layout=layout,
+            rows=[stones.rows[place] for place in own],
+            document_vectors=stones.document_vectors[own],
+            chunk_vectors=[stones.chunk_vectors[place] for place in own],
+            spans=[stones.spans[place] for place in own],
+        )
+    )
+    alone = Searcher(layout, encoder)
+    for query in QUERIES:
+        hidden = searcher.search(query, restriction=restriction, hide_word_statistics=True, filters=filters)
+        assert hidden.hits == alone.search(query, filters=filters).hits
+
+
+def test_hidden_statistics_of_no_document_find_nothing(searcher: Searcher) -> None:
+    nobody = {"type": "eq", "key": "Odd name", "value": "nobody"}
+    found = searcher.search("granite", restriction=nobody, hide_word_statistics=True, min_probability=0.5)
+    assert found.hits == ()

@@ -32,6 +32,7 @@ from cairn.pipeline.search.candidates import (
 )
 from cairn.pipeline.search.late import LateQuery
 from cairn.pipeline.search.reader import (
+    Alone,
     Found,
     MatchesAsked,
     NearestAsked,
@@ -304,7 +305,7 @@ class ShardedReader:
         shown_size: int | None,
         allowed: Int64[np.ndarray, " A"] | None,  # noqa: ARG002 - the shards are asked with the vector
         limit: int,
-        alone: Sequence[str] | None = None,
+        alone: Alone | None = None,
     ) -> FetchedWords:
         """The shards are asked with the vector."""
         assert alone is None, "a search in shards that should hide word statistics is refused"
