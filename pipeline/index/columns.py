@@ -187,11 +187,6 @@ def open_positions(path: Path, schema: pa.Schema) -> pa.RecordBatch:
     raise DamageError(f"{path.name} must hold one batch of {', '.join(schema.names)}")
 
 
-def chunk_offsets_of(documents: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " N_plus_1"]:
-    """Return the first chunk of each document of a segment, and the number of its chunks."""
-    return np.append(documents.column("chunk_offset").to_numpy(zero_copy_only=True), np.int64(num_chunks))
-
-
 def write_document_positions(rows: Iterator[pa.RecordBatch], path: Path) -> pa.RecordBatch:
     """Write ``documents.arrow`` from a scan of its columns' sources, and of content_sha256.
 
@@ -347,14 +342,7 @@ class TokenVectors:
 
 def write_token_vectors(rows: Iterable[pa.RecordBatch], path: Path) -> pa.RecordBatch:
     """Write the file from a scan of :data:`TOKEN_FILE_COLUMNS`; return it, mapped. Null is no codes."""
-    spool = ColumnSpool(TOKEN_FILE_SCHEMA, path)
-    try:
+    with contextlib.closing(ColumnSpool(TOKEN_FILE_SCHEMA, path)) as spool:
         for batch in rows:
-            spool.append(**{name: _without_nulls(batch.column(name)) for name in TOKEN_FILE_COLUMNS})
+            spool.append(**{name: batch.column(name).fill_null(b"") for name in TOKEN_FILE_COLUMNS})
         return spool.finish()
-    finally:
-        spool.close()
-
-
-def _without_nulls(column: pa.Array) -> pa.Array:
-    return column.fill_null(b"") if column.null_count else column

@@ -179,9 +179,6 @@ def keep_only(lance_folder: Path, kept: Collection[str]) -> None:
             remove_entry(path)
 
 
-Stamp = tuple[int, int, int]
-
-
 class WatchedFiles:
     """Files of an opened generation, watched while they are read: ``records`` by their paths in ``folder``.
 
@@ -220,7 +217,7 @@ class WatchedFiles:
         return problem
 
 
-def _stamp(path: str) -> Stamp | None:
+def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
         found = os.stat(path)  # noqa: PTH116 - a third of the time of a Path
     except OSError:

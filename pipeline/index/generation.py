@@ -77,10 +77,6 @@ class ColumnValues:
     codes_N: Int32[np.ndarray, " N"]
 
 
-def _num_bytes(column: ColumnValues) -> int:
-    return column.values.nbytes + column.codes_N.nbytes
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Generation(JoinedColumns):
     """What one search reads: two vector indexes, their columns, and the pinned table.
@@ -175,7 +171,8 @@ class Generation(JoinedColumns):
             return values.get(name)
         try:
             if name not in values:
-                kept = sum(_num_bytes(each) for each in values.values() if each is not None)
+                known = [each for each in values.values() if each is not None]
+                kept = sum(each.values.nbytes + each.codes_N.nbytes for each in known)
                 values[name] = self._read_values(name, MAX_COLUMN_BYTES // num_parts - kept)
             return values[name]
         finally:

@@ -76,11 +76,6 @@ ROW_FILES: Final = (
 """Files of a segment that never change, as many of them as it has."""
 
 
-def segment_name(generation: int) -> str:
-    """Return the name of a segment that a publication adds; that of all rows has none."""
-    return f"{generation:08d}-"
-
-
 def row_files(record: SegmentRecord, files: Collection[str]) -> list[str]:
     """Return the names of a segment's files in a generation, but for its deleted rows."""
     return [name for each in ROW_FILES if (name := record.name + each) in files]

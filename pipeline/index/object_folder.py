@@ -159,14 +159,13 @@ class ObjectFolder:
 
     def _pieces(self, key: str, record: FileRecord, name: str) -> Iterator[bytes]:
         for start in range(0, record.size_bytes, RANGE_BYTES):
-            yield self._range(key, start, min(RANGE_BYTES, record.size_bytes - start), name)
-
-    def _range(self, key: str, start: int, length: int, name: str) -> bytes:
-        try:
-            with self._answers(f"when {name} is read"):
-                return bytes(self._obstore.get_range(self._downloads, key, start=start, length=length))
-        except _NotFoundError:
-            raise DamageError(f"{name} is missing in {self.uri}") from None
+            length = min(RANGE_BYTES, record.size_bytes - start)
+            try:
+                with self._answers(f"when {name} is read"):
+                    piece = bytes(self._obstore.get_range(self._downloads, key, start=start, length=length))
+            except _NotFoundError:
+                raise DamageError(f"{name} is missing in {self.uri}") from None
+            yield piece
 
     def list(self, prefix: str) -> Mapping[str, tuple[int, datetime]]:
         """Return size and time of every object below a prefix, by key."""

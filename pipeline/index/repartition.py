@@ -9,7 +9,7 @@ ones. Killed before the manifest moves, it leaves folders that the next publicat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -141,11 +141,10 @@ class _Copy:
 
     def _reader(self, table: str, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatchReader:
         schema = schemas[table]
-        rows = (batch.cast(schema) for batch in self._rows(table, schema.names))
+        rows = (
+            batch.filter(pa.array(_partitions(batch, self.num_partitions) == self.number)).cast(schema)
+            for source in self.sources
+            if source is not None
+            for batch in source.scan(table, schema.names)
+        )
         return pa.RecordBatchReader.from_batches(schema, rows)
-
-    def _rows(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for rows in self.sources:
-            for batch in () if rows is None else rows.scan(table, columns):
-                is_own = _partitions(batch, self.num_partitions) == self.number
-                yield batch.filter(pa.array(is_own))

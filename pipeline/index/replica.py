@@ -96,13 +96,12 @@ class Lease:
 
     def is_held(self) -> bool:
         """Tell whether a writer holds the lease now."""
-        holder = _holder(self._store.read(LEASE_KEY))
-        return holder is not None and datetime.now(UTC) < holder[1]
+        return _holder(self._store.read(LEASE_KEY)) is not None
 
     def _acquire(self) -> None:
         found = self._store.read(LEASE_KEY)
         holder = _holder(found)
-        if holder is not None and datetime.now(UTC) < holder[1]:
+        if holder is not None:
             raise CollectionBusyError(
                 f"collection {self._name!r} is being written by another run ({holder[0]}); try again "
                 "when it has finished, "
@@ -142,9 +141,11 @@ class Lease:
 
 
 def _holder(found: StoredObject | None) -> tuple[str, datetime] | None:
+    """Return who holds the lease, and until when; None where no one does now."""
     try:
-        content: Any = json.loads(found.content) if found else None
-        return (str(content["holder"]), datetime.fromisoformat(content["until"])) if content else None
+        content: Any = json.loads(found.content) if found else {}
+        until = datetime.fromisoformat(content["until"])
+        return (str(content["holder"]), until) if datetime.now(UTC) < until else None
     except (ValueError, TypeError, KeyError):
         return None
 
@@ -265,8 +266,7 @@ class Replica:
         then.
         """
         sha256 = record_file(self._folder / _folder_of(number) / MANIFEST_NAME).sha256
-        older = {each: kept for each, kept in self._kept().items() if each < number}
-        current = Current({number: sha256, **dict(list(older.items())[: KEPT_GENERATIONS - 1])})
+        current = _followed(number, sha256, self._kept())
         self._upload(self._records(number, sha256))
         commit_point("store-files-written")
         self._swap(current.to_bytes())
@@ -431,7 +431,9 @@ class Replica:
         durable.put_in_place(temporary, target)
         commit_point("copy-generation-renamed")
         durable.clear_way(self._folder / CURRENT_KEY)
-        durable.write_bytes(self._folder / CURRENT_KEY, self._current_of(current).to_bytes())
+        copied = self._copied()
+        kept = _followed(served, current.manifests[served], {} if copied is None else copied.manifests)
+        durable.write_bytes(self._folder / CURRENT_KEY, kept.to_bytes())
         commit_point("copy-current-replaced")
         self._prune()
 
@@ -464,14 +466,6 @@ class Replica:
             return Current.of((self._folder / CURRENT_KEY).read_bytes())
         return None
 
-    def _current_of(self, current: Current) -> Current:
-        """Return what ``CURRENT`` of the copy is to say: this generation, and the one it served before."""
-        copied = self._copied()
-        before = {} if copied is None else copied.manifests
-        older = {number: sha256 for number, sha256 in before.items() if number < current.served}
-        kept = list(older.items())[: KEPT_GENERATIONS - 1]
-        return Current({current.served: current.manifests[current.served], **dict(kept)})
-
     def _upload_records(self) -> None:
         for name in RECORD_FOLDERS:
             local = sorted((self._folder / name).glob("*")) if (self._folder / name).is_dir() else []
@@ -479,6 +473,12 @@ class Replica:
             for path in local:
                 if f"{name}/{path.name}" not in stored:
                     self._store.write(f"{name}/{path.name}", path)
+
+
+def _followed(number: int, sha256: str, before: Mapping[int, str]) -> Current:
+    """Return what ``CURRENT`` says of a generation and of those before it that are kept."""
+    older = [each for each in before.items() if each[0] < number]
+    return Current({number: sha256, **dict(older[: KEPT_GENERATIONS - 1])})
 
 
 def _wanted(manifest: Mapping[str, Any], parts: range | None) -> Sequence[Mapping[str, Any]]:

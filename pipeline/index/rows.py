@@ -17,10 +17,9 @@ ids decide.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -230,7 +229,8 @@ class LanceTables:
             with lance_errors("creating the tables"):
                 remove_entry(layout.lance_folder)
                 for name in TABLES:
-                    tables._create(name)
+                    created = tables._database.create_table(name, schema=tables.schemas[name])
+                    created.set_unenforced_primary_key([PRIMARY_KEYS[name]])
             return tables
         stored = cls.open(layout, versions)
         tables = cls(layout, metadata_fields, vector_dim, stored.added)
@@ -280,7 +280,7 @@ class LanceTables:
         same documents in the same order, each in ONE append. Row counts are checked after each write; a
         difference raises :class:`IntegrityError`.
         """
-        with self._reading("deleting documents from the tables"):
+        with self.layout.naming_damage(), lance_errors("deleting documents from the tables", damaged=True):
             self._delete(deleted_ids, find_documents)
         for name in TABLES if replaces_all else ():
             with lance_errors(f"deleting all rows of table `{name}`"):
@@ -322,12 +322,6 @@ class LanceTables:
             )
             yield from scanner.to_batches()
 
-    @contextlib.contextmanager
-    def _reading(self, action: str) -> Generator[None]:
-        """Report what Lance raises where it reads stored rows as damage of this collection."""
-        with self.layout.naming_damage(), lance_errors(action, damaged=True):
-            yield
-
     def _latest(self, name: str) -> lancedb.table.Table:
         """Open the latest version to change it."""
         self._opened.pop((name, None), None)
@@ -348,11 +342,6 @@ class LanceTables:
 
     def _path(self, name: str) -> Path:
         return self.layout.lance_folder / f"{name}.lance"
-
-    def _create(self, name: str) -> None:
-        self._database.create_table(name, schema=self.schemas[name]).set_unenforced_primary_key(
-            [PRIMARY_KEYS[name]]
-        )
 
     def add_metadata_columns(self) -> None:
         """Give ``documents`` the metadata columns that its latest version lacks, null in all rows."""
@@ -498,7 +487,7 @@ class LanceTables:
         Positions are rows of a scan, so the order must stay. Lance scans fragments by id and gives rewritten
         ones new ids: so only a run that reaches to the last fragment may be rewritten.
         """
-        with self._reading(f"compacting table `{name}`"):
+        with self.layout.naming_damage(), lance_errors(f"compacting table `{name}`", damaged=True):
             fragments = self.dataset(name).get_fragments()
             stored = [fragment.physical_rows for fragment in fragments]
             live = [fragment.physical_rows - fragment.num_deletions for fragment in fragments]

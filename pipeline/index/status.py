@@ -24,7 +24,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     served = layout.current_generation_number()
     assert served is not None, "require_exists found a generation"
     manifest = read_manifest(layout, served)
-    own = list(wholes(layout, manifest))
+    own, sparse = list(wholes(layout, manifest)), manifest.encoder.sparse_model
     cluster_ids = np.concatenate([stored_columns(*each, checks=SIZES).cluster_ids for each in own])
     return {
         "collection": layout.name,
@@ -57,7 +57,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "settings": dict(manifest.settings),
         "fingerprints": dict(manifest.fingerprints),
         "token_vectors": _token_vectors(layout, manifest, own),
-        "sparse": _sparse(manifest, own),
+        "sparse": None if sparse is None else {"model": sparse, "bytes": _size_of(SPARSE_ARROW, own)},
         "context": {
             "documents": manifest.context_documents,
             "fingerprint": manifest.fingerprints["context"],
@@ -94,14 +94,6 @@ def _token_vectors(
         "vector_bytes": codebook.vector_bytes,
         "bytes": size_bytes,
     }
-
-
-def _sparse(
-    manifest: Manifest, own: Sequence[tuple[CollectionLayout, Manifest]]
-) -> dict[str, str | int] | None:
-    """Describe the weights of a sparse encoder, None for a collection without."""
-    model = manifest.encoder.sparse_model
-    return None if model is None else {"model": model, "bytes": _size_of(SPARSE_ARROW, own)}
 
 
 def _size_of(file: str, own: Sequence[tuple[CollectionLayout, Manifest]]) -> int:

@@ -133,7 +133,7 @@ def write_passage_terms(
     is_told = isinstance(language, str) and language == AUTO
     counted = _count(texts, chunk_offsets, start_char, end_char, numbers, languages_N, lines, is_told=is_told)
     _write_sorted(counted, numbers.terms, path)
-    return CountedWords(open_passage_terms(path), languages_N)
+    return CountedWords(open_positions(path, PASSAGE_TERMS_SCHEMA), languages_N)
 
 
 def write_sparse_terms(rows: Iterable[pa.RecordBatch], path: Path) -> None:
@@ -225,11 +225,6 @@ def count_languages(languages_N: UInt8[np.ndarray, " N"]) -> dict[str, int]:
     """Return how many documents are in each language, of those that some are in."""
     counts = np.bincount(languages_N, minlength=len(STORED_LANGUAGES)).tolist()
     return {each: count for each, count in zip(STORED_LANGUAGES, counts, strict=True) if count}
-
-
-def open_passage_terms(path: Path) -> pa.RecordBatch:
-    """Map the file; another one raises :class:`DamageError`."""
-    return open_positions(path, PASSAGE_TERMS_SCHEMA)
 
 
 def num_words(terms: pa.RecordBatch, num_chunks: int) -> Int64[np.ndarray, " M"]:

@@ -12,9 +12,10 @@ import pytest
 from cairn.pipeline.durable import storage_errors
 from cairn.pipeline.errors import DamageError
 from cairn.pipeline.index import words as words_module
+from cairn.pipeline.index.columns import open_positions
 from cairn.pipeline.index.words import (
+    PASSAGE_TERMS_SCHEMA,
     STORED_LANGUAGES,
-    open_passage_terms,
     write_passage_terms,
     write_sparse_terms,
 )
@@ -84,7 +85,7 @@ def test_a_collection_without_words_is_written_and_opened(tmp_path: Path, texts:
     offsets = np.arange(len(texts) + 1)
     ends = np.array([len(text) for text in texts], np.int64)
     write_passage_terms([texts], offsets, np.zeros(len(texts), np.int64), ends, tmp_path / "passages.arrow")
-    assert open_passage_terms(tmp_path / "passages.arrow").num_rows == 0
+    assert open_positions(tmp_path / "passages.arrow", PASSAGE_TERMS_SCHEMA).num_rows == 0
 
 
 def test_only_the_file_is_left_behind(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_only_the_file_is_left_behind(tmp_path: Path) -> None:
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "passages.arrow").write_bytes(b"no Arrow file")
     with pytest.raises(DamageError, match=r"passages\.arrow cannot be read"):
-        open_passage_terms(tmp_path / "passages.arrow")
+        open_positions(tmp_path / "passages.arrow", PASSAGE_TERMS_SCHEMA)
 
 
 TEXTS = ("The rivers were walking to the sea", "Die Flüsse wanderten nicht zu den Meeren", "河流走向大海")

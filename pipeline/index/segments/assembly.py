@@ -33,9 +33,9 @@ from cairn.pipeline.index.names import (
     OPTIONAL_FILES,
     TABLES,
     VECTOR_FILES,
+    generation_name,
     needed_files,
     row_files,
-    segment_name,
 )
 from cairn.pipeline.index.rows import StoredRows
 from cairn.pipeline.index.segments.segment import SegmentRows, bits_of, open_rows
@@ -152,7 +152,8 @@ class Assembly:
         if added[DOCUMENTS] or first is not None:
             own = replace(rows, first=_num_live(shared))
             codebooks = self._codebooks(base, records)
-            shared.append(self._writer(codebooks, progress).write(segment_name(self._number), own))
+            name = f"{generation_name(self._number)}-"
+            shared.append(self._writer(codebooks, progress).write(name, own))
             _require_new(kept[:first], open_rows(self._folder, shared[-1]).documents.column("doc_id"))
         return shared
 

@@ -30,7 +30,6 @@ from cairn.pipeline.index.columns import (
     TOKEN_FILE_SCHEMA,
     ChunkTokens,
     CodeColumn,
-    TokenCodes,
     TokenVectors,
     open_positions,
 )
@@ -47,7 +46,7 @@ from cairn.pipeline.index.names import (
     PASSAGES_ARROW,
     TITLES_ARROW,
 )
-from cairn.pipeline.index.words import open_passage_terms
+from cairn.pipeline.index.words import PASSAGE_TERMS_SCHEMA
 from cairn.pipeline.manifest import Manifest, SegmentRecord
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.token_vectors.codebook import load_token_coder
@@ -218,11 +217,11 @@ def open_segment(folder: Path, record: SegmentRecord, files: Collection[str]) ->
         chunks=open_faiss_index(
             folder / (record.name + CHUNKS_FAISS), record.indexes[CHUNKS], rows.deleted_chunks.rows
         ),
-        words=open_passage_terms(folder / (record.name + PASSAGES_ARROW)),
-        titles=open_passage_terms(folder / (record.name + TITLES_ARROW)),
+        words=open_positions(folder / (record.name + PASSAGES_ARROW), PASSAGE_TERMS_SCHEMA),
+        titles=open_positions(folder / (record.name + TITLES_ARROW), PASSAGE_TERMS_SCHEMA),
         lengths=open_positions(folder / (record.name + LENGTHS_ARROW), LENGTHS_SCHEMA),
         tokens=open_positions(folder / tokens, TOKEN_FILE_SCHEMA) if tokens in files else None,
-        sparse=open_passage_terms(folder / sparse) if sparse in files else None,
+        sparse=open_positions(folder / sparse, PASSAGE_TERMS_SCHEMA) if sparse in files else None,
     )
 
 
@@ -237,7 +236,7 @@ class JoinedColumns:
     def doc_ids(self) -> pa.LargeStringArray:
         """Document ids by position."""
         parts = [
-            rows.documents.column("doc_id").take(pa.array(_live_rows(rows.deleted_documents)))
+            rows.documents.column("doc_id").filter(pa.array(rows.deleted_documents.is_live()))
             if len(rows.deleted_documents.rows)
             else rows.documents.column("doc_id")
             for rows in self.segment_rows()
@@ -335,10 +334,6 @@ class StoredColumns(JoinedColumns):
     def segment_rows(self) -> Sequence[SegmentRows]:
         """Return the rows of the segments, in their order."""
         return self._rows
-
-
-def _live_rows(deleted: DeletedRows) -> Int64[np.ndarray, " L"]:
-    return np.flatnonzero(deleted.is_live())
 
 
 class JoinedIndex:
@@ -585,16 +580,10 @@ def open_token_vectors(
     if len(parts) < len(segments):
         return None
     codebook = load_token_coder(late_folder)
-    chunks, titles = (
-        _joined(
-            [(CodeColumn.of(rows.column(name), codebook.vector_bytes), deleted) for rows, deleted in parts]
-        )
+    is_joined = len(parts) > 1 or len(parts[0][1].rows) > 0
+    columns = (
+        [(CodeColumn.of(rows.column(name), codebook.vector_bytes), deleted) for rows, deleted in parts]
         for name in TOKEN_FILE_COLUMNS
     )
+    chunks, titles = (JoinedCodes(each) if is_joined else each[0][0] for each in columns)
     return TokenVectors(codebook=codebook, chunks=chunks, titles=titles)
-
-
-def _joined(parts: Sequence[tuple[CodeColumn, DeletedRows]]) -> TokenCodes:
-    """Return the one column as it is where there is just one, whole."""
-    column, deleted = parts[0]
-    return JoinedCodes(parts) if len(parts) > 1 or len(deleted.rows) else column

@@ -25,7 +25,6 @@ from cairn.pipeline.index.columns import (
     LENGTHS_SCHEMA,
     TOKEN_FILE_COLUMNS,
     ColumnSpool,
-    chunk_offsets_of,
     write_chunk_positions,
     write_document_positions,
     write_token_vectors,
@@ -164,7 +163,7 @@ class SegmentWriter:
         )
         commit_point("positions-written")
         self.progress("index", 2, 5, "files")
-        offsets = chunk_offsets_of(documents, chunks.num_rows)
+        offsets = np.append(documents.column("chunk_offset").to_numpy(), np.int64(chunks.num_rows))
         words = write_passage_terms(
             rows.texts(),
             offsets,
