@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from cairn.pipeline.durable import is_locked
-from cairn.pipeline.errors import CairnError, IntegrityError, StorageError
+from cairn.pipeline.errors import CairnError, DamageError, IntegrityError, StorageError
 from cairn.pipeline.index.files import MANIFEST_SUFFIX, damaged_lance_files, lance_errors
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import (
@@ -59,7 +59,8 @@ class Fault:
 def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Fault]:
     """Return every fault of every generation that stands, the served one's first.
 
-    An empty list means none was found.
+    An empty list means none was found. A collection of another release, which is no fault that a repair
+    mends, raises :class:`IntegrityError`.
     """
     layout.require_exists()
     layout.refresh()
@@ -139,7 +140,7 @@ def verify_generation(layout: CollectionLayout, number: int, *, check_rows: bool
 
     try:
         manifest = read_manifest(layout, number)
-    except IntegrityError as error:
+    except DamageError as error:
         add("manifest", [(MANIFEST_NAME, error.fault)])
         return problems
     for name, problem in check_generation_files(layout, manifest):

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import pytest
-from cairn.pipeline.errors import CollectionBusyError, CollectionNotFoundError
+from cairn.pipeline.errors import CollectionBusyError, CollectionNotFoundError, IntegrityError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection, delete_documents
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.status import collection_status
 from cairn.pipeline.index.verify import verify_collection
+from cairn.pipeline.manifest import Manifest
 
 from tests.index import stones
 
@@ -80,3 +82,17 @@ def test_writing_verbs_under_another_writer_are_busy(published: CollectionLayout
     assert callable(verb)
     with published.writer_lock(), pytest.raises(CollectionBusyError):
         verb(published)
+
+
+@pytest.mark.parametrize(
+    "verb", [collection_status, compact_collection, repair_collection, verify_collection]
+)
+def test_collection_of_another_release_is_no_damage(
+    published: CollectionLayout, monkeypatch: pytest.MonkeyPatch, verb: Callable[[CollectionLayout], object]
+) -> None:
+    current = published.current_path.read_bytes()
+    monkeypatch.setattr("cairn.pipeline.manifest.TOKENIZER_VERSION", 99)
+    Manifest.of.cache_clear()
+    with pytest.raises(IntegrityError, match=r"^MANIFEST.json .* another release .* into a new collection$"):
+        verb(published)
+    assert published.current_path.read_bytes() == current
