@@ -13,6 +13,7 @@ uploads no one names.
 from __future__ import annotations
 
 import logging
+import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,8 +98,8 @@ def publish_elsewhere(task: ChangePartition, handed: HandedOver) -> PartitionRec
         number = copy.current_generation_number()
         named = {record.name for record in read_manifest(copy, number).partitions} if number else set[str]()
         for entry in folder.iterdir() if named else ():
-            if entry.name not in named:  # before a repartition
-                remove_entry(entry)
+            if entry.name not in named:  # before a repartition; another worker may be removing it
+                shutil.rmtree(entry, ignore_errors=True)
         handed.download(copy.folder)
         record = replace(task, layout=copy.partition(task.record), mark=None).run()
         replica.upload(record)

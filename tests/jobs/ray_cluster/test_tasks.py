@@ -234,3 +234,25 @@ def test_worker_that_cannot_use_the_store_leaves_its_partition_to_the_driver(
         ingest(machines / "source", config, TEXTS)
     assert len(pool.names) == 1
     require_whole(machines, config, TEXTS)
+
+
+def test_workers_of_one_machine_may_remove_copies_of_before_a_repartition_at_once(
+    machines: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(machines / "source", config, TEXTS)
+    changed = {**TEXTS, **dict.fromkeys(list(TEXTS)[::2], "another stone")}
+    pool = with_workers_apart(machines)
+    old = machines / "worker-0" / "workers" / "cairn" / "indexes" / "c" / "old"
+    (old / "lance").mkdir(parents=True)
+    rmdir = os.rmdir
+
+    def rmdir_after_another(path: Any, **options: Any) -> None:
+        rmdir(path, **options)
+        if str(path).endswith("lance"):
+            raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "rmdir", rmdir_after_another)
+    ingest(machines / "source", config, changed)
+    assert not old.exists()
+    assert len(pool.names) == PARTITIONS
+    require_whole(machines, config, changed)
