@@ -193,9 +193,10 @@ def presentation(path: Path) -> Path:
         "<p:notes><d:frame><d:text-box><t:p>Say it slowly.</t:p></d:text-box></d:frame></p:notes></d:page>"
     )
     first = slide(("title", "Plans"), ("outline", "Grow"), ("page-number", "1")).replace("</d:page>", notes)
-    space = 'xmlns:t="urn:t" xmlns:d="urn:drawing:1.0" xmlns:p="urn:p"'
+    picture = "<d:page><d:frame><d:image/><s:title>A leaf</s:title></d:frame>"
+    space = 'xmlns:t="urn:t" xmlns:d="urn:drawing:1.0" xmlns:p="urn:p" xmlns:s="urn:svg"'
     with zipfile.ZipFile(path, "w") as made:
-        made.writestr("content.xml", f"<p:c {space}>{first}{slide()}{slide(('', 'Last'))}</p:c>")
+        made.writestr("content.xml", f"<p:c {space}>{first}{slide()}{picture}{slide(('', 'Last'))[8:]}</p:c>")
         made.writestr("meta.xml", "<m/>")
     return path
 
@@ -296,7 +297,7 @@ FILES: Sequence[tuple[str, Callable[[Path], Path], str, list[str]]] = [
         "Wood",
         ["## Trees\nAn old  oak (in May).\n- ash\n- -5 °C\n- frost", "Last.\nSee\nBoxed\n A leaf there"],
     ),
-    ("a.odp", presentation, "Plans", ["# Plans\n\nGrow\n\nSay it slowly.", "", "Last"]),
+    ("a.odp", presentation, "Plans", ["# Plans\n\nGrow\n\nSay it slowly.", "", "A leaf\n\nLast"]),
     ("a.epub", book, "Tales", ["# One\n\nOnce.\n\nNote", "# Two\n\nTwice."]),
     ("a.eml", mail, "Lunch", [f"{HEAD}\n\nAt noon."]),
     (

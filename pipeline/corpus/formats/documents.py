@@ -258,6 +258,9 @@ class _Walk(NamedTuple):
         if "math}" in element.tag and (between := _between(kind, element)):
             parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
             return self._closed(kind, element, between.join(parts))
+        if kind in ("title", "desc") and "svg" in element.tag and not inside:  # of a picture on a slide
+            described = _line("".join(element.itertext()))
+            return f"{described}\n" if described else ""
         is_paragraph = self.is_mixed and kind in ("p", "h")
         inside = inside or is_paragraph
         parts = [_BLANKS.sub(" ", element.text or "")] if inside else []
