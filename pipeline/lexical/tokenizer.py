@@ -64,7 +64,10 @@ _UNSPACED_BLOCKS: Final = (
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f",  # Burmese
     "\u1780-\u17ff",  # Khmer
 )
-_ASTRAL: Final = "\U00010000-\U0001cfff\U0001d400-\U0001d7ff\U0001e000-\U0001efff\U0001f100-\U0001f10c"
+_ASTRAL: Final = (
+    "\U00010000-\U0001cfff\U0001d2c0-\U0001d378\U0001d400-\U0001d7ff\U0001df00-\U0001efff"
+    "\U0001f100-\U0001f10c\U0001fbf0-\U0001fbf9"
+)
 """Letters and numbers beyond 16 bits, and a few symbols among them."""
 _BASIC: Final = "".join(map(chr, range(0x80, 0x10000)))
 _SELECTORS: Final = "\ufe00-\ufe0f\U000e0100-\U000e01ef"

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import EncoderConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.types import chunks_schema, documents_schema
 
 from tests.index.stones import publish_rows
@@ -120,7 +121,13 @@ def publish(
     ]
     with layout.writer_lock():
         publish_rows(
-            layout, lambda _: batches, VECTOR_DIM, fields=fields, settings=SETTINGS, encoder=fingerprint
+            layout,
+            prepare_writer(layout),
+            lambda _: batches,
+            VECTOR_DIM,
+            fields=fields,
+            settings=SETTINGS,
+            encoder=fingerprint,
         )
 
 

@@ -20,6 +20,7 @@ import pytest
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.search.candidates import bm25_documents, bm25_passages, words_asked
 from cairn.pipeline.search.reader import LocalReader, NearestAsked
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
@@ -96,6 +97,7 @@ def publish(
         started = time.perf_counter()
         publish_rows(
             layout,
+            prepare_writer(layout),
             lambda _: rows(first, end, version),
             VECTOR_DIM,
             counts=(end - first, (end - first) * CHUNKS_A_DOCUMENT),

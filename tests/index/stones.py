@@ -119,14 +119,16 @@ def publish_documents(
     from the first publication on, or never.
     """
     with layout.writer_lock():
+        before = prepare_writer(layout)
         standing = set(served_ids(layout))
-        layout.pending_folder.mkdir(parents=True, exist_ok=True)
+        layout.pending_folder.mkdir(exist_ok=True)
         side_files = {}
         for name in ("context.arrow", "clusters.arrow"):
             side_files[name] = layout.pending_folder / name
             side_files[name].write_bytes(name.encode() * 100 + context)
         return publish_rows(
             layout,
+            before,
             lambda has_tokens: [
                 (document_rows(doc_ids, version), chunk_rows(doc_ids, version, with_tokens=has_tokens))
             ],
@@ -141,6 +143,7 @@ def publish_documents(
 
 def publish_rows(
     layout: CollectionLayout,
+    before: Manifest | None,
     rows: Callable[[bool], Iterable[tuple[pa.RecordBatch, pa.RecordBatch]]],
     vector_dim: int,
     *,
@@ -156,12 +159,11 @@ def publish_rows(
     index: IndexConfig = IndexConfig(),  # noqa: B008
     shares: bool = True,
 ) -> Manifest:
-    """Settle, commit and publish, while the caller holds the lock.
+    """Commit and publish, while the caller holds the lock and has settled what was ``before``.
 
     ``rows`` gives batches of documents and of their chunks, once for each table, and is told whether chunks
     have token vectors. ``counts`` says how many there are where there is more than one pair.
     """
-    before = prepare_writer(layout)
     pinned = None if before is None else before.lance_versions
     tables = LanceTables.open_or_create(layout, fields, vector_dim, added=added, versions=pinned)
     tables.compact()

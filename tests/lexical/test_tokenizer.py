@@ -160,6 +160,7 @@ def is_said(character: str) -> bool:
 
 
 @given(TEXTS | MIXED)
+@example("\U0001df00\U0001d2e0\U0001fbf9")
 def test_every_letter_and_digit_is_in_a_word_that_is_shown(text: str) -> None:
     spans = [word_at(text, place) for place in range(len(text))]
     for place, character in enumerate(text):

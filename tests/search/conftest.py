@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from cairn.pipeline.config import EncoderConfig, IndexConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
+from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import chunks_schema, documents_schema
 
@@ -142,6 +143,7 @@ def publish_given(stones: Stones, **given: Any) -> None:
     with stones.layout.writer_lock():
         publish_rows(
             stones.layout,
+            prepare_writer(stones.layout),
             lambda _: [(documents_batch(stones), chunks_batch(stones))],
             VECTOR_DIM,
             fields=METADATA,
