@@ -365,8 +365,8 @@ async def _read(receive: Receive, limit: int) -> bytes:
     num_bytes = 0
     while True:
         message = await receive()
-        if message["type"] != "http.request":  # the caller has gone: what is left is no JSON
-            break
+        if message["type"] != "http.request":  # the caller has gone; what came may be JSON all the same
+            raise ProblemError(INVALID_JSON, "send all of it; the connection ended before the body did")
         part: bytes = message.get("body", b"")
         num_bytes += len(part)
         if num_bytes > limit:

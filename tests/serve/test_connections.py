@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cairn.pipeline.serve import server
@@ -31,7 +32,7 @@ def serve_real(tmp_path: Path) -> Iterator[Callable[..., Connect]]:
     """
     with ExitStack() as stack:
 
-        def start(app: FastAPI | None = None, **changes: int) -> Connect:
+        def start(app: FastAPI | None = None, **changes: Any) -> Connect:
             settings = replace(ServeSettings(root=tmp_path, port=0, deadline_seconds=300.0), **changes)
             listener = stack.enter_context(server.bind(settings))
             running = server.server_of(app or create_app(settings), settings)
@@ -140,3 +141,39 @@ def test_too_many_connections_keep_no_health_check_out(
     assert json.loads(body)["type"] == "urn:problem-type:cairn:overloaded"
     idle[0].sendall(HEAD)
     assert b"HTTP/1.1 200 OK" in answered(idle[0])
+
+
+@pytest.mark.parametrize(
+    ("length", "frame"),
+    [
+        ("Content-Length: %d", b"%s"),
+        ("Transfer-Encoding: chunked", b"%x\r\n%s\r\n"),
+        ("Transfer-Encoding: chunked", b"%x\r\n%s\r\nff\r\n "),
+    ],
+)
+def test_body_that_breaks_off_is_not_written_even_where_it_is_json(
+    own_root: Path, serve_real: Callable[..., Connect], length: str, frame: bytes
+) -> None:
+    connect = serve_real(root=own_root, writable=True)
+    address = b"/v1/collections/stones/documents"
+
+    def post(doc_id: str, length: str, frame: bytes, missing: int) -> bytes:
+        body = json.dumps({"documents": [{"doc_id": doc_id, "text": "A grey slate."}]}).encode()
+        framed = frame % ((len(body), body) if b"%x" in frame else body)
+        length = length % (len(body) + missing) if "%d" in length else length
+        with connect() as sender:
+            sender.sendall(
+                b"POST %s?wait=searchable HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\n%s\r\n\r\n%s" % (address, length.encode(), framed)
+            )
+            if missing:
+                sender.shutdown(socket.SHUT_WR)
+            return answered(sender)
+
+    post("half", length, frame, 1)
+    whole = post("whole", "Content-Length: %d", b"%s", 0)
+    assert json.loads(whole.partition(b"\r\n\r\n")[2])["write"] == 1
+    for doc_id, status in (("half", b"404"), ("whole", b"200")):
+        reader = connect()
+        reader.sendall(HEAD.replace(b"/v1/collections", b"%s/%s" % (address, doc_id.encode())))
+        assert answered(reader).startswith(b"HTTP/1.1 " + status)
