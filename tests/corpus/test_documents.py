@@ -507,6 +507,11 @@ OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
         ),
         (_rtf(rb" a{\pict\bin4 {{{{}b"), "ab"),
         (_rtf(b" 10{\\loch\\super\\fs20\n6} 1{\\super st}"), "10^6 1st"),
+        (
+            _rtf(rb" for {\deleted\revauthdel1 90}{\revised\revauth1 80} a year{\deleted0 !}"),
+            "for 80 a year!",
+        ),
+        (_rtf(rb" a{\rtlch\fcs1 \af0 \deleted\revauthdel1 b{\b c}d}{\b e}"), "ae"),
         (_rtf(rb"\mac Gr\'9a\'a7e"), "Größe"),
         (_rtf(rb"\pca Gr\'94\'e1e"), "Größe"),
         (_cell({"text/latex": ["$x$"]}), OUTPUT % "$x$"),
