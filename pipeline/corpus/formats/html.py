@@ -33,7 +33,10 @@ _OF_TEXT: Final = (*_HEADINGS, "h4", "p", "main", "article", "table", "ul", "ol"
 """What a form has that encloses a page, as those of ASP.NET do."""
 _CONTROLS: Final = ("select", "option", "textarea", "button", "label", "input")
 """A form's parts, whose texts stand apart on the page."""
-_BLOCKS: Final = ("aside", "header", "footer", "form", "fieldset", "legend", "details", "summary", "address")
+_BLOCKS: Final = (
+    *("aside", "header", "footer", "form", "fieldset", "legend", "details", "summary", "address"),
+    *("figure", "center", "hgroup"),
+)
 """Elements that stand in lines of their own, as a ``div`` does, which markdownify does not know."""
 MAX_DEPTH: Final = 500
 """How many elements may enclose one another: markdownify takes fewer, and the search for headings in each of
@@ -206,6 +209,11 @@ def _converter() -> MarkdownConverter:
                 ordered["start"] = el["value"]
                 el = item
             return cast("Any", super()).convert_li(el, text, parent_tags)
+
+        def convert_hN(self, n: int, el: Tag, text: str, parent_tags: set[str]) -> str:  # noqa: N802
+            if "_inline" in parent_tags:  # in a cell, where markdownify glues it to its neighbours
+                return f" {text.strip()} "
+            return cast("Any", super()).convert_hN(n, el, text, parent_tags)
 
     ordered = cast("Tag", BeautifulSoup("<ol><li></li></ol>", "html.parser").ol)
     item = cast("Tag", ordered.li)

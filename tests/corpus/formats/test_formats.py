@@ -634,6 +634,10 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ("<p>max_open_files *all*", "max_open_files *all*"),
         ("<ol start=3><li>a<li>b<ul><li>c</ul></ol>", "3. a\n4. b\n   - c"),
         ("<table><tr><th>a<th>b<tr><td>c<td>d</table>", "| a | b |\n| --- | --- |\n| c | d |"),
+        (
+            "<table><tr><th><h3>total</h3>amount<td><h5>only</h5><h6>heads</h6>a<figure>b</figure>c</table>",
+            "|  |  |\n| --- | --- |\n| total amount | only  heads a b c |",
+        ),
         ("<title>T</title>text", "text"),
         ('<?xml-stylesheet href="a.css"?><p>a</p><?php echo 1 ?>', "a"),
         ("<pre>a<br>b\n\n\n\nc</pre>\n\n\nd", "```\na\nb\n\n\n\nc\n```\n\nd"),
