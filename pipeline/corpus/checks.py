@@ -185,7 +185,7 @@ class RowChecker:
                 _reject(verdict, _has_non_finite(column), Reason.NAN_METADATA, f"{what} NaN or infinity")
                 hidden = not_showable(column)
                 if hidden is not None:
-                    detail = f"{what} a date beyond the years 1 to 9999"
+                    detail = f"{what} a date beyond the years 1 to 9999 in its time zone"
                     _reject(verdict, hidden, Reason.UNSHOWABLE_DATE, detail)
 
     def _staged(self, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:

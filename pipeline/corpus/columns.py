@@ -55,8 +55,8 @@ PLAIN: Final[Mapping[str, pa.DataType]] = {
 
 So does an exponent without a sign, as in 12E3: programs write one.
 """
-_SHOWABLE: Final = (-62_135_596_800 + 86_400, 253_402_300_800 - 86_400)
-"""The seconds from 0001-01-02 to 9999-12-30: Python shows no others in every time zone."""
+_SHOWABLE: Final = (-62_135_596_800, 253_402_300_800)
+"""The seconds from 0001-01-01 to the end of 9999-12-31."""
 
 
 BIG_INTEGERS: Final = "integers beyond 64 bits"
@@ -548,9 +548,24 @@ def not_showable(column: pa.Array) -> Mask | None:
         ticks = column.cast(pa.int64())
         unit = "ms" if pa.types.is_date64(arrow_type) else arrow_type.unit
         per_second = 1000 ** ["s", "ms", "us", "ns"].index(unit)
-    low, high = (bound * per_second for bound in _SHOWABLE)
+    low, high = (round(bound * per_second) for bound in _SHOWABLE)
     values = np.asarray(pc.fill_null(ticks, 0))
-    return (values < low) | (values >= high)
+    bad = (values < low) | (values >= high)
+    if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:  # a zone may shift one out
+        day = 86_400 * per_second
+        is_near = ~bad & ((values < low + day) | (values >= high - day))
+        near = np.unique(values[is_near])
+        out = [each for each in near if not _is_shown(pa.scalar(each, pa.int64()).cast(arrow_type))]
+        bad |= is_near & np.isin(values, out)
+    return bad
+
+
+def _is_shown(time: pa.Scalar) -> bool:
+    try:
+        time.as_py()
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 def of_elements(column: pa.Array, bad: Mask) -> Mask:
@@ -568,14 +583,19 @@ def without_views(column: pa.Array) -> pa.Array:
         return without_views(cast("Any", column).storage)
     if pa.types.is_string_view(arrow_type):
         return column.cast(pa.large_string())
+    if pa.types.is_dictionary(arrow_type):
+        plain = without_views(column.dictionary)
+        same = plain.type == arrow_type.value_type
+        return column if same else pa.DictionaryArray.from_arrays(column.indices, plain)
     if not is_list(arrow_type):
         return column
-    if isinstance(arrow_type.value_type, pa.BaseExtensionType):
+    element = arrow_type.value_type
+    if isinstance(element, pa.BaseExtensionType) or pa.types.is_dictionary(element):
         offsets = _offsets(np.asarray(pc.list_value_length(column).fill_null(0)))
         return pa.ListArray.from_arrays(offsets, without_views(column.flatten()), mask=column.is_null())
-    element = pa.large_string() if pa.types.is_string_view(arrow_type.value_type) else arrow_type.value_type
-    is_plain = pa.types.is_list(arrow_type) and element == arrow_type.value_type
-    return column if is_plain else column.cast(pa.list_(element))
+    plain_element = pa.large_string() if pa.types.is_string_view(element) else element
+    is_plain = pa.types.is_list(arrow_type) and plain_element == element
+    return column if is_plain else column.cast(pa.list_(plain_element))
 
 
 def value_bytes(column: pa.Array) -> Int64[np.ndarray, " N"]:

@@ -198,3 +198,19 @@ def test_what_counts_as_showable_is_shown(arrow_type: pa.DataType, data: st.Data
     assert hidden is not None
     if not hidden[0]:
         assert column[0].as_py().year in range(1, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("zone", "first", "last"),
+    [(None, 0, 0), ("UTC", 0, 0), ("+05:30", 0, 19_800), ("-12:00", 43_200, 0), ("Europe/Berlin", 0, 3_600)],
+)
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_the_first_and_last_moments_that_a_zone_shows_are_kept(
+    unit: str, zone: str | None, first: int, last: int
+) -> None:
+    begin, end = -62_135_596_800 + first, 253_402_300_799 - last
+    ticks = [each * 1000 ** ["s", "ms", "us"].index(unit) for each in (begin - 1, begin, end, end + 1)]
+    column = pa.array(ticks, pa.int64()).cast(pa.timestamp(unit, zone))
+    hidden = not_showable(pa.concat_arrays([column, pa.nulls(1, column.type)]))
+    assert hidden is not None
+    assert hidden.tolist() == [True, False, False, True, False]

@@ -313,10 +313,14 @@ def test_every_value_that_is_accepted_can_be_shown_and_filtered(
         "line\nbreak": (pa.uint64(), 2**63 - 1),
         "größe": (pa.float16(), 1.5),
         "select": (pa.bool_(), True),
-        "first": (pa.date32(), dt.date(1, 1, 2)),
-        "last": (pa.date64(), dt.date(9999, 12, 30)),
-        "far": (pa.timestamp("s", "Europe/Berlin"), dt.datetime(9999, 12, 30, tzinfo=dt.UTC)),
-        "near": (pa.timestamp("us", "+05:30"), dt.datetime(1, 1, 2, tzinfo=dt.UTC)),
+        "first": (pa.date32(), dt.date(1, 1, 1)),
+        "open": (pa.date32(), dt.date(9999, 12, 31)),
+        "last": (pa.date64(), dt.date(9999, 12, 31)),
+        "until": (pa.timestamp("us"), dt.datetime(9999, 12, 31, 23, 59, 59, 999_999)),  # noqa: DTZ001
+        "since": (pa.timestamp("ms"), dt.datetime(1, 1, 1)),  # noqa: DTZ001
+        "far": (pa.timestamp("s", "Europe/Berlin"), dt.datetime(9999, 12, 31, 22, 59, 59, tzinfo=dt.UTC)),
+        "end": (pa.timestamp("us", "UTC"), dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC)),
+        "near": (pa.timestamp("us", "+05:30"), dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
         "fine": (pa.timestamp("ns"), dt.datetime(2024, 5, 31, 1, 2, 3)),  # noqa: DTZ001 (a column without a zone)
         "price": (pa.decimal32(5, 2), Decimal("1.50")),
         "wide": (pa.decimal256(50, 2), Decimal("1.50")),

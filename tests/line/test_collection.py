@@ -61,6 +61,24 @@ def test_add_of_any_table_stores_the_same_documents(notes: cairn.Collection, giv
     assert stored == [{"doc_id": row["id"], "text": row["text"], "year": row["year"]} for row in ROWS]
 
 
+def test_tables_of_string_views_in_dictionaries_and_lists_are_stored(notes: cairn.Collection) -> None:
+    words = pl.Series("kind", ["x", "y", None], dtype=pl.Enum(["x", "y"]))
+    frame = pl.DataFrame({"id": ["p1", "p2", "p3"], "text": pl.Series(["cat", "dog", "mat"]), "kind": words})
+    frame = frame.with_columns(pl.col("text").cast(pl.Categorical), tags=pl.concat_list(words))
+    assert notes.add(frame).indexed == 3
+    coded = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None], pa.int32()), pa.array(["x", "y"], pa.string_view())
+    )
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), coded)
+    texts = pa.array(["cat", "dog", "mat"], pa.string_view())
+    assert (
+        notes.add(pa.table({"id": ["a1", "a2", "a3"], "text": texts, "kind": coded, "tags": lists})).indexed
+        == 3
+    )
+    stored = notes.documents.to_arrow(["doc_id", "kind", "tags"]).to_pylist()
+    assert [(row["kind"], row["tags"]) for row in stored] == [("x", ["x"]), ("y", ["y"]), (None, [None])] * 2
+
+
 def test_first_search_after_several_publications_finds_what_they_added(
     root: Path, settings: dict[str, Any]
 ) -> None:

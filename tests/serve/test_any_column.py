@@ -63,7 +63,8 @@ def drawn(kind: pa.DataType, draw: random.Random, size: int) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return drawn(pa.string(), draw, size).dictionary_encode().cast(kind)
     if pa.types.is_temporal(kind) and not (pa.types.is_time(kind) or pa.types.is_duration(kind)):
-        days = (-106_000, 106_000) if getattr(kind, "unit", "") == "ns" else (YEARS[0] + 1, YEARS[1] - 1)
+        is_west = getattr(kind, "tz", None) == "America/New_York"  # where the first day begins in the year 0
+        days = (-106_000, 106_000) if getattr(kind, "unit", "") == "ns" else (YEARS[0] + is_west, YEARS[1])
         found = pa.array([draw.choice([*days, draw.randint(*days)]) for _ in range(size)], pa.int32())
         column = found.cast(pa.date32()).cast(kind if pa.types.is_date(kind) else pa.timestamp(kind.unit))
         column = column if pa.types.is_date(kind) else column.cast(pa.int64()).cast(kind)
