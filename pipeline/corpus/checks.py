@@ -119,8 +119,9 @@ class RowChecker:
         self, raw: pa.RecordBatch, vectors: pa.Array | None, verdict: Verdict, first_row: int
     ) -> CheckedBatch:
         columns: dict[str, pa.Array] = {}
+        types = self.stored_types()
         for name, column in zip(raw.schema.names, _without(raw.columns, verdict), strict=True):
-            columns[name], bad = fitted(column, self.stored_types[name])
+            columns[name], bad = fitted(column, types[name])
             if bad is not None:
                 own = column.type
                 if pa.types.is_string(own):  # of CSV, which has texts alone
@@ -160,9 +161,8 @@ class RowChecker:
             verdict[row] = f"{Reason.UNFIT_VECTOR} {what}, got {faults[row]}"
         return column
 
-    @property
     def stored_types(self) -> Mapping[str, pa.DataType]:
-        """The type of each stored column."""
+        """Return the type of each stored column."""
         return {field.name: field.type for field in staged_schema(self.metadata_fields)}
 
     def _check_values(self, verdict: Verdict, columns: Mapping[str, pa.Array]) -> None:

@@ -193,8 +193,9 @@ def read_file(scan: Scan, place: int, config: CorpusConfig) -> Iterator[CheckedB
     file, num_rows = scan.files[place], scan.file_rows[place]
     checker = _checker(scan, place, config)
     done, is_cut = 0, False
+    stored_types = checker.stored_types()
     types = {
-        column: _vector_type(scan, place) if stored == GIVEN_VECTORS else checker.stored_types[stored]
+        column: _vector_type(scan, place) if stored == GIVEN_VECTORS else stored_types[stored]
         for stored, column in checker.sources.items()
     }
     for item in damage_reported(file, file.format.read(file, types, config)):

@@ -379,10 +379,9 @@ class LanceTables:
     def _check_schemas(self, stored: Mapping[str, pa.Schema]) -> None:
         further = {field.name for field in self.metadata_fields} - set(stored[DOCUMENTS].names)
         for name in TABLES:
-            wanted, found = self.schemas[name], stored[name]
-            for column in sorted((set(wanted.names) | set(found.names)) - further):
-                have = f"{found.field(column).type}" if column in found.names else "no such column"
-                want = f"{wanted.field(column).type}" if column in wanted.names else "no such column"
+            wanted, found = _types(self.schemas[name]), _types(stored[name])
+            for column in sorted((wanted.keys() | found.keys()) - further):
+                have, want = found.get(column, "no such column"), wanted.get(column, "no such column")
                 if have != want:
                     raise SchemaError(
                         f"column {column!r} must be as in collection {self.layout.name!r} ({have}), got "
@@ -503,6 +502,10 @@ class LanceTables:
                 num_threads=1,
                 materialize_deletions_threshold=0.0,
             )
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    return {field.name: str(field.type) for field in schema}
 
 
 def _added(schema: pa.Schema) -> tuple[pa.Field, ...]:
