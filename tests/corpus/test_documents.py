@@ -342,6 +342,23 @@ def test_a_passage_is_on_the_pages_of_its_first_and_last_character(
 
 
 @pytest.mark.parametrize(
+    ("lines", "word"),
+    [
+        (("an exam-", "ple"), "an example"),
+        (("EXAM-", "PLES"), "EXAMPLES"),
+        (("state-of-the-", "art"), "state-of-the-art"),
+        (("U-", "Boot"), "U-Boot"),
+        (("-Nach-", "teile"), "-Nachteile"),
+    ],
+)
+def test_a_hyphen_at_the_end_of_a_line_of_pdf_stays_where_it_is_one_of_the_word(
+    tmp_path: Path, lines: Sequence[str], word: str
+) -> None:
+    [row], _ = read(pdf(tmp_path / "a.pdf", page(*lines)))
+    assert row["text"] == word
+
+
+@pytest.mark.parametrize(
     ("source", "place"),
     [
         ("a.md", "section Two"),

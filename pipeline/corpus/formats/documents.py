@@ -76,8 +76,12 @@ _PICTURE_FILE: Final = re.compile(r"\S+\.(png|jpe?g|gif|bmp|tiff?|webp|svg|emf|w
 _WITHOUT_TEXT: Final = "it shows pictures or drawings and holds no text; recognise it, as with `ocrmypdf`"
 
 
+_BROKEN: Final = "\ufffe"
+_WORDS: Final = re.compile(r"\S+")
+
+
 class PdfFormat(PagedFormat):
-    """Reads PDF in the order of its content; a hyphen at the end of a line joins the parts of a word."""
+    """Reads PDF in the order of its content; a word that goes on in the next line is one."""
 
     suffixes = (".pdf",)
     kinds = (PDF,)
@@ -118,13 +122,22 @@ def _pdf_page(document: Any, index: int) -> str:
         page.close()  # what was filled in is content of the page once it is loaded again
         page = document[index]
     shown = page.get_textpage()
-    text = cast("str", shown.get_text_range()).replace("\ufffe", "")
+    text = _WORDS.sub(_joined, cast("str", shown.get_text_range()))
     is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
     shown.close()
     page.close()
     if is_scan:
         raise PageWithoutText(_WITHOUT_TEXT)
     return text
+
+
+def _joined(word: re.Match[str]) -> str:
+    """Return a word whose hyphens at the end of a line PDFium marked, and took out."""
+    whole, *parts = word[0].split(_BROKEN)
+    for part in parts:
+        is_own = "-" in whole[1:] or (whole and part[:2].istitle())
+        whole += f"-{part}" if is_own else part
+    return whole
 
 
 class _Archive(ZipFile):
