@@ -156,6 +156,10 @@ class Collections:
         self._answering[name] = target
         return found
 
+    async def own(self, name: str) -> ServedCollection:
+        """Return the collection of that name, opened, also where the name answers from another one."""
+        return await self._opened_within(name, OPENING_SHARE * self._settings.deadline_seconds)
+
     def _aliases(self) -> Mapping[str, Alias]:
         """Return the switched names, as they were last read where they cannot be read now."""
         try:

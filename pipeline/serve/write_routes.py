@@ -24,6 +24,7 @@ from cairn.pipeline.serve.collection_routes import DocId
 from cairn.pipeline.serve.keys import Grant
 from cairn.pipeline.serve.problems import (
     COLLECTION_EXISTS,
+    COLLECTION_SWITCHED,
     INVALID_REQUEST,
     SOURCE_REFUSED,
     UNKNOWN_WRITE,
@@ -303,7 +304,7 @@ async def ingest_source(
 @router.get("/{name}/writes/{number}")
 async def read_write(name: CollectionName, number: int, state: State, grant: WriteGrant) -> WriteState:
     """Say what became of a write; the last 10,000 are known, of those before a restart without generation."""
-    layout = reached(state, grant, name)
+    layout = reached(state, grant, name, is_written=False)
     outcome = (await _writer(state.writers, layout.name)).outcome(number)
     if outcome is None:
         raise ProblemError(UNKNOWN_WRITE, "it was never acknowledged, or long ago")
@@ -330,13 +331,19 @@ def delete_one(
     return None if receipt.answer["missing"] else receipt
 
 
-def reached(state: State, grant: Grant, name: str) -> CollectionLayout:
-    """Return the collection that a name answers from; one that is not there looks as one out of reach."""
-    target = state.collections.target(name)
+def reached(state: State, grant: Grant, name: str, *, is_written: bool = True) -> CollectionLayout:
+    """Return the collection of a name; one that is not there looks as one out of reach.
+
+    Where the name answers from another one, a write is refused: searches by this name would not see it.
+    """
     if not grant.reaches(name) or not state.collections.serves(name):
         raise unknown_collection()
+    if is_written and state.collections.target(name) != name:
+        raise ProblemError(
+            COLLECTION_SWITCHED, "write to that one by its own name, or let this name answer from its own"
+        )
     try:
-        layout = CollectionLayout.at(state.settings.root, target)
+        layout = CollectionLayout.at(state.settings.root, name)
     except ConfigError:
         raise unknown_collection() from None
     if not layout.is_begun():
@@ -362,7 +369,7 @@ async def open_writer(state: ServerState, name: str) -> tuple[LiveWriter, Stored
     """Return the writer of a collection, and what is published of it."""
     searcher = None
     if CollectionLayout.at(state.settings.root, name).exists():
-        searcher = (await state.collections.get(name)).searcher
+        searcher = (await state.collections.own(name)).searcher
     return await _writer(state.writers, name), state.writers.stored(name, searcher)
 
 

@@ -274,7 +274,7 @@ class Writers:
             log.warning("writes.not_taken_up collection=%s error=%s", name, error)
 
     def _served(self, name: str) -> ServedCollection:
-        found = self._collections.get(name)
+        found = self._collections.own(name)
         try:
             answer = asyncio.run_coroutine_threadsafe(found, self._loop)
         except RuntimeError:  # the server has stopped, and did not wait for this thread any longer

@@ -182,3 +182,29 @@ def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
     assert said.startswith("stones answers from pebbles; `cairn switch stones stones --root ")
     assert len(open_collection("stones", root=own_root).documents) == 4
     assert layout.current_generation_number() == 2
+
+
+def test_write_by_a_switched_name_reaches_neither_collection(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    client = serve(ServeSettings(root=own_root, writable=True))
+    address = "/v1/collections/{}/documents?wait=searchable"
+    documents = {"documents": [{"doc_id": "new", "text": "A grey slate."}]}
+    before = client.post(address.format("stones"), json=documents).json()
+    switch(own_root, "stones", "pebbles")
+    store = {"file_id": "none"}
+    for answer in (
+        client.post(address.format("stones"), json=documents),
+        client.delete("/v1/collections/stones/documents/stone-1"),
+        client.delete("/v1/collections/stones"),
+        client.post("/v1/vector_stores/stones/files", json=store),
+        client.delete("/v1/vector_stores/stones"),
+    ):
+        assert answer.status_code == 409, answer.text
+        assert "write to that one by its own name" in answer.text
+    assert client.get(f"/v1/collections/stones/writes/{before['write']}").json()["status"] == "searchable"
+    assert answering(client) == "pebbles"
+    assert client.post(address.format("pebbles"), json=documents).json()["status"] == "searchable"
+    switch(own_root, "stones", None)
+    written = client.post(address.format("stones"), json=documents).json()
+    assert (written["write"], written["status"]) == (before["write"] + 1, "searchable")
