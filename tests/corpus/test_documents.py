@@ -433,10 +433,10 @@ def test_a_document_in_a_store_is_read_from_a_copy(tmp_path: Path) -> None:
 def test_a_sheet_with_a_far_cell_keeps_both_and_takes_no_memory_for_what_is_between(tmp_path: Path) -> None:
     made = Workbook()
     sheet = made.worksheets[0]
-    sheet["A1"], sheet["B1"], sheet["XFD1048576"] = "near", 1, "far"
+    sheet["A1"], sheet["B1"], sheet["XFD1048576"] = "a|b|", 1, "far"
     made.save(tmp_path / "a.xlsx")
     [row], rejected = read(tmp_path)
-    assert row["text"] == "# Sheet\n\n| near | 1 |\n|  |  | far |"
+    assert row["text"] == "# Sheet\n\n| a\\|b\\| | 1 |\n|  |  | far |"
     assert rejected == []
 
 
@@ -556,6 +556,8 @@ def test_a_file_is_read_as_its_program_shows_it(tmp_path: Path, file: tuple[str,
             ),
             "10^6st^-2\n",
         ),
+        # A bar in a cell ends none.
+        ("<d><tr><tc><p><t>x</t></p></tc><tc><p><t>a|b|</t></p></tc><tc/></tr></d>", "| x | a\\|b\\| |\n"),
         # The name of its file describes no picture.
         ('<p><t>a</t><docPr descr="x.png"/><t>b</t><docPr descr="Node.js"/></p>', "ab Node.js\n"),
     ],

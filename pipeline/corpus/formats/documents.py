@@ -51,7 +51,7 @@ from cairn.pipeline.corpus.formats.format import (
     is_utf8,
     text_of,
 )
-from cairn.pipeline.corpus.formats.html import RAISED, converted
+from cairn.pipeline.corpus.formats.html import BAR, RAISED, converted
 from cairn.pipeline.corpus.formats.paged import (
     Opened,
     Page,
@@ -296,9 +296,9 @@ class _Walk(NamedTuple):
         if kind == "list-item":
             return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
         if kind in ("tc", "table-cell", "covered-table-cell"):
-            return f" {_line(inner)} |" + breaks
+            return f" {_cell_text(inner)} |" + breaks
         if kind in ("tr", "table-row"):
-            row = inner.replace("\f", "").rstrip(" |")
+            row = _cut_row(inner.replace("\f", ""))
             breaks = max(re.findall("\f+", inner), key=len, default="")  # each cell notes where a page ends
             return breaks + (f"|{row} |\n" if row else "")
         if kind in ("txbxContent", "text-box"):  # stands in the paragraph that it is anchored to
@@ -401,6 +401,15 @@ def _described(picture: Element) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _cell_text(text: str) -> str:
+    return BAR.sub("\4", _line(text))
+
+
+def _cut_row(row: str) -> str:
+    """Return a row without the empty cells at its end, with a backslash before each bar that ends no cell."""
+    return row.rstrip(" |").replace("\4", r"\|")
 
 
 class WordFormat(PagedFormat):
@@ -626,7 +635,7 @@ def _as_text(cell: re.Match[bytes]) -> bytes:
 
 def _sheet(book: Any, name: str) -> str:
     rows = ([_cell(value) for value in row] for row in book.get_sheet_by_name(name).iter_rows())
-    lines = "\n".join(f"| {line} |" for row in rows if (line := " | ".join(row).rstrip(" |")))
+    lines = "\n".join(f"| {line} |" for row in rows if (line := _cut_row(" | ".join(row))))
     return f"# {name}\n\n{lines}" if lines else ""
 
 
@@ -639,7 +648,7 @@ def _cell(value: object) -> str:
         return f"{value:.0f}" if value.is_integer() and abs(value) < MAX_WHOLE else f"{value:.15g}"
     if isinstance(value, datetime | date):
         return value.isoformat().removesuffix("T00:00:00")
-    return _line(str(value))
+    return _cell_text(str(value))
 
 
 _HIGHER: Final = re.compile("super|[1-9]")

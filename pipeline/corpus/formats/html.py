@@ -10,8 +10,9 @@ they look like.
 from __future__ import annotations
 
 import re
+from copy import copy
 from functools import cache
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from cairn.pipeline.corpus.formats.format import SourceFile, text_of
@@ -42,6 +43,12 @@ MAX_DEPTH: Final = 500
 """How many elements may enclose one another: markdownify takes fewer, and the search for headings in each of
 them takes time quadratic in their number."""
 _CELLS: Final = ("td", "th")
+MAX_COLUMNS: Final = 1_000
+"""How many columns or rows a cell may span, as in browsers and markdownify."""
+MAX_SPANNED: Final = 20_000
+"""How many cells of a page are written again in the rows that they span."""
+MAX_REPEATED: Final = 100
+"""How many characters such a cell may have."""
 _ENDS: Final = {
     "li": ("li",),
     **dict.fromkeys(("dt", "dd"), ("dt", "dd")),
@@ -65,6 +72,8 @@ RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
 _BASE: Final = re.compile(r"[^\W_]|[)\]]")
 """What a number is raised over."""
+BAR: Final = re.compile(r"(?<!\\)\|")
+"""What would end a cell if it stood in its text."""
 _BLANK_LINES: Final = re.compile(r"(^```.*?^```)|\n{3,}", re.DOTALL | re.MULTILINE)
 """Blank lines, but for those in code."""
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
@@ -142,6 +151,10 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
             element.find_all("li", recursive=False), int(start) if start.isdecimal() else 1
         ):
             item["value"] = str(number)
+    for text in page.find_all(string=BAR):
+        if (within := text.find_parent([*_CELLS, "pre"])) is not None and within.name != "pre":
+            text.replace_with(BAR.sub(r"\|", text))
+    _fill_spanned(page)
     for text in page.find_all(string=_LONG_SPACE):
         text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
     lines = (line if line.strip() else "" for line in _converter().convert_soup(_content(page)).split("\n"))
@@ -165,6 +178,47 @@ def _say_once(formula: Tag) -> None:
                 shown["alt"] = ""
     if (tex := formula.find("annotation", encoding=_TEX)) is not None:
         formula.string = tex.get_text()
+
+
+def _fill_spanned(page: BeautifulSoup) -> None:
+    """Write cells that span rows in each of them, so that a row says all by itself; long ones as empty."""
+    left = MAX_SPANNED
+    for group in page.find_all(["table", "thead", "tbody", "tfoot"]):
+        above: dict[int, tuple[Tag, int]] = {}  # by column, a cell and how many more rows it spans
+        for row in group.find_all("tr", recursive=False):
+            cells = row.find_all([*_CELLS], recursive=False)
+            if len(cells) > MAX_COLUMNS or not (above or any(cell.has_attr("rowspan") for cell in cells)):
+                continue
+            below: dict[int, tuple[Tag, int]] = {}
+            column = 0
+            for cell in [*cells, None]:
+                while left and (column in above or (cell is None and any(each > column for each in above))):
+                    spanning, rows = above.pop(column, (page.new_tag("td"), 0))
+                    if rows > 1:
+                        below[column] = spanning, rows - 1
+                    again = copy(spanning)
+                    _ = row.append(again) if cell is None else cell.insert_before(again)
+                    column += _span(spanning, "colspan")
+                    left -= 1
+                if cell is None:
+                    break
+                if (rows := _span(cell, "rowspan")) > 1:
+                    is_short = (
+                        len([*islice(cell.descendants, 30)]) < 30 and len(cell.get_text()) <= MAX_REPEATED
+                    )
+                    repeated = (
+                        copy(cell) if is_short else page.new_tag("td", colspan=str(_span(cell, "colspan")))
+                    )
+                    below[column] = repeated, rows - 1
+                column += _span(cell, "colspan")
+            above = below
+
+
+def _span(cell: Tag, name: str) -> int:
+    """Return how many columns or rows a cell spans; 0 rows are all that follow in its part of the table."""
+    told = str(cell.get(name, "1"))
+    num = min(int(told), MAX_COLUMNS) if told.isdecimal() and len(told) < 10 else 1
+    return num or (MAX_COLUMNS if name == "rowspan" else 1)
 
 
 def _content(page: BeautifulSoup) -> Tag:

@@ -638,6 +638,18 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "<table><tr><th><h3>total</h3>amount<td><h5>only</h5><h6>heads</h6>a<figure>b</figure>c</table>",
             "|  |  |\n| --- | --- |\n| total amount | only  heads a b c |",
         ),
+        (
+            "<table><tr><th>Land<th>City<tr><td rowspan=2>France<td>Paris<tr><td>Lyon</table>",
+            "| Land | City |\n| --- | --- |\n| France | Paris |\n| France | Lyon |",
+        ),
+        (
+            "<table><tr><th>a<th>b<th>c<tr><td>1<td rowspan=9 colspan=2>a|b <code>c|d</code><tr><td>2",
+            "| a | b | c |\n| --- | --- | --- |\n| 1 | a\\|b `c\\|d` | |\n| 2 | a\\|b `c\\|d` | |",
+        ),
+        (
+            f"<table><tr><th>a<th>b<th>c<tr><td rowspan=0>{'x' * 101}<td>1<td rowspan=2>2<tr><tr><td>3",
+            f"| a | b | c |\n| --- | --- | --- |\n| {'x' * 101} | 1 | 2 |\n|  |  | 2 |\n|  | 3 |",
+        ),
         ("<title>T</title>text", "text"),
         ('<?xml-stylesheet href="a.css"?><p>a</p><?php echo 1 ?>', "a"),
         ("<pre>a<br>b\n\n\n\nc</pre>\n\n\nd", "```\na\nb\n\n\n\nc\n```\n\nd"),
@@ -760,8 +772,11 @@ def test_time_grows_with_the_length_of_a_document(tmp_path: Path, name: str, sta
     assert seconds(1 << 20) < 16 * max(seconds(1 << 17), 0.05)  # quadratic time: 64 times
 
 
-@pytest.mark.parametrize("units", [("<ol>", "<li>x"), ("<p>", "<math>x</math>", "</p>", "<!---->")])
-def test_time_of_a_list_or_of_formulas_grows_with_their_number(units: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "units",
+    [("<ol>", "<li>x"), ("<p>", "<math>x</math>", "</p>", "<!---->"), ("<table>", "<tr><td rowspan=9999>x")],
+)
+def test_time_of_a_list_formulas_or_spans_grows_with_their_number(units: tuple[str, ...]) -> None:
     def seconds(items: int) -> float:
         begin = time.process_time()
         converted("".join(unit * (items if place % 2 else 1) for place, unit in enumerate(units)))
