@@ -65,8 +65,8 @@ def lineage(*, collection: str, doc_id: str, root: str, as_json: bool) -> int:
 def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: bool) -> int:
     """Let searches of NAME be answered from collection TO; without arguments list the switched names.
 
-    Servers follow within a request, and answer from the collection before until TO is open. What writes, such
-    as ingest, goes on with the collection of that name.
+    Servers follow within a request, and answer from the collection before until TO is open. Verbs that
+    write, such as ingest, go on with the collection of that name.
     """
     from cairn.pipeline.index import aliases
     from cairn.pipeline.index.layout import CollectionLayout

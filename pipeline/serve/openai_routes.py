@@ -633,14 +633,19 @@ async def list_files(
 
 @router.get("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
 async def retrieve_file(
-    vector_store_id: CollectionName, file_id: DocId, request: Request, state: State, grant: SearchGrant
+    vector_store_id: CollectionName,
+    file_id: Annotated[str, Path(min_length=1, max_length=MAX_DOC_ID_CHARACTERS + len(_CONTENT))],
+    request: Request,
+    state: State,
+    grant: SearchGrant,
 ) -> VectorStoreFile | FileContent:
     """Describe a document, or give its text where the address ends in ``/content``.
 
     Slashes of an id are sent as ``%2F``, so that an id may end in ``/content`` itself.
     """
-    wants_content = request.scope.get("raw_path", b"").endswith(_CONTENT)
-    doc_id = file_id.removesuffix(_CONTENT.decode()) if wants_content else file_id
+    doc_id = file_id.removesuffix(_CONTENT.decode())
+    wants_content = doc_id != file_id and request.scope.get("raw_path", b"").endswith(_CONTENT)
+    doc_id = doc_id if wants_content else file_id
     attached = await _attached(state, grant, vector_store_id, doc_id)
     if attached is not None and attached.status != "completed" and not wants_content:
         return attached_file(vector_store_id, attached)

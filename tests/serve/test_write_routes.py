@@ -13,6 +13,7 @@ from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -215,6 +216,25 @@ def test_document_that_cannot_be_stored_is_refused_with_all_of_its_request(
     assert error["pointer"] == "#/documents/1"
     assert told in error["detail"]
     assert writable.get(f"{DOCUMENTS}/good").status_code == 404
+
+
+@pytest.mark.parametrize("doc_id", [".", ".."])
+def test_id_that_no_client_can_address_is_refused(writable: TestClient, doc_id: str) -> None:
+    answer = write(writable, stone(doc_id, "obsidian"))
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "#/documents/0/doc_id"
+    assert "it must be another one than . and .." in error["detail"]
+
+
+@pytest.mark.parametrize("doc_id", ["content", "a/content", "x" * 1_024])
+def test_address_of_an_openai_file_and_of_its_content_are_told_apart(
+    writable: TestClient, doc_id: str
+) -> None:
+    assert write(writable, stone(doc_id, "obsidian")).status_code == 200
+    address = f"/v1/vector_stores/stones/files/{quote(doc_id, safe='')}"
+    assert writable.get(address).json()["object"] == "vector_store.file"
+    assert writable.get(f"{address}/content").json()["data"] == [{"type": "text", "text": "obsidian"}]
 
 
 def test_id_that_comes_twice_is_refused(writable: TestClient) -> None:
