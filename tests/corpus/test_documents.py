@@ -710,6 +710,77 @@ def test_code_in_office_keeps_the_blanks_before_its_lines(tmp_path: Path) -> Non
     assert [row["text"] for row in read(tmp_path)[0]] == ["if a:\n    b = 1\n\tc\n# D"] * 2
 
 
+def test_numbered_lists_of_word_have_their_numbers(tmp_path: Path) -> None:
+    made = Document()
+    numbering = made.part.numbering_part.element
+    level = '<w:lvl w:ilvl="%d"><w:start w:val="%d"/><w:numFmt w:val="%s"/></w:lvl>'
+    levels = "".join(level % each for each in ((0, 1, "decimal"), (1, 3, "lowerLetter"), (2, 1, "bullet")))
+    own = f'<w:abstractNum {nsdecls("w")} w:abstractNumId="90">{levels}</w:abstractNum>'
+    numbering.insert(0, parse_xml(own))
+    anew = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="%d"/></w:lvlOverride>'
+    for number, start in ((90, ""), (91, anew % 1), (92, "")):
+        told = f'<w:num {nsdecls("w")} w:numId="{number}"><w:abstractNumId w:val="90"/>{start}</w:num>'
+        numbering.append(parse_xml(told))
+
+    def item(text: str, number: int, level: int, style: str | None = None) -> None:
+        told = f'<w:numPr {nsdecls("w")}><w:ilvl w:val="{level}"/><w:numId w:val="{number}"/></w:numPr>'
+        made.add_paragraph(text, style)._p.get_or_add_pPr().append(parse_xml(told))
+
+    made.add_paragraph("a", "List Number")
+    made.add_paragraph("b", "List Number 2")
+    made.add_paragraph("c")
+    made.add_paragraph("d", "List Number")
+    item("none", 0, 0, "List Number")
+    for text, number, level in (
+        ("e", 90, 0),
+        ("f", 90, 1),
+        ("g", 90, 1),
+        ("h", 90, 2),
+        ("i", 90, 0),
+        ("j", 90, 1),
+    ):
+        item(text, number, level)
+    item("k", 91, 0)
+    item("l", 91, 0)
+    item("m", 92, 0)
+    item("Head", 92, 0, "Heading 1")
+    item("n", 92, 0)
+    made.save(str(tmp_path / "a.docx"))
+    [row], _ = read(tmp_path)
+    lists = "1. a|1. b|c|2. d|none|1. e|3. f|4. g|- h|2. i|3. j|1. k|2. l|3. m|# Head|5. n"
+    assert row["text"].split("\n") == lists.split("|")
+
+
+def test_numbered_lists_of_opendocument_have_their_numbers(tmp_path: Path) -> None:
+    level = '<t:list-level-style-number t:level="%d" s:num-format="%s" t:start-value="%d"/>'
+    levels = "".join(level % each for each in ((1, "1", 1), (2, "a", 3), (3, "", 1)))
+    numbered = f'<t:list-style s:name="N">{levels}</t:list-style>'
+
+    def items(*texts: str, more: str = "", inner: str = "") -> str:
+        shown = [f"<t:list-item><t:p>{text}</t:p></t:list-item>" for text in texts]
+        return f"<t:list {more}>{''.join(shown)}{inner}</t:list>"
+
+    nested = items("c", "d", inner=f"<t:list-item>{items('e')}</t:list-item>")
+    own = f'<t:list-item t:start-value="7"><t:p>f</t:p>{nested}</t:list-item>'
+    body = [
+        items("a", "b", more='t:style-name="N" x:id="i"', inner=own),
+        "<t:p>between</t:p>",
+        items("g", more='t:style-name="N" t:continue-numbering="true"'),
+        items("h", more='t:style-name="N"'),
+        items(
+            "i", more='t:style-name="N" t:continue-list="i"', inner=f"<t:list-item>{items('j')}</t:list-item>"
+        ),
+        items("k", more='t:style-name="Other"'),
+    ]
+    space = 'xmlns:t="urn:t" xmlns:s="urn:s" xmlns:x="urn:x"'
+    with zipfile.ZipFile(tmp_path / "a.odt", "w") as made:
+        made.writestr("content.xml", f"<c {space}>{''.join(body)}</c>")
+        made.writestr("styles.xml", f"<c {space}>{numbered}</c>")
+    [row], _ = read(tmp_path)
+    lists = "1. a|2. b|7. f|3. c|4. d|- e|between|8. g|1. h|9. i|3. j|- k"
+    assert row["text"].split("\n") == lists.split("|")
+
+
 MHTML = b"Content-Type: multipart/related; boundary=B\n\n--B\nContent-Type: text/html\n\n<p>Inserted\n--B--"
 
 

@@ -197,6 +197,8 @@ def _require_root(main: Element, name: str) -> None:
         raise UnreadableError(f"it is {other}, and not {_OF_ROOTS[name]}: name it so")
 
 
+_MARK: Final = "mark"
+"""The attribute, of no namespace, for the number of an item of a list with what stands behind it."""
 _NOT_SHOWN: Final = frozenset(
     "pPr rPr sectPr sdtPr del moveFrom Fallback rt tracked-changes annotation ruby-text note-citation".split()  # noqa: SIM905
 )
@@ -294,7 +296,7 @@ class _Walk(NamedTuple):
         if kind in ("r", "span") and inner and self._is_raised(element):
             return f"\2{inner}\3"  # its paragraph joins neighbours: Word cuts a number into several runs
         if kind == "list-item":
-            return inner if inner.startswith("- ") else f"- {inner}"  # a list in it has marked its own
+            return f"{element.get(_MARK, '- ')}{inner}" if _has_own_text(element) else inner
         if kind in ("tc", "table-cell", "covered-table-cell"):
             return f" {_cell_text(inner)} |" + breaks
         if kind in ("tr", "table-row"):
@@ -337,7 +339,9 @@ class _Walk(NamedTuple):
             return "#" * min(int(_attribute(element, "outline-level") or 1), 6) + " "
         style = element.find("{*}pPr/{*}pStyle")
         prefix = "" if style is None else self.prefixes.get(_attribute(style, "val"), "")
-        return prefix or ("- " if element.find("{*}pPr/{*}numPr") is not None else "")
+        if prefix.startswith("#"):
+            return prefix
+        return element.get(_MARK, prefix or ("- " if element.find("{*}pPr/{*}numPr") is not None else ""))
 
 
 _SYMBOLS: Final[Mapping[str, Mapping[int, str]]] = {
@@ -428,8 +432,11 @@ class WordFormat(PagedFormat):
             if (name := archive.part(f"{kind}s", main))
             for note in archive.xml(name)
         }
-        styles, document = archive.part("styles", main), archive.xml(main)
+        styles, numbers = archive.part("styles", main), archive.part("numbering", main)
+        document = archive.xml(main)
         _require_root(document, "document")
+        if numbers in archive.namelist():
+            _number_paragraphs(document, archive.xml(numbers), archive.xml(styles) if styles else None)
         is_laid_out = document.find(".//{*}lastRenderedPageBreak") is not None
         inserted = {key: name for key, (kind, name) in archive.related(main).items() if kind == "aFChunk"}
         texts = {
@@ -471,6 +478,76 @@ def _prefixes(styles: Element) -> dict[str, str]:
             prefix = "- "
         prefixes[_attribute(style, "styleId")] = prefix
     return prefixes
+
+
+def _count(counts: dict[int, int], level: int, start: int) -> str:
+    """Return the mark of the next item of a list on a level; lists within it begin anew."""
+    for deeper in [each for each in counts if each > level]:
+        del counts[deeper]
+    counts[level] = counts.get(level, start - 1) + 1
+    return f"{counts[level]}. "
+
+
+def _value(element: Element | None, path: str, default: str = "") -> str:
+    found = None if element is None else element.find(path)
+    return default if found is None else _attribute(found, "val")
+
+
+def _number_paragraphs(document: Element, numbering: Element, styles: Element | None) -> None:
+    """Mark the paragraphs of Word's numbered lists; lists of one definition go on where none says a start."""
+    definitions = {_attribute(each, "abstractNumId"): each for each in numbering.iterfind("{*}abstractNum")}
+    lists = {_attribute(each, "numId"): each for each in numbering.iterfind("{*}num")}
+    of_styles = dict[str, tuple[str, str]]()  # the list and level of each
+    for style in styles.iterfind("{*}style") if styles is not None else ():
+        place = "{*}pPr/{*}numPr/{*}"
+        number, level = of_styles.get(_value(style, "{*}basedOn"), ("", ""))
+        of_styles[_attribute(style, "styleId")] = (
+            _value(style, f"{place}numId", number),
+            _value(style, f"{place}ilvl", level),
+        )
+    counts, begun = dict[str, dict[int, int]](), set[tuple[str, int]]()
+    for paragraph in _shown_paragraphs(document):
+        own = paragraph.find("{*}pPr")
+        style = _value(own, "{*}pStyle")
+        number, told = of_styles.get(style, ("", ""))
+        number, told = _value(own, "{*}numPr/{*}numId", number), _value(own, "{*}numPr/{*}ilvl", told)
+        definition = definitions.get(name := _value(lists.get(number), "{*}abstractNumId"))
+        if number and (linked := _value(definition, "{*}numStyleLink")):
+            name = _value(lists.get(of_styles.get(linked, ("", ""))[0]), "{*}abstractNumId")
+            definition = definitions.get(name)
+        if number == "0":
+            paragraph.set(_MARK, "")
+        if definition is None:
+            continue
+        levels = {_attribute(each, "ilvl"): each for each in definition.iterfind("{*}lvl")}
+        of_style = (key for key, each in levels.items() if style and _value(each, "{*}pStyle") == style)
+        level = told or next(of_style, "0")
+        changed = {_attribute(each, "ilvl"): each for each in lists[number].iterfind("{*}lvlOverride")}.get(
+            level
+        )
+        own_level = None if changed is None else changed.find("{*}lvl")
+        shown = levels.get(level) if own_level is None else own_level
+        counted, start = counts.setdefault(name, {}), _value(shown, "{*}start", "1")
+        anew = _value(changed, "{*}startOverride")
+        if anew and (number, int(level)) not in begun:
+            counted.pop(int(level), None)
+        begun.add((number, int(level)))
+        mark = _count(counted, int(level), int(anew or start or 1))
+        is_numbered = _value(shown, "{*}numFmt", "decimal") not in ("bullet", "none")
+        paragraph.set(_MARK, mark if is_numbered else "- ")
+
+
+def _shown_paragraphs(element: Element) -> Iterator[Element]:
+    """Yield the paragraphs of Word whose ends no tracked change deleted."""
+    for child in element:
+        if _name(child) in _NOT_SHOWN:
+            continue
+        is_gone = any(
+            child.find(f"{{*}}pPr/{{*}}rPr/{{*}}{kind}") is not None for kind in ("del", "moveFrom")
+        )
+        if _name(child) == "p" and not is_gone:
+            yield child
+        yield from _shown_paragraphs(child)
 
 
 class PowerPointFormat(PagedFormat):
@@ -667,6 +744,8 @@ class OpenDocumentFormat(PagedFormat):
         if manifest in archive.namelist() and b"encryption-data" in archive.read(manifest):
             raise UnreadableError("it is encrypted; save it without a password")
         content = archive.xml("content.xml")
+        styles = archive.xml("styles.xml") if "styles.xml" in archive.namelist() else None
+        _number_items(content, styles)
         names = {_object_name(each) for each in content.iterfind(".//{*}object")}
         objects, damaged = dict[str, str](), list[str]()
         for name in sorted(names):
@@ -687,6 +766,51 @@ class OpenDocumentFormat(PagedFormat):
             shown = ", ".join(damaged)[:200]
             pages.append(ValueError(f"formulas or charts cannot be parsed, so they are missing: {shown}"))
         return Opened(archive.title("meta.xml"), pages)
+
+
+def _has_own_text(item: Element) -> bool:
+    """Whether an item of a list holds more than a list."""
+    return any(_name(child) not in ("list", "soft-page-break") for child in item)
+
+
+def _number_items(content: Element, styles: Element | None) -> None:
+    """Mark the items of numbered lists of OpenDocument."""
+    named = chain(
+        () if styles is None else styles.iterfind(".//{*}list-style"), content.iterfind(".//{*}list-style")
+    )
+    starts = {
+        (_attribute(style, "name"), int(_attribute(level, "level") or 1)): int(
+            _attribute(level, "start-value") or 1
+        )
+        for style in named
+        for level in style.iterfind("{*}list-level-style-number")
+        if _attribute(level, "num-format")
+    }
+    of_style, of_id = dict[str, dict[int, int]](), dict[str, dict[int, int]]()
+
+    def number(element: Element, style: str, level: int, counts: dict[int, int]) -> None:
+        for child in element:
+            if _name(child) in _NOT_SHOWN:
+                continue
+            if _name(child) == "list":
+                name = _attribute(child, "style-name") or style
+                inner = counts
+                if level == 0:
+                    other, goes_on = _attribute(child, "continue-list"), None
+                    if other or _attribute(child, "continue-numbering") == "true":
+                        goes_on = of_id.get(other) if other else of_style.get(name)
+                    inner = {} if goes_on is None else goes_on
+                    of_style[name] = of_id[_attribute(child, "id")] = inner
+                number(child, name, level + 1, inner)
+                continue
+            if _name(child) == "list-item" and _has_own_text(child):
+                if told := _attribute(child, "start-value"):
+                    counts[level] = int(told) - 1
+                mark = _count(counts, level, starts.get((style, level), 1))
+                child.set(_MARK, mark if (style, level) in starts else "- ")
+            number(child, style, level, counts)
+
+    number(content, "", 0, {})
 
 
 class OpenPresentationFormat(OpenDocumentFormat):
