@@ -771,13 +771,14 @@ def test_numbered_lists_of_opendocument_have_their_numbers(tmp_path: Path) -> No
             "i", more='t:style-name="N" t:continue-list="i"', inner=f"<t:list-item>{items('j')}</t:list-item>"
         ),
         items("k", more='t:style-name="Other"'),
+        "<t:list><t:list-item><t:h>Head</t:h></t:list-item></t:list>",
     ]
     space = 'xmlns:t="urn:t" xmlns:s="urn:s" xmlns:x="urn:x"'
     with zipfile.ZipFile(tmp_path / "a.odt", "w") as made:
         made.writestr("content.xml", f"<c {space}>{''.join(body)}</c>")
         made.writestr("styles.xml", f"<c {space}>{numbered}</c>")
     [row], _ = read(tmp_path)
-    lists = "1. a|2. b|7. f|3. c|4. d|- e|between|8. g|1. h|9. i|3. j|- k"
+    lists = "1. a|2. b|7. f|3. c|4. d|- e|between|8. g|1. h|9. i|3. j|- k|# Head"
     assert row["text"].split("\n") == lists.split("|")
 
 

@@ -807,7 +807,8 @@ def _number_items(content: Element, styles: Element | None) -> None:
                 if told := _attribute(child, "start-value"):
                     counts[level] = int(told) - 1
                 mark = _count(counts, level, starts.get((style, level), 1))
-                child.set(_MARK, mark if (style, level) in starts else "- ")
+                is_heading = child.find("{*}h") is not None  # whose numbers are left out
+                child.set(_MARK, "" if is_heading else mark if (style, level) in starts else "- ")
             number(child, style, level, counts)
 
     number(content, "", 0, {})
