@@ -12,6 +12,7 @@ measured before they are made plain: a dictionary of a thousand rows may be a gi
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from functools import reduce
@@ -228,6 +229,13 @@ def type_of(value: object) -> pa.DataType:
     return pa.list_(reduce(joined, map(type_of, elements), pa.null()))
 
 
+def types_of(value: object) -> Sequence[pa.DataType]:
+    """Return the types of a value: of a list those of its items, where they are several."""
+    own = type_of(value)
+    items = cast("Sequence[object]", value) if pa.types.is_list(own) else ()
+    return [pa.list_(found) for found in {type_of(item): None for item in items}] or [own]
+
+
 def kind_of(arrow_type: pa.DataType) -> str | None:
     """Say of which kind the values of a type are, or the elements of lists, None of none."""
     if is_list(arrow_type):
@@ -423,7 +431,11 @@ def batch_of(
         values = [None if isinstance(row, str) else row.get(name) for row in rows]
         column, bad = _objects_of(values, target) if _holds_objects(target) else _column_of(values, target)
         for place in np.flatnonzero(bad).tolist():
-            if values[place] is not None and (name in roles or type_of(values[place]) != OBJECT):
+            if _is_not_finite(values[place]):
+                faults[place] = (
+                    faults[place] or f"{Reason.NAN_METADATA} column {name!r} holds NaN or infinity"
+                )
+            elif values[place] is not None and (name in roles or type_of(values[place]) != OBJECT):
                 faults[place] = faults[place] or unfit(name, target, type_of(values[place]))
         arrays.append(column)
     return pa.RecordBatch.from_arrays([*arrays, pa.array(faults, pa.string())], names=[*types, FAULT])
@@ -505,11 +517,19 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
     else:
         bad = np.array([isinstance(value, list | tuple | dict) for value in values], bool)
         kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
-        if not is_text(target):
+        if is_text(target):
+            bad |= np.array([_is_not_finite(value) for value in kept], bool)
+        else:
             kept = [_with_floats(value) for value in kept]
         own = _natural(kept)
     column, more = fitted(own, target)
     return column, bad if more is None else bad | more
+
+
+def _is_not_finite(value: Any) -> bool:
+    """Tell whether a value is NaN or infinity, or a list with one in it."""
+    values = cast("Sequence[Any]", value) if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(each, float) and not math.isfinite(each) for each in values)
 
 
 def _natural(values: Sequence[Any]) -> pa.Array:

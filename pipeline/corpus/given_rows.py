@@ -16,7 +16,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import batch_of, joined, learned_field, type_of
+from cairn.pipeline.corpus.columns import batch_of, joined, learned_field, types_of
 from cairn.pipeline.corpus.formats.format import damage_of
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
@@ -118,21 +118,14 @@ def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.Dat
     except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError):
         pass
     try:
-        types = [found for value in values for found in _types(value)]
+        types = [found for value in values for found in types_of(value)]
         target = reduce(joined, types, pa.null())
         column, faults = batch_of([{name: value} for value in values], {name: target}, ()).columns
     except (pa.ArrowException, TypeError) as error:
         raise _unfit(name, damage_of(error)) from error
     if faults.null_count < len(faults):
-        raise _unfit(name, "numbers that no type holds")
+        raise _unfit(name, "numbers that no type holds, or NaN beside texts")
     return column, types
-
-
-def _types(value: Any) -> Sequence[pa.DataType]:
-    """Return the types of a value: of a list those of its items, where they are several."""
-    own = type_of(value)
-    items = cast("list[Any]", value) if isinstance(value, list) and pa.types.is_list(own) else []
-    return [pa.list_(found) for found in {type_of(item): None for item in items}] or [own]
 
 
 def _unfit(name: str, got: str) -> UsageError:

@@ -122,10 +122,10 @@ def scan_sources(
             damaged.append((file, file.damage(error)))
     if not footers:
         others = f" (and {len(damaged) - 1} more)" if len(damaged) > 1 else ""
-        raise SourceError(
-            f"{damaged[0][0].name}{others} is not a file that can be read: {damaged[0][1]}; "
-            "check the path or write the file again"
-        )
+        file, fault = damaged[0]
+        is_advice = fault.startswith("it is ") or fault.endswith("write it again")
+        advice = "" if is_advice else "; check the path or write the file again"
+        raise SourceError(f"{file.name}{others} is not a file that can be read: {fault}{advice}")
     if stored is None:
         _require_rows(footers, config)
     # A file of JSON lines without a line has no columns.

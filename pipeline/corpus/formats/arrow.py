@@ -13,7 +13,15 @@ from typing import Final
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats.file_kind import ARROW, HEAD, kind_of
-from cairn.pipeline.corpus.formats.format import Footer, Format, SourceFile, Undecoded, check_names
+from cairn.pipeline.corpus.formats.format import (
+    DECODE_ERRORS,
+    Footer,
+    Format,
+    SourceFile,
+    Undecoded,
+    check_names,
+    damage_of,
+)
 from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
 from typing_extensions import override
 
@@ -34,7 +42,17 @@ class ArrowFormat(Format):
             check_names(reader.schema)
             if isinstance(reader, pa.RecordBatchFileReader):
                 return Footer(schema=reader.schema, num_rows=reader.count_rows())
-            return Footer(schema=reader.schema, num_rows=sum(batch.num_rows for batch in reader))
+            num_rows = 0
+            try:
+                for batch in reader:
+                    num_rows += batch.num_rows
+            except DECODE_ERRORS as error:
+                file.require_reachable(error)
+                also = f"; the {num_rows:,} rows of whole batches before it are left out as well" * bool(
+                    num_rows
+                )
+                raise ValueError(f"{damage_of(error)}{also}; write it again") from error
+            return Footer(schema=reader.schema, num_rows=num_rows)
 
     @override
     def read(

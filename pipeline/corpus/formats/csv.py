@@ -61,7 +61,7 @@ class CsvFormat(Format):
         """Read every row once for the columns and their types."""
         decimals, with_commas = Decimals(), dict[str, bool]()
 
-        def parts() -> Iterator[Mapping[str, pa.DataType] | int | Undecoded]:
+        def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int | Undecoded]:
             for item in _batches(file, config, None):
                 if isinstance(item, Undecoded):
                     yield item
@@ -74,7 +74,7 @@ class CsvFormat(Format):
                     elif arrow_type == pa.string() and with_commas.get(name, True):
                         are_such = pc.match_substring_regex(columns[name], _WITH_COMMA)
                         with_commas[name] = pc.all(are_such).as_py()
-                yield types
+                yield {name: [arrow_type] for name, arrow_type in types.items()}
                 yield item.num_rows
 
         footer = learned_footer(file, parts(), decimals)

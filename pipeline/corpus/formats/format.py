@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -234,7 +235,9 @@ def suffix_of(path: str) -> str:
 
 
 def learned_footer(
-    file: SourceFile, parts: Iterable[Mapping[str, pa.DataType] | int | Undecoded], decimals: Decimals
+    file: SourceFile,
+    parts: Iterable[Mapping[str, Sequence[pa.DataType]] | int | Undecoded],
+    decimals: Decimals,
 ) -> Footer:
     """Return the footer of what a pass yields: types of columns, numbers of rows, and what is damaged.
 
@@ -253,9 +256,9 @@ def learned_footer(
             elif isinstance(part, Undecoded):
                 num_rows += 1 if part.num_rows is None else part.num_rows
             else:
-                for name, own in part.items():
-                    met.setdefault(name, set()).add(own)
-                types |= {name: joined(types.get(name, pa.null()), own) for name, own in part.items()}
+                for name, found in part.items():
+                    met.setdefault(name, set()).update(found)
+                    types[name] = reduce(joined, found, types.get(name, pa.null()))
             if len(types) > MAX_COLUMNS:
                 break
     except DECODE_ERRORS as error:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import Decimals, WrittenNumber, batch_of, role_names, type_of
+from cairn.pipeline.corpus.columns import Decimals, WrittenNumber, batch_of, role_names, types_of
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     Footer,
@@ -56,7 +56,7 @@ class JsonLinesFormat(Format):
         """Read every line once for the columns and their types."""
         decimals = Decimals()
 
-        def parts() -> Iterator[Mapping[str, pa.DataType] | int]:
+        def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int]:
             fault, has_rows = "", False
             for row, _ in _rows(file, config):
                 if isinstance(row, str):
@@ -65,7 +65,7 @@ class JsonLinesFormat(Format):
                     has_rows = True
                     for name, value in row.items():
                         decimals.add_value(name, value)
-                    yield {name: type_of(value) for name, value in row.items()}
+                    yield {name: types_of(value) for name, value in row.items()}
                 yield 1
             if fault and not has_rows:
                 raise ValueError(fault)

@@ -12,6 +12,7 @@ file large. A block that is no mapping, such as a text between two rules, is no 
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import tomllib
@@ -27,13 +28,13 @@ import yaml
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.columns import (
     FAULT,
-    OBJECT,
-    OBJECTS,
     Decimals,
     WrittenNumber,
     batch_of,
+    learned_field,
     role_names,
     type_of,
+    types_of,
 )
 from cairn.pipeline.corpus.formats.file_kind import MARKUP, TEXT, other_kind
 from cairn.pipeline.corpus.formats.format import (
@@ -182,9 +183,9 @@ class MarkdownFormat(DocumentFormat):
 
 
 def _field(key: str, value: Any) -> pa.Field:
-    own, decimals = type_of(value), Decimals()
+    decimals = Decimals()
     decimals.add_value(key, value)
-    return pa.field(key, own, metadata=OBJECTS if own == OBJECT else decimals.of(key))
+    return learned_field(key, type_of(value), types_of(value), decimals.of(key))
 
 
 def without_pictures(text: str) -> str:
@@ -274,6 +275,8 @@ def _flat(keyed: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return scalars and lists of them as they are, dates as texts, and all else as an empty dictionary."""
 
     def scalar(value: Any) -> Any:
+        if isinstance(value, dt.datetime):  # str() has a blank for the T, and an offset for the Z
+            return value.isoformat().replace("+00:00", "Z")
         return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
     def kept(value: Any) -> Any:

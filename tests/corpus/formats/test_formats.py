@@ -784,3 +784,49 @@ def test_time_of_a_list_formulas_or_spans_grows_with_their_number(units: tuple[s
 
     seconds(10)
     assert seconds(8_000) < 9 * seconds(2_000)  # quadratic time: 16 times
+
+
+def test_a_stream_cut_within_a_batch_says_that_whole_batches_are_left_out(tmp_path: Path) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE, max_chunksize=1)
+    (tmp_path / "a.arrow").write_bytes(sink.getvalue().to_pybytes()[:-20])
+    told = rf"; the {len(TABLE) - 1} rows of whole batches before it are left out as well; write it again$"
+    with pytest.raises(SourceError, match=told):
+        scan_sources([str(tmp_path)], CorpusConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "end"),
+    [
+        ("a.jsonl", b"[\n{}]", "> NEW.jsonl` writes them"),
+        ("a.parquet", b"a text", ": name it .txt, .csv or what it is"),
+        ("a.arrow", b"\0\1\2", "; check the path or write the file again"),
+    ],
+)
+def test_advice_stands_once_where_no_file_can_be_read(
+    tmp_path: Path, name: str, content: bytes, end: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError) as refusal:
+        scan_sources([str(tmp_path / name)], CorpusConfig())
+    assert str(refusal.value).endswith(end)
+
+
+def test_a_json_list_of_several_kinds_alone_is_warned_of(tmp_path: Path) -> None:
+    row = b'{"id": "a", "text": "x", "mixed": ["a", 1, 2.5, true], "plain": [1, 2.5, null]}'
+    (tmp_path / "a.jsonl").write_bytes(row)
+    scan = scan_sources([str(tmp_path)], CorpusConfig())
+    (warning,) = scan.schema.warnings
+    assert warning.startswith("column 'mixed' holds booleans and numbers and texts")
+
+
+def test_nan_beside_texts_in_json_is_quarantined(tmp_path: Path) -> None:
+    values = ['"a"', "NaN", '["b", -Infinity]', "[1.5]"]
+    lines = [f'{{"id": "{place}", "text": "x", "v": {value}}}' for place, value in enumerate(values)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    rows, rejected = read(tmp_path)
+    assert [row["v"] for row in rows] == [["a"], ["1.5"]]
+    assert [(row["reason"], row["detail"]) for row in rejected] == [
+        ("nan_metadata", "column 'v' holds NaN or infinity")
+    ] * 2

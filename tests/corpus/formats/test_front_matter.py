@@ -257,3 +257,12 @@ def test_the_columns_of_a_collection_decide_and_what_does_not_fit_costs_its_docu
     assert scan.warnings == (
         f"values of column 'tags' in {tmp_path}/d.md are left out: it holds objects or nested lists",
     )
+
+
+def test_times_of_toml_are_texts_with_their_signs(tmp_path: Path) -> None:
+    lines = ["at = 2024-01-01T10:00:00Z", "east = 2024-01-01T10:00:00+02:00", "days = [2024-01-01]"]
+    write(tmp_path, a="\n".join(["+++", *lines, "+++", "text"]))
+    rows, _ = read(tmp_path)
+    assert {name: rows[0][name] for name in ("at", "east", "days")} == {
+        "at": "2024-01-01T10:00:00Z", "east": "2024-01-01T10:00:00+02:00", "days": ["2024-01-01"],
+    }  # fmt: skip
