@@ -68,6 +68,10 @@ _OWN_LINK_SIGNS: Final = f"#\N{SECTION SIGN}{_LINK_SIGNS}"
 """What they show, too, in a heading or what else it is the address of; elsewhere, `§` is a text."""
 _SHOWN_FORMULAS: Final = ("span", "img", "nobr", "mjx-math")
 """What KaTeX, Wikipedia and MathJax show of a formula beside it."""
+_SIGNS: Final = {"mfrac": "/", "msup": "^", "msqrt": "", "msubsup": "_^", "munderover": "_^"}
+"""What stands between the parts of a formula of MathML."""
+_ONE: Final = re.compile(r"[\d.,]+|[^\W\d_]+|[^\w\s]|")
+"""A part of a formula that needs no brackets."""
 RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
 _BASE: Final = re.compile(r"[^\W_]|[)\]]")
@@ -176,8 +180,26 @@ def _say_once(formula: Tag) -> None:
             if getattr(shown, "name", None) in _SHOWN_FORMULAS and shown.get("aria-hidden") == "true":
                 shown.clear()
                 shown["alt"] = ""
-    if (tex := formula.find("annotation", encoding=_TEX)) is not None:
+    tex = formula.find("annotation", encoding=_TEX)
+    told = [tex.get_text().strip() if tex is not None else "", str(formula.get("alttext", "")).strip()]
+    for element in filter(None, (formula, holder)):  # a blank may stand between it and its picture
+        for beside in cast(
+            "list[Any]", [*islice(element.previous_siblings, 2), *islice(element.next_siblings, 2)]
+        ):
+            if getattr(beside, "name", None) == "img" and str(beside.get("alt")).strip() in told:
+                beside["alt"] = ""
+    if tex is not None:
         formula.string = tex.get_text()
+    for part in reversed(formula.find_all([*_SIGNS])):
+        texts = [each.get_text().strip() for each in part.find_all(recursive=False)]
+        sign = _SIGNS[part.name]
+        if part.name == "msqrt":
+            part.string = f"sqrt({''.join(texts) or part.get_text().strip()})"
+        elif len(texts) == 1 + len(sign):
+            shown = [text if _ONE.fullmatch(text) else f"({text})" for text in texts]
+            part.string = shown[0] + "".join(
+                f"{each}{text}" for each, text in zip(sign, shown[1:], strict=True)
+            )
 
 
 def _fill_spanned(page: BeautifulSoup) -> None:

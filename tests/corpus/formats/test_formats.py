@@ -625,6 +625,21 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ("<p><math>x</math><p aria-hidden=true>Shown", "x\n\nShown"),
         (
             (
+                "<p>so <span><u><math alttext=y><annotation encoding=application/x-tex>x^2</annotation>"
+                "</math></u> <img alt=x^2></span><math alttext=z><mi>z</mi></math><img alt=z> <img alt=y>"
+            ),
+            "so x^2 z y",
+        ),
+        (
+            (
+                "<math><mfrac><mn>3</mn> <mn>4</mn></mfrac> <msup>10 <mn>10</mn><mn>6</mn></msup> "
+                "<msqrt><mi>y</mi></msqrt> <mfrac><mrow>a+b</mrow><msup><mi>c</mi><mn>2</mn></msup></mfrac> "
+                "<munderover><mo>∑</mo><mrow>i=1</mrow><mi>n</mi></munderover></math>"
+            ),
+            "3/4 10^6 sqrt(y) (a+b)/(c^2) ∑_(i=1)^n",
+        ),
+        (
+            (
                 "<p>see <a href=#s>§</a><a href=#>§</a><a href=#a><a href=#b>¶</a></a>"
                 "<section id=m><a href=#m>§</a><h4>T<a href=#x>#</a></h4></section>"
             ),
