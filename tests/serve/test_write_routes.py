@@ -161,6 +161,20 @@ def test_list_of_several_kinds_is_warned_of(writable: TestClient) -> None:
     assert writable.get(f"{DOCUMENTS}/new").json()["metadata"]["mixed"] == ["1", "a"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("a.b", 1), ("a`b", 1), (" ", 1), ("object", {"a": 1}), ("nested", [[1]]), ("e", [])],
+)
+def test_metadata_that_cannot_be_stored_is_left_out_and_warned_of(
+    writable: TestClient, name: str, value: Any
+) -> None:
+    answer = write(writable, {"doc_id": "new", "text": "obsidian", "metadata": {name: value}})
+    (warning,) = answer.json()["warnings"]
+    assert repr(name) in warning
+    assert "left out" in warning
+    assert name not in writable.get(f"{DOCUMENTS}/new").json()["metadata"]
+
+
 def test_same_idempotency_key_is_one_write(writable: TestClient) -> None:
     first = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
     again = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
