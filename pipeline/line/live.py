@@ -400,7 +400,10 @@ class LiveWriter:
 
     def _require_room(self) -> None:
         if self._stop_at is not None:
-            raise StorageError("the server is stopping; write again when it is back")
+            raise CollectionBusyError(
+                "a write must not meet the end of its writer: the server stops, or the collection is removed "
+                "or made again; write once more"
+            )
         if self.trouble is not None:
             raise StorageError(f"writes must be publishable, got: {self.trouble}")
         self._writes.require_room()

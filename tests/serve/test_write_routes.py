@@ -419,6 +419,24 @@ def test_collection_that_is_made_again_is_found_at_once(writable: TestClient) ->
     assert found_ids(writable, "obsidian") == ["new"]
 
 
+def test_write_that_meets_the_end_of_its_writer_is_to_be_sent_again(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = LiveWriter.write
+
+    def overtaken(writer: LiveWriter, *given: Any, **others: Any) -> Any:
+        writer.stop(0.0)
+        return accept(writer, *given, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LiveWriter, "write", overtaken)
+        answer = write(writable, stone("new", "obsidian"))
+    assert (answer.status_code, answer.headers["retry-after"]) == (409, "5")
+    assert answer.json()["detail"].endswith("write once more")
+    assert "writes.refused" not in caplog.text
+    assert write(writable, stone("new", "obsidian")).json()["write"] == 1
+
+
 def test_write_before_a_restart_is_still_known(own_root: Path, serve: Serve) -> None:
     settings = ServeSettings(root=own_root, writable=True)
     first = serve(settings)
