@@ -150,11 +150,13 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     for element in page.find_all([*_BLOCKS]):
         element.name = "div"
     for element in page.find_all("ol"):
-        start = str(element.get("start", "1"))
-        for number, item in enumerate(
-            element.find_all("li", recursive=False), int(start) if start.isdecimal() else 1
-        ):
+        items = element.find_all("li", recursive=False)
+        step = -1 if element.has_attr("reversed") else 1
+        number = _number(element.get("start"), len(items) if step < 0 else 1)
+        for item in items:
+            number = _number(item.get("value"), number)
             item["value"] = str(number)
+            number += step
     for text in page.find_all(string=BAR):
         if (within := text.find_parent([*_CELLS, "pre"])) is not None and within.name != "pre":
             text.replace_with(BAR.sub(r"\|", text))
@@ -236,10 +238,13 @@ def _fill_spanned(page: BeautifulSoup) -> None:
             above = below
 
 
+def _number(told: object, otherwise: int) -> int:
+    return int(str(told)) if str(told).isdecimal() and len(str(told)) < 10 else otherwise
+
+
 def _span(cell: Tag, name: str) -> int:
     """Return how many columns or rows a cell spans; 0 rows are all that follow in its part of the table."""
-    told = str(cell.get(name, "1"))
-    num = min(int(told), MAX_COLUMNS) if told.isdecimal() and len(told) < 10 else 1
+    num = min(_number(cell.get(name), 1), MAX_COLUMNS)
     return num or (MAX_COLUMNS if name == "rowspan" else 1)
 
 

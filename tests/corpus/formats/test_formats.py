@@ -647,6 +647,7 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ),
         ("<p><ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp>字</ruby>", "漢字"),
         ("<p>max_open_files *all*", "max_open_files *all*"),
+        ("<ol reversed><li>a<li value=7>b<li>c</ol>", "3. a\n7. b\n6. c"),
         ("<ol start=3><li>a<li>b<ul><li>c</ul></ol>", "3. a\n4. b\n   - c"),
         ("<table><tr><th>a<th>b<tr><td>c<td>d</table>", "| a | b |\n| --- | --- |\n| c | d |"),
         (
