@@ -2,7 +2,8 @@
 
 The indexes only nominate: the document index its best documents, the chunk index the documents of its best
 chunks, BM25 its best documents and those of its best passages. Every nominee is then scored from the stored
-vectors, so that a score never depends on which list found it; the windows of those that are returned follow.
+vectors and words, so that a score never depends on which list found it; the windows of those that are
+returned follow.
 Quantised indexes return approximate vectors, and the scores are exact for those. Quotes, operators and
 boolean words in a query are words for BM25 or nothing, never syntax.
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import chain
 
 import numpy as np
@@ -25,7 +27,6 @@ from cairn.pipeline.lexical.bm25 import FewDocuments, Totals
 from cairn.pipeline.lexical.tokenizer import Variants, terms_of_query
 from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
-from cairn.pipeline.search.late import best_places
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float, Float32, Int64
 
@@ -70,30 +71,63 @@ def documents_of_best_chunks(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PassageScores:
-    """BM25 of the passage that begins with each chunk, or each of ascending ``chunks``; 0 for no word."""
+class BM25Scores:
+    """BM25 of each document, or of the passage that begins with each chunk; 0 for no word.
+
+    ``rows`` are the only documents or chunks that have one, ascending; None: all do.
+    """
 
     scores_M: Float32[np.ndarray, " M"]
-    chunks: Int64[np.ndarray, " M"] | None = None
+    rows: Int64[np.ndarray, " M"] | None = None
 
-    def of(self, firsts_W: Int64[np.ndarray, " W"]) -> Float32[np.ndarray, " W"]:
-        """Return the scores of passages by first chunk; 0 of those that are not among ``chunks``."""
-        if self.chunks is None:
-            return self.scores_M[firsts_W]
-        places = np.minimum(np.searchsorted(self.chunks, firsts_W), len(self.chunks) - 1)
-        return self.scores_M[places] * (self.chunks[places] == firsts_W)
+    def of(self, asked_N: Int64[np.ndarray, " N"]) -> Float32[np.ndarray, " N"]:
+        """Return the scores of documents, or of passages by first chunk; 0 of others than ``rows``."""
+        if self.rows is None:
+            return self.scores_M[asked_N]
+        places = np.minimum(np.searchsorted(self.rows, asked_N), len(self.rows) - 1)
+        return self.scores_M[places] * (self.rows[places] == asked_N)
 
 
 def nominate_by_passage_bm25(
-    generation: JoinedColumns, passages: PassageScores, num_candidates: int
+    generation: JoinedColumns, passages: BM25Scores, num_candidates: int
 ) -> Int64[np.ndarray, " _"]:
     """Return the documents of the passages with the best BM25, best first, each once.
 
-    Ties go to the lower position.
+    Ties at the end go to the lower id.
     """
+    return documents_of_chunks(generation, best_passages(generation, passages, num_candidates)[0])
+
+
+def best_passages(
+    generation: JoinedColumns, passages: BM25Scores, limit: int
+) -> tuple[Int64[np.ndarray, " A"], Float32[np.ndarray, " A"]]:
+    """Return the first chunks and scores of the passages with the best BM25, best first."""
     found = np.flatnonzero(passages.scores_M > 0.0)  # three times as fast as on numbers
-    best = found[best_places(passages.scores_M[found], num_candidates)]
-    return documents_of_chunks(generation, best if passages.chunks is None else passages.chunks[best])
+    scores = passages.scores_M[found]
+    chunks = found if passages.rows is None else passages.rows[found]
+    best = best_by_id(scores, limit, lambda tied: generation.ids_of(generation.owners_of(chunks[tied])))
+    return chunks[best], scores[best]
+
+
+def best_by_id(
+    scores_A: Float32[np.ndarray, " A"],
+    limit: int,
+    ids_of: Callable[[Int64[np.ndarray, " T"]], Sequence[str]],
+) -> Int64[np.ndarray, " B"]:
+    """Return the places of the best scores, best first; of those that tie at the end, the lowest ids.
+
+    So the same are found however the documents are laid out. ``ids_of`` gives the ids of places.
+    """
+    if len(scores_A) <= limit:
+        return np.argsort(-scores_A, kind="stable")
+    last = np.partition(scores_A, len(scores_A) - limit)[len(scores_A) - limit]
+    better, tied = np.flatnonzero(scores_A > last), np.flatnonzero(scores_A == last)
+    better = better[np.argsort(-scores_A[better], kind="stable")]
+    room = limit - len(better)
+    if room < len(tied):
+        few = nsmallest(room, zip(ids_of(tied), tied.tolist(), strict=True))
+        tied = np.array([place for _, place in few], np.int64)
+    return np.concatenate([better, tied])
 
 
 def documents_of_chunks(
@@ -289,25 +323,20 @@ def bm25_documents(
     generation: Generation,
     words: Mapping[Variants, int],
     allowed: Int64[np.ndarray, " A"] | None,
-    limit: int,
     totals: tuple[Totals, Totals] | None = None,
     *,
     alone: FewDocuments | None = None,
-) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
-    """Return the positions and scores of the ``allowed`` documents with the best BM25 of title and text.
+) -> BM25Scores:
+    """Return the BM25 of title and text, of the ``allowed`` documents or of all.
 
-    Best first, ties by position; empty where no word of the query stands in any. ``totals`` are those of a
-    corpus that the generation is a part of. ``alone`` are the only documents that count, None where all do;
-    the allowed are among them.
+    ``totals`` are those of a corpus that the generation is a part of. ``alone`` are the only documents that
+    count, None where all do; the allowed are among them.
     """
     few = _few(generation, allowed, alone)
     if alone is not None:
         totals = generation.document_bm25.totals(set(chain.from_iterable(words)), alone)
     scores = generation.document_bm25.scores(words, totals, few)
-    if few is None:
-        return best_documents(scores, allowed, limit)
-    best, scores = best_documents(scores, None, limit)
-    return few.documents_A[best], scores
+    return BM25Scores(scores_M=scores, rows=None if few is None else few.documents_A)
 
 
 def _few(
@@ -322,12 +351,17 @@ def _few(
 
 
 def best_documents(
-    scores: Float32[np.ndarray, " N"], allowed: Int64[np.ndarray, " A"] | None, limit: int
+    generation: JoinedColumns, bm25: BM25Scores, allowed: Int64[np.ndarray, " A"] | None, limit: int
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
-    """Return the ``allowed`` documents with the best scores above 0, best first, ties by position."""
-    found = np.flatnonzero(scores > 0.0) if allowed is None else allowed[scores[allowed] > 0.0]
-    found = found[best_places(scores[found], limit)]
-    return found, scores[found]
+    """Return the ``allowed`` documents with the best scores above 0, best first, ties at the end by id."""
+    if bm25.rows is not None or allowed is None:
+        places = np.flatnonzero(bm25.scores_M > 0.0)
+        found = places if bm25.rows is None else bm25.rows[places]
+    else:
+        places = found = allowed[bm25.scores_M[allowed] > 0.0]
+    scores = bm25.scores_M[places]
+    best = best_by_id(scores, limit, lambda tied: generation.ids_of(found[tied]))
+    return found[best], scores[best]
 
 
 def bm25_passages(
@@ -337,7 +371,7 @@ def bm25_passages(
     allowed: Int64[np.ndarray, " A"] | None,
     *,
     alone: FewDocuments | None = None,
-) -> PassageScores | None:
+) -> BM25Scores | None:
     """Return BM25 of the windows of ``size`` chunks of the ``allowed`` documents, 0 of others.
 
     None where no word of the query stands in any. ``alone`` is as for :func:`bm25_documents`.
@@ -350,7 +384,7 @@ def bm25_passages(
         scores *= is_in_documents(generation, allowed)
     if scores.max(initial=0.0) <= 0.0:
         return None
-    return PassageScores(scores_M=scores, chunks=None if few is None else few.chunks_M)
+    return BM25Scores(scores_M=scores, rows=None if few is None else few.chunks_M)
 
 
 def is_in_documents(generation: Generation, documents: Int64[np.ndarray, " A"]) -> Bool[np.ndarray, " M"]:

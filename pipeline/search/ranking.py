@@ -322,7 +322,7 @@ def _score(
     if "chunk" in asked.parts:
         parts["chunk"] = stored.chunks()
     if words is not None and len(words.documents):
-        parts["bm25"] = _spread(positions, words.documents, words.scores)
+        parts["bm25"] = stored.words()
     if words is not None and words.has_passages:
         parts["passage_bm25"] = stored.passages()
     if sparse is not None:

@@ -23,7 +23,8 @@ from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
     BLOCK_CHUNKS,
-    PassageScores,
+    BM25Scores,
+    best_documents,
     best_of_documents,
     blocks,
     bm25_documents,
@@ -61,11 +62,6 @@ class WordScores(Protocol):
     @property
     def documents(self) -> Int64[np.ndarray, " A"]:
         """The best documents by their own BM25."""
-        ...
-
-    @property
-    def scores(self) -> Float32[np.ndarray, " A"]:
-        """The BM25 of ``documents``."""
         ...
 
     @property
@@ -143,6 +139,10 @@ class CandidateScores(Protocol):
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
         """Return the cosine of each document's best chunk."""
+        ...
+
+    def words(self) -> Float32[np.ndarray, " N"]:
+        """Return the BM25 of each document."""
         ...
 
     def passages(self) -> Float32[np.ndarray, " N"]:
@@ -249,21 +249,21 @@ class IndexReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalWords:
-    """:class:`WordScores`, with the BM25 of all passages that may be found.
+    """:class:`WordScores`, with the BM25 of all documents and passages that may be found.
 
     ``passages`` of ``size`` chunks rank, ``windows`` are those that are shown.
     """
 
     documents: Int64[np.ndarray, " A"]
-    scores: Float32[np.ndarray, " A"]
+    of_documents: BM25Scores
     nominees: Sequence[Int64[np.ndarray, " _"]]
     has_passages: bool
     shown_high: float | None
     size: int
-    passages: PassageScores | None
-    windows: PassageScores | None
+    passages: BM25Scores | None
+    windows: BM25Scores | None
 
-    def of_size(self, size: int) -> PassageScores | None:
+    def of_size(self, size: int) -> BM25Scores | None:
         """Return the BM25 of passages of a size, of those that rank or of those that are shown."""
         return self.passages if size == self.size else self.windows
 
@@ -285,7 +285,8 @@ class LocalReader:
     ) -> LocalWords:
         generation, few = self._generation, alone and alone.few
         words = words_asked(query, generation.query_languages if alone is None else alone.languages)
-        documents, scores = bm25_documents(generation, words, allowed, limit, alone=few)
+        of_documents = bm25_documents(generation, words, allowed, alone=few)
+        documents, _ = best_documents(generation, of_documents, allowed, limit)
         nominees = [documents]
         passages = windows = bm25_passages(generation, words, size, allowed, alone=few)
         if passages is not None:
@@ -294,7 +295,7 @@ class LocalReader:
                 windows = bm25_passages(generation, words, shown_size, allowed, alone=few)
         return LocalWords(
             documents=documents,
-            scores=scores,
+            of_documents=of_documents,
             nominees=nominees,
             has_passages=passages is not None,
             shown_high=None if windows is None else float(windows.scores_M.max()),
@@ -329,10 +330,10 @@ class LocalReader:
         def nominees(index: int, scored: ScoresAsked) -> Nominees:
             words = scored.words
             assert words is None or isinstance(words, LocalWords), "words are read and scored by one reader"
-            size, bm25_of = (0, None) if words is None else (words.size, words.of_size)
+            known = words and LocalBM25(words.size, words.of_size, lambda: words.of_documents)
             return Nominees(
                 [each[index] for each in lists],
-                lambda positions: LocalScores(generation, positions, vectors_QV[index], size, bm25_of),
+                lambda positions: LocalScores(generation, positions, vectors_QV[index], known),
             )
 
         return nominees
@@ -364,19 +365,25 @@ class LocalReader:
         )
 
 
+class LocalBM25(NamedTuple):
+    """Gives the BM25 of all documents, and of all windows of a size by first chunk, None where there is none.
+
+    Windows of ``ranking_size`` rank.
+    """
+
+    ranking_size: int
+    of_size: Callable[[int], BM25Scores | None]
+    of_documents: Callable[[], BM25Scores]
+
+
 @dataclass(frozen=True, eq=False)
 class LocalScores:
-    """:class:`CandidateScores` computed when they are asked for.
-
-    ``bm25_of`` gives the BM25 of all windows of a size by first chunk, None where there is none; windows of
-    ``ranking_size`` rank.
-    """
+    """:class:`CandidateScores` computed when they are asked for."""
 
     generation: Generation
     positions: Int64[np.ndarray, " N"]
     vector_V: Float32[np.ndarray, " V"]
-    ranking_size: int
-    bm25_of: Callable[[int], PassageScores | None] | None
+    bm25: LocalBM25 | None
 
     @cached_property
     def _num_chunks(self) -> Int64[np.ndarray, " N"]:
@@ -413,14 +420,19 @@ class LocalScores:
         scores = [inner_products(vectors_MV, self.vector_V) for _, vectors_MV in blocks_of_all]
         return best_of_documents(np.concatenate(scores), self._num_chunks)
 
+    def words(self) -> Float32[np.ndarray, " N"]:
+        assert self.bm25 is not None
+        return self.bm25.of_documents().of(self.positions)
+
     def passages(self) -> Float32[np.ndarray, " N"]:
-        bm25 = self._bm25(self.ranking_size)
+        assert self.bm25 is not None
+        bm25 = self.bm25.of_size(self.bm25.ranking_size)
         assert bm25 is not None
         own_M = bm25.of(chunk_positions(self.generation, self.positions))
         return best_of_documents(own_M, self._num_chunks)
 
     def windows(self, chosen: Int64[np.ndarray, " K"], size: int) -> WindowScores:
-        bm25 = self._bm25(size)
+        bm25 = self.bm25 and self.bm25.of_size(size)
         cosines = [
             window_scores_of_documents(vectors_MV, counts, self.vector_V, size)
             for counts, vectors_MV in self._vectors(chosen)
@@ -429,9 +441,6 @@ class LocalScores:
             cosine_W=np.concatenate(cosines) if cosines else np.empty(0, np.float32),
             words_W=bm25 and bm25.of(window_firsts(self.generation, self.positions[chosen], size)),
         )
-
-    def _bm25(self, size: int) -> PassageScores | None:
-        return None if self.bm25_of is None else self.bm25_of(size)
 
     def max_sim(
         self,

@@ -23,7 +23,7 @@ import numpy as np
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import JoinedColumns, JoinedWords
 from cairn.pipeline.index.words import sparse_term
-from cairn.pipeline.search.candidates import best_documents, blocks
+from cairn.pipeline.search.candidates import BM25Scores, best_documents, blocks
 from cairn.pipeline.types import SPARSE_STEP
 from jaxtyping import Float32, Float64, Int64
 
@@ -50,7 +50,7 @@ def sparse_documents(
 ) -> tuple[Int64[np.ndarray, " D"], Float32[np.ndarray, " D"]]:
     """Return the positions and scores of the ``allowed`` documents with the best passages of ``size`` chunks.
 
-    Best first, ties by position; empty where no token of the query stands in any.
+    Best first, ties at the end by id; empty where no token of the query stands in any.
     """
     words = generation.sparse_words
     assert words is not None, "a query has weights where the collection has some"
@@ -60,7 +60,7 @@ def sparse_documents(
     if allowed is not None:
         scores_N[~np.isin(np.arange(len(scores_N)), allowed, assume_unique=True)] = 0.0
     is_bound_N = np.diff(generation.chunk_offsets) > size
-    best, _ = best_documents(scores_N, None, limit)
+    best, _ = best_documents(generation, BM25Scores(scores_M=scores_N), None, limit)
     documents = np.sort(best[is_bound_N[best]])
     while len(documents):
         scores_N[documents] = _best_passages(generation, read(), documents, size)
@@ -69,7 +69,7 @@ def sparse_documents(
             break
         # At least so much is among the best: after a second round no other document has a chance.
         documents = np.flatnonzero(is_bound_N & (scores_N >= scores_N[best].min()))
-    return best_documents(scores_N, None, limit)
+    return best_documents(generation, BM25Scores(scores_M=scores_N), None, limit)
 
 
 def _whole_documents(generation: JoinedColumns, postings: Iterator[_Postings]) -> Float32[np.ndarray, " N"]:

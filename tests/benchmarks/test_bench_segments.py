@@ -21,7 +21,7 @@ from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.recovery import prepare_writer
-from cairn.pipeline.search.candidates import bm25_documents, bm25_passages, words_asked
+from cairn.pipeline.search.candidates import best_documents, bm25_documents, bm25_passages, words_asked
 from cairn.pipeline.search.reader import LocalReader, NearestAsked
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
 from lancedb.index import FTS, IvfRq
@@ -240,7 +240,7 @@ def test_bench_searching_twelve_segments(tmp_path: Path, monkeypatch: pytest.Mon
     def nominate(generation: Generation, number: int) -> None:
         LocalReader(generation).nominate(queries[number][None], asked)
         words = words_asked(texts[number], generation.query_languages)
-        bm25_documents(generation, words, None, 50)
+        best_documents(generation, bm25_documents(generation, words, None), None, 50)
         bm25_passages(generation, words, 2, None)
 
     calls = {name: partial(nominate, generation) for name, generation in generations.items()}

@@ -123,6 +123,33 @@ def test_search_of_partitions_answers_with_the_bits_of_one_folder(layout: Collec
         assert len(found) == 8 or "group_by" in options
 
 
+def test_ties_in_words_are_scored_and_ranked_alike_in_every_layout(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    rows = [
+        {
+            "id": f"p{n}",
+            "title": f"Title {n}",
+            "text": f"partition text number {n} about topic{n % 7} and river",
+        }
+        for n in range(80)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "ties.parquet")
+    for name, count in {"one": 1, "four": 4, "cut": 3}.items():
+        partitioned = replace(config, index=replace(config.index, partitions=count))
+        build_index([str(tmp_path / "ties.parquet")], root, name, partitioned)
+    repartition(CollectionLayout(root, "cut"), 5)
+    found = {name: open_collection(name, root=root).search for name in ("one", "four", "cut")}
+    every = found["one"]("river", top_k=80).hits
+    assert len(every) == 80
+    assert all(hit.scores["bm25"] > 0.0 for hit in every)
+    score_of = {hit.doc_id: hit.score for hit in every}
+    for top_k in (5, 12, 80):
+        hits = {name: search("river", top_k=top_k).hits for name, search in found.items()}
+        assert hits["one"] == hits["four"] == hits["cut"]
+        assert all(hit.score == score_of[hit.doc_id] for hit in hits["one"])
+
+
 def test_documents_are_read_by_their_partition(layout: CollectionLayout) -> None:
     collection = open_collection("c", root=layout.root)
     assert sorted(collection.documents.ids()) == IDS

@@ -5,7 +5,7 @@ import pytest
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.search import candidates, reader
 from cairn.pipeline.search.candidates import (
-    PassageScores,
+    BM25Scores,
     merge_nominees,
     nominate_by_passage_bm25,
     score_windows,
@@ -51,15 +51,16 @@ def test_nominate_by_passage_bm25_takes_the_documents_of_the_best_passages(gener
     scores = np.zeros(generation.num_chunks, np.float32)
     first = generation.chunk_offsets.tolist()
     scores[[first[9], first[4], first[5] - 1, first[40], first[7]]] = 5.0, 4.0, 3.0, 2.0, 2.0
-    passages = PassageScores(scores_M=scores)
+    passages = BM25Scores(scores_M=scores)
     assert nominate_by_passage_bm25(generation, passages, 10).tolist() == [9, 4, 7, 40]
     assert nominate_by_passage_bm25(generation, passages, 3).tolist() == [9, 4]
-    none = PassageScores(scores_M=np.zeros_like(scores))
+    none = BM25Scores(scores_M=np.zeros_like(scores))
     assert nominate_by_passage_bm25(generation, none, 3).tolist() == []
     few = np.array([first[4], first[7], first[9]])
-    assert nominate_by_passage_bm25(
-        generation, PassageScores(scores_M=scores[few], chunks=few), 2
-    ).tolist() == [9, 4]
+    assert nominate_by_passage_bm25(generation, BM25Scores(scores_M=scores[few], rows=few), 2).tolist() == [
+        9,
+        4,
+    ]
 
 
 def test_merge_nominees_is_the_union_ascending(generation: Generation) -> None:
@@ -84,7 +85,7 @@ def test_merge_nominees_over_budget_keeps_the_least_number(
 
 
 def scores_of(generation: Generation, positions: np.ndarray, query: np.ndarray) -> LocalScores:
-    return LocalScores(generation, positions, query[0], 1, None)
+    return LocalScores(generation, positions, query[0], None)
 
 
 def decoded_in_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:

@@ -7,6 +7,7 @@ from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.search import candidates
 from cairn.pipeline.search.candidates import (
     MAX_WORDS,
+    best_documents,
     bm25_documents,
     bm25_passages,
     bounded_words,
@@ -26,7 +27,8 @@ def words_of(generation: Generation, query: str) -> Any:
 
 def found_ids(generation: Generation, query: str, where: Any = None, limit: int = 60) -> list[str]:
     allowed = None if where is None else allowed_documents(generation, where, None)
-    positions, scores = bm25_documents(generation, words_of(generation, query), allowed, limit)
+    bm25 = bm25_documents(generation, words_of(generation, query), allowed)
+    positions, scores = best_documents(generation, bm25, allowed, limit)
     assert sorted(scores, reverse=True) == scores.tolist()
     return [generation.doc_ids[position].as_py() for position in positions]
 
@@ -85,7 +87,7 @@ def test_bm25_of_few_allowed_documents_is_that_of_a_look_at_all(
     words = words_of(generation, query)
     for share in (1, 1_000):  # those alone, then all
         monkeypatch.setattr(candidates, "FEW_SHARE", share)
-        documents = bm25_documents(generation, words, allowed, 4)
+        documents = best_documents(generation, bm25_documents(generation, words, allowed), allowed, 4)
         passages = [bm25_passages(generation, words, size, allowed) for size in (1, 2, 50)]
         scores = [np.zeros(60) if each is None else each.of(firsts) for each in passages]
         found.append([each.tolist() for each in (*documents, *scores)])

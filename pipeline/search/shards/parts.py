@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -27,8 +28,11 @@ from cairn.pipeline.index.generation import Generation, open_parts
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.lexical.bm25 import Totals
+from cairn.pipeline.lexical.tokenizer import Variants
 from cairn.pipeline.search.candidates import (
-    PassageScores,
+    BM25Scores,
+    best_documents,
+    best_passages,
     bm25_documents,
     chunk_positions,
     is_in_documents,
@@ -36,8 +40,8 @@ from cairn.pipeline.search.candidates import (
     words_asked,
 )
 from cairn.pipeline.search.filters import matching_documents, table_errors
-from cairn.pipeline.search.late import LateQuery, best_places, window_max_sim
-from cairn.pipeline.search.reader import Found, LocalReader, LocalScores, WindowScores
+from cairn.pipeline.search.late import LateQuery, window_max_sim
+from cairn.pipeline.search.reader import Found, LocalBM25, LocalReader, LocalScores, WindowScores
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float32, Int64
 
@@ -170,6 +174,7 @@ class PartScores:
     documents: Int64[np.ndarray, " N"]
     document_N: Float32[np.ndarray, " N"] | None
     chunk_N: Float32[np.ndarray, " N"] | None
+    word_N: Float32[np.ndarray, " N"] | None
     passage_N: Float32[np.ndarray, " N"] | None
     windows: WindowScores | None
 
@@ -202,8 +207,8 @@ UNUSED_SECONDS: Final = 60.0
 """A part of another generation is closed so long after the last question: longer than any request takes."""
 LOOK_SECONDS: Final = 30.0
 """Between two looks for damage in rows that could not be read."""
-KEPT_SCORES: Final = 8
-"""BM25 of all passages for the last queries, 4 bytes a chunk each: candidates are looked up in it."""
+KEPT_SCORES: Final = 16
+"""BM25 of all documents or passages for the last queries, 4 bytes each: candidates are looked up in it."""
 
 
 class ShardPart:
@@ -211,7 +216,7 @@ class ShardPart:
 
     def __init__(self, part: Generation) -> None:
         self.part, self.reader = part, LocalReader(part)
-        self._kept: OrderedDict[tuple[str, int], Float32[np.ndarray, " M"]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int | None], BM25Scores] = OrderedDict()
         self._look_at, self._damage = 0.0, None
         self._lock, self._look_lock = threading.Lock(), threading.Lock()
 
@@ -317,6 +322,7 @@ class ShardPart:
             documents=positions,
             document_N=scores.documents() if "document" in parts else None,
             chunk_N=scores.chunks() if "chunk" in parts else None,
+            word_N=None if words is None else scores.words(),
             passage_N=None if words is None else scores.passages(),
             windows=None if window_size is None else scores.windows(every, window_size),
         )
@@ -338,14 +344,11 @@ class ShardPart:
         words: Words | None,
     ) -> LocalScores:
         if words is None:
-            return LocalScores(self.part, positions, vector_V, 0, None)
-        return LocalScores(
-            self.part,
-            positions,
-            vector_V,
-            words.size,
-            lambda size: PassageScores(scores_M=self._passage_scores(words, size)),
+            return LocalScores(self.part, positions, vector_V, None)
+        bm25 = LocalBM25(
+            words.size, partial(self._passage_scores, words), partial(self._document_scores, words)
         )
+        return LocalScores(self.part, positions, vector_V, bm25)
 
     def max_sim(
         self,
@@ -374,36 +377,45 @@ class ShardPart:
 
     def _best_words(self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_best: int) -> BestWords:
         """Return the best allowed documents and passages by BM25."""
-        own = words_asked(words.query, self.part.query_languages)
-        documents, scores = bm25_documents(self.part, own, allowed, num_best, totals=words.totals.documents)
-        found_M = {each: self._passage_scores(words, each) for each in words.totals.passages}
+        found_M = {each: self._passage_scores(words, each).scores_M for each in words.totals.passages}
         if allowed is not None:
             is_allowed_M = is_in_documents(self.part, allowed)
             found_M = {each: scores_M * is_allowed_M for each, scores_M in found_M.items()}
-        ranked_M = found_M[words.size]
-        held = np.flatnonzero(ranked_M > 0.0)
-        best = held[best_places(ranked_M[held], num_best)]
         return BestWords(
-            documents=(documents, scores),
-            passages=(best, ranked_M[best]),
+            documents=best_documents(self.part, self._document_scores(words), allowed, num_best),
+            passages=best_passages(self.part, BM25Scores(scores_M=found_M[words.size]), num_best),
             highs={each: float(scores_M.max(initial=0.0)) for each, scores_M in found_M.items()},
         )
 
-    def _passage_scores(self, words: Words, size: int) -> Float32[np.ndarray, " M"]:
+    def _document_scores(self, words: Words) -> BM25Scores:
+        """Return BM25 of all documents, whatever a filter allows; the last ones are kept."""
+        score = partial(bm25_documents, self.part, allowed=None, totals=words.totals.documents)
+        return self._kept_scores(words, None, score)
+
+    def _passage_scores(self, words: Words, size: int) -> BM25Scores:
         """Return BM25 of all windows by first chunk, whatever a filter allows; the last ones are kept."""
+
+        def score(own: Mapping[Variants, int]) -> BM25Scores:
+            totals = words.totals.passages[size]
+            return BM25Scores(scores_M=self.part.passage_bm25.scores(own, size, totals))
+
+        return self._kept_scores(words, size, score)
+
+    def _kept_scores(
+        self, words: Words, size: int | None, score: Callable[[Mapping[Variants, int]], BM25Scores]
+    ) -> BM25Scores:
         key = words.query, size
         with self._lock:
             known = self._kept.get(key)
             if known is not None:
                 self._kept.move_to_end(key)
                 return known
-        own = words_asked(words.query, self.part.query_languages)
-        scores_M = self.part.passage_bm25.scores(own, size, words.totals.passages[size])
+        scores = score(words_asked(words.query, self.part.query_languages))
         with self._lock:
-            self._kept[key] = scores_M
+            self._kept[key] = scores
             while len(self._kept) > KEPT_SCORES:
                 self._kept.popitem(last=False)
-        return scores_M
+        return scores
 
 
 def _likely(count: int, share: float) -> int:

@@ -25,6 +25,7 @@ from typing import Final
 import numpy as np
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
+    best_by_id,
     documents_of_best_chunks,
     documents_of_chunks,
     windows_of_documents,
@@ -56,14 +57,23 @@ from cairn.pipeline.search.shards.sharded_generation import FanOut, Places, Shar
 from jaxtyping import Float32, Int64
 
 
-def best(found: Mapping[int, Found], positions_of: Callable[[int, Places], Places], limit: int) -> Found:
+def best(
+    found: Mapping[int, Found],
+    positions_of: Callable[[int, Places], Places],
+    limit: int,
+    ids_of: Callable[[Places], Sequence[str]] | None = None,
+) -> Found:
     """Return the best of what several shards found, best first, ties by position.
 
-    ``positions_of`` gives the positions of a shard's own numbers.
+    ``positions_of`` gives the positions of a shard's own numbers. With ``ids_of``, which gives the ids of
+    positions, ties at the end go to the lower id.
     """
     positions = np.concatenate([positions_of(shard, own) for shard, (own, _) in found.items()])
     scores = np.concatenate([own for _, own in found.values()])
-    order = np.lexsort((positions, -scores))[:limit]
+    order = np.lexsort((positions, -scores))
+    if ids_of is not None:
+        order = order[best_by_id(scores[order], limit, lambda tied: ids_of(positions[order[tied]]))]
+    order = order[:limit]
     return positions[order], scores[order]
 
 
@@ -161,11 +171,7 @@ class FetchedWords:
 
     @property
     def documents(self) -> Places:
-        return self._best[0]
-
-    @property
-    def scores(self) -> Float32[np.ndarray, " A"]:
-        return self._best[1]
+        return self._documents
 
     @property
     def nominees(self) -> Sequence[Places]:
@@ -186,14 +192,19 @@ class FetchedWords:
         return self._found
 
     @cached_property
-    def _best(self) -> Found:
+    def _documents(self) -> Places:
         own = {shard: each.documents for shard, each in self._parts.items()}
-        return best(own, self._shards.documents_of, self.num_candidates)
+        return best(own, self._shards.documents_of, self.num_candidates, self._generation.ids_of)[0]
 
     @cached_property
     def _passages(self) -> Places:
         own = {shard: each.passages for shard, each in self._parts.items()}
-        return best(own, self._shards.chunks_of, self.num_candidates)[0]
+        return best(
+            own,
+            self._shards.chunks_of,
+            self.num_candidates,
+            lambda chunks: self._generation.ids_of(self._generation.owners_of(chunks)),
+        )[0]
 
 
 class FetchedScores:
@@ -225,6 +236,9 @@ class FetchedScores:
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
         return self._joined(lambda scores: scores.chunk_N)[self._places_N]
+
+    def words(self) -> Float32[np.ndarray, " N"]:
+        return self._joined(lambda scores: scores.word_N)[self._places_N]
 
     def passages(self) -> Float32[np.ndarray, " N"]:
         return self._joined(lambda scores: scores.passage_N)[self._places_N]
@@ -318,7 +332,8 @@ class ShardedReader:
     ) -> Found:
         owned = self._shards.allowed(allowed)
         asked = {shard: (query, size, own, limit) for shard, own in owned.items()}
-        return best(self._shards.each("reader.read_sparse", asked), self._shards.documents_of, limit)
+        found = self._shards.each("reader.read_sparse", asked)
+        return best(found, self._shards.documents_of, limit, self._generation.ids_of)
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
         """The shards are asked for each query."""
@@ -358,7 +373,7 @@ class ShardedReader:
     ) -> Nominees:
         words = _fetched(scored)
         wanted = None if words is None or words.is_known else words
-        counting = words if wanted is not None or (words is not None and words.has_passages) else None
+        counting = words if wanted is not None or (words is not None and len(words.documents)) else None
         allowed = self._shards.allowed(asked.allowed)
         others = [*scored.others, *(words.nominees if words is not None and words.is_known else ())]
         at_once = self._scored_at_once(scored, others, allowed)
@@ -397,7 +412,7 @@ class ShardedReader:
     ) -> FetchedScores:
         """Return scores that came with a search; the few that no shard took for likely are asked for."""
         words, unknown = _fetched(asked), {}
-        counted = words.words if words is not None and words.has_passages else None
+        counted = words.words if words is not None and len(words.documents) else None
         for shard, _, numbers in self._shards.split_documents(positions):
             left = np.setdiff1d(numbers, known[shard].documents, assume_unique=True)
             if len(left):
