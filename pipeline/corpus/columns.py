@@ -231,9 +231,10 @@ def type_of(value: object) -> pa.DataType:
 
 def types_of(value: object) -> Sequence[pa.DataType]:
     """Return the types of a value: of a list those of its items, where they are several."""
-    own = type_of(value)
-    items = cast("Sequence[object]", value) if pa.types.is_list(own) else ()
-    return [pa.list_(found) for found in {type_of(item): None for item in items}] or [own]
+    if not value or not _is_flat(value):
+        return [type_of(value)]
+    items = cast("Sequence[object]", value)
+    return [pa.list_(found) for found in dict.fromkeys(map(type_of, items))]
 
 
 def kind_of(arrow_type: pa.DataType) -> str | None:
