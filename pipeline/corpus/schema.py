@@ -48,6 +48,8 @@ RENAMED: Final = "metadata_"
 _REPEATED: Final = {b"cairn.repeated": b"1"}
 _OF_NAMES: Final = {pa.float64(): pa.string(), pa.list_(pa.float64()): pa.list_(pa.string())}
 _SHOWN_COLUMNS: Final = 50
+MAX_METADATA_COLUMNS: Final = 1_000
+"""Of a collection. Every row and every publication pays for each of them, and a refused write for none."""
 Schemas = Sequence[tuple[SourceFile, pa.Schema]]
 
 
@@ -122,6 +124,8 @@ def agree_on_schema(
             has_it = (error for schema, error in errors if asked in schema.names)
             raise next(has_it, None) or _missing(_label(role), asked, files)
     fields, warnings = _metadata(read, config, stored)
+    if fault := too_many_columns(len(fields) - len(stored or ()), len(stored or ())):
+        raise SchemaError(f"{fault}; keep fewer with --metadata-columns, in Python with metadata_columns")
     warnings |= dict.fromkeys(_folders_overruled(read, config))
     others = [f"{field.name!r} ({field.type})" for field in fields if not is_filterable(field.type)]
     if others:
@@ -350,6 +354,16 @@ def _value_kinds(file: SourceFile, field: pa.Field) -> Sequence[str]:
     own = kind_of(stored_type(field.type) or field.type) or ""
     kinds = (field.metadata or {}).get(KINDS, own.encode()).decode()
     return kinds.split(", ") if kinds and ".csv" not in file.format.suffixes else ()
+
+
+def too_many_columns(num_new: int, num_stored: int) -> str | None:
+    """Say that a collection cannot take further metadata columns, None where it can."""
+    if num_new <= 0 or num_new + num_stored <= MAX_METADATA_COLUMNS:
+        return None
+    return (
+        f"a collection must have at most {MAX_METADATA_COLUMNS:,} metadata columns, got {num_new:,} new ones "
+        f"beside {num_stored:,}"
+    )
 
 
 def stored_name(name: str) -> str:

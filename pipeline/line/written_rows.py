@@ -15,6 +15,7 @@ import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.given_rows import table_of
 from cairn.pipeline.corpus.scan import Scan, read_checked, scan_sources
+from cairn.pipeline.corpus.schema import too_many_columns
 from cairn.pipeline.corpus.sources import TableSource
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.types import GIVEN_VECTORS, RESERVED_COLUMNS, Document
@@ -108,6 +109,8 @@ def checked_rows(
     """
     faults: list[tuple[int, str]] = []
     seen: set[str] = set()
+    names = {field.name for field in fields}
+    new: set[str] = set()
     for place, document in enumerate(documents):
         reserved = sorted(RESERVED_COLUMNS & document["metadata"].keys())
         if reserved:
@@ -115,6 +118,10 @@ def checked_rows(
         if document["doc_id"] in seen:
             faults.append((place, "the id comes twice in this request"))
         seen.add(document["doc_id"])
+        new |= document["metadata"].keys() - names
+        if fault := too_many_columns(len(new), len(names)):
+            faults.append((place, fault))
+            break
     if faults:
         raise _refused(faults)
     flat = [

@@ -66,6 +66,8 @@ _CANCEL: Final = re.compile(r"/v1/vector_stores/[^/]+/file_batches/[^/]+/cancel"
 """Where OpenAI's clients send no body."""
 UPLOAD_SECONDS: Final = 600.0
 """Within which a file must have arrived."""
+REQUEST_ENDS: Final = "cairn.request_ends"
+"""Where a scope has the :class:`asyncio.Timeout` that gives the request up."""
 UNBOUNDED_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 _HEADERS: Final = (
@@ -154,6 +156,7 @@ class Envelope:
         deadline = asyncio.timeout(UPLOAD_SECONDS if is_upload else self._deadline_seconds)
         try:
             async with deadline:
+                scope[REQUEST_ENDS] = deadline
                 await self._app(scope, receive, send)
         except ProblemError as problem:
             return problem

@@ -212,7 +212,10 @@ _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
     (
         RestrictionError,
         RESTRICTION_UNUSABLE,
-        "the filter of its key, and --readers-column of the server, must name columns this collection has",
+        (
+            "the filter of its key, or its principals and --readers-column of the server, must fit the "
+            "columns that this collection has and be no longer than a filter may"
+        ),
     ),
     (FilterError, INVALID_FILTER, _OWN_SENTENCE),
     (ChangedDocumentError, DOCUMENT_CHANGED, _OWN_SENTENCE),

@@ -22,6 +22,7 @@ from cairn.pipeline.model.folders.names import MODEL_NAMES
 from cairn.pipeline.serve.answers import ServerState, State, WriteGrant
 from cairn.pipeline.serve.collection_routes import DocId
 from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.middleware import REQUEST_ENDS
 from cairn.pipeline.serve.problems import (
     COLLECTION_EXISTS,
     COLLECTION_SWITCHED,
@@ -44,6 +45,7 @@ from cairn.pipeline.serve.schemas import (
 from cairn.pipeline.serve.writers import Writers, write_problem
 from cairn.pipeline.types import CollectionSummary, IngestedSource, WriteReport, WrittenDocument
 from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Request as HttpRequest
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 router = APIRouter(prefix="/v1/collections", tags=["writes"], redirect_slashes=False)
@@ -162,6 +164,10 @@ IfNoneMatch = Annotated[
 ]
 
 
+async def _request_ends(request: HttpRequest) -> asyncio.Timeout:
+    return request.scope[REQUEST_ENDS]
+
+
 class AskedWrite:
     """What every route that writes takes, and how it answers."""
 
@@ -173,7 +179,9 @@ class AskedWrite:
         response: Response,
         wait: Wait = "durable",
         idempotency_key: IdempotencyKey = None,
+        ends: Annotated[asyncio.Timeout | None, Depends(_request_ends)] = None,
     ) -> None:
+        self._ends = ends
         self._name, self._state, self._grant, self._response = name, state, grant, response
         self._wait, self.key = wait, idempotency_key
 
@@ -181,12 +189,16 @@ class AskedWrite:
         """Answer a write once it is as durable or searchable as asked."""
         state = self._state
         writer, stored = await open_writer(state, reached(state, self._grant, self._name).name)
+        until = None
+        if self._ends is not None and (when := self._ends.when()) is not None:
+            until = when - (1 - WAITING_SHARE) * state.settings.deadline_seconds
+            self._ends.reschedule(None)  # what is in the log must be told, however long it took to get there
         receipt = await state.writers.run(lambda: write(writer, stored))
         if receipt is None:
             raise unknown_document()
         outcome = None
         if self._wait == "searchable":
-            outcome = await published(state, receipt)
+            outcome = await published(state, receipt, until=until)
         self._response.status_code = 202 if outcome is None else 200
         nothing: dict[str, Any] = {"documents": [], "deleted": 0, "missing": [], "warnings": []}
         answer = {**nothing, **receipt.answer, **_ingested(outcome)}
@@ -359,13 +371,17 @@ def reached(state: State, grant: Grant, name: str, *, is_written: bool = True) -
     return layout
 
 
-async def published(state: ServerState, *receipts: Receipt) -> Outcome | None:
+async def published(state: ServerState, *receipts: Receipt, until: float | None = None) -> Outcome | None:
     """Return what became of the last of some writes; None where they take longer than a request may wait.
 
-    Where one of them has failed, raises the problem of it.
+    ``until`` is when the wait ends, by the clock of the loop; None: as long from now as a request may. Where
+    one of them has failed, raises the problem of it.
     """
     waiting = [asyncio.wrap_future(receipt.published) for receipt in receipts]
-    await asyncio.wait(waiting, timeout=WAITING_SHARE * state.settings.deadline_seconds)
+    seconds = WAITING_SHARE * state.settings.deadline_seconds
+    if until is not None:
+        seconds = max(0.0, until - asyncio.get_running_loop().time())
+    await asyncio.wait(waiting, timeout=seconds)
     outcomes = [each.result() for each in waiting if each.done()]
     failed = next((outcome for outcome in outcomes if outcome.state == "failed"), None)
     if failed is not None:

@@ -8,7 +8,7 @@ from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus.formats import PARQUET
 from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.corpus.scan import scan_sources
-from cairn.pipeline.corpus.schema import CorpusSchema, agree_on_schema
+from cairn.pipeline.corpus.schema import MAX_METADATA_COLUMNS, CorpusSchema, agree_on_schema
 from cairn.pipeline.errors import SchemaError
 from pyarrow.fs import LocalFileSystem
 
@@ -253,3 +253,14 @@ def test_an_id_that_no_document_has_may_be_left_out_for_the_paths(tmp_path: Path
     (tmp_path / "a.md").write_text("Hens.")
     with pytest.raises(SchemaError, match="in their front matter, leave the option out to take paths as ids"):
         scan_sources([str(tmp_path)], CorpusConfig(id_column="slug"))
+
+
+def test_sources_that_bring_more_columns_than_a_collection_may_have_are_refused() -> None:
+    wide = {f"column_{number}": pa.int64() for number in range(MAX_METADATA_COLUMNS + 1)}
+    stored = tuple(pa.field(*column) for column in wide.items())
+    with pytest.raises(SchemaError, match=r"at most 1,000 metadata columns, got 1 new ones beside 1,000;"):
+        agree({**BASE, **wide}, stored=stored[:-1])
+    with pytest.raises(SchemaError, match=r"got 1,001 new ones beside 0; keep fewer with --metadata-columns"):
+        agree({**BASE, **wide})
+    assert len(fields(agree({**BASE, **wide}, metadata_columns=["column_7"]))) == 1
+    assert len(fields(agree({**BASE, **wide}, stored=stored))) == len(wide), "it has them already"

@@ -133,6 +133,7 @@ def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
         ("tenant", ("search", "principal"), {"X-Cairn-Principal": " , "}, "principal-missing"),
         ("tenant", ("search", "principal"), {"X-Cairn-Principal": "a," * 300}, "principal-missing"),
         ("tenant", ("search",), ACME, "principal-missing"),
+        ("tenant", ("search", "principal"), {"X-Cairn-Principal": "a" * 10_000}, "restriction-unusable"),
         (None, ("search", "principal"), ACME, "principal-missing"),
         ("readers", ("search", "principal"), ACME, "restriction-unusable"),
     ],

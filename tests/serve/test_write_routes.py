@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus import schema
 from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.staging import Staged
 from cairn.pipeline.durable import remove_folder
@@ -34,7 +35,7 @@ from cairn.pipeline.serve import writers
 from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
-from cairn.pipeline.types import IngestReport
+from cairn.pipeline.types import RESERVED_COLUMNS, IngestReport
 from starlette.testclient import TestClient
 
 Serve = Callable[..., TestClient]
@@ -249,6 +250,60 @@ def test_address_of_an_openai_file_and_of_its_content_are_told_apart(
     address = f"/v1/vector_stores/stones/files/{quote(doc_id, safe='')}"
     assert writable.get(address).json()["object"] == "vector_store.file"
     assert writable.get(f"{address}/content").json()["data"] == [{"type": "text", "text": "obsidian"}]
+
+
+@pytest.mark.parametrize("num_before", [0, 3], ids=["in one request", "beside columns that wait"])
+def test_document_that_would_bring_more_columns_than_a_collection_may_have_is_refused_before_it_is_logged(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
+    columns = writable.get(f"{STONES}/columns").json()["columns"]
+    stored = len({column["name"] for column in columns} - RESERVED_COLUMNS)
+    monkeypatch.setattr(schema, "MAX_METADATA_COLUMNS", stored + 5)
+    before = writable.post(DOCUMENTS, json={"documents": [stone("few", "x", **names(0, num_before))]})
+    assert before.status_code == 202
+    answer = write(writable, stone("wide", "obsidian", **names(num_before, 6)))
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == "#/documents/0"
+    assert f"at most {stored + 5} metadata columns" in error["detail"]
+    allowed = write(writable, stone("wide", "obsidian", **names(num_before, 5)))
+    assert (allowed.status_code, allowed.json()["write"]) == (200, before.json()["write"] + 1)
+    assert write(writable, stone("next", "pumice", **names(0, 5))).status_code == 200
+    assert writable.patch(f"{DOCUMENTS}/next", json={"metadata": {"further": 1}}).status_code == 422
+
+
+def names(first: int, stop: int) -> dict[str, int]:
+    return {f"column_{number}": number for number in range(first, stop)}
+
+
+def test_write_whose_check_takes_longer_than_a_request_may_is_told_with_its_number(
+    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=1.0))
+    client.post(DOCUMENTS, json={"documents": [stone("first", "pumice")]})
+    checked, build = LiveWriter._checked, LiveWriter._build
+    go_on = threading.Event()
+
+    def slow_check(*args: Any) -> Any:
+        time.sleep(1.5)
+        return checked(*args)
+
+    def slow_build(*args: Any) -> Any:
+        go_on.wait(60)
+        return build(*args)
+
+    monkeypatch.setattr(LiveWriter, "_checked", slow_check)
+    monkeypatch.setattr(LiveWriter, "_build", slow_build)
+    try:
+        answer = write(client, stone("new", "obsidian"))
+        assert (answer.status_code, answer.json()["status"]) == (202, "durable")
+    finally:
+        go_on.set()
+    state = f"{STONES}/writes/{answer.json()['write']}"
+    until = time.monotonic() + 60
+    while client.get(state).json()["status"] == "waiting" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert client.get(state).json()["status"] == "searchable"
 
 
 def test_id_that_comes_twice_is_refused(writable: TestClient) -> None:
