@@ -6,10 +6,10 @@ The default rules of Unicode: terminators of all scripts, with their closing quo
 before a digit, inside an abbreviation such as U.S. or before a small letter ends nothing.
 
 Abbreviations are known without a list. A full stop and white space end no sentence after one letter, after a
-number of one or two digits ("am 3. Oktober"), and after a word of two or three letters, or of four with a
-capital, that the text has more often with a full stop than without: at least two times more often where the
-word is in small letters and no digit follows, as a rare word may end a sentence. The page has the same rule,
-in excerpt.js.
+number of one or two digits ("am 3. Oktober", not "at 3.15. Then"), and after a word of two or three letters,
+or of four with a capital, that the text has more often with a full stop than without: at least two times more
+often where the word is in small letters and no digit follows, as a rare word may end a sentence. The page has
+the same rule, in excerpt.js.
 
 Source: Unicode Standard Annex #29, sentence boundary rules SB3 to SB11. Differs: abbreviations; a line break
 inside a paragraph is white space, as texts come wrapped; an empty line, or a paragraph separator, ends a
@@ -63,7 +63,7 @@ _INSIDE_WORD: Final = r"\p{L}\p{M}\p{N}\p{Pd}'\u2019"
 _SHORT_WORD: Final = r"\p{Lu}\p{Ll}{1,3}|\p{Ll}{2,3}"
 _SHORT_WORDS: Final = regex.compile(rf"(?<![{_INSIDE_WORD}])(?:{_SHORT_WORD})(?:\.|(?![{_INSIDE_WORD}]))")
 _ABBREVIATION: Final = regex.compile(
-    rf"(?<![{_INSIDE_WORD}])(?:[\p{{Lu}}\p{{Ll}}]|[0-9]{{1,2}}|(?P<word>{_SHORT_WORD}))\."
+    rf"(?<![{_INSIDE_WORD}])(?:[\p{{Lu}}\p{{Ll}}]|(?<![.,])[0-9]{{1,2}}|(?P<word>{_SHORT_WORD}))\."
     r"(?!\s*?\n\s*?\n|\s*\u2029)\s+"
 )
 

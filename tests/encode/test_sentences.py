@@ -7,7 +7,7 @@ import pytest
 import regex
 from cairn.pipeline.encode.sentences import rank_sentences, sentence_starts
 from cairn.pipeline.encode.tokenization import TokenizedTexts
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 CLASSES = (
@@ -125,6 +125,7 @@ PIECES = st.sampled_from(
 
 
 @given(text=st.text(alphabet=ALPHABET, max_size=14) | st.lists(PIECES, max_size=14).map("".join))
+@example(".2. St")
 def test_starts_any_text_equal_the_rules_read_one_place_at_a_time(text):
     assert sentence_starts(text) == _naive_starts(text)
 

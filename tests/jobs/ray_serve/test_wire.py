@@ -38,7 +38,9 @@ WORDS = Words(
 )
 LATE = LateQuery(vectors_qV=VECTOR[None].repeat(2, 0), weights_q=VECTOR[:2], places_q=PLACES[:2])
 WINDOWS = WindowScores(cosine_W=VECTOR, words_W=None)
-SCORES = PartScores(documents=PLACES, document_N=VECTOR, chunk_N=None, passage_N=VECTOR[:0], windows=WINDOWS)
+SCORES = PartScores(
+    documents=PLACES, document_N=VECTOR, chunk_N=None, word_N=VECTOR, passage_N=VECTOR[:0], windows=WINDOWS
+)
 ROWS = pa.table({"doc_id": ["a", None, "ü"], "when": pa.array([1, 2, 3], pa.timestamp("us"))})
 FOUND = PartFound(
     num_chunks=9,
