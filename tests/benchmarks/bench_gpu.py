@@ -347,7 +347,7 @@ def time_training(folder: Path, size: Size, device: torch.device, peak_tflops: f
             losses.append(add_gradient(batch, model)[0])
             optimizer.step()
 
-        tokens_a_second = len(rows.ids_N) / timed(step, device)
+        tokens_a_second = len(rows.ids) / timed(step, device)
         assert np.isfinite(losses).all(), f"losses must be finite, got {losses}"
         flops = 3 * size.flops_a_token(size.trained_length)
         report[name] = {

@@ -127,7 +127,7 @@ def test_partitions_that_workers_publish_are_those_of_the_local_engine(
         for name in ("ray", "local")
     )
     assert ray.equals(local)
-    assert ("no disk in common" in caplog.text) == (not is_seen)
+    assert ("no disk or store in common" in caplog.text) == (not is_seen)
     assert verify_collection(CollectionLayout(tmp_path, "ray")) == []
 
 
