@@ -48,9 +48,8 @@ class ArrowFormat(Format):
                     num_rows += batch.num_rows
             except DECODE_ERRORS as error:
                 file.require_reachable(error)
-                also = f"; the {num_rows:,} rows of whole batches before it are left out as well" * bool(
-                    num_rows
-                )
+                left_out = f"; the {num_rows:,} rows of whole batches before it are left out as well"
+                also = left_out if num_rows else ""
                 raise ValueError(f"{damage_of(error)}{also}; write it again") from error
             return Footer(schema=reader.schema, num_rows=num_rows)
 

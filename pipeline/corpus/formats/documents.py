@@ -481,7 +481,7 @@ def _prefixes(styles: Element) -> dict[str, str]:
 
 
 def _count(counts: dict[int, int], level: int, start: int) -> str:
-    """Return the mark of the next item of a list on a level; lists within it begin anew."""
+    """Return the mark of the next item of a list on a level; lists within it begin again."""
     for deeper in [each for each in counts if each > level]:
         del counts[deeper]
     counts[level] = counts.get(level, start - 1) + 1
@@ -528,11 +528,11 @@ def _number_paragraphs(document: Element, numbering: Element, styles: Element | 
         own_level = None if changed is None else changed.find("{*}lvl")
         shown = levels.get(level) if own_level is None else own_level
         counted, start = counts.setdefault(name, {}), _value(shown, "{*}start", "1")
-        anew = _value(changed, "{*}startOverride")
-        if anew and (number, int(level)) not in begun:
+        restart = _value(changed, "{*}startOverride")
+        if restart and (number, int(level)) not in begun:
             counted.pop(int(level), None)
         begun.add((number, int(level)))
-        mark = _count(counted, int(level), int(anew or start or 1))
+        mark = _count(counted, int(level), int(restart or start or 1))
         is_numbered = _value(shown, "{*}numFmt", "decimal") not in ("bullet", "none")
         paragraph.set(_MARK, mark if is_numbered else "- ")
 
