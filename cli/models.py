@@ -25,6 +25,7 @@ class PublicModel:
 
 
 _LONG: Final = "rows of 8,192 tokens"
+_PPLX: Final = "perplexity-ai/pplx-embed-context-v1-0.6b"
 _OPENSEARCH: Final = "opensearch-project/opensearch-neural-sparse-encoding"
 
 PUBLIC_MODELS: Final = (
@@ -40,6 +41,7 @@ PUBLIC_MODELS: Final = (
     PublicModel("jxm/cde-small-v1", 281, 768, "English, reads the context"),
     PublicModel("jxm/cde-small-v2", 306, 768, "English, reads the context"),
     PublicModel("Qwen/Qwen3-Embedding-0.6B", 596, 1024, "100 languages, long rows, --dims"),
+    PublicModel(_PPLX, 596, 1024, "languages, reads the chunks of a document together, --dims"),
     PublicModel("answerdotai/answerai-colbert-small-v1", 33, 96, "English, late interaction"),
     PublicModel("lightonai/GTE-ModernColBERT-v1", 149, 128, f"English, late interaction, {_LONG}"),
     PublicModel("minishlab/potion-retrieval-32M", 32, 512, "English, a table of token vectors: fast"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # settings read this table, and the command line starts witho
     Spans = tuple[Int64[np.ndarray, " M"], Int64[np.ndarray, " M"]]
     """First position of each chunk's span, and the one after its last."""
 
-Pooling = Literal["mean", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
+Pooling = Literal["mean", "own", "lmk", "cls", "last", "mean_at_k", "multi_cls", "latent"]
 Attention = Literal["chunk", "full"]
 
 
@@ -45,7 +45,8 @@ class PoolingRule:
 
     ``span`` gives each chunk at least one position, also where it has no tokens of its own. ``attentions``
     are those it goes with: `cls` and `last` need a row of the chunk's own, so not `full`.
-    ``window_mark`` is what stands after each chunk of a window, None for nothing.
+    ``window_mark`` is what stands after each chunk of a window, None for nothing; ``separator`` is a landmark
+    between chunks and not at the row's end.
     ``takes_prefix``: it is over many tokens and can take those of a prefix in. ``saved_as`` is its name in a
     Sentence-Transformers folder, None where that library has no such pooling. ``read_from`` are the names
     there that it stands for.
@@ -53,7 +54,7 @@ class PoolingRule:
 
     span: Callable[[ChunkPlaces], Spans]
     attentions: tuple[Attention, ...]
-    window_mark: Literal["landmark", "cls"] | None = "landmark"
+    window_mark: Literal["landmark", "cls", "separator"] | None = "landmark"
     takes_prefix: bool = False
     needs_cls: bool = False
     needs_latent_attention: bool = False
@@ -77,6 +78,11 @@ def _row_start(places: ChunkPlaces) -> Spans:
     return _one(0 * places.mark_M)
 
 
+def _own(places: ChunkPlaces) -> Spans:
+    """Return each chunk's own tokens, or the landmark of an empty chunk."""
+    return places.mark_M - places.num_own_M, places.mark_M + (places.num_own_M == 0)
+
+
 def _last_own(places: ChunkPlaces) -> Spans:
     """Return each chunk's last own token, or the landmark of an empty chunk."""
     return _one(places.mark_M - (places.num_own_M > 0))
@@ -90,6 +96,7 @@ POOLING_RULES: Final[Mapping[Pooling, PoolingRule]] = {
         saved_as="mean",
         read_from=("mean", "mean_sqrt_len_tokens"),
     ),
+    "own": PoolingRule(span=_own, attentions=("chunk", "full"), window_mark="separator"),
     "lmk": PoolingRule(span=_mark, attentions=("chunk", "full"), saved_as="lasttoken"),
     "cls": PoolingRule(
         span=_row_start,
@@ -116,7 +123,9 @@ POOLINGS: Final[Mapping[Attention, tuple[Pooling, ...]]] = {
 """What goes with each attention."""
 
 PUBLISHED_POOLINGS: Final = tuple(
-    name for name, rule in POOLING_RULES.items() if rule.read_from or rule.needs_latent_attention
+    name
+    for name, rule in POOLING_RULES.items()
+    if rule.read_from or rule.needs_latent_attention or rule.window_mark == "separator"
 )
 """Poolings that published models were trained with."""
 

@@ -14,5 +14,5 @@ def test_every_pooling_has_its_rule_and_every_attention_some():
 
 
 def test_unknown_pooling_is_refused():
-    with pytest.raises(ConfigError, match=r"pooling must be one of mean, lmk, .*, got 'median'"):
+    with pytest.raises(ConfigError, match=r"pooling must be one of mean, own, .*, got 'median'"):
         pooling_rule("median")

@@ -4,7 +4,8 @@
     NomicBERT, CDE v1's backbones      post-norm, RoPE, SwiGLU, no biases
     GTE                                post-norm, RoPE stretched by NTK, GeGLU, biases but in the gate
     ModernBERT, mmBERT, CDE v2's       pre-norm, RoPE, GeGLU, global layers among local ones
-    Mistral, Qwen2, Qwen3, Llama       pre-norm, RMSNorm, RoPE, SwiGLU; m³BERT and NV-Embed's inner model, too
+    Mistral, Qwen2, Qwen3, Llama       pre-norm, RMSNorm, RoPE, SwiGLU; m³BERT, pplx-embed, NV-Embed's inner
+                                       model, too
 
 Each reader checks a configuration and turns it with its tensors into layers of the engine, exact to 1e-5 in
 fp32 to the published code. NomicBERT and GTE are read in their published layout and in the one transformers
@@ -40,6 +41,7 @@ from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim, read_
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.model_types import PPLX
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -493,7 +495,7 @@ def read_decoder(
 
     def read_layer(index: int) -> Layer:
         layer, prefix = layers.read(index), f"layers.{index}"
-        if config.get("model_type") == "qwen3":
+        if config.get("model_type") in ("qwen3", PPLX):
             query_norm, key_norm = (
                 reader.norm(f"{prefix}.self_attn.{name}_norm", shape.head_dim) for name in "qk"
             )

@@ -3,11 +3,13 @@
     text     z1 z2 z3 …                     chunks of at most ``interval`` tokens, cut at words
     chunk    [CLS] z1 [LMK] · [CLS] z2 [LMK] · …      one row a chunk: attention inside the chunk only
     full     [CLS] z1 [LMK] z2 [LMK] … zn [LMK]       one row a window of whole chunks, windows overlapping
+    own      z1 [LMK] z2 [LMK] … zn                   the same where the pooling has separators for marks
     title    [CLS] title [LMK] z1 [LMK] …             a text's title at the head of each of its rows
 
-LMK is SEP, else EOS; it counts within a window's tokens and always ends a row. Where a model has no [CLS],
-rows begin without one. A landmark stands for the chunk on its left. Chunk attention is block-diagonal
-attention with positions restarting in each block, computed as rows of a batch, its fastest exact form.
+LMK is SEP, else EOS; it counts within a window's tokens and ends a row, but for the pooling `own`. Where a
+model has no [CLS], rows begin without one. A landmark stands for the chunk on its left. Chunk attention is
+block-diagonal attention with positions restarting in each block, computed as rows of a batch, its fastest
+exact form.
 
 Source: LMK pooling, algorithm 1, fixed, variable (an interval drawn for each text, for training) and sentence
 granularity; §5 for Mean@k and MultiCLS. Differs: a cut moves left to the start of a word; short sentences
@@ -206,13 +208,13 @@ def lay_out(
     whole chunks of the one before that fit ``overlap_tokens`` and leave room for one more chunk. A chunk in
     several windows is pooled in the one where its end has the most tokens on its scarcer side; ties go to the
     earlier window. ``multi_cls`` puts [CLS] where a window's landmarks stand; ``mean_at_k`` has one landmark
-    only, at the end of the row.
+    only, at the end of the row; ``own`` has none there, unless the row's text is empty.
     """
     rule, is_full = pooling_rule(pooling), attention == "full"
     mark_id = cls_id if rule.window_mark == "cls" else landmark_id
     assert mark_id is not None, "a layout of [CLS] tokens is asked of a model that has none"
     num_own, num_texts = np.diff(chunks.token_offsets), len(chunks.chunk_offsets) - 1
-    num_marks, tail = (0, 1) if rule.window_mark is None else (1, 0)
+    num_marks, tail = {None: (0, 1), "separator": (1, -1)}.get(rule.window_mark, (1, 0))
     marked_offsets = chunks.token_offsets + num_marks * np.arange(len(num_own) + 1)
     marked_ids = np.empty(int(marked_offsets[-1]), np.int32)
     is_text = np.ones(len(marked_ids), np.bool_)
@@ -235,8 +237,9 @@ def lay_out(
         row_M = _roomiest_window(first_R, end_R, marked_offsets)
     text_M = np.repeat(np.arange(num_texts), np.diff(chunks.chunk_offsets))
     text_R = first_R if are_of_chunks else text_M[first_R]
-    head_R, body_R = head_N[text_R], marked_offsets[end_R] - marked_offsets[first_R]
-    row_offsets = np.concatenate([[0], np.cumsum(head_R + body_R + tail)])
+    head_R = head_N[text_R]
+    body_R = np.maximum(marked_offsets[end_R] - marked_offsets[first_R] + min(tail, 0), num_marks)
+    row_offsets = np.concatenate([[0], np.cumsum(head_R + body_R + max(tail, 0))])
     ids = np.full(int(row_offsets[-1]), landmark_id, np.int32)
     ids[ranges(row_offsets[:-1] + head_R, body_R)] = marked_ids[ranges(marked_offsets[first_R], body_R)]
     if cls_id is not None:

@@ -53,6 +53,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     prefix = backbone.tokenizer.encode(config.document_prefix, add_special_tokens=False).ids
     mark = {"multi_cls": [cls], "mean_at_k": []}.get(config.pooling, [landmark])
     tail = [landmark] if config.pooling == "mean_at_k" else []
+    is_open = config.pooling == "own"  # no mark ends a row, unless there is nothing else in it
 
     def hidden(row):
         state = backbone.hidden_states(np.array([row]), np.array([len(row)]), context, config.temperature)
@@ -61,9 +62,10 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     def pooled_row(state, piece):
         """The rule of each pooling for a row that is one chunk."""
         mean = state[len(opening) + len(prefix) :].mean(0) if prefix else state.mean(0)
-        of_last = state[-2] if piece else state[-1]
+        of_last = state[-2] if piece and not is_open else state[-1]
         return {
             "mean": mean,
+            "own": state[len(opening) + len(prefix) :].mean(0),
             "latent": mean,
             "lmk": state[-1],
             "last": state[-1],
@@ -73,17 +75,23 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
 
     def pooled_span(state, start, stop):
         """The same for a chunk whose own tokens stand at ``start:stop`` of a window."""
-        assert config.pooling in ("mean", "latent", "lmk", "mean_at_k", "multi_cls"), "state its rule here"
+        known = ("mean", "own", "latent", "lmk", "mean_at_k", "multi_cls")
+        assert config.pooling in known, "state its rule here"
+        if config.pooling == "own":
+            return state[start : max(stop, start + 1)].mean(0)
         if config.pooling == "mean_at_k":
             return state[stop - 1] if stop > start else state[-1]
         return state[start : stop + 1].mean(0) if config.pooling in ("mean", "latent") else state[stop]
 
     if config.attention == "chunk":
-        vectors = [pooled_row(hidden([*opening, *prefix, *piece, landmark]), piece) for piece in pieces]
+        vectors = [
+            pooled_row(hidden([*opening, *prefix, *piece, *([] if is_open and piece else [landmark])]), piece)
+            for piece in pieces
+        ]
     else:
         best: dict[int, tuple[int, np.ndarray]] = {}
         first = 0
-        budget = config.window_tokens - len(prefix) - len(tail)
+        budget = config.window_tokens - len(prefix) - len(tail) + is_open
         while True:
             end, size = first, len(opening)
             while end < len(pieces) and size + len(pieces[end]) + len(mark) <= budget:
@@ -92,6 +100,8 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
             for index in range(first, end):
                 places[index] = (len(row), len(row) + len(pieces[index]))
                 row += [*pieces[index], *mark]
+            if is_open and pieces[first]:
+                row.pop()
             state = hidden([*row, *tail])
             for index, (start, stop) in places.items():
                 room = min(stop + len(mark) - len(opening) - len(prefix), len(row) - stop - len(mark))

@@ -154,7 +154,7 @@ def make_decoder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFacto
                     bias=model_type == "qwen2" or bool(config["attention_bias"]),
                 )
             weights.matrix(f"{layer}.self_attn.o_proj", DIM, of_queries, bias=bool(config["attention_bias"]))
-            if model_type == "qwen3":
+            if "qwen3" in model_type:
                 for name in ("q_norm", "k_norm"):
                     weights.norm(f"{layer}.self_attn.{name}", bias=False, width=config["head_dim"])
             for name, rows, columns in (("gate", INNER, DIM), ("up", INNER, DIM), ("down", DIM, INNER)):

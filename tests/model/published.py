@@ -112,6 +112,8 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         for name in ("pack_qkv", "logn_attention_scale"):
             config.pop(name)
         return config | {"model_type": "gte", "rope_parameters": rope}, _renamed(tensors, _GTE_NAMES)
+    if config["model_type"] == "bidirectional_pplx_qwen3":
+        config["model_type"] = "qwen3"
     return config, tensors
 
 

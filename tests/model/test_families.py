@@ -44,6 +44,7 @@ COLUMN = {
     "cde v2": "of its backbone",
 }
 FAMILIES = list(TITLES)
+DECODERS = ("mistral", "qwen2", "qwen3", "llama", "bidirectional_pplx_qwen3")
 MODES = [(attention, pooling) for attention, poolings in POOLINGS.items() for pooling in poolings]
 EVERY_FAMILY = {
     ("chunk", "mean", "plain"),
@@ -98,7 +99,7 @@ def family_folder(
             "nomic_bert": make_nomic_bert,
             "new": make_gte,
             "gte": lambda: make_gte(model_type="gte"),
-            **{name: lambda name=name: make_decoder(name) for name in ("mistral", "qwen2", "qwen3", "llama")},
+            **{name: lambda name=name: make_decoder(name) for name in DECODERS},
             **{f"cde v{version}": lambda version=version: make_cde(version) for version in (1, 2)},
         }
         return makers[family]()

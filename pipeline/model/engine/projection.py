@@ -16,13 +16,21 @@ from typing import Final
 import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.model.engine.weights import require_floats
-from cairn.pipeline.model.folders.sentence_transformers_folder import WEIGHTS_NAME, Step, module_weights
+from cairn.pipeline.model.folders.sentence_transformers_folder import (
+    QUANTIZER,
+    WEIGHTLESS,
+    WEIGHTS_NAME,
+    Step,
+    module_weights,
+)
 from jaxtyping import Float32
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
 NORM_EPS: Final = 1e-5
+LARGEST_CODE: Final = 127
+"""What a quantiser makes of infinity, in the eight bits that it was made for."""
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "Identity": lambda x: x,
@@ -37,7 +45,7 @@ _DEFAULT_ACTIVATION: Final = "Tanh"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProjectionLayer:
-    """One module: a dense layer, named by its activation, a LayerNorm, or a Normalize without weight."""
+    """One module: a dense layer, named by its activation, a LayerNorm, or one that has no weight."""
 
     kind: str
     weight: torch.Tensor
@@ -49,6 +57,8 @@ class ProjectionLayer:
         """Apply it to rows."""
         if self.kind == "Normalize":
             return functional.normalize(x_MD, dim=-1)
+        if self.kind == QUANTIZER:
+            return (torch.tanh(x_MD) * LARGEST_CODE).round()
         if self.kind == "LayerNorm":
             return functional.layer_norm(x_MD, x_MD.shape[-1:], self.weight, self.bias, NORM_EPS)
         out_ME = _ACTIVATIONS[self.kind](functional.linear(x_MD, self.weight, self.bias))
@@ -78,13 +88,13 @@ def read_projection(steps: Sequence[Step], input_dim: int, device: torch.device)
     layers: list[ProjectionLayer] = []
     dim = input_dim
     for step in steps:
-        layers.append(_layer(step, {} if step.kind == "Normalize" else _read(step.folder, device), dim))
+        layers.append(_layer(step, {} if step.kind in WEIGHTLESS else _read(step.folder, device), dim))
         dim = layers[-1].weight.shape[0] if step.kind == "Dense" else dim
     return Projection(layers=tuple(layers), output_dim=dim)
 
 
 def _layer(step: Step, tensors: Mapping[str, torch.Tensor], dim: int) -> ProjectionLayer:
-    if step.kind == "Normalize":
+    if step.kind in WEIGHTLESS:
         return ProjectionLayer(kind=step.kind, weight=torch.zeros(0))
     if step.kind == "LayerNorm":
         return ProjectionLayer(

@@ -24,7 +24,7 @@ from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.late_interaction import LateInteraction
 from cairn.pipeline.model.folders.model_defaults import Base, base_of_folder
-from cairn.pipeline.model.folders.model_types import STATIC
+from cairn.pipeline.model.folders.model_types import PPLX, STATIC
 from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
@@ -154,6 +154,8 @@ def read_checkpoint(
         added["late"] = asdict(modules.late)
         _mark(tokenizer, modules.late.markers)
     cls_id, landmark_id, pad_id = (None, 0, 0) if modules.is_static else _special_tokens(folder, tokenizer)
+    if config.get("model_type") == PPLX:
+        cls_id = None  # whatever the tokenizer's files name
     special = {"cls": cls_id, "landmark": landmark_id, "pad": pad_id}
     return Checkpoint(
         folder=folder,

@@ -36,6 +36,7 @@ from cairn.pipeline.model.folders.model_types import CAUSAL_TYPES, MODEL_TYPES, 
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, OWN_PREFIXES
 from cairn.pipeline.model.folders.sentence_transformers_folder import (
     MODULES_NAME,
+    QUANTIZER,
     SETTINGS_NAME,
     TRANSFORMER_SETTINGS_NAME,
     read_json_if_any,
@@ -257,7 +258,7 @@ def _write_modules(folder: Path, checkpoint: Checkpoint, settings: EncoderConfig
     )
     for step in checkpoint.steps:
         modules.append((f"{len(modules)}_{step.kind}", step.kind))
-        if step.folder.is_dir():
+        if step.kind != QUANTIZER and step.folder.is_dir():
             shutil.copytree(step.folder, folder / modules[-1][0])
     modules.append((f"{len(modules)}_Normalize", "Normalize"))
     listed = [

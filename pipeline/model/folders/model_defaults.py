@@ -36,6 +36,7 @@ from cairn.pipeline.config import (
 from cairn.pipeline.errors import CairnError, ConfigError, ModelError
 from cairn.pipeline.model.folders.model_types import (
     CAUSAL_TYPES,
+    PPLX,
     STATIC,
     cde_settings,
     is_cde,
@@ -55,6 +56,12 @@ CAIRN_FORMAT: Final = 1
 _OF_CONTEXT: Final = ("context_documents", "max_document_tokens")
 CONTEXT_POOLING: Final = "mean"
 """How a first stage pools the tokens of a context document."""
+
+LATE_CHUNKING_TOKENS: Final = 8_192
+"""Tokens of a document that a model for late chunking reads together, though it has positions for more.
+
+In a row of half as many, attention costs the smaller of these models as much as all else.
+"""
 
 _OF_SENTENCE_TRANSFORMERS: Final = {
     name: pooling for pooling, rule in POOLING_RULES.items() for name in rule.read_from
@@ -199,7 +206,7 @@ def _architecture(folder: Path, described: SentenceTransformersFolder | None) ->
 
 
 def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[str, Any]:
-    """Return what follows from the kind of model: NV-Embed's pooling, CDE's context, a decoder's mask.
+    """Return what follows from the kind of model: a pooling, CDE's context, a decoder's mask.
 
     A bare decoder is taken for one to be made an encoder. In a Sentence-Transformers folder it was trained as
     that library runs it, with its causal mask, unless ``is_causal`` in its configuration is false.
@@ -208,8 +215,20 @@ def _of_architecture(config: Mapping[str, Any], *, is_described: bool) -> dict[s
         return {"pooling": "latent", "pool_prefix": not config.get("is_mask_instruction", True)}
     if is_cde(config):
         return cde_settings(config)
+    if config.get("model_type") == PPLX:
+        return _of_pplx(config)
     is_decoder = config.get("model_type") in CAUSAL_TYPES
     return {"causal": True} if is_described and is_decoder and config.get("is_causal") is not False else {}
+
+
+def _of_pplx(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a pplx-embed reads texts, a contextual one the chunks of a document together."""
+    read_by: Any = config.get("auto_map")
+    if "Contextual" not in str(read_by.get("AutoModel") if isinstance(read_by, dict) else None):
+        return {"pooling": "own"}
+    num_positions = config.get("max_position_embeddings")
+    longest = num_positions if isinstance(num_positions, int) else WINDOW_TOKENS
+    return {"pooling": "own", "attention": "full", "window_tokens": min(LATE_CHUNKING_TOKENS, longest)}
 
 
 def _of_cairn(path: Path) -> dict[str, Any]:

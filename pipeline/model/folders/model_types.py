@@ -35,6 +35,9 @@ _BERT, _GTE, _DECODER, _MODERN_BERT, _NOMIC_BERT = (
     for name in ("bert", "gte", "decoder", "modernbert", "nomic_bert")
 )
 
+PPLX: Final = "bidirectional_pplx_qwen3"
+"""The type of Perplexity's encoders: Qwen3 without a causal mask, whose texts nothing frames."""
+
 MODEL_TYPES: Final[Mapping[str, ModelType]] = {
     "bert": ModelType(title="BERT", reader=_BERT, in_transformers=True),
     "roberta": ModelType(title="RoBERTa", reader=_BERT, in_transformers=True),
@@ -48,6 +51,7 @@ MODEL_TYPES: Final[Mapping[str, ModelType]] = {
     "qwen2": ModelType(title="Qwen2", reader=_DECODER, can_be_causal=True, in_transformers=True),
     "qwen3": ModelType(title="Qwen3", reader=_DECODER, can_be_causal=True, in_transformers=True),
     "llama": ModelType(title="Llama", reader=_DECODER, can_be_causal=True, in_transformers=True),
+    PPLX: ModelType(title="pplx-embed", reader=_DECODER, in_transformers=False),
     "nvembed": ModelType(title="NV-Embed-v2", reader=_DECODER, in_transformers=True),
     "m3bert": ModelType(title="m³BERT", reader=_DECODER, in_transformers=False),
 }

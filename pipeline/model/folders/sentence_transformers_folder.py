@@ -29,13 +29,17 @@ from cairn.pipeline.model.folders.late_interaction import (
     of_pylate,
     of_stanford,
 )
+from cairn.pipeline.model.folders.model_types import PPLX
 
 MODULES_NAME: Final = "modules.json"
 WEIGHTS_NAME: Final = "model.safetensors"
 SETTINGS_NAME: Final = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS_NAME: Final = "sentence_bert_config.json"
 
-_STEPS: Final = ("Dense", "LayerNorm", "Normalize")
+QUANTIZER: Final = "FlexibleQuantizer"
+"""The last module of pplx-embed: a vector's numbers become whole ones between -127 and 127."""
+WEIGHTLESS: Final = ("Normalize", QUANTIZER)
+_STEPS: Final = ("Dense", "LayerNorm", *WEIGHTLESS)
 _ENCODERS: Final = ("Transformer", "StaticEmbedding")
 ROUTER_NAME: Final = "router_config.json"
 _MODULES: Final = (*_ENCODERS, "Pooling", *_STEPS, "Dropout", "MultiVectorMask")
@@ -83,7 +87,7 @@ class SentenceTransformersFolder:
 def read_sentence_transformers_folder(folder: Path) -> SentenceTransformersFolder | None:
     """Read such a folder, None for one in another layout; what does not run here raises."""
     if not (folder / MODULES_NAME).is_file():
-        return _stanford(folder)
+        return _without_modules(folder)
     listed = module_list(folder)
     is_routed = bool(listed) and str(listed[0].get("type")).endswith(".Router")
     behind = [(_kind(module), folder_inside(folder, module.get("path"))) for module in listed[is_routed:]]
@@ -156,7 +160,7 @@ def steps_fingerprint(steps: Sequence[Step]) -> str:
         (
             step.kind,
             dict(sorted(step.config.items())),
-            None if step.kind == "Normalize" else durable.sha256_of_file(module_weights(step.folder)),
+            None if step.kind in WEIGHTLESS else durable.sha256_of_file(module_weights(step.folder)),
         )
         for step in steps
     ]
@@ -214,9 +218,14 @@ def _pooling_mode(config: Mapping[str, Any]) -> str:
     return named if isinstance(named, str) else "+".join(map(str, named))
 
 
-def _stanford(folder: Path) -> SentenceTransformersFolder | None:
-    """Describe a ColBERT in the layout of its authors, which has no modules; None for any other folder."""
-    architectures: Any = read_json_if_any(folder / "config.json").get("architectures")
+def _without_modules(folder: Path) -> SentenceTransformersFolder | None:
+    """Describe a ColBERT or a pplx-embed in the layout of its authors; None for any other folder."""
+    config = read_json_if_any(folder / "config.json")
+    if config.get("model_type") == PPLX:
+        return SentenceTransformersFolder(
+            transformer=folder, steps=(Step(kind=QUANTIZER, folder=folder, config={}),)
+        )
+    architectures: Any = config.get("architectures")
     if not isinstance(architectures, list) or STANFORD not in architectures:
         return None
     late = of_stanford(read_json_if_any(folder / METADATA_NAME))
@@ -228,7 +237,10 @@ def _stanford(folder: Path) -> SentenceTransformersFolder | None:
 
 def _steps(modules: Sequence[tuple[str, Path]], feature: str) -> tuple[Step, ...]:
     steps = [
-        Step(kind=kind, folder=path, config=read_json_if_any(path / "config.json"))
+        # A quantiser has no folder of its own.
+        Step(
+            kind=kind, folder=path, config={} if kind == QUANTIZER else read_json_if_any(path / "config.json")
+        )
         for kind, path in modules
         if kind in _STEPS
     ]

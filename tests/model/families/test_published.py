@@ -13,8 +13,10 @@ import pytest
 import torch
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
+from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
+from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.torch import load_file, save_file
 
 from tests.model.published import (
@@ -51,6 +53,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         "qwen3",
         "llama",
+        "bidirectional_pplx_qwen3",
     )
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -202,6 +205,58 @@ def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family,
     model.config.num_hidden_layers = 1
     ids = random_ids(backbone)
     assert worst(backbone.hidden_states(ids, LENGTHS), published_hidden(model, ids, LENGTHS)) <= 1e-5
+
+
+CHUNKED = ["the cat sat on the mat. " * 12, "a", "", "walking mountains, rivers; " * 40 + "end"]
+
+
+def pplx_folder(make: Callable[..., Path], auto_model: str) -> Path:
+    """Write a pplx-embed as it is published: nothing frames a text, and a separator is named beside it."""
+    folder = make("bidirectional_pplx_qwen3", prefix="", auto_map={"AutoModel": f"modeling.{auto_model}"})
+    tokenizer = json.loads((folder / "tokenizer.json").read_text()) | {"post_processor": None}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"sep_token": "[MASK]", "cls_token": "[CLS]"}))
+    return folder
+
+
+@torch.inference_mode()
+def pplx_vectors(folder: Path, chunks: list[list[int]], separator: int) -> np.ndarray:
+    """Return one document's vectors: chunks joined by separators, the mean of each, tanh, whole numbers."""
+    row = [token for chunk in chunks for token in (*chunk, separator)][:-1] or [separator]
+    states = published_hidden(published(folder), np.array([row]), np.array([len(row)]))[0]
+    ends = np.cumsum([len(chunk) + 1 for chunk in chunks]) - 1
+    means = [states[end - len(chunk) : max(end, 1)].mean(0) for end, chunk in zip(ends, chunks, strict=True)]
+    codes = (torch.tanh(torch.stack(means)) * 127).round().clamp(-128, 127)
+    return torch.nn.functional.normalize(codes, dim=1).numpy()
+
+
+@pytest.mark.parametrize(
+    ("auto_model", "attention"), [("PPLXQwen3ContextualModel", "full"), ("PPLXQwen3Model", "chunk")]
+)
+def test_pplx_vectors_equal_chunks_read_between_separators(make, auto_model, attention, tmp_path) -> None:
+    folder = pplx_folder(make, auto_model)
+    chosen = {"model": str(folder), "precision": "fp32", "landmark_interval": 12, "token_bytes": 0}
+    encoder = DocumentEncoder(encoder_config(chosen))
+    assert (encoder.config.attention, encoder.config.pooling) == (attention, "own")
+    tokenizer, separator = encoder.tokenizer, encoder.backbone.landmark_id
+    assert (encoder.backbone.cls_id, separator) == (None, tokenizer.token_to_id("[MASK]"))
+    encoded = encoder.encode(CHUNKED[:3])
+    spans = list(zip(encoded.start_char.tolist(), encoded.end_char.tolist(), strict=True))
+    for index, text in enumerate(CHUNKED[:3]):
+        own = slice(*encoded.chunk_offsets[index : index + 2].tolist())
+        chunks = [tokenizer.encode(text[start:end]).ids for start, end in spans[own]]
+        groups = [chunks] if attention == "full" else [[chunk] for chunk in chunks]
+        theirs = np.concatenate([pplx_vectors(folder, group, separator) for group in groups])
+        np.testing.assert_allclose(encoded.chunk_vectors_MV[own], theirs, atol=1e-5)
+    query = "old stone path"
+    theirs = pplx_vectors(folder, [tokenizer.encode(query).ids], separator)
+    np.testing.assert_allclose(encoder.encode_queries([query]), theirs, atol=1e-5)
+    # Longer than the row that its positions allow: windows, and a saved folder that gives the same.
+    saved = tmp_path / "saved"
+    load_encoder(**{**chosen, "model": str(folder)}).save(saved)
+    again = DocumentEncoder(encoder_config({**chosen, "model": str(saved)}))
+    vectors, same = (each.encode(CHUNKED).chunk_vectors_MV for each in (encoder, again))
+    np.testing.assert_array_equal(vectors, same)
 
 
 def test_hidden_states_half_rotated_heads_move_them(make) -> None:
