@@ -361,6 +361,15 @@ class SearchResult:
         return f"<{len(self.hits)} found for {self.query!r}, generation {self.generation}{found}>"
 
 
+@runtime_checkable
+class ArrowStream(Protocol):
+    """Any table that speaks Arrow's C stream interface, as those of pandas, polars and DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Return a capsule."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
     """One stored document as it came, read from one generation."""

@@ -13,7 +13,7 @@ import pytest
 from cairn.cli.options import add_options, chosen
 from cairn.cli.settings import name_variables, settings_of_verb
 from cairn.jobs.engine import EngineConfig
-from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.client.errors import ServerFailedError
 from cairn.pipeline.config import (
     ClusterConfig,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import datetime as dt
+import inspect
 import json
 import math
 import os
@@ -24,18 +25,19 @@ import re
 import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
+    Generator,
     Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cache, partial, wraps
 from itertools import chain
 from types import MethodType
@@ -47,7 +49,6 @@ from typing import (
     Generic,
     Literal,
     ParamSpec,
-    Protocol,
     Self,
     TypeVar,
     Unpack,
@@ -65,6 +66,7 @@ from cairn.pipeline.errors import CairnError, ConfigError, TryAgainError, UsageE
 from cairn.pipeline.options import About, check_options, option, shown
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import (
+    ArrowStream,
     CollectionSummary,
     ColumnSummary,
     Document,
@@ -77,7 +79,6 @@ from cairn.pipeline.types import (
 )
 from cairn.pipeline.version import installed_version
 from jaxtyping import Float32
-from typing_extensions import override
 
 try:
     import httpx2
@@ -110,18 +111,8 @@ SEARCHABLE_SECONDS: Final = 3_600.0
 WRITE_FAILED: Final = "urn:problem-type:cairn:write-failed"
 _MISSING: Final = frozenset({"NaTType", "NAType"})
 """What frames have in the place of a value."""
-
-
-class ArrowTable(Protocol):
-    """Any table that speaks Arrow's C stream interface, as those of pandas, polars and DuckDB."""
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return a capsule."""
-        ...
-
-
-_Answer = TypeVar("_Answer")
-_Arguments = ParamSpec("_Arguments")
+Wait = Literal["durable", "searchable"]
+"""Until when a write waits: that it outlives a kill of the server, or that the next search sees it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,10 +136,6 @@ class CollectionDescription:
     is_writable: bool
     is_outdated: bool
     filter_columns: Mapping[str, str]
-
-
-Wait = Literal["durable", "searchable"]
-"""Until when a write waits: that it outlives a kill of the server, or that the next search sees it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,65 +179,101 @@ class Connection:
             headers["Authorization"] = f"Bearer {self.api_key.strip()}"
         if self.principals is not None:  # of none the server must not take that anyone asks
             headers["X-Cairn-Principal"] = ",".join(quote(name, safe=":@.") for name in self.principals)
-        return {
-            "base_url": self.base_url.rstrip("/").removesuffix("/v1"),  # as OpenAI's clients have it
-            "headers": headers,
-            "timeout": httpx2.Timeout(self.timeout_seconds),
-            "follow_redirects": False,
-        }
+        base_url = self.base_url.rstrip("/").removesuffix("/v1")  # as OpenAI's clients have it
+        timeout = httpx2.Timeout(self.timeout_seconds)
+        return {"base_url": base_url, "headers": headers, "timeout": timeout, "follow_redirects": False}
 
 
-class _Asks(Generic[_Arguments, _Answer]):
+_Arguments = ParamSpec("_Arguments")
+_Waited = TypeVar("_Waited")
+_Awaited = TypeVar("_Awaited")
+
+
+class _Method(Generic[_Arguments, _Waited, _Awaited]):
     """A method of both kinds of clients: called on one it waits, on the other it is awaited."""
 
-    def __init__(self, method: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Answer]]) -> None:
-        @wraps(method)
-        async def asked(*args: Any, **keywords: Any) -> _Answer:
-            answer = method(*args, **keywords)
-            try:
-                return await answer
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
-                if isinstance(error, CairnError):
-                    raise
-                title = "the answer is not one of Cairn's search API"
-                told = {"title": title, "detail": "check the base URL, and both versions"}
-                raise errors.api_error(200, told) from error
-
-        @wraps(method)
-        def waits(*args: Any, **keywords: Any) -> _Answer:
-            return _run(asked(*args, **keywords))
-
-        self._asked, self._waits = asked, waits
+    def __init__(self, waits: Callable[..., _Waited], awaited: Callable[..., _Awaited]) -> None:
+        self._waits, self._awaited = waits, awaited
 
     if TYPE_CHECKING:  # type checkers compare a protocol's method with the attribute itself
 
-        def __call__(self, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Answer: ...
+        def __call__(self, *args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Waited: ...
 
     @overload
-    def __get__(self, own: CairnClient | RemoteCollection, kind: type) -> Callable[_Arguments, _Answer]: ...
+    def __get__(self, own: CairnClient | RemoteCollection, kind: type) -> Callable[_Arguments, _Waited]: ...
     @overload
     def __get__(
         self, own: AsyncCairnClient | AsyncRemoteCollection, kind: type
-    ) -> Callable[_Arguments, Coroutine[Any, Any, _Answer]]: ...
+    ) -> Callable[_Arguments, _Awaited]: ...
     def __get__(self, own: Any, kind: type) -> Any:
         is_awaited = issubclass(kind, AsyncCairnClient | AsyncRemoteCollection)
-        method: Any = self._asked if is_awaited else self._waits
+        method: Any = self._awaited if is_awaited else self._waits
         return method if own is None else MethodType(method, own)
 
 
-def _run(coroutine: Coroutine[Any, Any, _Answer]) -> _Answer:
-    """Run a coroutine that waits for no event loop."""
+def _asks(
+    method: Callable[Concatenate[Any, _Arguments], Coroutine[Any, Any, _Waited]],
+) -> _Method[_Arguments, _Waited, Coroutine[Any, Any, _Waited]]:
+    @wraps(method)
+    async def awaited(*args: Any, **keywords: Any) -> _Waited:
+        answer = method(*args, **keywords)
+        with _of_cairn():
+            return await answer
+
+    @wraps(method)
+    def waits(*args: Any, **keywords: Any) -> _Waited:
+        return _run(awaited(*args, **keywords))
+
+    return _Method(waits, awaited)
+
+
+def _yields(
+    method: Callable[Concatenate[Any, _Arguments], AsyncIterator[_Waited]],
+) -> _Method[_Arguments, Iterator[_Waited], AsyncIterator[_Waited]]:
+    @wraps(method)
+    def waits(*args: Any, **keywords: Any) -> Iterator[_Waited]:
+        answers: Any = method(*args, **keywords)
+        with suppress(StopAsyncIteration):
+            while True:
+                yield _run(anext(answers))
+
+    own: Any = inspect.signature(method)
+    vars(waits)["__signature__"] = own.replace(return_annotation=own.return_annotation.removeprefix("Async"))
+    return _Method(waits, method)
+
+
+@contextmanager
+def _of_cairn() -> Generator[None]:
+    """Say of an answer that cannot be read that another server gave it."""
     try:
-        coroutine.send(None)
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, CairnError):
+            raise
+        title = "the answer is not one of Cairn's search API"
+        told = {"title": title, "detail": "check the base URL, and both versions"}
+        raise errors.api_error(200, told) from error
+
+
+def _run(awaitable: Any) -> Any:
+    """Run what waits for no event loop."""
+    try:
+        awaitable.send(None)
     except StopIteration as end:
         return end.value
     raise AssertionError("a client that waits needs no event loop")
 
 
-class _Client(ABC):
+async def _ended(found: Any) -> Any:
+    return await found if isinstance(found, Coroutine) else found
+
+
+class _Client:
     """Connections of one server: those of another process or event loop are left to it, and others opened."""
 
     _kind: Callable[..., Any]
+    _sleep: Callable[[float], Any]
+    _loop: Callable[[], Any]
 
     def __init__(
         self,
@@ -284,8 +307,11 @@ class _Client(ABC):
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[()]]:
         """Copy the address and the key, and no connection."""
-        own = {each.name: getattr(self.connection, each.name) for each in fields(self.connection)}
-        return partial(type(self), **own, transport=self._transport), ()
+        return partial(type(self), **asdict(self.connection), transport=self._transport), ()
+
+    def _here(self) -> Any:
+        """Return what connections belong to."""
+        return os.getpid(), self._loop()
 
     @property
     def _http(self) -> Any:
@@ -296,21 +322,13 @@ class _Client(ABC):
                 self._place = place
             return self._opened
 
-    def _here(self) -> Any:
-        """Return what connections belong to."""
-        return os.getpid()
-
-    @_Asks
+    @_asks
     async def collections(self) -> list[CollectionSummary]:
         """List the collections this key may ask, by name."""
-        answer = await self._get("/v1/collections")
+        answer = await self._ask("GET", "/v1/collections")
         return [_read(CollectionSummary, found) for found in answer["collections"]]
 
-    async def _get(self, path: str, **parameters: int) -> Any:
-        """Return the JSON of an address; None of a document that is not there."""
-        return await self._attempts.copy()(self._attempt, "GET", path, params=parameters or None)
-
-    @_Asks
+    @_asks
     async def create(
         self,
         name: str,
@@ -323,32 +341,33 @@ class _Client(ABC):
         Its first documents draw its clusters and its context: let them be a fair sample.
         """
         body = {"name": name, "model": model, "settings": settings or {}}
-        return _read(CollectionSummary, await self._write("POST", "/v1/collections", body))
+        return _read(CollectionSummary, await self._ask("POST", "/v1/collections", body, is_write=True))
 
-    async def _write(
-        self, method: str, path: str, body: Mapping[str, Any] | bytes | None, **sent: Any
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | bytes | None = None,
+        *,
+        is_write: bool = False,
+        **sent: Any,
     ) -> Any:
-        """Send a write; one that is tried again is one write."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex, **sent.pop("headers", {})}
-        return await self._post(path, body, method=method, headers=headers, **sent)
+        """Send a request, again where that may help, and return its JSON; None of a document not there.
 
-    async def _post(
-        self, path: str, body: Mapping[str, Any] | bytes | None, *, method: str = "POST", **sent: Any
-    ) -> Any:
-        """Send JSON, if any, and return JSON."""
-        content = body if body is None or isinstance(body, bytes) else _json(body)
-        headers = {
-            **({} if body is None else {"Content-Type": "application/json"}),
-            **sent.pop("headers", {}),
-        }
-        sent = {**sent, "content": content, "headers": headers}
-        return await self._attempts.copy()(self._attempt, method, path, **sent)
+        A write that is sent again is one write.
+        """
+        headers = {"Idempotency-Key": uuid.uuid4().hex} if is_write else {}
+        if body is not None:
+            sent["content"] = body if isinstance(body, bytes) else _json(body)
+            headers["Content-Type"] = "application/json"
+        headers |= sent.pop("headers", {})
+        return await self._attempts.copy()(self._attempt, method, path, headers=headers, **sent)
 
-    async def _attempt(self, *request: str, **sent: Any) -> Any:
+    async def _attempt(self, method: str, path: str, **sent: Any) -> Any:
         if self._is_closed:
             raise UsageError("the client is closed; make a new one")
         try:
-            response = await self._send(*request, **sent)
+            response = await _ended(self._http.request(method, path, **sent))
         except httpx2.RequestError as error:
             why = "no answer came in time" if _is_slow(error) else str(error) or type(error).__name__
             url = self.connection.shown_url
@@ -361,17 +380,14 @@ class _Client(ABC):
             content = None
         if response.is_success:
             return content
-        wait = retry_after_seconds(response.headers.get("retry-after"))
-        problem = errors.api_error(response.status_code, content, wait)
-        if request[0] == "GET" and problem.type.endswith(":unknown-document"):
+        wait = response.headers.get("retry-after", "").strip()
+        problem = errors.api_error(response.status_code, content, float(wait) if wait.isdecimal() else None)
+        if method == "GET" and problem.type.endswith(":unknown-document"):
             return None
         raise problem
 
-    @abstractmethod
-    async def _send(self, *request: str, **sent: Any) -> httpx2.Response: ...
-
-    @abstractmethod
-    async def _pause(self, seconds: float) -> None: ...
+    async def _pause(self, seconds: float) -> None:
+        await _ended(self._sleep(seconds))
 
 
 class CairnClient(_Client):
@@ -384,18 +400,12 @@ class CairnClient(_Client):
     """
 
     _kind = httpx2.Client
+    _sleep = staticmethod(time.sleep)
+    _loop = staticmethod(lambda: None)
 
     def collection(self, name: str) -> RemoteCollection:
         """Return a collection to ask; nothing is sent yet."""
         return RemoteCollection(self, name)
-
-    @override
-    async def _send(self, *request: str, **sent: Any) -> httpx2.Response:
-        return self._http.request(*request, **sent)
-
-    @override
-    async def _pause(self, seconds: float) -> None:
-        time.sleep(seconds)
 
     def close(self) -> None:
         """Close the connections."""
@@ -417,22 +427,12 @@ class AsyncCairnClient(_Client):
     """
 
     _kind = httpx2.AsyncClient
-
-    @override
-    def _here(self) -> Any:
-        return os.getpid(), asyncio.get_running_loop()
+    _sleep = staticmethod(asyncio.sleep)
+    _loop = staticmethod(asyncio.get_running_loop)
 
     def collection(self, name: str) -> AsyncRemoteCollection:
         """Return a collection to ask; nothing is sent yet."""
         return AsyncRemoteCollection(self, name)
-
-    @override
-    async def _send(self, *request: str, **sent: Any) -> httpx2.Response:
-        return await self._http.request(*request, **sent)
-
-    @override
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
@@ -451,61 +451,87 @@ class _Collection:
     def __init__(self, client: _Client, name: str) -> None:
         self.client, self.name = client, name
 
-    @_Asks
+    @_asks
     async def describe(self) -> CollectionDescription:
         """Say what it holds and how it may be asked."""
-        answer = await self.client._get(self._path())
+        answer = await self.client._ask("GET", self._path())
         columns = {column["name"]: column["type"] for column in answer["filter_columns"]}
         return _read(CollectionDescription, {**answer, "filter_columns": columns})
 
-    @_Asks
+    @_asks
     async def search(self, query: str, **parameters: Unpack[SearchParameters]) -> SearchResult:
         """Rank documents for a query, each with its best passages."""
         return _read(SearchResult, await self._search(query, parameters))
 
-    @_Asks
+    @_asks
     async def search_batch(
         self, queries: Sequence[str], **parameters: Unpack[SearchParameters]
     ) -> list[SearchResult]:
         """Answer several queries; each 32 of them are one request, answered from one generation."""
-        results: list[SearchResult] = []
-        queries = _texts(queries, "queries")
-        for start in range(0, len(queries), MAX_QUERIES):
-            answer = await self._search(queries[start : start + MAX_QUERIES], parameters)
-            results += [_read(SearchResult, one) for one in answer["answers"]]
-        return results
+        batches = _batches(_texts(queries, "queries"), MAX_QUERIES)
+        answers = [await self._search(batch, parameters) for batch in batches]
+        return [_read(SearchResult, each) for answer in answers for each in answer["answers"]]
 
-    @_Asks
+    @_yields
+    async def search_pages(
+        self, query: str, **parameters: Unpack[SearchParameters]
+    ) -> AsyncIterator[SearchResult]:
+        """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents.
+
+        Raises :class:`cairn.pipeline.client.errors.CursorExpiredError` where the collection changes in
+        between.
+        """
+        cursor: str | None = FIRST_CURSOR
+        while cursor is not None:
+            with _of_cairn():
+                answer = await self._search(query, parameters, cursor=cursor)
+                result, cursor = _read(SearchResult, answer), answer["next_cursor"]
+            yield result
+
+    @_asks
     async def columns(self) -> list[ColumnSummary]:
         """Describe the columns that filters can name: type, most frequent values with counts, range."""
-        answer = await self.client._get(f"{self._path()}/columns")
+        answer = await self.client._ask("GET", self._path("columns"))
         return [_read(ColumnSummary, column) for column in answer["columns"]]
 
-    @_Asks
+    @_asks
     async def facets(
         self, columns: Sequence[str], *, filters: Mapping[str, Any] | None = None, num_values: int = 20
     ) -> list[ColumnSummary]:
         """Count the values of some columns over the documents that match ``filters``."""
         body = {"columns": _texts(columns, "columns"), "filters": filters, "num_values": num_values}
-        answer = await self.client._post(f"{self._path()}/facets", body)
+        answer = await self.client._ask("POST", self._path("facets"), body)
         return [_read(ColumnSummary, column) for column in answer["columns"]]
 
-    @_Asks
+    @_asks
     async def count(self, filters: Mapping[str, Any] | None = None) -> int:
         """Count the documents that match a filter tree, all without one."""
-        return int((await self.client._post(f"{self._path()}/count", {"filters": filters}))["documents"])
+        answer = await self.client._ask("POST", self._path("count"), {"filters": filters})
+        return int(answer["documents"])
 
-    @_Asks
-    async def _listed(self, filters: Mapping[str, Any] | None, after: str | None) -> DocumentPage:
-        body = {"filters": filters, "after": after, "limit": MAX_DOCUMENTS}
-        return _read(DocumentPage, await self.client._post(f"{self._path()}/documents/list", body))
+    @_yields
+    async def list_documents(
+        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
+    ) -> AsyncIterator[ListedDocument]:
+        """Yield all documents that match, in the order of their ids behind ``after``, without texts."""
+        is_last = False
+        while not is_last:
+            body = {"filters": filters, "after": after, "limit": MAX_DOCUMENTS}
+            with _of_cairn():
+                page: DocumentPage = _read(
+                    DocumentPage, await self.client._ask("POST", self._path("documents/list"), body)
+                )
+            for document in page.documents:
+                yield document
+            after, is_last = page.next_after, page.next_after is None
 
-    @_Asks
+    @_asks
     async def read_document(self, doc_id: str) -> Document | None:
         """Return a document with its whole text, None where there is none."""
-        path, text, before = self._path("documents", doc_id), "", None
+        path, text, before = self._path("documents", _quoted(doc_id, "doc_id")), "", None
         while before is None or len(text) < before["num_characters"]:
-            stretch = await self.client._get(path, start_char=len(text), max_characters=STRETCH_CHARACTERS)
+            span = {"start_char": len(text), "max_characters": STRETCH_CHARACTERS}
+            stretch = await self.client._ask("GET", path, params=span)
             if stretch is None:
                 return None
             # Where the collection changed in between, the text may have: it is read again.
@@ -513,15 +539,15 @@ class _Collection:
             text, before = (text + stretch["text"], stretch) if is_same else ("", None)
         return _read(Document, {**before, "text": text})
 
-    @_Asks
+    @_asks
     async def lineage(self, doc_id: str) -> Lineage | None:
         """Say where a document came from, None where there is none."""
-        answer = await self.client._get(self._path("lineage", doc_id))
+        answer = await self.client._ask("GET", self._path("lineage", _quoted(doc_id, "doc_id")))
         return None if answer is None else _read(Lineage, answer)
 
-    @_Asks
+    @_asks
     async def add(
-        self, documents: Iterable[Document | Mapping[str, Any]] | ArrowTable, *, wait: Wait = "searchable"
+        self, documents: Iterable[Document | Mapping[str, Any]] | ArrowStream, *, wait: Wait = "searchable"
     ) -> WriteReport:
         """Add documents, and replace those of the same ids; each 1,000 of them are one request.
 
@@ -532,14 +558,14 @@ class _Collection:
         rows = [_document(document, place) for place, document in enumerate(_rows(documents))]
         if not rows:
             raise UsageError("documents must be at least one, got none")
-        doc_id, times = Counter(row["doc_id"] for row in rows).most_common(1)[0]
+        doc_id, times = Counter(doc_id for doc_id, _ in rows).most_common(1)[0]
         if times > 1:
             raise UsageError(f"an id must come once, got {doc_id!r} {times:,} times; leave out all but one")
-        batches = _batches([_json(row) for row in rows], len, MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
+        batches = _batches([row for _, row in rows], MAX_DOCUMENTS, MAX_DOCUMENTS_BYTES)
         bodies = [b'{"documents": [%b]}' % b", ".join(batch) for batch in batches]
-        return await self._writes("documents", bodies, wait)
+        return await self._write("POST", self._path("documents"), bodies, wait)
 
-    @_Asks
+    @_asks
     async def update(
         self,
         doc_id: str,
@@ -557,11 +583,13 @@ class _Collection:
         """
         if not isinstance(cast("Any", metadata), Mapping):
             raise UsageError(f"metadata must be a mapping, got {shown(metadata)}")
+        headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
+        body = {"metadata": dict(metadata)}
         return await self._write(
-            "PATCH", "documents", {"metadata": dict(metadata)}, wait, doc_id=doc_id, if_match=if_match
+            "PATCH", self._path("documents", _quoted(doc_id, "doc_id")), [body], wait, headers=headers
         )
 
-    @_Asks
+    @_asks
     async def delete(
         self, documents: str | Iterable[str] | Mapping[str, Any], *, wait: Wait = "searchable"
     ) -> WriteReport:
@@ -570,52 +598,54 @@ class _Collection:
         Each 1,000 ids are one request, and all are waited for alike. Ids that are not there are named in
         the report.
         """
-        path = "documents/delete"
         if isinstance(documents, Mapping):
-            return await self._write("POST", path, {"filters": documents}, wait)
-        named = [documents] if isinstance(documents, str) else _texts(documents, "ids")
-        doc_ids = list(dict.fromkeys(named))
-        starts = range(0, max(1, len(doc_ids)), MAX_DOCUMENTS)
-        bodies = [{"doc_ids": doc_ids[start : start + MAX_DOCUMENTS]} for start in starts]
-        return await self._writes(path, bodies, wait)
+            bodies: list[Mapping[str, Any]] = [{"filters": documents}]
+        else:
+            named = [documents] if isinstance(documents, str) else _texts(documents, "ids")
+            batches = _batches([*dict.fromkeys(named)], MAX_DOCUMENTS)
+            bodies = [{"doc_ids": batch} for batch in batches] or [{"doc_ids": []}]
+        return await self._write("POST", self._path("documents/delete"), bodies, wait)
 
-    @_Asks
+    @_asks
     async def ingest(self, source: str, *, wait: Wait = "searchable") -> WriteReport:
         """Let the server ingest a source that it may read, such as a folder or a URI.
 
         ``ingested`` of the report says what became of its rows, once it is searchable.
         """
-        return await self._write("POST", "sources", {"source": source}, wait)
+        return await self._write("POST", self._path("sources"), [{"source": source}], wait)
 
-    @_Asks
+    @_asks
     async def drop(self) -> None:
         """Remove the collection with all it holds."""
-        await self.client._write("DELETE", self._path(), None)
+        await self.client._ask("DELETE", self._path(), is_write=True)
 
     async def _write(
-        self,
-        method: str,
-        part: str,
-        body: Mapping[str, Any] | bytes,
-        wait: Wait,
-        *,
-        doc_id: str | None = None,
-        if_match: str | None = None,
+        self, method: str, path: str, bodies: Sequence[Mapping[str, Any] | bytes], wait: Wait, **sent: Any
     ) -> WriteReport:
-        path = f"{self._path()}/{part}" if doc_id is None else self._path(part, doc_id)
-        headers = {} if if_match is None else {"If-Match": f'"{if_match}"'}
-        answer = await self.client._write(method, path, body, params={"wait": wait}, headers=headers)
-        if wait == "searchable" and answer["status"] != wait:  # it takes longer than a request may
-            state = await self._searchable(answer["write"])
-            answer |= {name: state[name] for name in ("status", "generation", "ingested")}
-            answer["warnings"] += state["warnings"]
-        return _read(WriteReport, answer)
+        """Send a write, perhaps in several requests, which are published in their order; report of all."""
+        waits = ["durable"] * (len(bodies) - 1) + [wait]
+        answers = [
+            await self.client._ask(method, path, body, is_write=True, params={"wait": until}, **sent)
+            for body, until in zip(bodies, waits, strict=True)
+        ]
+        for answer in answers:
+            if wait == "searchable" and answer["status"] != wait:  # it takes longer than a request may
+                state = await self._searchable(answer["write"])
+                answer |= {name: state[name] for name in ("status", "generation", "ingested")}
+                answer["warnings"] += state["warnings"]
+        told = {
+            name: list(chain.from_iterable(answer[name] for answer in answers))
+            for name in ("documents", "missing", "warnings")
+        }
+        told["warnings"] = list(dict.fromkeys(told["warnings"]))
+        deleted = sum(answer["deleted"] for answer in answers)
+        return _read(WriteReport, {**answers[-1], **told, "deleted": deleted})
 
     async def _searchable(self, number: int) -> Any:
         """Return the state of a write once it is searchable; of one that failed, raise why."""
         pause, until = FIRST_SECONDS, time.monotonic() + SEARCHABLE_SECONDS
         while True:
-            state = await self.client._get(f"{self._path()}/writes/{number}")
+            state = await self.client._ask("GET", self._path(f"writes/{number}"))
             if state["status"] == "failed":
                 told = {"type": WRITE_FAILED, "title": "The write was kept, and cannot be published"}
                 raise errors.api_error(422, {**told, "detail": state["detail"] or ""})
@@ -629,39 +659,21 @@ class _Collection:
             await self.client._pause(pause)
             pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
-    async def _writes(
-        self, part: str, bodies: Sequence[Mapping[str, Any] | bytes], wait: Wait
-    ) -> WriteReport:
-        """Send one write in several requests, which are published in their order, and report of all."""
-        *first, last = bodies
-        reports = [await self._write("POST", part, body, "durable") for body in first]
-        reports.append(await self._write("POST", part, last, wait))
-        if wait == "searchable":
-            for each in reports[:-1]:
-                await self._searchable(each.write)
-        return replace(
-            reports[-1],
-            documents=tuple(chain.from_iterable(each.documents for each in reports)),
-            deleted=sum(each.deleted for each in reports),
-            missing=tuple(chain.from_iterable(each.missing for each in reports)),
-            warnings=tuple(dict.fromkeys(chain.from_iterable(each.warnings for each in reports))),
-        )
-
-    @_Asks
+    @_asks
     async def click(self, query: str, doc_id: str, *, rank: int | None = None) -> bool:
         """Tell the server's feedback log that a hit was opened; false where the server keeps none.
 
         ``rank`` is its place in the answer, from 1.
         """
         body = {"query": query, "doc_id": doc_id, "rank": rank}
-        return bool((await self.client._post(f"{self._path()}/clicks", body))["logged"])
+        return bool((await self.client._ask("POST", self._path("clicks"), body))["logged"])
 
-    @_Asks
+    @_asks
     async def encode_queries(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts as the collection's queries, L2-normalised; the key needs the scope embed."""
         return await self._encode(texts, "query")
 
-    @_Asks
+    @_asks
     async def encode_documents(self, texts: Sequence[str]) -> Float32[np.ndarray, "N V"]:
         """Embed texts as the collection's documents, L2-normalised; the key needs the scope embed."""
         return await self._encode(texts, "document")
@@ -669,24 +681,14 @@ class _Collection:
     async def _encode(self, texts: Sequence[str], input_type: str) -> Float32[np.ndarray, "N V"]:
         asked = {"model": self.name, "input_type": input_type, "encoding_format": "base64"}
         vectors: list[np.ndarray] = []
-        given = _texts(texts, "texts")
-        for batch in _batches(
-            given, lambda text: len(text.encode(errors="replace")), MAX_INPUTS, MAX_INPUT_BYTES
-        ):
-            answer = await self.client._post("/v1/embeddings", {**asked, "input": batch})
+        for batch in _batches(_texts(texts, "texts"), MAX_INPUTS, MAX_INPUT_BYTES):
+            answer = await self.client._ask("POST", "/v1/embeddings", {**asked, "input": batch})
             rows = sorted(answer["data"], key=lambda row: row["index"])
             encoded = [base64.b64decode(row["embedding"], validate=True) for row in rows]
             vectors += [np.frombuffer(vector, "<f4") for vector in encoded]
         if vectors:
             return np.stack(vectors).astype(np.float32)
-        return np.zeros((0, (await self.client._get(self._path()))["vector_dim"]), np.float32)
-
-    @_Asks
-    async def _page(
-        self, query: str, parameters: SearchParameters, cursor: str
-    ) -> tuple[SearchResult, str | None]:
-        answer = await self._search(query, parameters, cursor=cursor)
-        return _read(SearchResult, answer), answer["next_cursor"]
+        return np.zeros((0, (await self.client._ask("GET", self._path()))["vector_dim"]), np.float32)
 
     async def _search(self, query: str | Sequence[str], parameters: SearchParameters, **more: str) -> Any:
         if isinstance(parameters.get("filters"), str):
@@ -694,60 +696,18 @@ class _Collection:
                 "filters must be a mapping such as {'year': 2020} or {'type': 'gte', 'key': 'year', "
                 "'value': 2020}, got a text; expressions such as year>=2020 are for the command line"
             )
-        return await self.client._post(f"{self._path()}/search", {"query": query, **parameters, **more})
+        return await self.client._ask("POST", self._path("search"), {"query": query, **parameters, **more})
 
-    def _path(self, part: str = "", doc_id: str | None = None) -> str:
-        own = f"/v1/collections/{_quoted(self.name, 'the name of a collection')}"
-        return f"{own}/{part}/{_quoted(doc_id, 'doc_id')}" if part else own
+    def _path(self, *parts: str) -> str:
+        return "/".join(["/v1/collections", _quoted(self.name, "the name of a collection"), *parts])
 
 
 class RemoteCollection(_Collection):
     """A collection behind the API: what :class:`Collection` offers, asked over HTTP."""
 
-    def search_pages(self, query: str, **parameters: Unpack[SearchParameters]) -> Iterator[SearchResult]:
-        """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents.
-
-        Raises :class:`cairn.pipeline.client.errors.CursorExpiredError` where the collection changes in
-        between.
-        """
-        cursor: str | None = FIRST_CURSOR
-        while cursor is not None:
-            result, cursor = self._page(query, parameters, cursor)
-            yield result
-
-    def list_documents(
-        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
-    ) -> Iterator[ListedDocument]:
-        """Yield all documents that match, in the order of their ids behind ``after``, without texts."""
-        is_last = False
-        while not is_last:
-            page = self._listed(filters, after)
-            yield from page.documents
-            after, is_last = page.next_after, page.next_after is None
-
 
 class AsyncRemoteCollection(_Collection):
     """A collection behind the API, to await."""
-
-    async def list_documents(
-        self, filters: Mapping[str, Any] | None = None, *, after: str | None = None
-    ) -> AsyncIterator[ListedDocument]:
-        """Yield all documents that match, in the order of their ids behind ``after``, without texts."""
-        is_last = False
-        while not is_last:
-            page = await self._listed(filters, after)
-            for document in page.documents:
-                yield document
-            after, is_last = page.next_after, page.next_after is None
-
-    async def search_pages(
-        self, query: str, **parameters: Unpack[SearchParameters]
-    ) -> AsyncIterator[SearchResult]:
-        """Turn the pages of one ranking, ``top_k`` documents each, up to 200 documents."""
-        cursor: str | None = FIRST_CURSOR
-        while cursor is not None:
-            result, cursor = await self._page(query, parameters, cursor)
-            yield result
 
 
 def _rows(documents: Any) -> list[Any]:
@@ -760,74 +720,66 @@ def _rows(documents: Any) -> list[Any]:
     return list(cast("Iterable[Any]", documents))
 
 
-def _document(given: Any, place: int) -> dict[str, Any]:
-    """Return a document as the API takes it; as in a frame, a value that is no number is none."""
+def _document(given: Any, place: int) -> tuple[str, bytes]:
+    """Return a document's id and the document as the API takes it; NaN is no value, as in a frame."""
     if isinstance(given, Document):
-        own = {"doc_id": given.doc_id, "title": given.title, "text": given.text}
-        return {**own, "metadata": dict(given.metadata)}
-    row = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
-    if _is_missing(row.get("id")):
-        row.pop("id", None)
-    doc_id = row.pop("id" if "id" in row else "doc_id", None)
-    if isinstance(doc_id, int | np.integer | uuid.UUID) and not isinstance(doc_id, bool):
-        doc_id = str(doc_id)
-    if not isinstance(doc_id, str) or not isinstance(row.get("text"), str):
+        doc_id, row = given.doc_id, {"title": given.title, "text": given.text, **given.metadata}
+    else:
+        row = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
+        doc_id = row.pop("id", None)
+        if _is_missing(doc_id):
+            doc_id = row.pop("doc_id", None)
+        if isinstance(doc_id, int | np.integer | uuid.UUID) and not isinstance(doc_id, bool):
+            doc_id = str(doc_id)
+    text = row.pop("text", None)
+    if not isinstance(doc_id, str) or not isinstance(text, str):
         raise UsageError(
             f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
             f"at position {place}; give it both, or leave it out"
         )
+
+    row = {name: None if _is_missing(value) else value for name, value in row.items()}
+    document = {"doc_id": doc_id, "title": row.pop("title", None), "text": text, "metadata": row}
     try:
-        metadata = {
-            name: _without_missing(value, f"column {name!r} of document {doc_id!r}")
-            for name, value in row.items()
-        }
-    except RecursionError:
-        raise UsageError(
-            f"metadata must not be nested so deep, got that of document {doc_id!r}; leave some out"
-        ) from None
-    title = metadata.pop("title", None)
-    return {"doc_id": doc_id, "title": title, "text": metadata.pop("text"), "metadata": metadata}
+        return doc_id, _json(document)
+    except UsageError:  # a column is at fault, or a list has NaN
+        own = {name: _finite(value, f"column {name!r} of document {doc_id!r}") for name, value in row.items()}
+        return doc_id, _json({**document, "metadata": own})
 
 
-def _without_missing(value: Any, place: str) -> Any:
-    if isinstance(value, float | np.floating):  # first, as vectors are of them
-        if math.isinf(value):
-            raise UsageError(f"{place} must hold finite numbers, got {value}; give None")
-        return None if math.isnan(value) else value
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        kinds = set(map(type, cast("Iterable[Any]", value)))
-        if kinds == {float} and all(map(math.isfinite, cast("Iterable[float]", value))):
-            return value  # a vector, perhaps: one by one that takes five times as long
-        return [_without_missing(each, place) for each in cast("Iterable[Any]", value)]
-    if isinstance(value, Mapping):
-        items = cast("Mapping[str, Any]", value).items()
-        return {name: _without_missing(each, place) for name, each in items}
-    return None if _is_missing(value) else value
+def _finite(value: Any, what: str) -> Any:
+    """Return a value as JSON has it, None in the place of NaN."""
+
+    def none(constant: str) -> None:
+        if constant != "NaN":
+            raise UsageError(f"{what} must hold finite numbers, got {float(constant)}; give None")
+
+    return json.loads(_json(value, what, allow_nan=True), parse_constant=none)
 
 
 def _is_missing(value: Any) -> bool:
-    is_nan = isinstance(value, float | np.floating) and bool(np.isnan(value))
+    is_nan = isinstance(value, float | np.floating) and bool(value != value)
     return value is None or is_nan or type(value).__name__ in _MISSING
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _json(value: Any, what: str = "a request", *, allow_nan: bool = False) -> bytes:
     try:
-        return json.dumps(value, allow_nan=False, default=_plain).encode()
+        return json.dumps(value, allow_nan=allow_nan, default=_plain).encode()
     except TypeError as error:
         raise UsageError(
-            f"a request must be of JSON, dates, UUIDs and arrays, got {str(error)[:80]}; change it to one"
+            f"{what} must be of JSON, dates, UUIDs and arrays, got {str(error)[:80]}; change it to one"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"a request must be JSON without NaN, got {str(error)[:80]!r}") from None
+        raise UsageError(
+            f"{what} must be JSON without NaN and not nested so deep, got {str(error)[:80]!r}"
+        ) from None
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return cast("list[Any]", value.tolist())
+    if type(value).__name__ in _MISSING:
+        return None
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, uuid.UUID):
@@ -837,15 +789,14 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a value of type {type(value).__name__}")
 
 
-_Item = TypeVar("_Item")
+_Item = TypeVar("_Item", str, bytes)
 
 
-def _batches(
-    items: Sequence[_Item], size_of: Callable[[_Item], int], most: int, most_bytes: int
-) -> Iterator[Sequence[_Item]]:
+def _batches(items: Sequence[_Item], most: int, most_bytes: float = math.inf) -> Iterator[Sequence[_Item]]:
     """Cut a list into what one request may hold."""
     start = num_bytes = 0
-    for end, size in enumerate(map(size_of, items)):
+    for end, item in enumerate(items):
+        size = len(item if isinstance(item, bytes) else item.encode(errors="replace"))
         if end > start and (end - start == most or num_bytes + size > most_bytes):
             yield items[start:end]
             start, num_bytes = end, 0
@@ -883,11 +834,6 @@ def _quoted(part: Any, what: str) -> str:
         raise UsageError(f"{what} must be a text of at least one character, got {shown(part)}")
     # Dots, too: a client may take a segment of dots for a way up.
     return quote(part, safe="", errors="replace").replace(".", "%2E")
-
-
-def retry_after_seconds(header: str | None) -> float | None:
-    """Read the seconds of Retry-After; None where there are none, as in a date."""
-    return float(header) if header is not None and header.strip().isdecimal() else None
 
 
 def _is_slow(error: BaseException | None) -> bool:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any, Final, Protocol, cast, runtime_checkable
+from typing import Any, Final, cast
 from uuid import UUID
 
 import numpy as np
@@ -20,21 +20,12 @@ from cairn.pipeline.corpus.columns import batch_of, joined, learned_field, types
 from cairn.pipeline.corpus.formats.format import damage_of
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
-from cairn.pipeline.types import Document
+from cairn.pipeline.types import ArrowStream, Document
 
 _PANDAS_INDEX: Final = re.compile(r"__index_level_\d+__")
 """How Arrow names a pandas index that has no name."""
 _TIMES: Final = (np.datetime64, np.timedelta64)
 _MISSING: Final = frozenset({"NaTType", "NAType"})
-
-
-@runtime_checkable
-class ArrowStream(Protocol):
-    """Any table that speaks Arrow's C stream interface, as those of pandas, polars and DuckDB."""
-
-    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Return a capsule."""
-        ...
 
 
 Row = Mapping[str, Any] | Document

@@ -50,7 +50,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from cairn.pipeline.client import RemoteCollection
+    from cairn.pipeline.client.clients import RemoteCollection
     from cairn.pipeline.encode.text_encoder import TextEncoder
 
 HIGHLIGHTED_PASSAGES: Final = 3

@@ -66,7 +66,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
-    from cairn.pipeline.client import RemoteCollection
+    from cairn.pipeline.client.clients import RemoteCollection
 
 SOURCE_COLUMN: Final = "ref_doc_id"
 DEFAULT_MMR: Final = 0.5

@@ -32,7 +32,7 @@ from cairn.pipeline.types import (
 )
 
 if TYPE_CHECKING:
-    from cairn.pipeline.client import CairnClient, RemoteCollection
+    from cairn.pipeline.client.clients import CairnClient, RemoteCollection
     from cairn.pipeline.collection import Collection
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def open_source(
         return open_collection(collection, root=root)
     if root is not None:
         raise ConfigError("a collection must be under a root or behind a URL, got both; leave one out")
-    from cairn.pipeline.client import CairnClient
+    from cairn.pipeline.client.clients import CairnClient
 
     client = CairnClient(url, api_key=api_key)
     source = client.collection(collection)

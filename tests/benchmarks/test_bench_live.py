@@ -19,7 +19,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from cairn.pipeline.client import CairnClient, RemoteCollection, errors
+from cairn.pipeline.client import errors
+from cairn.pipeline.client.clients import CairnClient, RemoteCollection
 from cairn.pipeline.collection import Collection
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.names import CHUNKS as CHUNKS_TABLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cairn.pipeline.client import AsyncCairnClient, CairnClient
+from cairn.pipeline.client.clients import AsyncCairnClient, CairnClient
 from cairn.pipeline.client.errors import NotFoundError
 
 pytestmark = pytest.mark.anyio

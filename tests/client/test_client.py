@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cairn.pipeline.client import CairnClient, RemoteCollection
+from cairn.pipeline.client.clients import CairnClient, RemoteCollection
 from cairn.pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.types import SearchResult

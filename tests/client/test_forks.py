@@ -14,13 +14,13 @@ from typing import cast
 
 import httpx2
 import pytest
-from cairn.pipeline.client import AsyncCairnClient, CairnClient, RemoteCollection
+from cairn.pipeline.client.clients import AsyncCairnClient, CairnClient, RemoteCollection
 from cairn.pipeline.collection import open_collection
 
 ASKED = """
 import json, multiprocessing, sys
 import cairn
-from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.clients import CairnClient
 
 method, used, address, root = sys.argv[1:]
 QUERIES = ["slate", "granite", "chalk", "basalt"] * 10

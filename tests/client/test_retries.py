@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from cairn.pipeline.client import AsyncCairnClient, CairnClient
+from cairn.pipeline.client.clients import AsyncCairnClient, CairnClient
 from cairn.pipeline.client.errors import (
     AccessError,
     ApiError,

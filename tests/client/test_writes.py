@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from cairn.pipeline.client import CairnClient, RemoteCollection, errors
 from cairn.pipeline.client import clients as client_module
+from cairn.pipeline.client import errors
+from cairn.pipeline.client.clients import CairnClient, RemoteCollection
 from cairn.pipeline.errors import ModelError, TryAgainError, UsageError
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.settings import ServeSettings
@@ -229,7 +230,7 @@ def test_many_ids_are_deleted_in_several_requests(
         ),
         (
             {"id": "b", "text": "beryl", "in": reduce(lambda inner, _: [inner], range(3_000), 0)},
-            "nested .* 'b'",
+            "'b' must be JSON .* not nested so deep",
         ),
     ],
 )

@@ -214,7 +214,7 @@ _LITERAL: Final = re.compile(r"``([^`]+)``")
 
 def python_library() -> Iterator[str]:
     """Yield the lines of the page."""
-    from cairn.pipeline.client import AsyncRemoteCollection, RemoteCollection
+    from cairn.pipeline.client.clients import AsyncRemoteCollection, RemoteCollection
     from cairn.pipeline.search.documents import StoredDocuments
 
     yield "Import these names from `cairn`. Options of a search are listed at the end.\n"

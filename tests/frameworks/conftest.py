@@ -14,7 +14,7 @@ import pytest
 os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 os.environ["LANGSMITH_TRACING"] = "false"
 
-from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import Collection, open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.frameworks.source import Searchable

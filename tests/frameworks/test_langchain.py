@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cairn import open_collection
 from cairn.langchain import CairnEmbeddings, CairnRetriever, CairnVectorStore
-from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, FilterError, UsageError
 from cairn.pipeline.frameworks.source import Searchable

@@ -11,7 +11,7 @@ import pytest
 from cairn.haystack import CairnDocumentStore
 from cairn.langchain import CairnVectorStore as LangChainStore
 from cairn.llama_index import CairnVectorStore, LeaveUnembedded
-from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.errors import ConfigError, FilterError, UsageError
 from cairn.pipeline.frameworks.source import find_passages

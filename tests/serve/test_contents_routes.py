@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.pipeline.client import CairnClient
+from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.client.errors import InvalidRequestError
 from cairn.pipeline.collection import open_collection
 

@@ -15,7 +15,7 @@ if not (Path(__file__).parent / "pipeline").is_dir():
     __path__ = [*__path__, str(Path(__file__).resolve().parents[3])]
 
 if TYPE_CHECKING:
-    from cairn.pipeline.client import AsyncCairnClient, CairnClient
+    from cairn.pipeline.client.clients import AsyncCairnClient, CairnClient
     from cairn.pipeline.collection import Collection, open_collection
     from cairn.pipeline.encode.text_encoder import TextEncoder, load_encoder
     from cairn.pipeline.errors import CairnError
@@ -45,8 +45,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncCairnClient": "cairn.pipeline.client",
-    "CairnClient": "cairn.pipeline.client",
+    "AsyncCairnClient": "cairn.pipeline.client.clients",
+    "CairnClient": "cairn.pipeline.client.clients",
     "CairnError": "cairn.pipeline.errors",
     "Collection": "cairn.pipeline.collection",
     "DeleteReport": "cairn.pipeline.index.maintenance",
