@@ -45,6 +45,9 @@ LANCE_ERRORS: Final = (OSError, RuntimeError, ValueError)
 SCAN_BUFFER_BYTES: Final = 16 << 20
 """Of a scan, what Lance may read ahead: it is up to 2 GiB by default."""
 
+READ_TOGETHER_BYTES: Final = 128 << 10
+"""Rows of a column so near to one another are read at once: of short values, most of a table's."""
+
 
 @contextlib.contextmanager
 def lance_errors(action: str, *, damaged: bool = False) -> Generator[None]:
@@ -105,7 +108,7 @@ def open_pinned_dataset(database: Path, name: str, version: int | None) -> lance
         # Lance would wait for a FIFO in the place of a version's manifest.
         if version is not None and not (folder / _MANIFEST.format(NEWEST_VERSION - version)).is_file():
             raise FileNotFoundError
-        return lance.dataset(str(folder), version=version)
+        return lance.dataset(str(folder), version=version, block_size=READ_TOGETHER_BYTES)
     except LANCE_ERRORS as error:
         raise DamageError(f"version {version} of table `{name}` cannot be opened") from error
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +60,9 @@ if TYPE_CHECKING:
     import lance
 
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
 SAMPLED_CHUNKS = 4_096
 """Chunks that stand for the corpus where an average will do."""
 OPEN_ATTEMPTS = 3
@@ -67,6 +71,38 @@ OPEN_ATTEMPTS = 3
 
 MAX_COLUMN_BYTES: Final = 64 << 20
 """What a generation keeps in memory of its columns, for filters by a value."""
+MAX_ROWS_BYTES: Final = 32 << 20
+"""What it keeps of the documents that answers had: reading ten that lie far apart takes a millisecond."""
+MAX_KEPT_ROWS: Final = 100
+"""Rows of a longer answer are not kept: they would be all there is."""
+MAX_MATCHES_BYTES: Final = 8 << 20
+"""What it keeps of what filters leave, which are asked again and again."""
+
+
+class Kept(Generic[Key, Value]):
+    """What was asked for last, up to so many bytes; safe to share between threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+
+    def get(self, key: Key) -> Value | None:
+        """Return a value, None where it is not kept."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def add(self, key: Key, value: Value, num_bytes: int) -> None:
+        """Keep a value in the place of those that were asked for longest ago."""
+        with self._lock:
+            _, before = self._values.pop(key, (None, 0))
+            self._values[key] = value, num_bytes
+            self._num_bytes += num_bytes - before
+            while self._num_bytes > self._max_bytes:
+                self._num_bytes -= self._values.popitem(last=False)[1][1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -263,16 +299,39 @@ class Generation(JoinedColumns):
         A position may repeat.
         """
         unique, inverse = np.unique(np.asarray(positions, dtype=np.int64), return_inverse=True)
+        if not 0 < len(unique) <= MAX_KEPT_ROWS:
+            return self._read_documents(unique, columns).take(pa.array(inverse))
+        keys = [(position, *columns) for position in unique.tolist()]
+        rows = [self._rows.get(key) for key in keys]
+        missing = [place for place, row in enumerate(rows) if row is None]
+        if missing:
+            read = self._read_documents(unique[missing], columns)
+            num_bytes = read.nbytes  # each row keeps all that was read in memory
+            for number, place in enumerate(missing):
+                rows[place] = row = read.slice(number, 1)
+                self._rows.add(keys[place], row, num_bytes)
+        return pa.concat_tables([row for row in map(rows.__getitem__, inverse.tolist()) if row is not None])
+
+    @cached_property
+    def _rows(self) -> Kept[tuple[int | str, ...], pa.Table]:
+        return Kept(MAX_ROWS_BYTES)
+
+    @cached_property
+    def matches(self) -> Kept[str, Int64[np.ndarray, " A"]]:
+        """What filters left, by what they ask."""
+        return Kept(MAX_MATCHES_BYTES)
+
+    def _read_documents(self, unique: Int64[np.ndarray, " A"], columns: Sequence[str]) -> pa.Table:
         if self.parts:
             cuts = np.searchsorted(unique, self.part_starts)
             tables = [
-                part.fetch_documents(unique[first:last] - start, columns)
+                part._read_documents(unique[first:last] - start, columns)
                 for part, start, (first, last) in zip(
                     self.parts, self.part_starts, pairwise(cuts.tolist()), strict=False
                 )
                 if last > first or part is self.parts[0]
             ]
-            return pa.concat_tables(tables).take(pa.array(inverse))
+            return pa.concat_tables(tables)
         asked = ["doc_id", *(name for name in columns if name != "doc_id")]
         rows = self._take(unique, asked)
         # A position is a row's place in the scan: should Lance ever count otherwise, no document may pass for
@@ -282,7 +341,7 @@ class Generation(JoinedColumns):
                 f"table `documents` of {self.layout.name!r} must hold generation {self.number} in its order",
                 "verify",
             )
-        return rows.take(pa.array(inverse)).select(list(columns))
+        return rows.select(list(columns))
 
     def _take(self, positions: Int64[np.ndarray, " A"], columns: list[str]) -> pa.Table:
         """Read rows of the scan, ascending; from one fragment that costs three fifths of a look at all."""

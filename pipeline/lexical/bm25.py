@@ -17,9 +17,10 @@ Source: Robertson & Zaragoza 2009, "The Probabilistic Relevance Framework: BM25 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -30,18 +31,23 @@ from jaxtyping import Bool, Float32, Int32, Int64, Shaped, UInt8
 K1, B = 1.2, 0.75
 KEPT_TERMS = 8_192
 """Terms of which a field keeps how many texts hold them."""
+BLOCK_COUNTS = 1 << 22
+"""Counts of words in a few documents that are looked up at once: a byte each, and 12 to score."""
 
 
 class Postings(Protocol):
     """Which texts hold a term, and how often; ``pipeline/index/segments`` reads them from files."""
 
-    def postings(
-        self, term: str, few_A: Int64[np.ndarray, " A"] | None = None
-    ) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
-        """Return the positions of the texts that hold a term, ascending, and how often each does.
+    def postings(self, term: str) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the positions of the texts that hold a term, ascending, and how often each does."""
+        ...
 
-        Of a few texts, ascending, returns their places among them.
-        """
+    def num_holding(self, term: str) -> int:
+        """Count the texts that hold a term."""
+        ...
+
+    def counts_of_few(self, terms: Sequence[str], few_A: Int64[np.ndarray, " A"]) -> UInt8[np.ndarray, "T A"]:
+        """Return how often each of a few texts, ascending, holds each term."""
         ...
 
 
@@ -72,12 +78,14 @@ class Totals:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FewDocuments:
-    """A few documents, ascending, and their chunks; ``owner_M`` are places among the documents."""
+    """A few documents, ascending, and their chunks, which begin at ``offsets`` among them."""
 
     documents_A: Int64[np.ndarray, " A"]
     chunks_M: Int64[np.ndarray, " M"]
-    owner_M: Int64[np.ndarray, " M"]
     offsets: Int64[np.ndarray, " A_plus_1"]
+    _counted: dict[tuple[str, ...], UInt8[np.ndarray, "T M"]] = field(
+        default_factory=dict[tuple[str, ...], UInt8[np.ndarray, "T M"]]
+    )
 
     @classmethod
     def of(
@@ -89,9 +97,30 @@ class FewDocuments:
         return cls(
             documents_A=documents,
             chunks_M=ranges(firsts, num_chunks),
-            owner_M=np.repeat(np.arange(len(documents)), num_chunks),
             offsets=np.append(0, np.cumsum(num_chunks)),
         )
+
+    def blocks(self, words: Collection[Variants]) -> Iterator[tuple[Sequence[Variants], tuple[str, ...]]]:
+        """Yield words with their terms, as many at a time as are counted at once."""
+        most, left = max(1, BLOCK_COUNTS // max(1, len(self.chunks_M))), list(words)
+        while left:
+            sizes = np.cumsum([len(word) for word in left])
+            num_words = max(1, int(np.searchsorted(sizes, most, side="right")))
+            yield left[:num_words], tuple(chain.from_iterable(left[:num_words]))
+            left = left[num_words:]
+
+    def before(self, text: Postings, terms: tuple[str, ...]) -> Int32[np.ndarray, "T M_plus_1"]:
+        """Return how often the chunks before each hold each term.
+
+        Of the terms asked for last the counts are kept: documents and passages ask for the same.
+        """
+        counts_TM = self._counted.get(terms)
+        if counts_TM is None:
+            self._counted.clear()
+            counts_TM = self._counted[terms] = text.counts_of_few(terms, self.chunks_M)
+        before_TM1 = np.zeros((len(terms), len(self.chunks_M) + 1), np.int32)
+        np.cumsum(counts_TM, axis=1, out=before_TM1[:, 1:])
+        return before_TM1
 
 
 def length_penalty(lengths_N: Shaped[np.ndarray, " N"], average: float) -> Float32[np.ndarray, " N"]:
@@ -111,6 +140,19 @@ def add_term(
     share = weight * found
     share /= found + penalty_N[texts_A]
     scores_N[texts_A] += share
+
+
+def add_terms(
+    scores_N: Float32[np.ndarray, " N"],
+    counts_RN: Float32[np.ndarray, "R N"],
+    penalty_RN: Float32[np.ndarray, "R N"] | Float32[np.ndarray, " N"],
+    weight_R: Float32[np.ndarray, " R"],
+) -> None:
+    """Add words one after another to the scores of all texts, as :func:`add_term` does."""
+    shares_RN = weight_R[:, None] * counts_RN
+    shares_RN /= counts_RN + penalty_RN
+    for share_N in shares_RN:
+        scores_N += share_N
 
 
 def term_weight(repeats: int, num_holding: int, num_texts: int) -> np.float32:
@@ -142,20 +184,35 @@ class DocumentBM25:
         text_words: Int32[np.ndarray, " N"],
         title_words: Int32[np.ndarray, " N"],
     ) -> None:
-        def of_text(term: str, few: FewDocuments | None) -> _Counts:
-            if few is None:
-                return _of_chunks(*text.postings(term), chunk_documents)
-            return _of_chunks(*text.postings(term, few.chunks_M), few.owner_M)
+        self._text, self._title = text, title
+        is_whole = len(chunk_documents) == len(text_words)  # of a chunk each
 
-        def of_title(term: str, few: FewDocuments | None) -> _Counts:
-            return title.postings(term, None if few is None else few.documents_A)
+        def num_texts(term: str) -> int:
+            return (
+                text.num_holding(term) if is_whole else _num_owners(text.postings(term)[0], chunk_documents)
+            )
 
-        self._fields = _Field(of_text, text_words), _Field(of_title, title_words)
+        self._fields = (
+            _Field(lambda term: _of_chunks(*text.postings(term), chunk_documents), num_texts, text_words),
+            _Field(title.postings, title.num_holding, title_words),
+        )
         self._num_documents = len(text_words)
 
-    def totals(self, terms: Collection[str], few: FewDocuments | None = None) -> tuple[Totals, Totals]:
-        """Return the totals of texts and of titles for some terms, of all documents or of ``few``."""
-        text, title = (field.totals(terms, few) for field in self._fields)
+    def totals(self, terms: Collection[str]) -> tuple[Totals, Totals]:
+        """Return the totals of texts and of titles for some terms."""
+        text, title = (own.totals(terms) for own in self._fields)
+        return text, title
+
+    def totals_of_few(self, words: Collection[Variants], few: FewDocuments) -> tuple[Totals, Totals]:
+        """Return what the totals would be if there were a few documents alone."""
+        holding: tuple[dict[str, int], dict[str, int]] = {}, {}
+        for _, terms in few.blocks(words):
+            for known, counts_TA in zip(holding, self._counts_of_few(terms, few), strict=True):
+                known.update(zip(terms, np.count_nonzero(counts_TA, axis=1).tolist(), strict=True))
+        text, title = (
+            Totals(texts=len(few.documents_A), length=own.length_of(few), holding=known)
+            for own, known in zip(self._fields, holding, strict=True)
+        )
         return text, title
 
     def scores(
@@ -169,20 +226,51 @@ class DocumentBM25:
         ``words`` are those of the query, and how often it has each. ``totals`` are those that count where
         they are not these documents': of a corpus that they are a part of, or of a few.
         """
-        scores_N = np.zeros(self._num_documents if few is None else len(few.documents_A), np.float32)
-        of_fields = totals or (None, None)
+        known = totals or (None, None)
+        if few is not None:
+            return self._scores_of_few(words, known, few)
+        scores_N = np.zeros(self._num_documents, np.float32)
         for terms, repeats in words.items():
-            for field, known in zip(self._fields, of_fields, strict=True):
-                num_texts = self._num_documents if known is None else known.texts
-                num_holding = _num_holding(terms, field.num_holding, known, num_texts)
-                average = field.average_length if known is None else known.average_length
-                weight = term_weight(repeats, num_holding, num_texts)
-                penalty_N = field.penalty(average, few)
+            for own, of_field in zip(self._fields, known, strict=True):
+                weight = own.weight(terms, repeats, of_field)
+                penalty_N = own.penalty(own.average(of_field))
                 for term in terms:
-                    documents, counts = field.counts_of(term, few)
+                    documents, counts = own.counts_of(term)
                     if len(documents):
                         add_term(scores_N, documents, counts, penalty_N, weight)
         return scores_N
+
+    def _scores_of_few(
+        self, words: Mapping[Variants, int], totals: Sequence[Totals | None], few: FewDocuments
+    ) -> Float32[np.ndarray, " A"]:
+        fields = tuple(zip(self._fields, totals, strict=True))
+        penalty_2A = np.stack([own.penalty_of_few(own.average(known), few) for own, known in fields])
+        scores_A = np.zeros(len(few.documents_A), np.float32)
+        for block, terms in few.blocks(words):
+            counts_2TA = self._counts_of_few(terms, few)
+            is_held_2T = np.stack([counts_TA.any(axis=1) for counts_TA in counts_2TA])
+            rows, weights, begin = list[tuple[int, int]](), list[np.float32](), 0
+            for word in block:
+                for number, (own, known) in enumerate(fields):
+                    held_t = np.flatnonzero(is_held_2T[number, begin : begin + len(word)])
+                    held = [(number, begin + place) for place in held_t.tolist()]
+                    if held:
+                        rows += held
+                        weights += [own.weight(word, words[word], known)] * len(held)
+                begin += len(word)
+            if rows:
+                field_R, term_R = np.array(rows).T
+                counts_RA = np.stack(counts_2TA)[field_R, term_R].astype(np.float32)
+                add_terms(scores_A, counts_RA, penalty_2A[field_R], np.array(weights))
+        return scores_A
+
+    def _counts_of_few(
+        self, terms: tuple[str, ...], few: FewDocuments
+    ) -> tuple[Int32[np.ndarray, "T A"], Int32[np.ndarray, "T A"]]:
+        """Return how often the texts and the titles of a few documents hold each term."""
+        before_TM1 = few.before(self._text, terms)
+        text_TA = before_TM1[:, few.offsets[1:]] - before_TM1[:, few.offsets[:-1]]
+        return text_TA, self._title.counts_of_few(terms, few.documents_A).astype(np.int32)
 
 
 _Counts = tuple[Int64[np.ndarray, " D"], np.ndarray]
@@ -199,43 +287,56 @@ def _of_chunks(
     return owners[firsts], np.add.reduceat(counts, firsts, dtype=np.int64)
 
 
+def _num_owners(chunks: Int64[np.ndarray, " P"], owner_M: Int64[np.ndarray, " M"]) -> int:
+    """Count the documents of ascending chunks."""
+    owners = owner_M[chunks]
+    return int(np.count_nonzero(owners[1:] != owners[:-1])) + min(len(owners), 1)
+
+
 class _Field:
-    """Texts or titles: which of them, or of a few, hold a term how often, and their lengths."""
+    """Texts or titles: which of them hold a term how often, and their lengths."""
 
     def __init__(
         self,
-        counts_of: Callable[[str, FewDocuments | None], _Counts],
+        counts_of: Callable[[str], _Counts],
+        num_holding: Callable[[str], int],
         num_words_N: Int32[np.ndarray, " N"],
     ) -> None:
         self.counts_of = counts_of
-        self.num_holding = lru_cache(KEPT_TERMS)(lambda term: len(counts_of(term, None)[0]))
+        self._num_holding = lru_cache(KEPT_TERMS)(num_holding)
         self._num_words_N = num_words_N
         self._length = int(num_words_N.sum(dtype=np.int64))
-        self.average_length = self.totals(()).average_length
-        self._penalty = self.average_length, length_penalty(num_words_N, self.average_length)
+        self._average = self.totals(()).average_length
+        self._penalty = self._average, length_penalty(num_words_N, self._average)
 
-    def totals(self, terms: Collection[str], few: FewDocuments | None = None) -> Totals:
-        if few is not None:
-            return Totals(
-                texts=len(few.documents_A),
-                length=int(self._num_words_N[few.documents_A].sum(dtype=np.int64)),
-                holding={term: len(self.counts_of(term, few)[0]) for term in terms},
-            )
+    def totals(self, terms: Collection[str]) -> Totals:
         return Totals(
             texts=len(self._num_words_N),
             length=self._length,
-            holding={term: self.num_holding(term) for term in terms},
+            holding={term: self._num_holding(term) for term in terms},
         )
 
-    def penalty(self, average: float, few: FewDocuments | None) -> Float32[np.ndarray, " N"]:
-        """Return the length penalties; those of all texts are kept for the last average."""
-        if few is not None:
-            return length_penalty(self._num_words_N[few.documents_A], average)
+    def length_of(self, few: FewDocuments) -> int:
+        return int(self._num_words_N[few.documents_A].sum(dtype=np.int64))
+
+    def weight(self, terms: Collection[str], repeats: int, known: Totals | None) -> np.float32:
+        """Return what a word weighs, in a corpus of these totals where they are not the field's."""
+        num_texts = len(self._num_words_N) if known is None else known.texts
+        return term_weight(repeats, _num_holding(terms, self._num_holding, known, num_texts), num_texts)
+
+    def average(self, known: Totals | None) -> float:
+        return self._average if known is None else known.average_length
+
+    def penalty(self, average: float) -> Float32[np.ndarray, " N"]:
+        """Return the length penalties, which are kept for the last average."""
         known, penalty_N = self._penalty
         if known != average:
             penalty_N = length_penalty(self._num_words_N, average)
             self._penalty = average, penalty_N
         return penalty_N
+
+    def penalty_of_few(self, average: float, few: FewDocuments) -> Float32[np.ndarray, " A"]:
+        return length_penalty(self._num_words_N[few.documents_A], average)
 
 
 MAX_STEPPED_SIZE = 16
@@ -265,7 +366,7 @@ class PassageBM25:
         end_char: Int64[np.ndarray, " M"],
     ) -> None:
         self._words = words
-        self._num_holding = lru_cache(KEPT_TERMS)(lambda term: len(words.postings(term)[0]))
+        self._num_holding = lru_cache(KEPT_TERMS)(words.num_holding)
         self._offsets, self._start_char, self._end_char = chunk_offsets, start_char, end_char
         self._penalties: dict[tuple[int, float], Float32[np.ndarray, " M"]] = {}
         self._lengths: dict[int, tuple[int, int]] = {}
@@ -275,20 +376,27 @@ class PassageBM25:
         """The first chunk of each chunk's document."""
         return np.repeat(self._offsets[:-1], np.diff(self._offsets))
 
-    def totals(
-        self, terms: Collection[str], size: int, few: FewDocuments | None = None
-    ) -> tuple[Totals, Totals]:
+    def totals(self, terms: Collection[str], size: int) -> tuple[Totals, Totals]:
         """Return the totals of passages of ``size`` chunks, and of chunks for some terms."""
-        if few is None:
-            num_passages, characters = self._lengths_of(size)
-            num_chunks, num_holding = int(self._offsets[-1]), self._num_holding
-        else:
-            num_passages, characters = self._count_passages(size, few)
-            num_chunks = len(few.chunks_M)
-            num_holding = lambda term: len(self._words.postings(term, few.chunks_M)[0])  # noqa: E731
+        num_passages, characters = self._lengths_of(size)
+        holding = {term: self._num_holding(term) for term in terms}
         return (
             Totals(texts=num_passages, length=characters, holding={}),
-            Totals(texts=num_chunks, length=0, holding={term: num_holding(term) for term in terms}),
+            Totals(texts=int(self._offsets[-1]), length=0, holding=holding),
+        )
+
+    def totals_of_few(
+        self, words: Collection[Variants], size: int, few: FewDocuments
+    ) -> tuple[Totals, Totals]:
+        """Return what the totals would be if there were a few documents alone."""
+        num_passages, characters = self._count_passages(size, few)
+        holding: dict[str, int] = {}
+        for _, terms in few.blocks(words):
+            num_holding_T = np.count_nonzero(np.diff(few.before(self._words, terms)), axis=1)
+            holding.update(zip(terms, num_holding_T.tolist(), strict=True))
+        return (
+            Totals(texts=num_passages, length=characters, holding={}),
+            Totals(texts=len(few.chunks_M), length=0, holding=holding),
         )
 
     def scores(
@@ -305,25 +413,35 @@ class PassageBM25:
         """
         passages, holding = totals or self.totals((), size)
         penalty_M = self._penalty_of(size, passages.average_length, few)
-        offsets, firsts_M, chunks_M = self._offsets, self._firsts, None
+        known = None if totals is None else holding
+
+        def weight_of(word: Variants) -> np.float32:
+            num_holding = _num_holding(word, self._num_holding, known, holding.texts)
+            return term_weight(words[word], num_holding, holding.texts)
+
+        scores_M = np.zeros(len(penalty_M), np.float32)
         if few is not None:
-            offsets, chunks_M = few.offsets, few.chunks_M
-            firsts_M = offsets[few.owner_M]
-        scores_M = np.zeros(len(firsts_M), np.float32)
-        counts_M = np.zeros(len(firsts_M), np.float32)
-        for terms, repeats in words.items():
-            known = None if totals is None else holding
-            num_holding = _num_holding(terms, self._num_holding, known, holding.texts)
-            weight = term_weight(repeats, num_holding, holding.texts)
+            for block, terms in few.blocks(words):
+                counts_TM = _count_windows(few.before(self._words, terms), size, few.offsets)
+                weights = np.repeat([weight_of(word) for word in block], [len(word) for word in block])
+                held = np.flatnonzero(counts_TM.any(axis=1))
+                add_terms(scores_M, counts_TM[held], penalty_M, weights[held])
+            return scores_M
+        counts_M = np.zeros(len(scores_M), np.float32)
+        for terms in words:
+            weight = weight_of(terms)
             for term in terms:
-                chunks, counts = self._words.postings(term, chunks_M)
+                chunks, counts = self._words.postings(term)
                 if not len(chunks):
                     continue
                 if size > MAX_STEPPED_SIZE or size * len(chunks) > MAX_STEPPED_SHARE * len(scores_M):
-                    counts_W = _count_everywhere(chunks, counts, size, offsets)
+                    before_M1 = np.zeros(len(scores_M) + 1, np.int32)
+                    before_M1[1:][chunks] = counts
+                    np.cumsum(before_M1, out=before_M1)
+                    counts_W = _count_windows(before_M1[None], size, self._offsets)[0]
                     add_term(scores_M, slice(None), counts_W, penalty_M, weight)
                     continue
-                for begins in _count(chunks, counts, size, firsts_M, counts_M):
+                for begins in _count(chunks, counts, size, self._firsts, counts_M):
                     # A passage met again has no count left and adds nothing; one that would leave its
                     # document has an endless length.
                     add_term(scores_M, begins, counts_M[begins], penalty_M, weight)
@@ -391,22 +509,19 @@ def _count(
     return touched
 
 
-def _count_everywhere(
-    chunks: Int64[np.ndarray, " P"],
-    counts: UInt8[np.ndarray, " P"],
-    size: int,
-    offsets: Int64[np.ndarray, " N_plus_1"],
-) -> Float32[np.ndarray, " M"]:
-    """Return a word's counts in all passages, by first chunk; anything where none begins."""
-    num_chunks = int(offsets[-1])
-    before_M1 = np.zeros(num_chunks + 1, np.int32)  # differences are right even where a sum wraps
-    before_M1[1:][chunks] = counts
-    np.cumsum(before_M1, out=before_M1)
+def _count_windows(
+    before_TM1: Int32[np.ndarray, "T M_plus_1"], size: int, offsets: Int64[np.ndarray, " N_plus_1"]
+) -> Float32[np.ndarray, "T M"]:
+    """Return each term's counts in all passages, by first chunk; anything where none begins.
+
+    ``before_TM1`` are its counts in the chunks before each: differences are right even where a sum wraps.
+    """
+    num_chunks = before_TM1.shape[1] - 1
     num_whole = max(num_chunks + 1 - size, 0)
-    counts_M = np.empty(num_chunks, np.float32)
-    np.subtract(before_M1[size:], before_M1[:num_whole], out=counts_M[:num_whole])
+    counts_TM = np.empty((len(before_TM1), num_chunks), np.float32)
+    np.subtract(before_TM1[:, size:], before_TM1[:, :num_whole], out=counts_TM[:, :num_whole])
     short = np.flatnonzero(np.diff(offsets) < size)
     begins, ends = offsets[short], offsets[short + 1]
-    counts_M[num_whole:] = 0.0
-    counts_M[begins] = before_M1[ends] - before_M1[begins]
-    return counts_M
+    counts_TM[:, num_whole:] = 0.0
+    counts_TM[:, begins] = before_TM1[:, ends] - before_TM1[:, begins]
+    return counts_TM

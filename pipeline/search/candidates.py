@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from itertools import chain
 
 import numpy as np
 from cairn.pipeline.index.generation import Generation
@@ -319,35 +318,37 @@ def words_asked(query: str, languages: Sequence[str]) -> Counter[Variants]:
     return Counter(terms_of_query(bounded_words(query), languages))
 
 
-def bm25_documents(
-    generation: Generation,
-    words: Mapping[Variants, int],
-    allowed: Int64[np.ndarray, " A"] | None,
-    totals: tuple[Totals, Totals] | None = None,
-    *,
-    alone: FewDocuments | None = None,
-) -> BM25Scores:
-    """Return the BM25 of title and text, of the ``allowed`` documents or of all.
-
-    ``totals`` are those of a corpus that the generation is a part of. ``alone`` are the only documents that
-    count, None where all do; the allowed are among them.
-    """
-    few = _few(generation, allowed, alone)
-    if alone is not None:
-        totals = generation.document_bm25.totals(set(chain.from_iterable(words)), alone)
-    scores = generation.document_bm25.scores(words, totals, few)
-    return BM25Scores(scores_M=scores, rows=None if few is None else few.documents_A)
-
-
-def _few(
-    generation: Generation, allowed: Int64[np.ndarray, " A"] | None, alone: FewDocuments | None
+def few_documents(
+    generation: Generation, allowed: Int64[np.ndarray, " A"] | None, alone: FewDocuments | None = None
 ) -> FewDocuments | None:
-    """Return the allowed documents where no others are to be scored: they are few, or the others hidden."""
+    """Return the allowed documents where BM25 is to score no others: they are few, or the others hidden.
+
+    ``alone`` are the only documents that count, None where all do; the allowed are among them.
+    """
     if allowed is None or (len(allowed) * FEW_SHARE > generation.num_documents and alone is None):
         return None
     if alone is not None and len(allowed) == len(alone.documents_A):
         return alone
     return FewDocuments.of(allowed, generation.chunk_offsets)
+
+
+def bm25_documents(
+    generation: Generation,
+    words: Mapping[Variants, int],
+    few: FewDocuments | None,
+    totals: tuple[Totals, Totals] | None = None,
+    *,
+    alone: FewDocuments | None = None,
+) -> BM25Scores:
+    """Return the BM25 of title and text, of ``few`` documents or of all.
+
+    ``totals`` are those of a corpus that the generation is a part of, ``alone`` is as
+    :func:`few_documents` has it.
+    """
+    if alone is not None:
+        totals = generation.document_bm25.totals_of_few(words, alone)
+    scores = generation.document_bm25.scores(words, totals, few)
+    return BM25Scores(scores_M=scores, rows=None if few is None else few.documents_A)
 
 
 def best_documents(
@@ -369,16 +370,17 @@ def bm25_passages(
     words: Mapping[Variants, int],
     size: int,
     allowed: Int64[np.ndarray, " A"] | None,
+    few: FewDocuments | None,
     *,
     alone: FewDocuments | None = None,
 ) -> BM25Scores | None:
     """Return BM25 of the windows of ``size`` chunks of the ``allowed`` documents, 0 of others.
 
-    None where no word of the query stands in any. ``alone`` is as for :func:`bm25_documents`.
+    None where no word of the query stands in any. ``few`` and ``alone`` are as :func:`few_documents` has
+    them.
     """
-    few = _few(generation, allowed, alone)
     bm25 = generation.passage_bm25
-    totals = None if alone is None else bm25.totals(set(chain.from_iterable(words)), size, alone)
+    totals = None if alone is None else bm25.totals_of_few(words, size, alone)
     scores = bm25.scores(words, size, totals, few)
     if few is None and allowed is not None:
         scores *= is_in_documents(generation, allowed)

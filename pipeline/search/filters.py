@@ -263,14 +263,32 @@ def matching_documents(
 ) -> Int64[np.ndarray, " A"] | None:
     """Return the positions of all documents that match both filters, ascending; None where neither asks.
 
-    See :func:`compile_both`.
+    See :func:`compile_both`. What is asked again of a generation is not looked for again.
     """
+    known = generation.matches.get(_asked(filters, restriction))
+    if known is not None:
+        return known
     condition = compile_both(filters, restriction, generation.document_schema)
     if condition is None:
         return None
     if isinstance(generation, Elsewhere):
-        return generation.matching(filters, restriction, timeout)
-    return allowed_documents(generation, condition, timeout)
+        found = generation.matching(filters, restriction, timeout)
+    else:
+        found = allowed_documents(generation, condition, timeout)
+    generation.matches.add(_asked(filters, restriction), found, found.nbytes)
+    return found
+
+
+def check_filters(
+    generation: Generation, filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None
+) -> None:
+    """Refuse filters that do not fit a generation, as :func:`compile_both` does; those known are none."""
+    if generation.matches.get(_asked(filters, restriction)) is None:
+        compile_both(filters, restriction, generation.document_schema)
+
+
+def _asked(filters: Mapping[str, Any] | None, restriction: Mapping[str, Any] | None) -> str:
+    return repr((filters, restriction))
 
 
 def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
@@ -289,10 +307,12 @@ def filterable_columns(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 def require_columns(options: SearchOptions, schema: pa.Schema) -> None:
     """Raise :class:`ConfigError` where an option names a column that no filter can, or one of lists."""
-    columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]
     for name, each in options_of(SearchOptions).items():
         column = getattr(options, name) if each.about.is_column else None
-        if column is not None and column not in columns:
+        if column is None:
+            continue
+        columns = [name for name, kind in filterable_columns(schema).items() if not pa.types.is_list(kind)]
+        if column not in columns:
             raise ConfigError(f"{name} must be one of {', '.join(columns)}, got {column[:80]!r}")
 
 

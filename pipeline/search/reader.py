@@ -31,6 +31,7 @@ from cairn.pipeline.search.candidates import (
     bm25_passages,
     chunk_positions,
     documents_of_best_chunks,
+    few_documents,
     nominate_by_passage_bm25,
     window_firsts,
     window_scores_of_documents,
@@ -283,16 +284,17 @@ class LocalReader:
         limit: int,
         alone: Alone | None = None,
     ) -> LocalWords:
-        generation, few = self._generation, alone and alone.few
+        generation, visible = self._generation, alone and alone.few
+        few = few_documents(generation, allowed, visible)
         words = words_asked(query, generation.query_languages if alone is None else alone.languages)
-        of_documents = bm25_documents(generation, words, allowed, alone=few)
+        of_documents = bm25_documents(generation, words, few, alone=visible)
         documents, _ = best_documents(generation, of_documents, allowed, limit)
         nominees = [documents]
-        passages = windows = bm25_passages(generation, words, size, allowed, alone=few)
+        passages = windows = bm25_passages(generation, words, size, allowed, few, alone=visible)
         if passages is not None:
             nominees.append(nominate_by_passage_bm25(generation, passages, limit))
             if shown_size is not None:
-                windows = bm25_passages(generation, words, shown_size, allowed, alone=few)
+                windows = bm25_passages(generation, words, shown_size, allowed, few, alone=visible)
         return LocalWords(
             documents=documents,
             of_documents=of_documents,

@@ -32,7 +32,7 @@ from cairn.pipeline.search.calibration import (
 )
 from cairn.pipeline.search.documents import visible_documents
 from cairn.pipeline.search.filters import (
-    compile_both,
+    check_filters,
     matching_documents,
     require_columns,
     text_order_warnings,
@@ -162,7 +162,7 @@ def _answer(
     """Answer from one generation: encode, read what the filter allows, rank, make hits."""
     generation, settings = served.generation, served.generation.manifest.settings
     require_columns(options, generation.document_schema)
-    compile_both(options.filters, options.restriction, generation.document_schema)  # refuses before encoding
+    check_filters(generation, options.filters, options.restriction)  # before encoding
     warnings = text_order_warnings(options.filters or {}, generation.document_schema)
     window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
     has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.index.generation import Generation, Kept, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 
 from tests.exact_search import nearest
@@ -50,9 +50,24 @@ def test_generation_arrays_are_views_of_the_mapped_files(generation: Generation)
 
 def test_fetch_documents_keeps_the_order_asked_and_repeats(generation: Generation) -> None:
     ids = stones.document_ids(20)
-    fetched = generation.fetch_documents([5, 2, 5, 19], ["doc_id", "text"])
-    assert fetched.column_names == ["doc_id", "text"]
-    assert fetched.column("doc_id").to_pylist() == [ids[5], ids[2], ids[5], ids[19]]
+    for asked in ([5, 2, 5, 19], [19, 3, 5, 0], [3]):  # some of them were read before
+        for columns in (["doc_id", "text"], ["text"], ["text", "doc_id"]):
+            fetched = generation.fetch_documents(asked, columns)
+            assert fetched.column_names == columns
+            expected = [{"doc_id": ids[row], "text": stones.text_of(ids[row])} for row in asked]
+            assert fetched.to_pylist() == [{name: row[name] for name in columns} for row in expected]
+
+
+def test_kept_values_leave_in_the_order_in_which_they_were_asked_for() -> None:
+    kept = Kept[str, int](100)
+    for number, key in enumerate("abcd"):
+        kept.add(key, number, 25)
+    assert kept.get("a") == 0
+    kept.add("e", 4, 50)  # in the place of b and c
+    kept.add("d", 5, 25)
+    assert [kept.get(key) for key in "abcde"] == [0, None, None, 5, 4]
+    kept.add("f", 6, 101)
+    assert [kept.get(key) for key in "abcdef"] == [None] * 6
 
 
 def test_fetch_documents_of_no_position_is_an_empty_table(generation: Generation) -> None:

@@ -12,6 +12,7 @@ from cairn.pipeline.search.filters import (
     allowed_documents,
     compile_filter,
     filterable_columns,
+    matching_documents,
     text_order_warnings,
 )
 from hypothesis import HealthCheck, given, settings
@@ -134,6 +135,25 @@ def test_column_too_large_for_memory_is_asked_in_the_table(
     for tree in ({"lang": "it's"}, {"lang": ["NULL", "日本語"]}, {"year": 1993}):
         assert filtered_ids(opened, tree) == [row["doc_id"] for row in rows if matches(tree, row)]
     assert (opened.column_values("lang"), opened.column_values("year")) == (None, None)
+
+
+def test_filter_asked_again_finds_the_same(generation: Generation, rows: list[dict[str, Any]]) -> None:
+    opened = open_generation(generation.layout)
+    two, three = {"cluster_id": 2}, {"cluster_id": 3}
+    expected = {
+        each: [place for place, row in enumerate(rows) if row["cluster_id"] == each] for each in (2, 3)
+    }
+    for _ in range(2):
+        for filters, restriction, found in (
+            (two, None, expected[2]),
+            (None, two, expected[2]),
+            (three, None, expected[3]),
+            (three, two, []),
+            ({"cluster_id": [2, 3]}, three, expected[3]),
+        ):
+            positions = matching_documents(opened, filters, restriction)
+            assert positions is not None
+            assert positions.tolist() == found
 
 
 def test_filter_waits_for_no_search_that_reads_its_column(

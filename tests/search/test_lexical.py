@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import Generation, open_generation
+from cairn.pipeline.lexical import bm25 as bm25_module
 from cairn.pipeline.search import candidates
 from cairn.pipeline.search.candidates import (
     MAX_WORDS,
@@ -11,6 +12,7 @@ from cairn.pipeline.search.candidates import (
     bm25_documents,
     bm25_passages,
     bounded_words,
+    few_documents,
     words_asked,
 )
 from cairn.pipeline.search.filters import allowed_documents, compile_filter, table_errors
@@ -27,7 +29,8 @@ def words_of(generation: Generation, query: str) -> Any:
 
 def found_ids(generation: Generation, query: str, where: Any = None, limit: int = 60) -> list[str]:
     allowed = None if where is None else allowed_documents(generation, where, None)
-    bm25 = bm25_documents(generation, words_of(generation, query), allowed)
+    few = few_documents(generation, allowed)
+    bm25 = bm25_documents(generation, words_of(generation, query), few)
     positions, scores = best_documents(generation, bm25, allowed, limit)
     assert sorted(scores, reverse=True) == scores.tolist()
     return [generation.doc_ids[position].as_py() for position in positions]
@@ -78,17 +81,21 @@ def test_table_errors_hide_the_text_of_the_error() -> None:
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize("allowed", [[2, 3, 17, 40, 59], [17]])
 @pytest.mark.parametrize("query", ["granite basalt stone17 title", "stone3 17", "unknownword"])
 def test_bm25_of_few_allowed_documents_is_that_of_a_look_at_all(
-    generation: Generation, monkeypatch: pytest.MonkeyPatch, query: str
+    generation: Generation, monkeypatch: pytest.MonkeyPatch, query: str, allowed: Any
 ) -> None:
-    allowed, firsts = np.array([2, 3, 17, 40, 59]), generation.chunk_offsets[:-1]
+    allowed, firsts = np.array(allowed), generation.chunk_offsets[:-1]
     found: list[list[list[float]]] = []
     words = words_of(generation, query)
-    for share in (1, 1_000):  # those alone, then all
+    for share, counts in ((1, 1 << 22), (1, 1), (1_000, 1)):  # those alone, a word at a time, then all
         monkeypatch.setattr(candidates, "FEW_SHARE", share)
-        documents = best_documents(generation, bm25_documents(generation, words, allowed), allowed, 4)
-        passages = [bm25_passages(generation, words, size, allowed) for size in (1, 2, 50)]
+        monkeypatch.setattr(bm25_module, "BLOCK_COUNTS", counts)
+        few = few_documents(generation, allowed)
+        assert (few is None) == (share > 1)
+        documents = best_documents(generation, bm25_documents(generation, words, few), allowed, 4)
+        passages = [bm25_passages(generation, words, size, allowed, few) for size in (1, 2, 50)]
         scores = [np.zeros(60) if each is None else each.of(firsts) for each in passages]
         found.append([each.tolist() for each in (*documents, *scores)])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]

@@ -442,18 +442,11 @@ class JoinedWords:
         # keep files mapped until it is found to be garbage.
         self._find = lru_cache(KEPT_TERMS)(partial(_places, list(zip(files, begins, strict=False))))
 
-    def postings(
-        self, term: str, few_A: Int64[np.ndarray, " A"] | None = None
-    ) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
-        """Return the positions of the chunks that hold a term, ascending, and how often each does.
-
-        Of a few chunks, ascending, returns their places among them: each is looked up in the postings.
-        """
+    def postings(self, term: str) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
+        """Return the positions of the chunks that hold a term, ascending, and how often each does."""
         places = self._find(term)
         if not places:
             return np.empty(0, np.int64), np.empty(0, np.uint8)
-        if few_A is not None:
-            return _postings_of_few(places, few_A)
         found = [words.read(place) for words, _, place in places]
         chunks_P = np.concatenate([chunks for chunks, _ in found], dtype=np.int64)
         end = 0
@@ -463,18 +456,25 @@ class JoinedWords:
             end += len(chunks)
         return chunks_P, found[0][1] if len(found) == 1 else np.concatenate([counts for _, counts in found])
 
+    def num_holding(self, term: str) -> int:
+        """Count the chunks that hold a term."""
+        return sum(words.num_holding(place) for words, _, place in self._find(term))
 
-def _postings_of_few(
-    places: Sequence[tuple[_Words, int, slice]], few_A: Int64[np.ndarray, " A"]
-) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
-    """Return what :meth:`JoinedWords.postings` does of a few chunks."""
-    found: list[tuple[np.ndarray, np.ndarray]] = []
-    for words, begin, place in places:
-        first, end = np.searchsorted(few_A, (begin, begin + words.num_live)).tolist()
-        held, counts = words.look_up(place, few_A[first:end] - begin)
-        found.append((held + first, counts))
-    chunks, counts = zip(*found, strict=True)
-    return (chunks[0], counts[0]) if len(found) == 1 else (np.concatenate(chunks), np.concatenate(counts))
+    def counts_of_few(self, terms: Sequence[str], few_A: Int64[np.ndarray, " A"]) -> UInt8[np.ndarray, "T A"]:
+        """Return how often each of a few chunks, ascending, holds each term.
+
+        Each chunk is looked up in the postings, which are not read.
+        """
+        counts_TA = np.zeros((len(terms), len(few_A)), np.uint8)
+        parts: dict[_Words, tuple[slice, UInt32[np.ndarray, " a"]]] = {}
+        for counts_A, term in zip(counts_TA, terms, strict=True):
+            for words, begin, place in self._find(term):
+                if words not in parts:
+                    own = slice(*np.searchsorted(few_A, (begin, begin + words.num_live)).tolist())
+                    parts[words] = own, words.stored_of(few_A[own] - begin)
+                own, stored_a = parts[words]
+                words.count(place, stored_a, counts_A[own])
+        return counts_TA
 
 
 def _places(files: Sequence[tuple[_Words, int]], term: str) -> list[tuple[_Words, int, slice]]:
@@ -516,14 +516,22 @@ class _Words:
         is_live = before == up_to
         return (chunks - before)[is_live], counts[is_live]
 
-    def look_up(
-        self, own: slice, live_A: Int64[np.ndarray, " A"]
-    ) -> tuple[Int64[np.ndarray, " P"], UInt8[np.ndarray, " P"]]:
-        """Return which of some chunks hold the word, by their places among them, and how often each does."""
-        chunks, stored = self._chunks[own], self._deleted.stored_of(live_A).astype(self._chunks.dtype)
-        places = np.minimum(np.searchsorted(chunks, stored), len(chunks) - 1)
-        held = np.flatnonzero(chunks[places] == stored)
-        return held, self._counts[own][places[held]]
+    def num_holding(self, own: slice) -> int:
+        """Count the chunks among those that are left; without deleted ones no posting is read."""
+        return len(self.read(own)[0]) if len(self._deleted.rows) else own.stop - own.start
+
+    def stored_of(self, live_A: Int64[np.ndarray, " A"]) -> UInt32[np.ndarray, " A"]:
+        """Return chunks that are left by their numbers in the file."""
+        return self._deleted.stored_of(live_A).astype(np.uint32)
+
+    def count(
+        self, own: slice, stored_A: UInt32[np.ndarray, " A"], counts_A: UInt8[np.ndarray, " A"]
+    ) -> None:
+        """Write down how often each of some chunks holds the word."""
+        chunks = self._chunks[own]
+        places = chunks.searchsorted(stored_A)
+        is_held = chunks.take(places, mode="clip") == stored_A
+        np.multiply(self._counts[own].take(places, mode="clip"), is_held, out=counts_A)
 
 
 def _num_deleted(

@@ -389,7 +389,7 @@ class ShardPart:
 
     def _document_scores(self, words: Words) -> BM25Scores:
         """Return BM25 of all documents, whatever a filter allows; the last ones are kept."""
-        score = partial(bm25_documents, self.part, allowed=None, totals=words.totals.documents)
+        score = partial(bm25_documents, self.part, few=None, totals=words.totals.documents)
         return self._kept_scores(words, None, score)
 
     def _passage_scores(self, words: Words, size: int) -> BM25Scores:
