@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Unpack
 
 import numpy as np
@@ -43,7 +43,7 @@ from cairn.pipeline.search.passages import window_size
 from cairn.pipeline.search.ranking import PreparedSearch, rank_queries
 from cairn.pipeline.search.reader import Alone
 from cairn.pipeline.search.rerank import reranked, widened
-from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration
+from cairn.pipeline.search.served import LoadEncoder, Served, ServedGeneration, of_whole
 from cairn.pipeline.search_options import MAX_BATCH_QUERIES, MAX_QUERY_BYTES, SearchKeywords, SearchOptions
 from cairn.pipeline.types import (
     EncodedQueries,
@@ -93,8 +93,9 @@ class Searcher(ServedGeneration):
         """Answer one query; the keywords are those of :class:`SearchOptions`."""
         return self.answer([query], SearchOptions(**options))[0]
 
-    def answer(
+    def _answer(
         self,
+        served: Served,
         queries: Sequence[str] | None,
         options: SearchOptions,
         reranker: Reranker | None = None,
@@ -112,12 +113,38 @@ class Searcher(ServedGeneration):
                     f"there must be one query text a vector, got {len(queries)} texts and {len(encoded)} "
                     "vectors"
                 )
+        generation, dim = served.generation, served.generation.manifest.vector_dim
         chosen = options if reranker is None else widened(options)
-        results = self.reading(
-            _answer, queries, chosen, self._encode if encoded is None else encoded, self._encode_sparse
-        )
+        search, encoded = self._prepared(served, queries, chosen, encoded)
+        vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
+        by_words = queries is not None and served.encodes_no_queries and not np.any(vectors_QV)
+        if by_words:
+            search = replace(search, options=_words_alone(chosen, has_sparse=search.sparse is not None))
+        explanations, late = None, None
+        if isinstance(encoded, EncodedQueries) and (explanations := _explanations(search, encoded)):
+            late = [each and each.late for each in explanations]
+            unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
+            search = replace(search, unknown=unknown)
+        vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
+        with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
+            rankings = rank_queries(search, vectors, late)
+            hits = make_hits(search, rankings, explanations)
+        if by_words:
+            hits = [tuple(map(_by_words, found)) for found in hits]
+        generation.require_whole()  # a file written into meanwhile gives wrong scores
+        warnings = text_order_warnings(options.filters or {}, generation.document_schema)
+        texts = [""] * len(hits) if queries is None else queries
+        results = [
+            SearchResult(
+                query=text,
+                generation=generation.number,
+                hits=found,
+                warnings=(*warnings, *ranking.warnings),
+            )
+            for text, found, ranking in zip(texts, hits, rankings, strict=True)
+        ]
         if chosen.min_probability is not None:
-            calibration = self.reading(self._calibration, chosen)
+            calibration = self._calibration(served, chosen)
             results = [
                 being_measured(result)
                 if calibration is None
@@ -125,6 +152,57 @@ class Searcher(ServedGeneration):
                 for result in results
             ]
         return results if reranker is None else [reranked(result, reranker, options) for result in results]
+
+    answer = of_whole(_answer)
+
+    def _prepared(
+        self,
+        served: Served,
+        queries: Sequence[str] | None,
+        options: SearchOptions,
+        encoded: Vectors | None,
+    ) -> tuple[PreparedSearch, Vectors]:
+        """Encode, and read what the filter allows."""
+        generation, settings = served.generation, served.generation.manifest.settings
+        require_columns(options, generation.document_schema)
+        check_filters(generation, options.filters, options.restriction)  # before encoding
+        window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
+        has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse
+        with ThreadPoolExecutor(1, thread_name_prefix="cairn-sparse") as beside:
+            weights = None
+            if queries is not None and self._encode_sparse is not None and has_sparse_say:
+                weights = beside.submit(self._encode_sparse, generation, queries)
+            if encoded is None:
+                assert queries is not None, "texts or vectors are asked for"
+                encoded = self._encode(served.encoder, queries)
+                generation.require_whole()  # the encoder may have taken its time
+            sparse = None if weights is None else weights.result()
+        allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
+        alone = None
+        if options.hide_word_statistics and options.restriction is not None:
+            if isinstance(generation, Elsewhere):
+                raise UsageError(
+                    "word statistics must be hidden in a search of one process, got a search in shards; "
+                    "serve the collection without shards"
+                )
+            visible = allowed
+            if options.filters:  # which move no count
+                visible = matching_documents(generation, None, options.restriction, served.timeout)
+            assert visible is not None, "a restriction asks for something"
+            few = FewDocuments.of(visible, generation.chunk_offsets)
+            alone = Alone(few, generation.languages_of(visible), generation.mean_of_chunks(visible))
+        search = PreparedSearch(
+            generation=generation,
+            reader=served.reader,
+            options=options,
+            queries=queries,
+            window=window,
+            ranking_window=ranking_window,
+            allowed=allowed,
+            sparse=sparse,
+            alone=alone,
+        )
+        return search, encoded
 
     def _calibration(self, served: Served, asked: SearchOptions) -> Calibration | None:
         """Return how raw scores become probabilities.
@@ -143,91 +221,12 @@ class Searcher(ServedGeneration):
             if is_first and (kept is None or not kept.holds_for(len(allowed))):
                 for oldest in list(self._calibrations)[: max(len(self._calibrations) - KEPT_CALIBRATIONS, 0)]:
                     del self._calibrations[oldest]
-                kept = self._calibrations[key] = _calibrated(
-                    served, allowed, options, self._encode, self._encode_sparse
-                )
+                ask = partial(self._answer, served, options=options)
+                kept = self._calibrations[key] = _calibrated(served, allowed, ask)
             return kept
         finally:
             if is_first:
                 self._calibrating.release()
-
-
-def _answer(
-    served: Served,
-    queries: Sequence[str] | None,
-    options: SearchOptions,
-    encoded: Vectors | Encode,
-    encode_sparse: EncodeSparse | None,
-) -> list[SearchResult]:
-    """Answer from one generation: encode, read what the filter allows, rank, make hits."""
-    generation, settings = served.generation, served.generation.manifest.settings
-    require_columns(options, generation.document_schema)
-    check_filters(generation, options.filters, options.restriction)  # before encoding
-    warnings = text_order_warnings(options.filters or {}, generation.document_schema)
-    window, ranking_window = window_size(options.chunk_tokens, settings), window_size(None, settings)
-    has_sparse_say = options.hybrid and options.weight("sparse") > 0.0 and generation.has_sparse
-    with ThreadPoolExecutor(1, thread_name_prefix="cairn-sparse") as beside:
-        weights = None
-        if queries is not None and encode_sparse is not None and has_sparse_say:
-            weights = beside.submit(encode_sparse, generation, queries)
-        if callable(encoded):
-            assert queries is not None, "texts or vectors are asked for"
-            encoded = encoded(served.encoder, queries)
-            generation.require_whole()  # the encoder may have taken its time
-        sparse = None if weights is None else weights.result()
-    allowed = matching_documents(generation, options.filters, options.restriction, served.timeout)
-    alone = None
-    if options.hide_word_statistics and options.restriction is not None:
-        if isinstance(generation, Elsewhere):
-            raise UsageError(
-                "word statistics must be hidden in a search of one process, got a search in shards; serve "
-                "the collection without shards"
-            )
-        visible = allowed
-        if options.filters:  # which move no count
-            visible = matching_documents(generation, None, options.restriction, served.timeout)
-        assert visible is not None, "a restriction asks for something"
-        few = FewDocuments.of(visible, generation.chunk_offsets)
-        alone = Alone(few, generation.languages_of(visible), generation.mean_of_chunks(visible))
-    search = PreparedSearch(
-        generation=generation,
-        reader=served.reader,
-        options=options,
-        queries=queries,
-        window=window,
-        ranking_window=ranking_window,
-        allowed=allowed,
-        sparse=sparse,
-        alone=alone,
-    )
-    vectors_QV = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
-    by_words = queries is not None and served.encodes_no_queries and not np.any(vectors_QV)
-    if by_words:
-        search = replace(search, options=_words_alone(options, has_sparse=sparse is not None))
-    explanations = _explanations(search, encoded) if isinstance(encoded, EncodedQueries) else None
-    late = None
-    if explanations is not None and isinstance(encoded, EncodedQueries):
-        late = [each and each.late for each in explanations]
-        unknown = [place for place, tokens in enumerate(encoded.tokens) if not len(tokens.ids_T)]
-        search = replace(search, unknown=unknown)
-    dim = generation.manifest.vector_dim
-    vectors = np.zeros((len(vectors_QV), dim), np.float32) if by_words else unit_vectors(vectors_QV, dim)
-    with _thread_pools().limit(limits=1, user_api="blas"):  # threads that share a small product spin
-        rankings = rank_queries(search, vectors, late)
-        hits = make_hits(search, rankings, explanations)
-    if by_words:
-        hits = [tuple(map(_by_words, found)) for found in hits]
-    generation.require_whole()  # a file written into meanwhile gives wrong scores
-    texts = [""] * len(hits) if queries is None else queries
-    return [
-        SearchResult(
-            query=text,
-            generation=generation.number,
-            hits=found,
-            warnings=(*warnings, *ranking.warnings),
-        )
-        for text, found, ranking in zip(texts, hits, rankings, strict=True)
-    ]
 
 
 def _words_alone(options: SearchOptions, *, has_sparse: bool) -> SearchOptions:
@@ -254,9 +253,7 @@ def _by_words(hit: Hit) -> Hit:
 def _calibrated(
     served: Served,
     allowed: Int64[np.ndarray, " A"],
-    options: SearchOptions,
-    encode: Encode,
-    encode_sparse: EncodeSparse | None,
+    ask: Callable[[Sequence[str]], list[SearchResult]],
 ) -> Calibration:
     """Ask the collection general questions and first sentences of its own documents."""
     if served.encodes_no_queries:
@@ -265,7 +262,7 @@ def _calibrated(
             "model for them; leave it out"
         )
     known = known_items(_spread_texts(served.generation, allowed))
-    answers = _answer(served, [*GENERAL_QUESTIONS, *known.values()], options, encode, encode_sparse)
+    answers = ask([*GENERAL_QUESTIONS, *known.values()])
     off_topic, own = answers[: len(GENERAL_QUESTIONS)], answers[len(GENERAL_QUESTIONS) :]
     return Calibration.of(off_topic, dict(zip(known, own, strict=True)), len(allowed))
 

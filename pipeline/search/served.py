@@ -18,7 +18,8 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cairn.pipeline.config import NO_MODEL
 from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
@@ -63,6 +64,28 @@ class Served:
     def encodes_no_queries(self) -> bool:
         """Tell whether documents brought their vectors, and texts are ranked by words alone."""
         return self.generation.manifest.settings["encoder"]["model"] == NO_MODEL
+
+
+def of_whole(
+    method: Callable[Concatenate[Any, Served, _Asked], _Answer],
+) -> Callable[Concatenate[Any, _Asked], _Answer]:
+    """Hand a method the newest whole generation, which it takes behind ``self``.
+
+    Where it meets damage and another generation is whole, it is handed that one: the one place where a call
+    falls back.
+    """
+
+    @wraps(method)
+    def reading(own: ServedGeneration, *args: _Asked.args, **named: _Asked.kwargs) -> _Answer:
+        served = own.take()
+        try:
+            return method(own, served, *args, **named)
+        except (IntegrityError, StorageError):
+            if not own.is_replaced(served.generation):
+                raise
+            return method(own, own.take(), *args, **named)
+
+    return reading
 
 
 class ServedGeneration:
@@ -130,21 +153,16 @@ class ServedGeneration:
         """Tell whether calls are answered: not where all generations are found damaged."""
         return self._damage is None
 
+    @of_whole
     def reading(
-        self, read: Callable[Concatenate[Served, _Asked], _Answer], *args: _Asked.args, **named: _Asked.kwargs
+        self,
+        served: Served,
+        read: Callable[Concatenate[Served, _Asked], _Answer],
+        *args: _Asked.args,
+        **named: _Asked.kwargs,
     ) -> _Answer:
-        """Return what ``read`` reads of the newest whole generation, and is asked for.
-
-        Where reading meets damage and another generation is whole, that one is read: the one place where a
-        call falls back.
-        """
-        served = self.take()
-        try:
-            return read(served, *args, **named)
-        except (IntegrityError, StorageError):
-            if not self.is_replaced(served.generation):
-                raise
-            return read(self.take(), *args, **named)
+        """Return what ``read`` reads of the newest whole generation, and is asked for."""
+        return read(served, *args, **named)
 
     def take(self) -> Served:
         """Return the generation to answer one call from; a newly published one is taken up.
