@@ -66,6 +66,7 @@ _HEADS: Final[Mapping[object, tuple[str, str, str]]] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "camembert": _ROBERTA,
+    "distilbert": ("vocab_transform", "vocab_layer_norm", "vocab_projector"),
 }
 """What families of the engine call the dense layer, the norm and the decoder of their heads."""
 _Logits = Callable[[Int64[np.ndarray, "B T"], Int64[np.ndarray, " B"]], Float[torch.Tensor, "N X"]]
@@ -214,7 +215,7 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> t
     dense, norm, decoder = _HEADS[model_type]
     table_XD = engine.embedding.tokens_VD
     if checkpoint.config.get("tie_word_embeddings") is False:
-        table_XD = _tensor(checkpoint, f"{decoder}.decoder.weight")
+        table_XD = _tensor(checkpoint, f"{decoder}.decoder.weight", f"{decoder}.weight")
     shared = partial(torch.Tensor.to, device=device, dtype=dtype)
     weight_DD, bias_D, scale_D, shift_D = (
         shared(_tensor(checkpoint, f"{name}.{part}")) for name in (dense, norm) for part in ("weight", "bias")
@@ -223,7 +224,8 @@ def _load(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> t
         shared(table_XD),
         shared(_tensor(checkpoint, f"{decoder}.bias", f"{decoder}.decoder.bias")),
     )
-    name = "gelu" if decoder == "lm_head" else str(checkpoint.config.get("hidden_act", "gelu"))
+    named = {"lm_head": "", "vocab_projector": "activation"}.get(decoder, "hidden_act")
+    name = str(checkpoint.config.get(named, "gelu"))
     activate = ACTIVATE[activation_named("hidden_act", name)]
     epsilon = checkpoint.number("layer_norm_eps", default=1e-12)
     if table_XD.shape != (len(bias_X), engine.model_dim):

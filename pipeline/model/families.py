@@ -1,6 +1,7 @@
 """Readers of published models: what each layout calls its tensors, and what else its configuration says.
 
-    BERT, RoBERTa, XLM-R, CamemBERT    post-norm, learned positions, a plain feed-forward, biases
+    BERT, RoBERTa, XLM-R, CamemBERT    post-norm, learned positions, a plain feed-forward, biases; DistilBERT
+                                       without token types
     NomicBERT, CDE v1's backbones      post-norm, RoPE, SwiGLU, no biases
     GTE                                post-norm, RoPE stretched by NTK, GeGLU, biases but in the gate
     ModernBERT, mmBERT, CDE v2's       pre-norm, RoPE, GeGLU, global layers among local ones
@@ -41,6 +42,7 @@ from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim, read_
 from cairn.pipeline.model.engine.transformer import Embedding, Transformer
 from cairn.pipeline.model.engine.weights import AnyLinear, Linear, Norm, WeightReader
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
+from cairn.pipeline.model.folders.first_layers import LAYER_COUNTS
 from cairn.pipeline.model.folders.model_types import PPLX
 
 
@@ -69,6 +71,15 @@ _BERT: Final = _Names(
     up=["intermediate.dense"],
     down="output.dense",
     mlp_norm="output.LayerNorm",
+)
+_DISTIL: Final = _Names(
+    layer="transformer.layer",
+    qkv=["attention.q_lin", "attention.k_lin", "attention.v_lin"],
+    output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    up=["ffn.lin1"],
+    down="ffn.lin2",
+    mlp_norm="output_layer_norm",
 )
 _NOMIC: Final = _Names(
     layer="encoder.layers",
@@ -115,6 +126,7 @@ _DECODER: Final = replace(_NATIVE, attention_norm="input_layernorm", mlp_norm="p
 _TOKENS: Final = "embeddings.word_embeddings.weight"
 """The first tensor that is read, by which any prefix of the names is found."""
 _TYPES: Final = "embeddings.token_type_embeddings.weight"
+_HEADS: Final = ("num_attention_heads", "n_head", "n_heads")
 _COUNT_FROM_PADDING: Final = ("roberta", "xlm-roberta", "camembert")
 """Model types whose first position stands after the padding id."""
 
@@ -183,19 +195,18 @@ class _Layers:
 
 def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Transformer:
     """Read BERT and its kin; another variant or a misfit raises :class:`ModelError`."""
-    config = checkpoint.config
+    config, is_distilled = checkpoint.config, checkpoint.config["model_type"] == "distilbert"
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder", False):
         raise ModelError(
             "the model must be an encoder with absolute positions, got another variant; choose another model"
         )
-    width, num_heads = checkpoint.integer("hidden_size"), checkpoint.integer("num_attention_heads")
+    width, num_heads = checkpoint.integer("hidden_size", "dim"), checkpoint.integer(*_HEADS)
     if width % num_heads:
         raise ModelError(
             f"hidden_size must be a multiple of the {num_heads} heads, got {width}; config.json does not "
             "fit the model"
         )
     num_positions = checkpoint.integer("max_position_embeddings")
-    num_types = checkpoint.integer("type_vocab_size", default=2)
     reader = _reader(checkpoint, dtype, device, "layer_norm_eps")
     # Tables are kept in float32 where layers are in less, and in their own precision where they are in more.
     wide = torch.promote_types(dtype, torch.float32)
@@ -203,23 +214,26 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
     positions_PD = reader.read("embeddings.position_embeddings.weight", (num_positions, width), wide)
     if config["model_type"] in _COUNT_FROM_PADDING:
         positions_PD = positions_PD[int(config.get("pad_token_id") or 0) + 1 :]
-    types_D = reader.read(_TYPES, (num_types, width), wide)[0].clone()
+    types_D = None
+    if not is_distilled:
+        num_types = checkpoint.integer("type_vocab_size", default=2)
+        types_D = reader.read(_TYPES, (num_types, width), wide)[0].clone()
     norm = reader.norm("embeddings.LayerNorm", width, wide)
     shape = _shape(num_heads, width // num_heads, len(positions_PD))
     layers = _Layers(
         reader=reader,
-        names=_BERT,
+        names=_DISTIL if is_distilled else _BERT,
         shape=shape,
         width=width,
-        inner=checkpoint.integer("intermediate_size"),
-        activation=_activation(checkpoint),
+        inner=checkpoint.integer("intermediate_size", "hidden_dim"),
+        activation=_activation(checkpoint, "activation" if is_distilled else "hidden_act"),
         biases=(True, True, True, True),
         is_gated=False,
     )
     return layers.model(
         checkpoint,
         embedding=Embedding(tokens_VD=tokens_VD, positions_PD=positions_PD, token_type_D=types_D, norm=norm),
-        layers=list(map(layers.read, range(checkpoint.integer("num_hidden_layers")))),
+        layers=list(map(layers.read, range(checkpoint.integer(*LAYER_COUNTS)))),
     )
 
 
@@ -280,7 +294,7 @@ def read_nomic_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
     of_length = ("max_trained_positions",) if is_stretched else ("n_positions", "max_position_embeddings")
     max_positions = checkpoint.integer(*of_length, default=2048)
     width = checkpoint.integer("n_embd", "hidden_size")
-    num_heads = checkpoint.integer("n_head", "num_attention_heads")
+    num_heads = checkpoint.integer(*_HEADS)
     shape = _shape(num_heads, even_head_dim(width, num_heads), max_positions)
     rotary = RotaryTable(
         rotary_dim=int(shape.head_dim * checkpoint.number("rotary_emb_fraction", default=1.0)),
@@ -302,7 +316,7 @@ def read_nomic_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch
     return layers.model(
         checkpoint,
         embedding=_embedding(checkpoint, reader, width, norm_name, default_types=2),
-        layers=list(map(layers.read, range(checkpoint.integer("n_layer", "num_hidden_layers")))),
+        layers=list(map(layers.read, range(checkpoint.integer(*LAYER_COUNTS)))),
         rotary={False: rotary},
     )
 

@@ -34,7 +34,7 @@ from tests.lab.train.families import tiny_new
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
 TITLES = {name: kind.title for name, kind in MODEL_TYPES.items()} | {
-    "mpnet": "MPNet, DistilBERT, EmbeddingGemma, EuroBERT, T5, ELECTRA, ALBERT, DeBERTa, Jina v3 and others",
+    "mpnet": "MPNet, EmbeddingGemma, EuroBERT, T5, ELECTRA, ALBERT, DeBERTa, Jina v3 and others",
     "cde v1": "cde-small-v1",
     "cde v2": "cde-small-v2",
 }
@@ -93,9 +93,12 @@ def family_folder(
             return _write_m3bert(tiny_model_folder, tmp_path_factory.mktemp("m3bert") / "model")
         makers: dict[str, Callable[[], Path]] = {
             "modernbert": make_modernbert,
-            "mpnet": lambda: shutil.copytree(
-                make_family("mpnet"), tmp_path_factory.mktemp("mpnet") / "model"
-            ),
+            **{
+                name: lambda name=name: shutil.copytree(
+                    make_family(name), tmp_path_factory.mktemp(name) / "model"
+                )
+                for name in ("mpnet", "distilbert")
+            },
             "nomic_bert": make_nomic_bert,
             "new": make_gte,
             "gte": lambda: make_gte(model_type="gte"),

@@ -267,7 +267,7 @@ def _compare(
         return False
     special = [(each.cls_id, each.landmark_id) for each in (teacher, student)]
     vocabularies = [each.tokenizer.get_vocab(with_added_tokens=True) for each in (teacher, student)]
-    widths = [each.integer("hidden_size", "n_embd") for each in (teacher, student)]
+    widths = [each.integer("hidden_size", "n_embd", "dim") for each in (teacher, student)]
     return special[0] == special[1] and vocabularies[0] == vocabularies[1] and widths[0] == widths[1]
 
 

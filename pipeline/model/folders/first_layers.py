@@ -22,8 +22,8 @@ from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.own_tensors import FIRST_STAGE
 
-LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer")
-"""What configurations call the number of layers: nearly all of them, and NomicBERT's."""
+LAYER_COUNTS: Final = ("num_hidden_layers", "n_layer", "n_layers")
+"""What configurations call the number of layers: nearly all of them, NomicBERT's, DistilBERT's."""
 
 OF_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 """The number of the layer a tensor belongs to."""

@@ -166,7 +166,7 @@ def test_pretrain_settings_that_the_model_lacks_are_refused(run, settings, sente
         ({"model_type": "t5", "num_hidden_layers": 2}, "model_type must be one of bert"),
         ({"model_type": "bert"}, "num_hidden_layers of a new model must be a whole number"),
         ({"model_type": "bert", **SIZES, "vocab_size": 10}, "vocab_size of a new model must be at least"),
-        ({"model_type": "bert", **SIZES, "hidden_size": -1}, "hidden_size as a positive number"),
+        ({"model_type": "bert", **SIZES, "hidden_size": -1}, "hidden_size or dim as a positive number"),
     ],
 )
 def test_pretrain_configuration_that_no_model_has_is_refused(run, tmp_path, config, sentence):

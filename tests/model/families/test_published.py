@@ -46,6 +46,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     for name in (
         "bert",
         "roberta",
+        "distilbert",
         "modernbert",
         "nomic_bert",
         "gte",
@@ -89,11 +90,13 @@ def make(
     make_nomic_bert: Callable[..., Path],
     make_gte: Callable[..., Path],
     make_decoder: Callable[..., Path],
+    make_family: Callable[[str], Path],
 ) -> Callable[..., Path]:
     """Return a writer of folders by family; settings may be changed or, as None, left out."""
     makers: dict[str, Callable[..., Path]] = {
         "bert": lambda: tiny_model_folder,
         "roberta": lambda: tiny_roberta_folder,
+        "distilbert": lambda: make_family("distilbert"),
         "modernbert": make_modernbert,
         "nomic_bert": make_nomic_bert,
         "gte": make_gte,
@@ -193,13 +196,15 @@ def test_load_names_of_transformers_give_the_same(make, family) -> None:
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("bert", {}), ("qwen2", {}), ("gte", {}), ("nomic_bert", {}), ("modernbert", TODAYS_NAMES)],
+    [(name, {}) for name in ("bert", "distilbert", "qwen2", "gte", "nomic_bert")]
+    + [("modernbert", TODAYS_NAMES)],
 )
 def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family, changes) -> None:
     folder = make(family, **changes)
     backbone, model = load(folder, layers=1), published(folder)
-    if family == "bert":
-        model.encoder.layer = model.encoder.layer[:1]
+    if family in ("bert", "distilbert"):
+        stack = model.encoder if family == "bert" else model.transformer
+        stack.layer = stack.layer[:1]
     else:
         model.layers = model.layers[:1]
     model.config.num_hidden_layers = 1

@@ -22,12 +22,13 @@ WINDOW = {"window_tokens": 90, "window_overlap_tokens": 15, "precision": "fp32"}
 
 
 @pytest.fixture(scope="session")
-def make_folder(make_decoder, modernbert_folder, nomic_bert_folder, tiny_roberta_folder):
+def make_folder(make_decoder, modernbert_folder, nomic_bert_folder, tiny_roberta_folder, make_family):
     def make(family):
         known = {
             "modernbert": modernbert_folder,
             "nomic_bert": nomic_bert_folder,
             "roberta": tiny_roberta_folder,
+            "distilbert": make_family("distilbert"),
         }
         return known[family] if family in known else make_decoder(family)
 
@@ -45,7 +46,9 @@ def published(folder):
 @pytest.mark.parametrize(
     "settings", [{}, {"pooling": "lmk", "query_prefix": "the path "}], ids=["mean", "lmk"]
 )
-@pytest.mark.parametrize("family", ["roberta", "modernbert", "nomic_bert", "mistral", "qwen3", "llama"])
+@pytest.mark.parametrize(
+    "family", ["roberta", "distilbert", "modernbert", "nomic_bert", "mistral", "qwen3", "llama"]
+)
 def test_saved_folder_of_each_family_is_a_sentence_transformer_of_the_same_vectors(
     make_folder, tmp_path, family, settings
 ):
