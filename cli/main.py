@@ -8,22 +8,29 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import platform
 import re
 import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
+from importlib.metadata import version
 from io import TextIOWrapper
+from typing import Final
 
 import click
 from cairn.cli.settings import config_option, name_variables, variable_prefix
 from cairn.cli.terminal import ESCAPED, echo, printable
-from cairn.pipeline import unforeseen
-from cairn.pipeline.errors import CairnError, DiskFullError, UsageError, is_panic
+from cairn.pipeline.errors import CairnError, DiskFullError, UsageError, install_command, is_panic
 from cairn.pipeline.options import shown
 from typing_extensions import TypeIs, override
 
+MAX_FRAMES: Final = 40
+MAX_LINES: Final = 400
+"""Of a report: a recursion without end has a thousand frames, which say the same."""
 _VERBS = {
     "ingest": "Index a corpus, or what changed in it since the last time.",
     "search": "Search a collection; answers are documents with their best passages.",
@@ -177,9 +184,44 @@ def _leave_stdout() -> None:
 
 
 def _unforeseen(error: BaseException, name: str, arguments: Sequence[str]) -> int:
-    verb = next((argument for argument in arguments if argument in _VERBS), "")
-    echo(f"error: {unforeseen.sentence_of(error, f'{name} {verb}'.strip())}", err=True)
+    """Say in a sentence what no sentence was foreseen for, with a file that says where it happened."""
+    verb = f"{name} {next((argument for argument in arguments if argument in _VERBS), '')}".strip()
+    kind = type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        said = (
+            f"the package {error.name.partition('.')[0]} must be installed, got none; install Cairn again "
+            f"with its dependencies, for example {install_command('cpu')}"
+        )
+    else:
+        try:
+            said = (
+                f"`{verb}` ended in an unforeseen {kind}; nothing published was changed. "
+                f"{_report(error, verb)} says where in the code, without your data: please report it"
+            )
+        except OSError:
+            said = f"`{verb}` ended in an unforeseen {kind}, and no report of it could be written"
+    echo(f"error: {said}", err=True)
     return _FAILED
+
+
+def _report(error: BaseException, verb: str) -> str:
+    """Write types and places in the code into a file, and no message: it may quote a document or a key."""
+    lines = [
+        f"cairn {version('cairn-index')}, Python {platform.python_version()}, {platform.platform()}",
+        verb,
+    ]
+    cause: BaseException | None = error
+    while cause is not None and len(lines) < MAX_LINES:
+        lines.append(f"{type(cause).__module__}.{type(cause).__qualname__}")
+        lines += [
+            f"  {frame.filename}:{frame.lineno} in {frame.name}"
+            for frame in traceback.extract_tb(cause.__traceback__)[-MAX_FRAMES:]
+        ]
+        cause = cause.__cause__ or cause.__context__
+    descriptor, name = tempfile.mkstemp(prefix="cairn-error-", suffix=".txt")
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write("\n".join(lines) + "\n")
+    return name
 
 
 def _interrupted() -> int:
