@@ -353,8 +353,8 @@ class CollectionLayout:
     def kept_generations(self) -> list[int]:
         """List what ``CURRENT`` names, ascending.
 
-        All that left something, where it is damaged or nothing is left of what it names: an older one was put
-        back. Of a partition all but what its collection never came to name.
+        All that left something, where it is damaged or names none of them: an older one was put back. Of a
+        partition all but what its collection never came to name.
         """
         standing = {*self.generation_numbers(), *self._copied_numbers()}
         if self.whole is not None:
@@ -362,7 +362,7 @@ class CollectionLayout:
             return sorted({*served, *(each for each in standing if each < max(served, default=0))})
         with contextlib.suppress(DamageError):
             current = self.current()
-            if current is None or not standing.isdisjoint(current.manifests):
+            if current is None or not standing or not standing.isdisjoint(current.manifests):
                 return [] if current is None else sorted(current.manifests)
         return sorted(standing)
 

@@ -338,7 +338,8 @@ def remove_generations(layout: CollectionLayout, numbers: Sequence[int]) -> None
         left = {number: sha256 for number, sha256 in current.manifests.items() if number not in numbers}
         durable.write_bytes(layout.current_path, Current(left).to_bytes())
     for number in numbers:
-        durable.remove_folder(layout.generation_folder(number), flushes=False)
+        if layout.generation_folder(number).is_dir():
+            durable.remove_folder(layout.generation_folder(number), flushes=False)
         durable.remove_entry(layout.copies_folder(number))
 
 

@@ -405,7 +405,7 @@ def _require_own(own: CollectionLayout, record: PartitionRecord) -> None:
 
 def _drop_damaged_predecessors(layout: CollectionLayout, number: int) -> str:
     """Remove older generations that could not be served; they would only be found damaged again."""
-    older = [each for each in layout.generation_numbers() if each < number]
+    older = [each for each in layout.kept_generations() if each < number]
     damaged = [each for each in older if verify_generation(layout, each, check_rows=False)]
     if not damaged:
         return ""

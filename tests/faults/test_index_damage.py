@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,18 @@ def test_flipped_bit_in_any_lance_file_is_found_by_verify(layout: CollectionLayo
     assert verify_collection(layout) == []
 
 
-def test_damaged_older_generation_is_dropped_by_repair(layout: CollectionLayout) -> None:
-    flip_bit(layout.generation_folder(1) / "chunks.faiss")
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_damaged_older_generation_is_dropped_by_repair(layout: CollectionLayout, is_gone: bool) -> None:
+    if is_gone:
+        shutil.rmtree(layout.generation_folder(1))
+        shutil.rmtree(layout.copies_folder(1))
+    else:
+        flip_bit(layout.generation_folder(1) / "chunks.faiss")
     assert [problem.generation for problem in verify_collection(layout)] == [1]
-    assert repair_collection(layout).generation == 2
+    report = repair_collection(layout)
+    assert report.generation == 2
+    assert report.action.endswith("generation 1, which was damaged, is removed")
+    assert verify_collection(layout) == []
     assert layout.generation_numbers() == [2]
     assert served_ids(layout) == NEW
 
