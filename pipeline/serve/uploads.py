@@ -10,6 +10,7 @@ documents are found by searches; a server that is started again goes on with tho
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import secrets
@@ -24,7 +25,7 @@ from typing import IO, Annotated, Any, Final, Literal
 
 from cairn.pipeline import durable
 from cairn.pipeline.corpus.source_record import sqlite_errors
-from cairn.pipeline.errors import DocumentsRefusedError
+from cairn.pipeline.errors import DocumentsRefusedError, StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Request
 from pydantic import Field
@@ -202,8 +203,9 @@ class Uploads:
     def clear(self) -> None:
         """Remove expired files, what a killed server has left of one, and entries of gone collections."""
         for row in self._run("SELECT collection FROM attachments UNION SELECT collection FROM stores"):
-            if not CollectionLayout.at(self._root, row["collection"]).is_begun():
-                self.forget(row["collection"])
+            with contextlib.suppress(StorageError):  # one that cannot be read is there
+                if not CollectionLayout.at(self._root, row["collection"]).is_begun():
+                    self.forget(row["collection"])
         kept = {file.id for file in self.files()}
         for row in self._run("SELECT id FROM files"):
             if row["id"] not in kept:

@@ -135,19 +135,15 @@ class Writers:
 
     async def _replay_all(self) -> None:
         names = await asyncio.to_thread(list_states, self._settings.root)
-        served = [name for name in names if self._collections.serves(name)]
-        await asyncio.gather(
-            *(self._replay(name) for name in served if self._layout(name).writes_path.exists())
-        )
+        await asyncio.gather(*(self._replay(name) for name in names if self._collections.serves(name)))
 
     async def _replay(self, name: str) -> None:
         until = time.monotonic() + REPLAY_SECONDS
         while True:
             try:
-                await self.of(name)
+                if self._layout(name).writes_path.exists():  # else the other server has removed it
+                    await self.of(name)
             except Exception as error:  # noqa: BLE001 - other collections are replayed
-                if not self._layout(name).is_begun():  # the other server has removed it
-                    return
                 if isinstance(error, CollectionBusyError) and time.monotonic() < until:
                     await asyncio.sleep(REPLAY_PAUSE_SECONDS)
                     continue

@@ -119,6 +119,21 @@ def own_root(served_root: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(served_root, tmp_path / "root"))
 
 
+@pytest.fixture
+def private(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder under that root of which this process may read nothing, whoever runs it."""
+    folder, stat = own_root / "private", Path.stat
+
+    def refused(path: Path, **options: Any) -> Any:
+        if folder in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    folder.mkdir()
+    monkeypatch.setattr(Path, "stat", refused)
+    return folder
+
+
 @contextmanager
 def starter() -> Iterator[Callable[..., TestClient]]:
     """Give a starter of servers that run until the block ends."""

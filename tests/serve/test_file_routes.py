@@ -17,7 +17,7 @@ from cairn.pipeline.errors import DiskFullError, ModelError, StorageError, Write
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
-from cairn.pipeline.serve.uploads import FOLDER_NAME, file_name
+from cairn.pipeline.serve.uploads import FOLDER_NAME, Store, file_name
 from starlette.testclient import TestClient
 
 from tests.serve.test_vector_store_routes import client_over
@@ -460,6 +460,7 @@ def test_collection_that_was_dropped_comes_back_with_no_file(
     assert uploads.attachments("stones") == []
 
 
+@pytest.mark.usefixtures("private")
 def test_file_that_was_in_progress_is_read_by_the_next_server(own_root: Path, serve: Serve) -> None:
     settings = ServeSettings(root=own_root, writable=True)
     first = serve(settings)
@@ -468,6 +469,8 @@ def test_file_that_was_in_progress_is_read_by_the_next_server(own_root: Path, se
     file = send(client, "keys.md", NOTE)
     assert client.vector_stores.files.create("stones", file_id=file.id).status == "in_progress"
     assert client.vector_stores.retrieve("stones").status == "in_progress"
+    of_private = Store(name="it cannot be read now", metadata=None, created_at=0)
+    first.app.state.server.uploads.name_store("private", of_private)  # type: ignore[attr-defined]
     first.app.state.server.uploads.close()  # type: ignore[attr-defined]
     assert settled(client_over(serve(settings)), "stones", file.id).status == "completed"
 

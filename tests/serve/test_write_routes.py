@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -722,6 +723,28 @@ def test_stopped_server_publishes_what_waits(
     client.__exit__(None, None, None)
     assert open_collection("stones", root=own_root).documents["new"].text == "obsidian"
     assert CollectionLayout.at(own_root, "stones").writes_path.exists()
+
+
+@pytest.mark.usefixtures("private")
+def test_folder_that_cannot_be_read_keeps_no_acknowledged_write_from_being_published(
+    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (own_root / "odd").symlink_to(own_root / "nowhere")
+    os.mkfifo(own_root / "fifo")
+    (own_root / "file").write_bytes(b"")
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "STOP_SECONDS", 0.0)
+        patch.setattr(LiveWriter, "_publish", lambda *_: time.sleep(0.01))
+        client = serve(ServeSettings(root=own_root, writable=True))
+        assert client.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]}).status_code == 202
+        client.__exit__(None, None, None)
+    assert "new" not in open_collection("stones", root=own_root).documents
+    client = serve(ServeSettings(root=own_root, writable=True))
+    until = time.monotonic() + 60
+    while client.get(f"{DOCUMENTS}/new").status_code != 200:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert "writes.not_replayed collection=private" in caplog.text
 
 
 def test_writer_that_outlives_its_server_ends_without_a_warning(
