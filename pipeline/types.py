@@ -448,6 +448,40 @@ class CollectionSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FilterColumn:
+    """A column that filters can name; ``type`` is Arrow's, such as `int64` or `timestamp[us, tz=UTC]`."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectionDescription:
+    """What a collection holds and how it can be searched.
+
+    ``documents`` counts those the key sees; ``chunks`` and ``context_documents``, those of the stored
+    context, are None where it sees a part of them only. ``chunk_tokens`` of a search must be a multiple of
+    ``landmark_interval``. ``uses_context``: vectors depend on the context. ``reranks``: a search may say
+    ``rerank``. ``is_writable``: the key may write to it. ``is_outdated``: a newer generation was published
+    but is damaged, and an older one answers.
+    """
+
+    name: str
+    generation: int
+    created_at: str
+    documents: int
+    chunks: int | None
+    vector_dim: int
+    landmark_interval: int
+    context_documents: int | None
+    uses_context: bool
+    reranks: bool
+    is_writable: bool
+    filter_columns: Sequence[FilterColumn]
+    is_outdated: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenDocument:
     """A document as it is kept; its hash, which goes into If-Match, changes with text, title and metadata."""
 

@@ -67,6 +67,7 @@ from cairn.pipeline.options import About, check_options, option, shown
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import (
     ArrowStream,
+    CollectionDescription,
     CollectionSummary,
     ColumnSummary,
     Document,
@@ -113,29 +114,6 @@ _MISSING: Final = frozenset({"NaTType", "NAType"})
 """What frames have in the place of a value."""
 Wait = Literal["durable", "searchable"]
 """Until when a write waits: that it outlives a kill of the server, or that the next search sees it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectionDescription:
-    """What a collection holds and how it can be searched.
-
-    ``filter_columns`` maps each column that filters can name to its type. ``documents`` counts those the key
-    sees; ``chunks`` and ``context_documents`` are None where it sees a part of them only. ``is_writable``:
-    whether it may write to the collection.
-    """
-
-    name: str
-    generation: int
-    created_at: str
-    documents: int
-    chunks: int | None
-    vector_dim: int
-    landmark_interval: int
-    context_documents: int | None
-    uses_context: bool
-    is_writable: bool
-    is_outdated: bool
-    filter_columns: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -454,9 +432,7 @@ class _Collection:
     @_asks
     async def describe(self) -> CollectionDescription:
         """Say what it holds and how it may be asked."""
-        answer = await self.client._ask("GET", self._path())
-        columns = {column["name"]: column["type"] for column in answer["filter_columns"]}
-        return _read(CollectionDescription, {**answer, "filter_columns": columns})
+        return _read(CollectionDescription, await self.client._ask("GET", self._path()))
 
     @_asks
     async def search(self, query: str, **parameters: Unpack[SearchParameters]) -> SearchResult:

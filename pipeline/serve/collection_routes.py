@@ -35,8 +35,6 @@ from cairn.pipeline.serve.schemas import (
     MAX_DOCUMENT_CHARACTERS,
     CollectionList,
     CollectionName,
-    CollectionReply,
-    Column,
     DocumentReply,
     Filter,
     Reply,
@@ -44,7 +42,14 @@ from cairn.pipeline.serve.schemas import (
     plain,
 )
 from cairn.pipeline.serve.schemas import Query as SearchedQuery
-from cairn.pipeline.types import CollectionSummary, ColumnSummary, DocumentPage, Lineage
+from cairn.pipeline.types import (
+    CollectionDescription,
+    CollectionSummary,
+    ColumnSummary,
+    DocumentPage,
+    FilterColumn,
+    Lineage,
+)
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 from starlette.convertors import Convertor, register_url_convertor
@@ -132,7 +137,9 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
 
 
 @router.get("/{name}")
-async def describe_collection(name: CollectionName, state: State, grant: SearchGrant) -> CollectionReply:
+async def describe_collection(
+    name: CollectionName, state: State, grant: SearchGrant
+) -> CollectionDescription:
     """Say what a collection holds and how it may be asked."""
     return await read_from(state, grant, name, lambda served: _describe(served, grant, state))
 
@@ -255,11 +262,11 @@ def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
     return replace(summary, documents=None, chunks=None)
 
 
-def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> CollectionReply:
+def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> CollectionDescription:
     searcher = served.searcher
     generation = searcher.generation
     manifest = generation.manifest
-    return CollectionReply(
+    return CollectionDescription(
         name=served.name,
         generation=generation.number,
         created_at=manifest.created_at,
@@ -272,7 +279,7 @@ def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> Col
         reranks=state.reranker is not None,
         is_writable=may_write(state, grant),
         filter_columns=[
-            Column(name=name, type=str(data_type))
+            FilterColumn(name=name, type=str(data_type))
             for name, data_type in filterable_columns(generation.document_schema).items()
         ],
         is_outdated=searcher.is_outdated,

@@ -343,40 +343,6 @@ class CollectionList(Reply):
     )
 
 
-class Column(Reply):
-    """A column that filters may name."""
-
-    name: str
-    type: str = Field(examples=["string", "int64", "timestamp[us, tz=UTC]"])
-
-
-class CollectionReply(Reply):
-    """What a collection holds and how it may be asked; ``documents`` counts those this key may see."""
-
-    name: str
-    generation: int
-    created_at: str
-    documents: int
-    chunks: int | None = Field(
-        default=None, description="null where the key sees a part of the documents only."
-    )
-    vector_dim: int
-    landmark_interval: int = Field(description="chunk_tokens must be a multiple of it.")
-    context_documents: int | None = Field(
-        default=None,
-        description="Documents of the stored context; null where the key sees a part of the documents only.",
-    )
-    uses_context: bool = Field(description="Whether vectors depend on the context.")
-    reranks: bool = Field(
-        description="Whether the server has a cross-encoder, so that a search may say `rerank`."
-    )
-    is_writable: bool = Field(description="Whether this key may write to it here.")
-    filter_columns: list[Column]
-    is_outdated: bool = Field(
-        description="A newer generation was published but is damaged; an older one answers."
-    )
-
-
 class DocumentReply(Reply):
     """A document, or a stretch of its text."""
 

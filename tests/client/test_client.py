@@ -10,7 +10,7 @@ import pytest
 from cairn.pipeline.client.clients import CairnClient, RemoteCollection
 from cairn.pipeline.client.errors import CursorExpiredError, InvalidRequestError, NotFoundError
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.types import SearchResult
+from cairn.pipeline.types import FilterColumn, SearchResult
 
 QUERY = "granite and slate"
 
@@ -111,7 +111,7 @@ def test_collections_are_listed_and_described(client: CairnClient) -> None:
     ]
     described = client.collection("stones").describe()
     assert described.landmark_interval == 16
-    assert described.filter_columns["year"] == "int64"
+    assert FilterColumn(name="year", type="int64") in described.filter_columns
 
 
 def test_vectors_are_those_of_the_collection_in_the_order_of_the_texts(
