@@ -1,6 +1,6 @@
 """HTML: a file is a document, as Markdown, so that headings, lists and tables stay.
 
-markdownify converts the body, or an only ``main`` that has the page's heading or most of its text, without
+markdownify converts the page, or an only ``main`` that has the page's heading or most of its text, without
 navigation, scripts, forms that hold no text of their own, and the header and footer of the page, told by
 elements and ARIA roles. A picture is its alternative text. The title is that of the page, else its first
 heading, else the name of the file. Bytes are UTF-8 where they can be, else what the page declares, else what
@@ -58,8 +58,11 @@ _ENDS: Final = {
         ("p", "ul", "ol", "dl", "table", "pre", "div", *_HEADINGS, "h4", *_CONTENT, *_BLOCKS), ("p",)
     ),
     "option": ("option",),
+    "body": ("title",),
 }
 """Which elements end where one begins, if their end tags are left out."""
+_WHOLE: Final = ("html", "head", "body")
+"""Tags that move nothing: browsers show what stands before, between and behind them, too."""
 _TEX: Final = re.compile("tex")
 _OF_THE_PAGE: Final = re.compile("^#")
 _LINK_SIGNS: Final = " \t\r\n\N{PILCROW SIGN}↑↩🔗\u200b\ufe0e\ufe0f"
@@ -249,15 +252,14 @@ def _span(cell: Tag, name: str) -> int:
 
 
 def _content(page: BeautifulSoup) -> Tag:
-    """Return the body, or the only ``main`` where it has the page's heading, or else most of its text."""
+    """Return the page, or the only ``main`` where it has the page's heading, or else most of its text."""
     for hidden in page.find_all("main", hidden=True):
         hidden.decompose()
-    body = page.body or page
     mains = [each for each in page.find_all("main") if each.get_text(strip=True)]
-    if len(mains) != 1 or (body.find("h1") and not mains[0].find("h1")):
-        return body
-    is_most = 2 * len(mains[0].get_text(strip=True)) >= len(body.get_text(strip=True))
-    return mains[0] if is_most or mains[0].find("h1") else body
+    if len(mains) != 1 or (page.find("h1") and not mains[0].find("h1")):
+        return page
+    is_most = 2 * len(mains[0].get_text(strip=True)) >= len(page.get_text(strip=True))
+    return mains[0] if is_most or mains[0].find("h1") else page
 
 
 @cache
@@ -272,6 +274,8 @@ def _page_class() -> type[BeautifulSoup]:
                 raise RecursionError
             while self.currentTag is not None and self.currentTag.name in _ENDS.get(name, ()):
                 self.handle_endtag(self.currentTag.name)
+            if name in _WHOLE:
+                return None
             return super().handle_starttag(name, *arguments, **named)
 
     return Page

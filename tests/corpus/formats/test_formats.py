@@ -667,6 +667,13 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             f"| a | b | c |\n| --- | --- | --- |\n| {'x' * 101} | 1 | 2 |\n|  |  | 2 |\n|  | 3 |",
         ),
         ("<title>T</title>text", "text"),
+        (
+            (
+                "<html><head><title>T</title>Stray<p>a</p><div>b</div></head><body><p>c</body> d</html>\n<p>e"
+                "<html><head><title>U</head><body id=x><h2>f</h2></body></html> g"
+            ),
+            "Stray\n\na\n\nb\n\nc d\n\ne\n\n## f\n\ng",
+        ),
         ('<?xml-stylesheet href="a.css"?><p>a</p><?php echo 1 ?>', "a"),
         ("<pre>a<br>b\n\n\n\nc</pre>\n\n\nd", "```\na\nb\n\n\n\nc\n```\n\nd"),
         (
