@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +18,7 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from cairn.pipeline.collection import load_query_encoder
+from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import OpenOne
 from cairn.pipeline.index.names import resolve_root
 from cairn.pipeline.serve import (
@@ -59,6 +61,7 @@ from cairn.pipeline.serve.problems import (
     Problem,
     ProblemError,
     schema_problem,
+    search_problem,
 )
 from cairn.pipeline.serve.schemas import Health
 from cairn.pipeline.serve.settings import ServeSettings, num_processors
@@ -72,6 +75,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
 from threadpoolctl import threadpool_limits
+
+log = logging.getLogger(__name__)
 
 _DESCRIPTION: Final = (
     "Search documents and their passages, each answer from one generation of a collection. "
@@ -199,7 +204,11 @@ def create_app(
             ),
             Middleware(Guard, settings=settings, keyring=keyring),
         ],
-        exception_handlers={RequestValidationError: _refuse_request, HTTPException: _refuse_route},
+        exception_handlers={
+            RequestValidationError: _refuse_request,
+            HTTPException: _refuse_route,
+            StorageError: _refuse_storage,
+        },
     )
     app.state.server = ServerState(
         settings=settings,
@@ -239,6 +248,12 @@ async def _refuse_route(_: Request, error: Exception) -> Response:
         allowed = {name: value.replace("GET", "GET, HEAD") for name, value in (error.headers or {}).items()}
         raise ProblemError(METHOD_REFUSED, "see GET /openapi.json for its methods", headers=allowed)
     raise ProblemError(INTERNAL_ERROR, "the server's log says more")
+
+
+async def _refuse_storage(_: Request, error: Exception) -> Response:
+    assert isinstance(error, StorageError)
+    log.error("serve.storage_failed sentence=%s", error)
+    raise search_problem(error)
 
 
 def _describe(app: FastAPI) -> dict[str, Any]:

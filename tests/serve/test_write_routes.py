@@ -747,6 +747,19 @@ def test_folder_that_cannot_be_read_keeps_no_acknowledged_write_from_being_publi
     assert "writes.not_replayed collection=private" in caplog.text
 
 
+@pytest.mark.usefixtures("private")
+def test_folder_that_cannot_be_read_is_neither_removed_nor_made(
+    writable: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    for answer in (
+        writable.delete("/v1/collections/private"),
+        writable.post("/v1/collections", json={"name": "private"}),
+        writable.post("/v1/collections/private/documents", json={"documents": [stone("a", "b")]}),
+    ):
+        assert (answer.status_code, answer.json()["type"]) == (503, "urn:problem-type:cairn:storage-failed")
+    assert caplog.text.count("reading collection 'private' failed: Permission denied") == 3
+
+
 def test_writer_that_outlives_its_server_ends_without_a_warning(
     writable: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
