@@ -60,6 +60,11 @@ def read_aliases(root: Path | str) -> Mapping[str, Alias]:
     raise IntegrityError(f"{ALIASES_NAME} under the root {fault}; remove it, and switch each name again")
 
 
+def other_names_of(root: Path | str, target: str) -> list[str]:
+    """Return the names beside its own that answer from a collection."""
+    return [name for name, alias in read_aliases(root).items() if alias.to == target != name]
+
+
 def target_of(root: Path | str, name: str) -> str:
     """Return the collection that a name answers from: itself where it was not switched."""
     alias = read_aliases(root).get(name)

@@ -18,7 +18,7 @@ from cairn.pipeline.corpus.content_hash import content_hashes
 from cairn.pipeline.corpus.source_record import carry_over
 from cairn.pipeline.durable import remove_folder, storage_errors
 from cairn.pipeline.errors import ConfigError, DamageError, SchemaError
-from cairn.pipeline.index.aliases import read_aliases
+from cairn.pipeline.index.aliases import other_names_of
 from cairn.pipeline.index.files import damaged_lance_files
 from cairn.pipeline.index.generation import stored_columns
 from cairn.pipeline.index.layout import CollectionLayout, wholes
@@ -194,12 +194,11 @@ def require_droppable(layout: CollectionLayout) -> None:
     """Refuse a collection that is not there, or that another name answers from."""
     if layout.first_ingest() is None:
         layout.require_exists()
-    for name, alias in read_aliases(layout.root).items():
-        if alias.to == layout.name != name:
-            raise ConfigError(
-                f"collection {layout.name!r} must not answer for another name, got {name!r}; run "
-                f"`{layout.command('switch', name, name)}` first"
-            )
+    for name in other_names_of(layout.root, layout.name):
+        raise ConfigError(
+            f"collection {layout.name!r} must not answer for another name, got {name!r}; run "
+            f"`{layout.command('switch', name, name)}` first"
+        )
 
 
 def require_whole_rows(layout: CollectionLayout, manifest: Manifest) -> None:

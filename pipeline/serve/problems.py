@@ -99,7 +99,7 @@ METHOD_REFUSED = ProblemType("method-refused", 405, "This address does not take 
 BODY_SLOW = ProblemType("body-slow", 408, "The body did not arrive in time")
 COLLECTION_EMPTY = ProblemType("collection-empty", 409, "The collection has no documents yet")
 COLLECTION_EXISTS = ProblemType("collection-exists", 409, "There is such a collection")
-COLLECTION_SWITCHED = ProblemType("collection-switched", 409, "The name answers from another collection")
+COLLECTION_SWITCHED = ProblemType("collection-switched", 409, "A name answers from another collection")
 COLLECTION_BUSY = ProblemType("collection-busy", 409, "The collection is being written", retry_seconds=5)
 CURSOR_EXPIRED = ProblemType(
     "cursor-expired", 410, "The collection has changed since the cursor was given out"

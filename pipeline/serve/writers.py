@@ -25,6 +25,7 @@ from cairn.pipeline.errors import (
     DocumentsRefusedError,
     StorageError,
 )
+from cairn.pipeline.index.aliases import other_names_of
 from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.kept_keys import KEPT_KEYS
@@ -35,6 +36,7 @@ from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection
 from cairn.pipeline.serve.problems import (
     COLLECTION_BUSY,
+    COLLECTION_SWITCHED,
     INVALID_REQUEST,
     KEY_REUSED,
     WRITES_REFUSED,
@@ -185,7 +187,16 @@ class Writers:
         return self._opening.setdefault(name, asyncio.Lock())
 
     async def drop(self, layout: CollectionLayout) -> None:
-        """Remove a collection; what it writes is given up, and where that takes long, nothing is removed."""
+        """Remove a collection; what it writes is given up, and where that takes long, nothing is removed.
+
+        Nor is one that another name answers from; which one is for the log alone.
+        """
+        if others := await self.run(lambda: other_names_of(layout.root, layout.name)):
+            log.warning("writes.not_removed collection=%s answers_for=%s", layout.name, ",".join(others))
+            raise ProblemError(
+                COLLECTION_SWITCHED,
+                "another name answers from it; let that one answer from its own first",
+            )
         async with self._opens(layout.name):
             writer = self._writers.get(layout.name)
             if not await self._stop(layout.name, 0, DROP_SHARE * self._settings.deadline_seconds):

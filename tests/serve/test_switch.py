@@ -208,3 +208,18 @@ def test_write_by_a_switched_name_reaches_neither_collection(
     switch(own_root, "stones", None)
     written = client.post(address.format("stones"), json=documents).json()
     assert (written["write"], written["status"]) == (before["write"] + 1, "searchable")
+
+
+@pytest.mark.parametrize("address", ["/v1/collections/pebbles", "/v1/vector_stores/pebbles"])
+def test_collection_that_another_name_answers_from_is_not_removed(
+    own_root: Path, serve: Callable[..., TestClient], address: str
+) -> None:
+    client = serve(ServeSettings(root=own_root, writable=True))
+    switch(own_root, "stones", "pebbles")
+    refused = client.delete(address)
+    assert refused.status_code == 409, refused.text
+    assert "another name answers from it" in refused.text
+    assert answering(client) == "pebbles"
+    switch(own_root, "stones", None)
+    assert client.delete(address).status_code == 200
+    assert client.delete(address).status_code == 404
