@@ -75,7 +75,10 @@ TURN_SECONDS: Final = 0.03
 """Between two publications: an ingest that waits looks at the lock three times in it."""
 TURN_EVERY_SECONDS: Final = 1.0
 REST_SHARE: Final = 2.0
-"""While searches wait: how many times as long as a publication took the next one is put off."""
+"""While searches wait: how many times as long as a publication took the next one is put off.
+
+The server does so with the acceptance of writes, too.
+"""
 LONGEST_REST_SECONDS: Final = 6.0
 RETRY_SECONDS: Final = 2.0
 DRAIN_SECONDS: Final = 10.0
@@ -587,7 +590,7 @@ class LiveWriter:
     def _loaded(self, config: IngestConfig) -> LiveEngine:
         known = self._engine
         if known is None or known.config.encoder != config.encoder:
-            self._engine = known = LiveEngine(config, self.layout, self._backbone())
+            self._engine = known = LiveEngine(config, self.layout, self._backbone(), self._is_busy)
         return known
 
     def _settle(self, writes: Sequence[Write], outcome: Outcome) -> None:

@@ -32,15 +32,24 @@ if TYPE_CHECKING:
     from cairn.pipeline.model.engine.backbone import Backbone
 
 SMALL_CHARACTERS: Final = 8_000
-"""Texts of so many characters together are encoded on one thread: more would wait for each other."""
+"""Texts of so many characters together are encoded on one thread: more would wait for each other.
+
+So are more texts while searches wait.
+"""
 
 
 class LiveEngine(EncoderWorker):
-    """A worker whose model stays loaded from run to run."""
+    """A worker whose model stays loaded from run to run; ``is_busy`` tells whether searches wait."""
 
-    def __init__(self, config: IngestConfig, layout: CollectionLayout, backbone: Backbone | None) -> None:
+    def __init__(
+        self,
+        config: IngestConfig,
+        layout: CollectionLayout,
+        backbone: Backbone | None,
+        is_busy: Callable[[], bool],
+    ) -> None:
         super().__init__(config, patience=WRITE)
-        self.config = config
+        self.config, self._is_busy = config, is_busy
         self._layout = layout
         if backbone is not None:
             self._stages = load_stages(config, backbone)
@@ -72,8 +81,8 @@ class LiveEngine(EncoderWorker):
         if rest.num_rows:
             from cairn.pipeline.model.batching import one_torch_thread
 
-            few = one_torch_thread if characters < SMALL_CHARACTERS else contextlib.nullcontext
-            with few():
+            is_few = characters < SMALL_CHARACTERS or self._is_busy()
+            with one_torch_thread() if is_few else contextlib.nullcontext():
                 shard = super().encode_shard(staged if not is_kept.any() else _parquet(rest), on_tokens)
             if not is_kept.any():
                 return shard

@@ -164,36 +164,35 @@ IfNoneMatch = Annotated[
 ]
 
 
-async def _request_ends(request: HttpRequest) -> asyncio.Timeout:
-    return request.scope[REQUEST_ENDS]
-
-
 class AskedWrite:
     """What every route that writes takes, and how it answers."""
 
     def __init__(
         self,
-        name: CollectionName,
-        state: State,
-        grant: WriteGrant,
+        name: str,
+        state: ServerState,
+        grant: Grant,
         response: Response,
-        wait: Wait = "durable",
-        idempotency_key: IdempotencyKey = None,
-        ends: Annotated[asyncio.Timeout | None, Depends(_request_ends)] = None,
+        wait: Literal["durable", "searchable"] = "durable",
+        key: str | None = None,
+        ends: asyncio.Timeout | None = None,
     ) -> None:
         self._ends = ends
         self._name, self._state, self._grant, self._response = name, state, grant, response
-        self._wait, self.key = wait, idempotency_key
+        self._wait, self.key = wait, key
 
-    async def answered(self, write: Callable[[LiveWriter, Stored], Receipt | None]) -> WriteReport:
-        """Answer a write once it is as durable or searchable as asked."""
+    async def answered(
+        self, write: Callable[[LiveWriter, Stored], Receipt | None], *, waits: bool = False
+    ) -> WriteReport:
+        """Answer a write once it is as durable or searchable as asked; ``waits``: for those before it."""
         state = self._state
         writer, stored = await open_writer(state, reached(state, self._grant, self._name).name)
         until = None
         if self._ends is not None and (when := self._ends.when()) is not None:
             until = when - (1 - WAITING_SHARE) * state.settings.deadline_seconds
             self._ends.reschedule(None)  # what is in the log must be told, however long it took to get there
-        receipt = await state.writers.run(lambda: write(writer, stored))
+        run = state.writers.run if waits else partial(state.writers.accept, writer)
+        receipt = await run(lambda: write(writer, stored))
         if receipt is None:
             raise unknown_document()
         outcome = None
@@ -209,6 +208,23 @@ class AskedWrite:
             generation=outcome and outcome.generation,
             **answer,
         )
+
+
+async def _asked(
+    name: CollectionName,
+    state: State,
+    grant: WriteGrant,
+    request: HttpRequest,
+    response: Response,
+    wait: Wait = "durable",
+    idempotency_key: IdempotencyKey = None,
+) -> AskedWrite:
+    ends = request.scope[REQUEST_ENDS]
+    return AskedWrite(name, state, grant, response, wait, idempotency_key, ends)
+
+
+Asked = Annotated[AskedWrite, Depends(_asked)]
+"""Not the class itself: FastAPI calls that on another thread, and each hand-over waits for searches."""
 
 
 @router.post("", status_code=201)
@@ -259,7 +275,7 @@ async def delete_collection(
 @router.post("/{name}/documents")
 async def write_documents(
     request: NewDocuments,
-    asked: Annotated[AskedWrite, Depends()],
+    asked: Asked,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> WriteReport:
@@ -274,9 +290,7 @@ async def write_documents(
 
 
 @router.post("/{name}/documents/delete")
-async def delete_documents(
-    request: Deletion, state: State, asked: Annotated[AskedWrite, Depends()]
-) -> WriteReport:
+async def delete_documents(request: Deletion, state: State, asked: Asked) -> WriteReport:
     """Delete documents by their ids, or all that match a filter once the writes before are published."""
     timeout = WAITING_SHARE * state.settings.deadline_seconds
 
@@ -286,12 +300,12 @@ async def delete_documents(
             return writer.delete_matching(filters, stored, timeout, key=asked.key)
         return writer.delete(request.doc_ids or (), stored, key=asked.key)
 
-    return await asked.answered(delete)
+    return await asked.answered(delete, waits=request.filters is not None)
 
 
 @router.patch("/{name}/documents/{doc_id:doc_id}")
 async def change_document(
-    doc_id: DocId, request: Changes, asked: Annotated[AskedWrite, Depends()], if_match: IfMatch = None
+    doc_id: DocId, request: Changes, asked: Asked, if_match: IfMatch = None
 ) -> WriteReport:
     """Change metadata of a document. It is encoded again only where the collection has partitions."""
     return await asked.answered(
@@ -302,9 +316,7 @@ async def change_document(
 
 
 @router.delete("/{name}/documents/{doc_id:doc_id}")
-async def delete_document(
-    doc_id: DocId, asked: Annotated[AskedWrite, Depends()], if_match: IfMatch = None
-) -> WriteReport:
+async def delete_document(doc_id: DocId, asked: Asked, if_match: IfMatch = None) -> WriteReport:
     """Delete a document."""
     return await asked.answered(
         lambda writer, stored: delete_one(writer, stored, doc_id, if_match=_hashes(if_match), key=asked.key)
@@ -312,9 +324,7 @@ async def delete_document(
 
 
 @router.post("/{name}/sources")
-async def ingest_source(
-    request: NewSource, state: State, asked: Annotated[AskedWrite, Depends()]
-) -> WriteReport:
+async def ingest_source(request: NewSource, state: State, asked: Asked) -> WriteReport:
     """Ingest a source that the server may read, after the writes before it."""
     if not _is_allowed(request.source, state.settings.allowed_sources):
         raise ProblemError(SOURCE_REFUSED, "the server names those it reads with --allowed-source")

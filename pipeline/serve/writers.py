@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
@@ -29,7 +29,7 @@ from cairn.pipeline.index.aliases import other_names_of
 from cairn.pipeline.index.layout import CollectionLayout, list_states
 from cairn.pipeline.index.maintenance import drop_collection
 from cairn.pipeline.line.kept_keys import KEPT_KEYS
-from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.line.live import REST_SHARE, LiveWriter
 from cairn.pipeline.line.written_rows import SOURCE_NAME
 from cairn.pipeline.search.documents import ids_of_matches, read_document, read_lineage
 from cairn.pipeline.search.searcher import Searcher
@@ -62,6 +62,8 @@ REPLAY_SECONDS: Final = 30.0
 """While another server has a log: it may be the one before, which stops."""
 REPLAY_PAUSE_SECONDS: Final = 1.0
 ACCEPTING_THREADS: Final = 4
+LONGEST_REST_SECONDS: Final = 0.1
+"""While searches wait, from a write that was accepted to the next; ``live`` has that of publications."""
 
 _Result = TypeVar("_Result")
 _REFUSED: Final = "the server cannot write this collection now; its log says more"
@@ -125,6 +127,7 @@ class Writers:
         self._settings, self._collections, self._is_busy = settings, collections, is_busy
         self._pool = ThreadPoolExecutor(ACCEPTING_THREADS, thread_name_prefix="cairn-accept")
         self._opening = WeakValueDictionary[str, asyncio.Lock]()
+        self._turns = WeakKeyDictionary[LiveWriter, asyncio.Lock]()
         self._writers: dict[str, LiveWriter] = {}
         self._starting: asyncio.Task[None] | None = None
         self._removed: OrderedDict[str, str] = OrderedDict()
@@ -158,6 +161,21 @@ class Writers:
             return await asyncio.get_running_loop().run_in_executor(self._pool, call)
         except CairnError as error:
             raise write_problem(error) from None
+
+    async def accept(self, writer: LiveWriter, call: Callable[[], _Result]) -> _Result:
+        """Await the acceptance of a write, one of a collection at a time, in the order in which they came.
+
+        While searches wait, the next one is put off for longer than it took: 16 that write beside 16 that
+        search would take half of what the interpreter can do.
+        """
+        turn = self._turns.setdefault(writer, asyncio.Lock())
+        await turn.acquire()
+        started = time.monotonic()
+        try:
+            return await self.run(call)
+        finally:
+            seconds = REST_SHARE * (time.monotonic() - started) if self._is_busy() else 0.0
+            asyncio.get_running_loop().call_later(min(seconds, LONGEST_REST_SECONDS), turn.release)
 
     async def of(self, name: str, *, makes: bool = False) -> LiveWriter:
         """Return the writer of a collection, opened if need be; ``makes``: of one that is to be made, too."""

@@ -8,14 +8,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from cairn.pipeline import durable
+from cairn.pipeline.config import IngestConfig
+from cairn.pipeline.encode.shards import as_parquet
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line import live
 from cairn.pipeline.line.encoder_worker import EncoderWorker
 from cairn.pipeline.line.live import LiveWriter
+from cairn.pipeline.line.live_engine import LiveEngine
 from cairn.pipeline.model.batching import run_in_batches
 from cairn.pipeline.serve.writers import ServedDocuments
 
@@ -75,6 +79,23 @@ def test_writer_rests_twice_as_long_as_a_publication_took_while_searches_wait(tm
     assert busy >= 0.6
     assert quiet < 0.6, "no search waits"
     assert stopping < live.LONGEST_REST_SECONDS
+
+
+@pytest.mark.parametrize(("size", "is_busy", "threads"), [(9, False, 1), (9_000, False, 2), (9_000, True, 1)])
+def test_long_texts_are_encoded_on_one_thread_while_searches_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_busy: bool, threads: int
+) -> None:
+    found = list[int]()
+    monkeypatch.setattr(EncoderWorker, "encode_shard", lambda *_: found.append(torch.get_num_threads()))
+    engine = LiveEngine(IngestConfig(), CollectionLayout(tmp_path, "c"), None, lambda: is_busy)
+    rows = {"doc_id": ["a"], "title": pa.array([None], pa.string()), "text": ["x" * size]}
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        engine.encode_shard(as_parquet(pa.table(rows)).to_pybytes())
+    finally:
+        torch.set_num_threads(before)
+    assert found == [threads]
 
 
 def test_stopping_writer_whose_publication_fails_waits_between_attempts(

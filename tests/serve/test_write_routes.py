@@ -11,6 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -48,6 +50,33 @@ NOW = {"wait": "searchable"}
 @pytest.fixture
 def writable(own_root: Path, serve: Serve) -> TestClient:
     return serve(ServeSettings(root=own_root, writable=True))
+
+
+@pytest.mark.parametrize("searches_wait", [False, True])
+def test_writes_are_accepted_one_by_one_and_less_often_while_searches_wait(
+    tmp_path: Path, searches_wait: bool
+) -> None:
+    every: Any = writers.Writers(ServeSettings(root=tmp_path), object(), lambda: searches_wait)
+    accepted = list[tuple[float, float]]()
+    writer = type("Writer", (), {})()
+
+    def accept(number: int) -> None:
+        begun = time.monotonic()
+        time.sleep(0.05)
+        accepted.append((begun, time.monotonic()))
+        if not number:
+            raise StorageError("the disk is away")
+
+    async def accept_all() -> None:
+        calls = (every.accept(writer, partial(accept, number)) for number in range(5))
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) is type(None) for outcome in outcomes] == [False, True, True, True, True]
+
+    asyncio.run(accept_all())
+    pauses = [begun - ended for (_, ended), (begun, _) in pairwise(accepted)]
+    assert len(pauses) == 4
+    assert min(pauses) >= (writers.LONGEST_REST_SECONDS if searches_wait else 0.0)
+    assert searches_wait or min(pauses) < writers.LONGEST_REST_SECONDS
 
 
 def write(client: TestClient, *documents: dict[str, Any], **headers: str) -> Any:
