@@ -200,9 +200,14 @@ class LiveWriter:
         with self._entered():
             if self._is_begun:
                 raise CollectionExistsError("a new collection must have a new name, got one that there is")
-            self._require_room()
             keys = {} if key is None else {key: (digest_of(["create", asked]), 0, {})}
-            self._log.append({"settings": settings, "keys": keys})
+            try:
+                self._require_room()
+                self._log.append({"settings": settings, "keys": keys})
+            except CairnError:
+                if not self._log.size:  # an empty log would stand for a collection that was created
+                    self.layout.writes_path.unlink(missing_ok=True)
+                raise
             self._keys.add(keys)
             self._is_begun, self._settings, self._known_config = True, settings, None
 

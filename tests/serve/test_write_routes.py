@@ -676,6 +676,20 @@ def test_full_disk_takes_no_write_and_loses_none(
     assert writable.get(f"{DOCUMENTS}/kept").status_code == 200
 
 
+def test_collection_that_a_full_disk_refused_is_made_by_the_next_try(
+    writable: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make() -> int:
+        body = {"name": "new"}
+        return writable.post("/v1/collections", json=body, headers={"Idempotency-Key": "a"}).status_code
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cairn.pipeline.line.write_log.os.pwrite", _no_space)
+        assert make() == 507
+    assert "new" not in {each["name"] for each in writable.get("/v1/collections").json()["collections"]}
+    assert make() == 201
+
+
 def _no_space(*_: Any) -> int:
     raise OSError(28, "No space left on device")
 
