@@ -111,7 +111,8 @@ async def ready(state: State) -> Health:
     reason = state.collections.readiness()
     if reason is not None:
         raise ProblemError(NOT_READY, reason)
-    reasons = [*state.collections.degraded(), *state.writers.troubles()]
+    unopened = await asyncio.to_thread(state.collections.unopened_damage)
+    reasons = [*state.collections.degraded(), *unopened, *state.writers.troubles()]
     return Health(status="degraded", reason="; ".join(reasons)) if reasons else Health(status="ready")
 
 

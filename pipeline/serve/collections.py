@@ -44,6 +44,7 @@ from cairn.pipeline.index.layout import (
     read_manifest,
     wholes,
 )
+from cairn.pipeline.index.names import store_uri
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.folders.checkpoint import weights_in_memory
@@ -281,6 +282,17 @@ class Collections:
                     "keeper has to verify and repair it"
                 )
         return reasons
+
+    def unopened_damage(self) -> list[str]:
+        """Say which unopened collections are listed as damaged; of a store, which takes long, none."""
+        if store_uri(self._settings.root) is not None:
+            return []
+        unopened = (name for name in self.listed() if self.target(name) not in self._opened)
+        return [
+            f"collection {name!r} cannot be served: {COLLECTION_DAMAGED.title}"
+            for name in unopened
+            if self.summarise(name).status == "damaged"
+        ]
 
     def _standing(self) -> list[str]:
         """List the collections that were opened and have not been removed since, by name."""

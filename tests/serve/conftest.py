@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -122,15 +123,19 @@ def own_root(served_root: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def private(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder under that root of which this process may read nothing, whoever runs it."""
-    folder, stat = own_root / "private", Path.stat
+    folder = own_root / "private"
 
-    def refused(path: Path, **options: Any) -> Any:
-        if folder in path.parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        return stat(path, **options)
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(path: Any, *given: Any, **options: Any) -> Any:
+            if isinstance(path, str | Path) and folder in Path(path).parents:
+                raise PermissionError(13, "Permission denied", str(path))
+            return call(path, *given, **options)
+
+        return refused
 
     folder.mkdir()
-    monkeypatch.setattr(Path, "stat", refused)
+    monkeypatch.setattr(Path, "stat", refusing(Path.stat))
+    monkeypatch.setattr(os, "open", refusing(os.open))
     return folder
 
 

@@ -66,6 +66,20 @@ def test_server_over_an_empty_root_is_ready_and_lists_nothing(
     assert client.get("/v1/collections").json() == {"collections": [], "is_writable": False}
 
 
+@pytest.mark.usefixtures("private")
+def test_collections_that_are_listed_as_damaged_degrade_the_server_before_they_are_asked(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    (own_root / "unlocked" / ".lock").mkdir(parents=True)
+    client = serve(ServeSettings(root=own_root))
+    listed = {each["name"]: each["status"] for each in client.get("/v1/collections").json()["collections"]}
+    assert listed == {"pebbles": "ready", "private": "damaged", "stones": "ready", "unlocked": "damaged"}
+    health = client.get("/readyz").json()
+    assert health["status"] == "degraded"
+    assert all(name in health["reason"] for name in ("'private'", "'unlocked'"))
+    assert "'stones'" not in health["reason"]
+
+
 def test_server_whose_keys_cannot_be_read_is_not_ready_until_they_can(
     own_root: Path, serve: Callable[..., TestClient]
 ) -> None:
