@@ -128,7 +128,10 @@ def scan_sources(
         raise SourceError(f"{file.name}{others} is not a file that can be read: {fault}{advice}")
     if stored is None:
         _require_rows(footers, config)
-    # A file of JSON lines without a line has no columns.
+    # A CSV or a file of JSON lines without a line may be one whose writer failed.
+    damaged += [
+        (file, "the file is empty or has no columns") for file, footer in footers if not footer.schema.names
+    ]
     footers = [(file, footer) for file, footer in footers if footer.schema.names]
     schema = agree_on_schema([(file, footer.schema) for file, footer in footers], config, stored)
     for file, reason in schema.left_out:

@@ -225,15 +225,28 @@ def test_file_with_too_many_quarantined_rows_is_read_each_time(
     assert published.passed_over == ["b.parquet", "c.parquet"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("b.csv", "id,text\nx,y\n"),
+        ("b.jsonl", '{"id": "x", "text": "y"}\n'),
+        ("b.mbox", "From x Mon 10:00\nSubject: s\n\ny\n"),
+    ],
+)
 def test_damaged_file_is_read_each_time_and_keeps_sync_from_deleting(
-    published: Published, corpus: Path
+    published: Published, corpus: Path, name: str, content: str
 ) -> None:
+    (corpus / name).write_text(content)
     published.ingest(corpus)
     path = corpus / "b.parquet"
     path.write_bytes(path.read_bytes()[:-20])
+    (corpus / name).write_text("")
     for _ in range(2):
-        assert not published.ingest(corpus, sync=True)["is_complete"]
+        done = published.ingest(corpus, sync=True)
+        assert (done["is_complete"], done["quarantine_reasons"]) == (False, {"damaged_file": 2})
         assert published.passed_over == ["a.parquet", "c.parquet"]
+    path.unlink()
+    assert not published.ingest(corpus, sync=True)["is_complete"]
 
 
 def test_file_with_damaged_rows_is_read_each_time(published: Published, corpus: Path) -> None:

@@ -1018,8 +1018,9 @@ def _mails_of(file: SourceFile) -> Iterator[bytes]:
                 num_bytes += len(line)
             elif line.strip():
                 raise ValueError("it does not begin with a line `From …`, as a box of mail does")
-    if num_bytes:
-        yield b"".join(lines)
+    if not num_bytes:
+        raise ValueError("it holds no mail")
+    yield b"".join(lines)
 
 
 _WORD: Final = re.compile(r"=\?([^?*\s]+)(?:\*[^?\s]*)?\?([BbQq])\?([^?]*)\?=")

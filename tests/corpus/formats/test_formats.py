@@ -109,8 +109,8 @@ def test_values_of_several_kinds_become_texts_and_objects_are_left_out(tmp_path:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "b.jsonl").write_text("")
     found, rejected = read(tmp_path)
-    assert reasons(rejected) == [(3, "unfit_value"), (4, "unfit_value")]
-    assert "column 'text' must hold texts, got list<item: string>" in rejected[1]["detail"]
+    assert reasons(rejected) == [(None, "damaged_file"), (3, "unfit_value"), (4, "unfit_value")]
+    assert "column 'text' must hold texts, got list<item: string>" in rejected[2]["detail"]
     assert [row["doc_id"] for row in found] == ["1", "b", "2.5"]
     kept = [{name: row[name] for name in ("code", "tags", "size", "big")} for row in found]
     assert kept == [
