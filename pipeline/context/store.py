@@ -22,7 +22,7 @@ from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.context.sampling import draw_context
 from cairn.pipeline.errors import DamageError, ModelError, SourceError
 from cairn.pipeline.manifest import fingerprint
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Float32, Int32
 
 _KIND = "cairn.context"
 
@@ -103,7 +103,6 @@ def build_context(
     config: ContextConfig,
     embed: Callable[[list[str]], Float32[np.ndarray, "C D"]],
     first_stage_fingerprint: str,
-    cluster_sizes_K: Int64[np.ndarray, " K"] | None = None,
 ) -> ContextSet:
     """Draw the context from a sample and embed it in one call.
 
@@ -112,13 +111,8 @@ def build_context(
     """
     if not sample.num_rows:
         raise SourceError("a context must be drawn from at least one document, got none")
-    drawn_C = draw_context(
-        sample.column("doc_id").to_pylist(),
-        assignments_N,
-        config.context_documents,
-        config.seed,
-        cluster_sizes_K,
-    )
+    doc_ids = sample.column("doc_id").to_pylist()
+    drawn_C = draw_context(doc_ids, assignments_N, config.context_documents, config.seed)
     documents = sample.select(["doc_id", "text", "content_sha256"]).take(pa.array(drawn_C))
     return ContextSet(
         doc_ids=tuple(documents.column("doc_id").to_pylist()),

@@ -31,7 +31,6 @@ from cairn.pipeline.index.layout import (
 from cairn.pipeline.index.names import CHUNKS, CLUSTERS_ARROW, CONTEXT_ARROW, COPIES, DOCUMENTS
 from cairn.pipeline.index.rows import LanceTables
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
-from cairn.pipeline.types import ProgressListener, silent_progress
 
 Part = Literal["current", "lock", "manifest", "copies", "derived", "side", "lance", "rows", "store"]
 """What is damaged.
@@ -56,7 +55,7 @@ class Fault:
     sentence: str
 
 
-def verify_collection(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Fault]:
+def verify_collection(layout: CollectionLayout) -> list[Fault]:
     """Return every fault of every generation that stands, the served one's first.
 
     An empty list means none was found. A collection of another release, which is no fault that a repair
@@ -64,10 +63,10 @@ def verify_collection(layout: CollectionLayout, progress: ProgressListener = sil
     """
     layout.require_exists()
     layout.refresh()
-    return find_faults(layout, progress)
+    return find_faults(layout)
 
 
-def find_faults(layout: CollectionLayout, progress: ProgressListener = silent_progress) -> list[Fault]:
+def find_faults(layout: CollectionLayout) -> list[Fault]:
     """Return what :func:`verify_collection` does of a collection that exists, as it is on this machine."""
     problems: list[Fault] = []
     served = None
@@ -76,12 +75,10 @@ def find_faults(layout: CollectionLayout, progress: ProgressListener = silent_pr
     except IntegrityError as error:
         problems.append(Fault(generation=None, part="current", file="CURRENT", sentence=error.fault))
     numbers = sorted(layout.kept_generations(), key=lambda number: (number != served, -number))
-    for done, number in enumerate(numbers):
-        progress("verify", done, len(numbers), "generations")
+    for number in numbers:
         problems += verify_generation(layout, number, check_rows=number == served)
         if number == served:  # an earlier one's partitions may be pruned while this is published
             problems += _partition_problems(layout, number)
-    progress("verify", len(numbers), len(numbers), "generations")
     return problems + _lock_problems(layout) + store_problems(layout, served)
 
 

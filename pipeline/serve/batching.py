@@ -103,7 +103,6 @@ class EncoderQueue:
         *,
         on_start: Callable[[], None] | None = None,
         observe: Observer = lambda *_: None,
-        name: str = "encoder",
     ) -> None:
         self.encoder = encoder
         self._on_start = on_start
@@ -113,7 +112,7 @@ class EncoderQueue:
         self._is_stopping = False
         self._is_retired = False
         self._condition = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name=f"cairn-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="cairn-encoder", daemon=True)
         self._thread.start()
 
     @property
