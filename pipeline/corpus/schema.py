@@ -322,7 +322,7 @@ def _take(
                 f"column {name!r} of {where} holds versions, and the collection has it as {kept}, so that "
                 f"3.10 becomes 3.1; `cairn retype` it to {_OF_NAMES[kept]}, then ingest again with --reread"
             ] = None
-    elif is_odd := _odd_name(name):
+    elif is_odd := odd_name(name):
         problem = is_odd
     elif pa.types.is_null(agreed) or pa.types.is_null(getattr(agreed, "value_type", pa.bool_())):
         problem = _why(lost[0][1]) if lost else "it is null throughout"
@@ -371,7 +371,8 @@ def stored_name(name: str) -> str:
     return f"{RENAMED}{name}" if name in RESERVED_COLUMNS else name
 
 
-def _odd_name(name: str) -> str | None:
+def odd_name(name: str) -> str | None:
+    """Say why a name can be no column's, None where it can."""
     is_odd = not name.strip() or name == "*" or any(each in name for each in ".`\0")
     return "a name must not be blank or *, or hold a dot, a backtick or a NUL character" if is_odd else None
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
 import numpy as np
 from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.config import NO_MODEL
+from cairn.pipeline.corpus.schema import odd_name
 from cairn.pipeline.errors import DocumentsRefusedError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.live import Receipt
@@ -1089,10 +1090,10 @@ async def _attach(
 
 def _check_attributes(attributes: Attributes) -> None:
     reserved = sorted(RESERVED_COLUMNS & attributes.keys())
-    if reserved:
-        told = f"attributes must not have Cairn's own name {reserved[0]}"
-        field = FieldProblem(pointer="#/attributes", detail=told)
-        raise invalid_request(field)
+    told = [f"attributes must not have Cairn's own name {name}" for name in reserved]
+    told += [f"an attribute is a column, and {odd}" for name in attributes if (odd := odd_name(name))]
+    if told:
+        raise invalid_request(FieldProblem(pointer="#/attributes", detail=told[0]))
 
 
 async def _take_out(state: ServerState, attachment: Attachment) -> None:

@@ -191,6 +191,19 @@ def test_document_takes_the_id_that_is_asked_for(client: Any, server: TestClient
         params={"wait": "searchable"},
     )
     assert server.get("/v1/collections/stones/lineage/keys.md").json()["source_file"] == "keys.md"
+    refused = attached(client, "stones", "dots.md", NOTE, extra_body={"doc_id": ".."})
+    assert (refused.status, refused.last_error.code) == ("failed", "invalid_file")
+
+
+@pytest.mark.parametrize("name", ["a.b", "a`b", "*", "doc_id"])
+def test_attribute_that_can_be_no_column_is_refused(client: Any, name: str) -> None:
+    file = send(client, "keys.md", NOTE)
+    with pytest.raises(openai.UnprocessableEntityError, match="#/attributes"):
+        client.vector_stores.files.create("stones", file_id=file.id, attributes={name: 1})
+    client.vector_stores.files.create("stones", file_id=file.id)
+    assert settled(client, "stones", file.id).status == "completed"
+    with pytest.raises(openai.UnprocessableEntityError, match="#/attributes"):
+        client.vector_stores.files.update(file.id, vector_store_id="stones", attributes={name: 1})
 
 
 @pytest.mark.parametrize(
