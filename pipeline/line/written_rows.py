@@ -115,6 +115,8 @@ def checked_rows(
         reserved = sorted(RESERVED_COLUMNS & document["metadata"].keys())
         if reserved:
             faults.append((place, f"metadata must not have Cairn's own name {reserved[0]}"))
+        if document["doc_id"] in (".", ".."):
+            faults.append((place, "the id must not be . or .., which clients take out of an address"))
         if document["doc_id"] in seen:
             faults.append((place, "the id comes twice in this request"))
         seen.add(document["doc_id"])

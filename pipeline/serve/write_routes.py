@@ -46,7 +46,7 @@ from cairn.pipeline.serve.writers import Writers, write_problem
 from cairn.pipeline.types import CollectionSummary, IngestedSource, WriteReport, WrittenDocument
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi import Request as HttpRequest
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 router = APIRouter(prefix="/v1/collections", tags=["writes"], redirect_slashes=False)
 
@@ -67,18 +67,10 @@ class NewCollection(Request):
     )
 
 
-def _addressable(doc_id: str) -> str:
-    if doc_id in (".", ".."):
-        raise ValueError("it must be another one than . and .., which clients take out of an address")
-    return doc_id
-
-
 class NewDocument(Request):
     """A document, as GET gives it; one of the same id is replaced."""
 
-    doc_id: Annotated[
-        str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS), AfterValidator(_addressable)
-    ]
+    doc_id: Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
     text: str
     title: str | None = None
     metadata: dict[str, JsonValue] = Field(

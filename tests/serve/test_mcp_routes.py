@@ -164,9 +164,11 @@ async def test_document_added_by_a_model_is_found_and_deleted(own_root: Path) ->
             assert not told.is_error, told
             answer = (await client.call_tool("search", {"query": "obsidian", **here})).structured_content
             assert answer["documents"][0]["doc_id"] == "new"
-            refused = await client.call_tool("add_document", {"doc_id": "bad", "text": " ", **here})
-            assert refused.is_error
-            assert "the text is empty" in str(refused.content)
+            for doc_id, text, why in (("bad", " ", "the text is empty"), ("..", "obsidian", "must not be .")):
+                asked = {"doc_id": doc_id, "text": text, **here}
+                refused = await client.call_tool("add_document", asked)
+                assert refused.is_error
+                assert why in str(refused.content)
             assert not (await client.call_tool("delete_document", {"doc_id": "new", **here})).is_error
             assert (await client.call_tool("delete_document", {"doc_id": "new", **here})).is_error
 
