@@ -101,9 +101,10 @@ class CollectionLayout:
         assert store_uri(self.root) is None, "CollectionLayout.at opens a root in an object store"
         object.__setattr__(self, "root", self.root.resolve())
         with storage_errors("reading the root"):
-            is_taken = self.root.exists() and not self.root.is_dir()
+            standing = next(each for each in (self.root, *self.root.parents) if each.exists())
+            is_taken = not standing.is_dir()
         if is_taken:
-            what, advice = f"the root must be a folder, got the file {self.root.name!r}", "give a folder"
+            what, advice = f"the root must be a folder, got the file {standing.name!r}", "give a folder"
             if self.whole is not None:
                 what = f"partitions/ of collection {self.whole.name!r} must be a folder, got a file"
                 advice = f"remove it and run `{self.whole.command('repair')}`"

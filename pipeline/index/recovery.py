@@ -73,7 +73,14 @@ from cairn.pipeline.index.publish import (
     serve_generation,
 )
 from cairn.pipeline.index.rows import LanceTables
-from cairn.pipeline.index.verify import Fault, find_faults, store_problems, verify_generation
+from cairn.pipeline.index.verify import (
+    Fault,
+    find_faults,
+    generation_faults,
+    partitions_with_rows,
+    store_problems,
+    verify_generation,
+)
 from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, PartitionRecord, record_file
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from cairn.pipeline.types import ProgressListener, silent_progress
@@ -170,7 +177,9 @@ def _mend_files(layout: CollectionLayout, number: int) -> int:
         damaged = [each for each in (path, copy) if record.problem(each) is not None]
         if not damaged:
             continue
-        others = [layout.generation_folder(each) / name for each in layout.generation_numbers()]
+        places = [(layout, each) for each in layout.generation_numbers()]
+        places += [(layout.partition(each), each.generation) for each in manifest.partitions]
+        others = [own.generation_folder(each) / name for own, each in places]
         source = next((each for each in (path, copy, *others) if record.problem(each) is None), None)
         if source is None:
             continue
@@ -264,6 +273,10 @@ def _repair(
     """Serve what can be saved; return its generation, a sentence and the ids of lost documents."""
     numbers = layout.kept_generations()
     mended = mend(layout)
+    with storage_errors(f"mending partitions of {layout.name!r}", layout.folder):
+        for number in numbers:  # also of the generation before: only here is its manifests' hash known
+            for record in partitions_with_rows(layout, number):
+                mended += _mend_files(layout.partition(record), record.generation)
     for number in reversed(numbers):
         left = verify_generation(layout, number, check_rows=True)
         if any(problem.part == "manifest" for problem in left):
@@ -364,19 +377,20 @@ def _repair_partitions(
     records, said, lost = list(manifest.partitions), list[str](), list[str]()
     for place, record in enumerate(manifest.partitions):
         own = layout.partition(record)
-        if not record.generation or not verify_generation(own, record.generation, check_rows=True):
+        faults = verify_generation(own, record.generation, check_rows=True) if record.generation else []
+        if not faults:
             continue
         try:
             _require_own(own, record)
             report = repair_collection(own, progress, keeps_all=keeps_all)
-        except (IntegrityError, CollectionNotFoundError) as error:
+        except (IntegrityError, CollectionNotFoundError):
             if keeps_all:
                 raise
             if not own.folder.is_dir():  # what stands in its place would stop the ingest that fills it
                 remove_entry(own.folder)
             records[place] = PartitionRecord(name=record.name)
             again = "ingest the sources again to fill it with `--reread`"
-            said.append(f"partition {own.name} is lost ({error}); {again}")
+            said.append(f"partition {own.name} is lost ({faults[0].sentence}); {again}")
         else:
             records[place] = own.record(report.generation)
             said.append(f"partition {own.name}: {report.action}")
@@ -406,7 +420,7 @@ def _require_own(own: CollectionLayout, record: PartitionRecord) -> None:
 def _drop_damaged_predecessors(layout: CollectionLayout, number: int) -> str:
     """Remove older generations that could not be served; they would only be found damaged again."""
     older = [each for each in layout.kept_generations() if each < number]
-    damaged = [each for each in older if verify_generation(layout, each, check_rows=False)]
+    damaged = [each for each in older if generation_faults(layout, each, number)]
     if not damaged:
         return ""
     said = f"; generation {', '.join(map(str, damaged))}, which was damaged, is removed"
@@ -415,6 +429,10 @@ def _drop_damaged_predecessors(layout: CollectionLayout, number: int) -> str:
             remove_generations(layout, damaged)
             mend(layout)
             prune_generations(layout, number)
+            for record in partitions_with_rows(layout, number):
+                own = layout.partition(record)  # its older generations were those of what is removed
+                remove_generations(own, [each for each in own.kept_generations() if each < record.generation])
+                prune_generations(own, record.generation)
     except (StorageError, IntegrityError) as error:  # the repair is done, the next writer cleans up again
         return f"{said}, but {error}"
     return said

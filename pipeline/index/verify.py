@@ -30,7 +30,7 @@ from cairn.pipeline.index.layout import (
 )
 from cairn.pipeline.index.names import CHUNKS, CLUSTERS_ARROW, CONTEXT_ARROW, COPIES, DOCUMENTS
 from cairn.pipeline.index.rows import LanceTables
-from cairn.pipeline.manifest import MANIFEST_NAME, Manifest
+from cairn.pipeline.manifest import MANIFEST_NAME, Manifest, PartitionRecord
 
 Part = Literal["current", "lock", "manifest", "copies", "derived", "side", "lance", "rows", "store"]
 """What is damaged.
@@ -76,23 +76,34 @@ def find_faults(layout: CollectionLayout) -> list[Fault]:
         problems.append(Fault(generation=None, part="current", file="CURRENT", sentence=error.fault))
     numbers = sorted(layout.kept_generations(), key=lambda number: (number != served, -number))
     for number in numbers:
-        problems += verify_generation(layout, number, check_rows=number == served)
-        if number == served:  # an earlier one's partitions may be pruned while this is published
-            problems += _partition_problems(layout, number)
+        problems += generation_faults(layout, number, served)
     return problems + _lock_problems(layout) + store_problems(layout, served)
 
 
-def _partition_problems(layout: CollectionLayout, number: int) -> Iterator[Fault]:
-    """Return the faults of the partitions of a generation."""
+def generation_faults(layout: CollectionLayout, number: int, served: int | None) -> list[Fault]:
+    """Return the faults of a generation and of its partitions; every row is read of the one that is served.
+
+    Of the partitions of an earlier one those are looked at that it alone names, and that still stand: a
+    change of a partition prunes them before the collection names the change.
+    """
+    faults = verify_generation(layout, number, check_rows=number == served)
+    shared = () if number == served else partitions_with_rows(layout, served)
+    for record in partitions_with_rows(layout, number):
+        own = layout.partition(record)
+        if record in shared or (number != served and record.generation not in own.generation_numbers()):
+            continue
+        for fault in verify_generation(own, record.generation, check_rows=number == served):
+            faults.append(replace(fault, file=f"{own.folder.relative_to(layout.folder)}/{fault.file}"))
+    return faults
+
+
+def partitions_with_rows(layout: CollectionLayout, number: int | None) -> list[PartitionRecord]:
+    """Return the partitions of a generation that have rows; none where its manifest is at fault."""
     try:
-        manifest = read_manifest(layout, number)
+        records = () if number is None else read_manifest(layout, number).partitions
     except IntegrityError:
-        return  # a fault of the generation
-    for record in manifest.partitions:
-        if record.generation:
-            own = layout.partition(record)
-            for fault in verify_generation(own, record.generation, check_rows=True):
-                yield replace(fault, file=f"{own.folder.relative_to(layout.folder)}/{fault.file}")
+        return []
+    return [record for record in records if record.generation]
 
 
 def _lock_problems(layout: CollectionLayout) -> list[Fault]:

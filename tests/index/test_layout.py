@@ -27,6 +27,13 @@ def test_layout_of_a_bad_name_is_refused(tmp_path: Path, name: str) -> None:
         CollectionLayout(tmp_path, name)
 
 
+@pytest.mark.parametrize("below", ["", "folder", "folder/of/it"])
+def test_root_in_or_below_a_file_is_refused_with_its_name(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"the root must be a folder, got the file 'file'; give a folder"):
+        CollectionLayout(tmp_path / "file" / below, "stones")
+
+
 @pytest.mark.parametrize(
     "root", ["gs://bucket", "file:///tmp", "http://host/x", "s3://", "s3://key:secret@bucket/x"]
 )

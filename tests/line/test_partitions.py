@@ -448,20 +448,28 @@ def test_repartition_to_one_that_is_killed_leaves_no_generation_damaged(
     assert verify_collection(layout) == []
 
 
-@pytest.mark.parametrize("lost", ["MANIFEST.json", "context.arrow"])
+@pytest.mark.parametrize("are_partitions_damaged", [False, True])
+def test_context_that_the_collection_has_lost_is_that_of_a_partition(
+    layout: CollectionLayout, are_partitions_damaged: bool
+) -> None:
+    for path in layout.folder.rglob("context.arrow"):
+        if are_partitions_damaged or not path.is_relative_to(layout.partitions_folder):
+            path.write_bytes(b"damaged")
+    if are_partitions_damaged:
+        with pytest.raises(IntegrityError, match="has no generation that is whole"):
+            repair_collection(layout)
+    else:
+        assert repair_collection(layout).generation == 1
+        assert verify_collection(layout) == []
+
+
 def test_repair_returns_to_the_generation_before_where_the_newest_does_not_say_what_it_is(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, lost: str
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
 ) -> None:
     before = contents(layout)
     ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
     for folder in (layout.generation_folder(2), layout.copies_folder(2)):
-        (folder / lost).write_bytes(b"damaged")
-    if lost == "context.arrow":  # all generations have the same: one that is whole mends the others
-        for folder in (layout.generation_folder(1), layout.copies_folder(1)):
-            (folder / lost).write_bytes(b"damaged")
-        with pytest.raises(IntegrityError, match="has no generation that is whole"):
-            repair_collection(layout)
-        return
+        (folder / "MANIFEST.json").write_bytes(b"damaged")
     report = repair_collection(layout)
     assert report.generation == 3
     assert "returned to generation 1" in report.action
@@ -487,7 +495,8 @@ def test_lost_partition_is_told_and_filled_again_by_an_ingest(
         put(lost, remnant)
     assert any(lost.name in fault.file for fault in verify_collection(layout))
     report = repair_collection(layout)
-    assert f"partition {lost.name} is lost" in report.action
+    assert f"partition {lost.name} is lost (" in report.action
+    assert f"collection {lost.name!r}" not in report.action
     assert 0 < len(contents(layout)) < 24
     left = len(contents(layout))
     assert ingest(layout.root, tmp_path, partitioned, range(24)).encoded == 24 - left
@@ -581,6 +590,37 @@ def test_damaged_file_of_a_partition_is_made_again(layout: CollectionLayout) -> 
     assert (report.generation, report.lost) == (2, ())
     assert sorted(contents(layout)) == IDS
     assert verify_collection(layout) == []
+
+
+@pytest.mark.parametrize("name", ["MANIFEST.json", "context.arrow", "chunks.arrow", "*.faiss", "*.manifest"])
+@pytest.mark.parametrize("are_copies_damaged", [False, True])
+def test_damage_of_the_generation_before_in_a_partition_is_named_and_mended_or_removed(
+    layout: CollectionLayout,
+    tmp_path: Path,
+    partitioned: IngestConfig,
+    name: str,
+    are_copies_damaged: bool,
+) -> None:
+    stood = {path for path in layout.partitions_folder.rglob(name) if path.is_file()}
+    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    for path in stood:
+        if are_copies_damaged or "copies" not in path.parts:
+            content = bytearray(path.read_bytes())
+            content[len(content) // 2] ^= 1
+            path.unlink()  # the newest generation has the same file under another name
+            path.write_bytes(content)
+    faults = verify_collection(layout)
+    assert {Path(fault.file).parts[0] for fault in faults} == {"partitions"}
+    action = repair_collection(layout).action
+    assert verify_collection(layout) == []
+    is_copied = name in ("MANIFEST.json", "*.manifest") and not are_copies_damaged
+    if is_copied or name == "context.arrow":  # which the newest generation has, too
+        assert layout.generation_numbers() == [1, 2]
+    else:
+        assert action == "generation 2 is whole; generation 1, which was damaged, is removed"
+        for folder in (layout.folder, *layout.partitions_folder.iterdir()):
+            assert [each.name for each in (folder / "generations").iterdir()] == ["00000002"]
+    assert contents(layout)["doc-005"] == document(5, 1)["text"]
 
 
 def test_new_context_of_partitions_is_published_as_one_also_after_a_killed_run(
