@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import struct
 import time
 import zipfile
@@ -69,7 +70,10 @@ def pdf(path: Path, *pages: bytes | None, title: str = "", trailer: bytes = b"")
     objects = {
         1: b"<</Type/Catalog/Pages 2 0 R>>",
         2: b"<</Type/Pages/Kids[%s]/Count %d>>" % (kids, len(pages)),
-        3: b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica/Encoding/WinAnsiEncoding>>",
+        3: (
+            b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica"
+            b"/Encoding<</BaseEncoding/WinAnsiEncoding/Differences[1/uni2010]>>>>"
+        ),
         4: b"<</Title(%s)>>" % title.encode(),
     }
     for number, content in enumerate(pages):
@@ -345,6 +349,7 @@ def test_a_passage_is_on_the_pages_of_its_first_and_last_character(
     ("lines", "word"),
     [
         (("an exam-", "ple"), "an example"),
+        (("an exam\1", "ple \1"), "an example \N{HYPHEN}"),
         (("EXAM-", "PLES"), "EXAMPLES"),
         (("state-of-the-", "art"), "state-of-the-art"),
         (("U-", "Boot"), "U-Boot"),
@@ -514,7 +519,7 @@ OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
             "Subject: a\n\nAt noon or one\n> no \n-- \nAnn",
         ),
         (_mail("text/plain; format=flowed; delsp=yes", "after \nnoon"), "Subject: a\n\nafternoon"),
-        (_mail("application/pkcs7-mime; name=smime.p7m", "x"), "Subject: a\nAttachments: smime.p7m"),
+        (_mail("text/calendar; name=a.ics", "x"), "Subject: a\n\nx"),
         (_rtf(rb"\ansi\ansicpg932 \'93\'fa\'96\'7b \'83\'5c\'83t\'83o"), "日本 ソフバ"),
         (_rtf(rb"\ansi\ansicpg932 \'b0\'83t"), "ｰフ"),
         (_rtf(rb"\ansi\ansicpg936 \'e9F\'bb\'f9\'b5t\'cb\'b5\'d6\'ec"), "镕基祎说朱"),
@@ -690,11 +695,26 @@ def test_signs_and_brackets_of_a_formula_stay(tmp_path: Path) -> None:
     brackets = f'<m:d>{run}</m:d><m:d><m:dPr><m:begChr m:val="["/></m:dPr>{run}</m:d><m:rad>{run}</m:rad>'
     accents = f'<m:acc>{run}</m:acc><m:acc><m:accPr><m:chr m:val="\u0303"/></m:accPr>{run}</m:acc>'
     cells = f"<m:d><m:e><m:m>{f'<m:mr>{run}<m:e/></m:mr>' * 2}</m:m></m:e></m:d><m:d>{run}{run}</m:d>"
+    scripts = "".join(
+        re.sub(r"(\w+)=([^\s<]+)", r"<m:\1><m:r><m:t>\2</m:t></m:r></m:\1>", f"<m:{kind}>{parts}</m:{kind}>")
+        for kind, parts in (
+            ("f", "num=a+b den=2c"),
+            ("sSup", "e=(a+b) sup=n+1"),
+            ("sSubSup", "e=x sub=1 sup=2"),
+            ("nary", "sub=i sup=n e=a"),
+            ("rad", "deg=3 e=a+b"),
+            ("sPre", "sub=1 sup=2 e=x"),
+            ("limLow", "e=lim lim=n→0"),
+        )
+    )
     made = Document()
     paragraph = made.add_paragraph()
-    paragraph._p.append(parse_xml(f"<m:oMath {math}>{sums}{brackets}{accents}{cells}</m:oMath>"))
+    paragraph._p.append(parse_xml(f"<m:oMath {math}>{sums}{brackets}{accents}{cells}{scripts}</m:oMath>"))
     made.save(str(tmp_path / "a.docx"))
-    assert read(tmp_path)[0][0]["text"] == "∫x∑x(x)[x)√xx\u0302x\u0303(x, ; x, )(x|x)"
+    assert read(tmp_path)[0][0]["text"] == (
+        "∫x∑x(x)[x)sqrt(x)x\u0302x\u0303(x, ; x, )(x|x)"
+        "(a+b)/(2c)(a+b)^(n+1)x_1^2∫_i^n a(a+b)^(1/3)_1^2 xlim_(n→0)"
+    )
 
 
 def test_code_in_office_keeps_the_blanks_before_its_lines(tmp_path: Path) -> None:
@@ -850,21 +870,22 @@ def test_formulas_of_opendocument_are_read_from_their_own_files(tmp_path: Path) 
         'xmlns:o="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
         'xmlns:t="urn:oasis:names:tc:opendocument:xmlns:text:1.0" xmlns:d="drawing" xmlns:x="xlink"'
     )
-    formula = "<math><mrow><mi>a</mi><mo>+</mo><mi>b</mi></mrow>%s</math>"
+    power = "<m:msup><m:mn>10</m:mn><m:mn>6</m:mn></m:msup>"
+    formula = f"<m:math xmlns:m='math'><m:mrow><m:mi>a</m:mi><m:mo>+</m:mo>{power}</m:mrow>%s</m:math>"
     with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
         objects = "".join(f'<d:object x:href="./Object {number}"/>' for number in (1, 2))
         archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
         archive.writestr("Object 1/content.xml", formula % "")
-        archive.writestr("Object 2/content.xml", formula % "<annotation>a over b</annotation>")
+        archive.writestr("Object 2/content.xml", formula % "<m:annotation>a over b</m:annotation>")
         archive.writestr("Object 3/content.xml", "is shown nowhere")
     rows, rejected = read(tmp_path)
-    assert (rows[0]["text"].split(), rejected) == (["so", "a+b", "a", "over", "b", "end"], [])
+    assert (rows[0]["text"].split(), rejected) == (["so", "a+10^6", "a", "over", "b", "end"], [])
     with zipfile.ZipFile(tmp_path / "a.odt", "w") as archive:
         archive.writestr("content.xml", f"<o:text {names}><t:p>so {objects}end</t:p></o:text>")
         archive.writestr("Object 1/content.xml", "")
         archive.writestr("Object 2/content.xml", formula % "")
     [row], [rejected] = read(tmp_path)
-    assert row["text"].split() == ["so", "a+b", "end"]
+    assert row["text"].split() == ["so", "a+10^6", "end"]
     assert rejected["detail"].endswith("formulas or charts cannot be parsed, so they are missing: Object 1")
 
 
@@ -1004,6 +1025,14 @@ def _written(content: bytes) -> Callable[[Path], Path]:
     ("name", "make", "detail"),
     [
         ("a.pdf", _encrypted_pdf, "it is encrypted; remove its password"),
+        ("a.eml", _written(b"Content-Type: application/pkcs7-mime\n\nx"), "it is encrypted, or signed as a"),
+        (
+            "b.eml",
+            _written(
+                b"Content-Type: multipart/encrypted; boundary=B\n\n--B\nContent-Type: application/x\n\n--B--"
+            ),
+            "it is encrypted, or signed as a whole; save it decrypted",
+        ),
         (
             "a.docx",
             _written(OLD_OFFICE),

@@ -51,7 +51,7 @@ from cairn.pipeline.corpus.formats.format import (
     is_utf8,
     text_of,
 )
-from cairn.pipeline.corpus.formats.html import BAR, RAISED, converted
+from cairn.pipeline.corpus.formats.html import BAR, RAISED, converted, joined_formula, root_of
 from cairn.pipeline.corpus.formats.paged import (
     Opened,
     Page,
@@ -77,6 +77,8 @@ _WITHOUT_TEXT: Final = "it shows pictures or drawings and holds no text; recogni
 
 
 _BROKEN: Final = "\ufffe"
+_PRINTED_HYPHEN: Final = re.compile("(?<=\\w)\N{HYPHEN}\r?\n(?=\\w)")
+"""What WeasyPrint, Prince and Chrome break words with, which PDFium does not mark."""
 _WORDS: Final = re.compile(r"\S+")
 
 
@@ -122,7 +124,7 @@ def _pdf_page(document: Any, index: int) -> str:
         page.close()  # what was filled in is content of the page once it is loaded again
         page = document[index]
     shown = page.get_textpage()
-    text = _WORDS.sub(_joined, cast("str", shown.get_text_range()))
+    text = _WORDS.sub(_joined, _PRINTED_HYPHEN.sub(_BROKEN, cast("str", shown.get_text_range())))
     is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
     shown.close()
     page.close()
@@ -213,8 +215,8 @@ _SPACE: Final = f" \t\n{_GAP}"
 _HEADING: Final = re.compile(r"(?:title|heading (\d))", re.IGNORECASE)
 """The names of Word's own styles, in every language."""
 _BLANKS: Final = re.compile("[ \t\r\n]+")
-_SIGNS: Final = {"den": "/", "sup": "^", "sub": "_"}
-"""What stands before a part of a formula."""
+_SIGNS: Final = {"f": "/", "sSup": "^", "sSub": "_", "sSubSup": "_^", "limLow": "_", "limUpp": "^"}
+"""What stands between the parts of a formula of Office."""
 _SLIDE_END: Final = "\f\n"
 """What stands behind a slide of OpenDocument: no page that Word or a program for texts noted."""
 _NOT_OF_A_SLIDE: Final = frozenset(
@@ -270,6 +272,17 @@ class _Walk(NamedTuple):
             return f"{_GAP}{part}{_GAP}"
         if kind == "altChunk":
             return self.objects.get(_attribute(element, "id"), "")
+        if "math}" in element.tag and kind in _SIGNS:
+            parts = [self.text(child) for child in element if not _name(child).endswith("Pr")]
+            return joined_formula(parts, _SIGNS[kind])
+        if element.tag.endswith(("math}nary", "math}sPre", "math}rad")):
+            names = ("sub", "sup", "deg", "e")
+            found = (element.find(f"{{*}}{name}") for name in names)
+            sub, sup, degree, inner = ("" if each is None else self.text(each) for each in found)
+            if kind == "rad":
+                return root_of(inner, degree)
+            limits = joined_formula([_signs(element)[0], sub, sup], "_^")
+            return f"{limits} {inner}" if sub or sup else f"{limits}{inner}"
         if "math}" in element.tag and (between := _between(kind, element)):
             parts = [self.text(child) for child in element if _name(child) in ("e", "mr")]
             return self._closed(kind, element, between.join(parts))
@@ -311,8 +324,8 @@ class _Walk(NamedTuple):
             return f" ({_line(inner)})"
         if element.tag.endswith("math}acc"):
             return inner + _signs(element)[0]
-        if element.tag.endswith(("math}nary", "math}d", "math}rad")):
-            begin, end = ("√", "") if kind == "rad" else _signs(element)
+        if element.tag.endswith("math}d"):
+            begin, end = _signs(element)
             return f"{begin}{inner}{end}"
         if kind == "page" and "drawing" in element.tag:
             return inner.replace("\f", "") + _SLIDE_END
@@ -326,7 +339,7 @@ class _Walk(NamedTuple):
             if body is not None and (title := _line(self.text(body))):
                 return f"# {title}\n"
             return "" if role in _NOT_OF_A_SLIDE else inner
-        return _SIGNS.get(kind, "") + inner if inner else ""
+        return inner
 
     def _is_raised(self, run: Element) -> bool:
         own, place = run.find("{*}rPr"), run.find("{*}rPr/{*}vertAlign")
@@ -368,6 +381,7 @@ def _symbol(font: str, code: int) -> str:
 
 _USUAL_SIGNS: Final = {
     "nary": {"chr": "∫", "endChr": ""},
+    "sPre": {"chr": "", "endChr": ""},
     "acc": {"chr": "\u0302", "endChr": ""},
     "d": {"begChr": "(", "endChr": ")"},
 }
@@ -830,7 +844,11 @@ def _object(part: Element) -> str:
     formula = part.find(".//{*}annotation")
     if formula is not None:
         return _line(formula.text or "")
-    return _line("".join(part.itertext()) if _name(part) == "math" else _Walk(is_mixed=True).text(part))
+    if _name(part) != "math":
+        return _line(_Walk(is_mixed=True).text(part))
+    for each in part.iter():
+        each.tag = _name(each)
+    return _line(str(converted(ET.tostring(part, "unicode"), is_page=False).text))
 
 
 _ENCRYPTION: Final = "META-INF/encryption.xml"
@@ -937,6 +955,9 @@ def _mail(raw: bytes) -> tuple[EmailMessage, Opened]:
     if not message.keys():
         raise UnreadableError("it has no header of a mail")
     bodies = _bodies(message)
+    kinds = ("multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime")
+    if not bodies and any(part.get_content_type() in kinds for part in message.walk()):
+        raise UnreadableError("it is encrypted, or signed as a whole; save it decrypted")
     pages: list[Page] = ["\n\n".join([_head(message, bodies), *(body.text.strip() for body in bodies)])]
     faults = (each for part in message.walk() for each in part.defects)
     if any(isinstance(each, CloseBoundaryNotFoundDefect | InvalidBase64LengthDefect) for each in faults):
@@ -1042,7 +1063,7 @@ def _head(message: EmailMessage, bodies: Sequence[_Body]) -> str:
         part.get_filename() or part.get_content_type()
         for part in message.walk()
         if not (part.is_multipart() or part in shown)
-        and (part.is_attachment() or part.get_content_maintype() != "text")
+        and (part.is_attachment() or part.get_content_type() not in ("text/plain", "text/html"))
     ]
     names += filter(None, (_header(part, "Subject")[0] for part in message.walk() if part is not message))
     fields = ((name, _header(message, name)[0]) for name in _FIELDS)

@@ -20,6 +20,8 @@ from cairn.pipeline.corpus.formats.text import Document, DocumentFormat
 from typing_extensions import override
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bs4 import BeautifulSoup, Tag
     from markdownify import MarkdownConverter
 
@@ -71,9 +73,12 @@ _OWN_LINK_SIGNS: Final = f"#\N{SECTION SIGN}{_LINK_SIGNS}"
 """What they show, too, in a heading or what else it is the address of; elsewhere, `§` is a text."""
 _SHOWN_FORMULAS: Final = ("span", "img", "nobr", "mjx-math")
 """What KaTeX, Wikipedia and MathJax show of a formula beside it."""
-_SIGNS: Final = {"mfrac": "/", "msup": "^", "msqrt": "", "msubsup": "_^", "munderover": "_^"}
+_SIGNS: Final = {
+    "mfrac": "/", "msup": "^", "msub": "_", "munder": "_", "msubsup": "_^", "munderover": "_^",
+    "msqrt": "", "mroot": "", "mtr": ", ", "mtable": "; ",
+}  # fmt: skip
 """What stands between the parts of a formula of MathML."""
-_ONE: Final = re.compile(r"[\d.,]+|[^\W\d_]+|[^\w\s]|")
+_ONE: Final = re.compile(r"[\d.,]+|[^\W\d_]+|[^\w\s]|\([^()]*\)|")
 """A part of a formula that needs no brackets."""
 RAISED: Final = re.compile(r"[-+\N{MINUS SIGN}]?\d")
 """What would be another number if it stood on the line, as the 6 of 10⁶."""
@@ -81,6 +86,7 @@ _BASE: Final = re.compile(r"[^\W_]|[)\]]")
 """What a number is raised over."""
 BAR: Final = re.compile(r"(?<!\\)\|")
 """What would end a cell if it stood in its text."""
+_LINE_NUMBERS: Final = re.compile(r"[\d\s]+")
 _BLANK_LINES: Final = re.compile(r"(^```.*?^```)|\n{3,}", re.DOTALL | re.MULTILINE)
 """Blank lines, but for those in code."""
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
@@ -160,6 +166,9 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
             number = _number(item.get("value"), number)
             item["value"] = str(number)
             number += step
+    for table in page.find_all("table"):
+        if table.find("pre"):
+            _as_blocks(table)
     for text in page.find_all(string=BAR):
         if (within := text.find_parent([*_CELLS, "pre"])) is not None and within.name != "pre":
             text.replace_with(BAR.sub(r"\|", text))
@@ -199,12 +208,36 @@ def _say_once(formula: Tag) -> None:
         texts = [each.get_text().strip() for each in part.find_all(recursive=False)]
         sign = _SIGNS[part.name]
         if part.name == "msqrt":
-            part.string = f"sqrt({''.join(texts) or part.get_text().strip()})"
+            part.string = root_of("".join(texts) or part.get_text().strip(), "")
+        elif part.name in ("mtr", "mtable"):
+            part.string = sign.join(texts)
+        elif part.name == "mroot" and len(texts) == 2:
+            part.string = root_of(*texts)
         elif len(texts) == 1 + len(sign):
-            shown = [text if _ONE.fullmatch(text) else f"({text})" for text in texts]
-            part.string = shown[0] + "".join(
-                f"{each}{text}" for each, text in zip(sign, shown[1:], strict=True)
-            )
+            part.string = joined_formula(texts, sign)
+
+
+def joined_formula(texts: Sequence[str], signs: str) -> str:
+    """Return parts of a formula with a sign before each but the first, in brackets where they need them."""
+    first, *others = (text if _ONE.fullmatch(text) else f"({text})" for text in map(str.strip, texts))
+    return first + "".join(f"{sign}{text}" for sign, text in zip(signs, others, strict=True) if text)
+
+
+def root_of(text: str, degree: str) -> str:
+    """Return a root of a part of a formula, as a power where it is no square root."""
+    return joined_formula([text, f"1/{degree}"], "^") if degree.strip() else f"sqrt({text})"
+
+
+def _as_blocks(table: Tag) -> None:
+    """Make blocks of a table that only lays out code, beside the numbers of its lines, which are left out."""
+    rows = [row.find_all([*_CELLS], recursive=False) for row in table.find_all("tr")]
+    if sum(len(cells) > 1 for cells in rows) > 1:
+        return
+    for cell in chain(*(cells for cells in rows if len(cells) > 1)):
+        if _LINE_NUMBERS.fullmatch(cell.get_text()):
+            cell.decompose()
+    for element in [table, *table.find_all(["thead", "tbody", "tfoot", "tr", *_CELLS])]:
+        element.name = "div"
 
 
 def _fill_spanned(page: BeautifulSoup) -> None:

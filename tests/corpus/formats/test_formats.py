@@ -640,6 +640,14 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ),
         (
             (
+                "<math><mroot><mi>x</mi><mn>3</mn></mroot> <msup><mrow>(a+b)</mrow><mn>2</mn></msup> "
+                "<msub><mi>x</mi><mn>0</mn></msub> <mtable><mtr><mtd>a</mtd><mtd>b</mtd></mtr><mtr>"
+                "<mtd>c</mtd></mtr></mtable></math>"
+            ),
+            "x^(1/3) (a+b)^2 x_0 a, b; c",
+        ),
+        (
+            (
                 "<p>see <a href=#s>§</a><a href=#>§</a><a href=#a><a href=#b>¶</a></a>"
                 "<section id=m><a href=#m>§</a><h4>T<a href=#x>#</a></h4></section>"
             ),
@@ -665,6 +673,13 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         (
             f"<table><tr><th>a<th>b<th>c<tr><td rowspan=0>{'x' * 101}<td>1<td rowspan=2>2<tr><tr><td>3",
             f"| a | b | c |\n| --- | --- | --- |\n| {'x' * 101} | 1 | 2 |\n|  |  | 2 |\n|  | 3 |",
+        ),
+        (
+            (
+                "<table><tr><th colspan=2>a.py<tr><td><pre>1\n2</pre><td><pre>if a:\n  b|c</pre></table>"
+                "<table><tr><td>x<td><pre>1\n2</pre><tr><td>y<td>z</table>"
+            ),
+            "a.py\n\n```\nif a:\n  b|c\n```\n\n|  |  |\n| --- | --- |\n| x | ``` 1 2 ``` |\n| y | z |",
         ),
         ("<title>T</title>text", "text"),
         (
