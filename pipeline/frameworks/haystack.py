@@ -221,17 +221,15 @@ class CairnDocumentStore:
 
     def _ids(self, filters: dict[str, Any] | None) -> list[str]:
         try:
-            chosen = cairn_filter(filters)
-            return [] if self._source.is_empty else self._source.local.documents.ids(chosen)
+            return self._source.ids(cairn_filter(filters))
         except FilterError as error:
             raise HaystackFilterError(str(error)) from error
 
     def _present(self, ids: Sequence[str]) -> set[str]:
         found: set[str] = set()
-        if not self._source.is_empty:
-            for start in range(0, len(ids), MAX_LIST_VALUES):
-                wanted = {"type": "in", "key": "doc_id", "value": [*ids[start : start + MAX_LIST_VALUES]]}
-                found.update(self._source.local.documents.ids(wanted))
+        for start in range(0, len(ids), MAX_LIST_VALUES):
+            wanted = {"type": "in", "key": "doc_id", "value": [*ids[start : start + MAX_LIST_VALUES]]}
+            found.update(self._source.ids(wanted))
         return found
 
 

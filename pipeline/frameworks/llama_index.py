@@ -220,13 +220,11 @@ class CairnVectorStore(BasePydanticVectorStore):
     def get_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
     ) -> list[BaseNode]:
-        """Return nodes by their ids; with filters, of a collection of this machine only."""
+        """Return nodes by their ids, those that match filters, those for which both hold, or all."""
         if filters is None and node_ids is not None:
             return [_as_node(each) for each in self._source.read(node_ids)]
-        documents = self._source.local.documents if not self._source.is_empty else None
         tree = _both(_in("doc_id", node_ids), cairn_filter(filters))
-        ids = [] if documents is None else documents.ids(tree)
-        return [_as_node(each) for each in self._source.read(ids)]
+        return [_as_node(each) for each in self._source.read(self._source.ids(tree))]
 
     @override
     def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:

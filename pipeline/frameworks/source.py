@@ -270,8 +270,18 @@ class WrittenCollection:
         """Rank documents for a query, or for a vector of the collection's own encoder."""
         if isinstance(query, str):
             return self._read(lambda: self.collection.search(query, **options).hits, [], is_search=True)
+        if self.is_remote:  # which wants a text; nothing reads it
+            alone = {**options, "query_vector": list(query), "hybrid": False, "late": False}
+            return self.hits("a vector", alone)
         vectors = np.asarray([query], np.float32)
         return self._read(lambda: self.local.search_vectors(vectors, **options)[0].hits, [], is_search=True)
+
+    def ids(self, filters: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the ids of the documents that match a filter tree, all without one."""
+        if not self.is_remote:
+            return [] if self.is_empty else self.local.documents.ids(filters)
+        remote = cast("RemoteCollection", self.collection)
+        return self._read(lambda: [each.doc_id for each in remote.list_documents(filters)], [])
 
     def _read(self, call: Callable[[], _Found], nothing: _Found, *, is_search: bool = False) -> _Found:
         """Return what a call reads, and ``nothing`` of a collection of which nothing is published.

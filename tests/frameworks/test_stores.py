@@ -158,12 +158,23 @@ def test_nodes_are_found_as_they_were_and_deleted(make: Callable[..., Any]) -> N
     assert found.nodes[0] == nodes[0]
     assert found.similarities == sorted(found.similarities, reverse=True)
     assert store.get_nodes(["2", "none"]) == [nodes[1]]
+    assert {each.node_id for each in store.get_nodes()} == {"1", "2"}
+    assert store.get_nodes(filters=where(("year", "==", 1))) == [nodes[0]]
     only = VectorStoreQuery(query_str="slate", similarity_top_k=2, filters=where(("year", "==", 1)))
     assert store.query(only).ids == ["1"]
     store.delete("a")
     assert store.query(VectorStoreQuery(query_str="granite", similarity_top_k=2)).ids == ["2"]
     store.delete_nodes(["2"])
     assert store.get_nodes(["1", "2"]) == []
+
+
+def test_vector_finds_the_same_here_and_over_http(make: Callable[..., Any], place: dict[str, Any]) -> None:
+    store, here = make(LangChainStore), LangChainStore("notes", **place)
+    store.add_texts(["granite granite", "slate", "a mill by the river"], ids=["1", "2", "3"])
+    vector = here.collection._searcher()._served.encoder.encode_queries(["granite"])[0].tolist()
+    assert store.similarity_search_by_vector(vector, k=3) == here.similarity_search_by_vector(vector, k=3)
+    options = {"k": 2, "lambda_mult": 0.0}
+    assert len(store.max_marginal_relevance_search_by_vector(vector, **options)) == 2
 
 
 def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path: Path) -> None:
