@@ -35,7 +35,7 @@ from cairn.pipeline.search.candidates import blocks
 from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.late import ABSENT, BLOCK_ROWS, LateQuery
 from cairn.pipeline.search.passages import ChosenPassage, joined
-from cairn.pipeline.search.ranking import PreparedSearch, Ranking
+from cairn.pipeline.search.ranking import PreparedSearch, Ranking, columns_shown
 from cairn.pipeline.search.reader import IndexReader, MatchesAsked, TokenMatches
 from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import FAR, RESERVED_COLUMNS, Highlight, Hit, Passage, QueryTokens
@@ -56,8 +56,8 @@ def make_hits(
         rankings = [
             replace(ranking, passages=[joined(pieces) for pieces in ranking.passages]) for ranking in rankings
         ]
-    metadata = [name for name in search.generation.document_schema.names if name not in RESERVED_COLUMNS]
-    columns = ["doc_id", "title", *(["text", "source_file"] if search.options.passages else []), *metadata]
+    columns = columns_shown(search)
+    metadata = [name for name in columns if name not in RESERVED_COLUMNS]
     positions = np.concatenate([ranking.positions for ranking in rankings])
     if not len(positions):
         return [()] * len(rankings)

@@ -2,11 +2,11 @@
 
     passages = 3             each document's best windows, none touching another
     max_characters = 2,000   windows of all candidates, best first; each adds what no better one holds;
-                             neighbours become one passage
+                             neighbours become one passage; what repeats another document is passed over
 
 With a budget, the text around the best place is read before the next place. The reasons are in
-docs/design/decisions/reading-on.md. A window never crosses into another document, and a document with fewer
-than k chunks is one window.
+docs/design/decisions/reading-on.md. Copies cost a budget nothing: see :class:`ShownTexts`. A window never
+crosses into another document, and a document with fewer than k chunks is one window.
 
 Windows slide because the passage a query asks for rarely starts where a fixed group would. Share of the
 evidence within the best 2,000 characters of a collection (all-MiniLM-L6-v2, landmarks of 64 tokens, 20 whole
@@ -27,6 +27,8 @@ from jaxtyping import Float, Int64
 
 DEFAULT_CHUNK_TOKENS = 128
 """About a paragraph: long enough to be read alone, short enough to quote."""
+COPIED_CHARACTERS = 32
+"""Stretches by which texts are compared: no five words of two authors are so often the same."""
 FIRST_LOOK = 256
 """Windows sorted at first; all are when these are read to the end."""
 
@@ -124,24 +126,48 @@ def best_of_each(
     return chosen
 
 
+class ShownTexts:
+    """The stretches of text that an answer shows, white space aside, each with the document that has it."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, int] = {}
+
+    def takes(self, owner: int, text: str) -> bool:
+        """Take a passage in, unless other documents show half of it or more already."""
+        plain = " ".join(text.split())
+        last = max(len(plain) - COPIED_CHARACTERS, 0)
+        stretches = {plain[start : start + COPIED_CHARACTERS] for start in range(last + 1)}
+        copied = sum(self._owners.get(stretch, owner) != owner for stretch in stretches)
+        if 2 * copied >= len(stretches):
+            return False
+        for stretch in stretches:
+            self._owners.setdefault(stretch, owner)
+        return True
+
+
 def best_within(
     scored: ScoredWindows,
-    size_of: Callable[[int, int], int],
+    span_of: Callable[[int, int], tuple[int, int]],
     max_characters: int,
     max_documents: int,
+    text_of: Callable[[int], str] | None = None,
 ) -> dict[int, list[ChosenPassage]]:
     """Return the pieces of all documents that are read within the budget, by document and best first.
 
     The first one that does not fit ends the selection. Once ``max_documents`` have a
-    passage, those of others are passed over. ``size_of`` counts the characters of chunks from one to another.
+    passage, those of others are passed over. ``span_of`` gives the characters of chunks from one to another.
+    With the text of a document, what repeats others is passed over, too.
     """
     chosen: dict[int, list[ChosenPassage]] = {}
-    characters = 0
+    characters, shown = 0, ShownTexts()
     for window, first, end in new_pieces(scored.scores, scored.first, scored.end):
         owner = int(scored.owner[window])
         if owner not in chosen and len(chosen) == max_documents:
             continue
-        characters += size_of(first, end)
+        start_char, end_char = span_of(first, end)
+        if text_of is not None and not shown.takes(owner, text_of(owner)[start_char:end_char]):
+            continue
+        characters += end_char - start_char
         if characters > max_characters:
             break
         chosen.setdefault(owner, []).append(_passage(scored, window, first, end))

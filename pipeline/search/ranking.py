@@ -32,6 +32,7 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import ScoredWindows, merge_nominees, score_windows
 from cairn.pipeline.search.diversity import chosen_places, group_codes, groups_of, still_allowed
+from cairn.pipeline.search.filters import table_errors
 from cairn.pipeline.search.fusion import (
     COSINES_OF,
     Fusion,
@@ -54,6 +55,7 @@ from cairn.pipeline.search.reader import (
     WordScores,
 )
 from cairn.pipeline.search_options import SearchOptions
+from cairn.pipeline.types import RESERVED_COLUMNS
 from cairn.pipeline.vector_index.faiss_index import one_faiss_thread
 from jaxtyping import Float, Float32, Float64, Int64
 
@@ -421,14 +423,17 @@ def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndar
         if options.is_diversified:
             among = np.sort(chosen[: options.top_k])
         windows = _score_windows(search, candidates, among, search.window)
-        size_of = _characters_of(generation, windows)
-        found = best_within(windows, size_of, options.max_characters, options.top_k)
+        span_of, limits = _span_of(generation, windows), (options.max_characters, options.top_k)
+        found = best_within(windows, span_of, *limits)
+        if len(found) > 1:
+            text_of = _texts_of(search, candidates.positions[among], list(found))
+            found = best_within(windows, span_of, *limits, text_of)
         best = _best_first(search, candidates, among[sorted(found)])
         passages = [found[place] for place in np.searchsorted(among, best).tolist()]
         if not found:
             most = int(windows.scores.argmax())
-            size = size_of(int(windows.first[most]), int(windows.end[most]))
-            warnings.append(budget_warning(options.max_characters, size))
+            start, end = span_of(int(windows.first[most]), int(windows.end[most]))
+            warnings.append(budget_warning(options.max_characters, end - start))
     return Ranking(
         positions=candidates.positions[best],
         scores=candidates.scores[best],
@@ -438,15 +443,41 @@ def _rank(search: PreparedSearch, candidates: _Candidates, chosen: Int64[np.ndar
     )
 
 
-def _characters_of(generation: Generation, windows: ScoredWindows) -> Callable[[int, int], int]:
-    """Return what counts the characters of a run of chunks within a window."""
+def _span_of(generation: Generation, windows: ScoredWindows) -> Callable[[int, int], tuple[int, int]]:
+    """Return what gives start and end, in characters, of a run of chunks within a window."""
     chunk_C = np.unique(ranges(windows.first, windows.end - windows.first))
     start_C, end_C = generation.spans_of(chunk_C, chunk_C + 1)
 
-    def size_of(first: int, end: int) -> int:
-        return int(end_C[np.searchsorted(chunk_C, end - 1)] - start_C[np.searchsorted(chunk_C, first)])
+    def span_of(first: int, end: int) -> tuple[int, int]:
+        return int(start_C[np.searchsorted(chunk_C, first)]), int(end_C[np.searchsorted(chunk_C, end - 1)])
 
-    return size_of
+    return span_of
+
+
+def columns_shown(search: PreparedSearch) -> list[str]:
+    """Return the columns of documents that an answer shows."""
+    metadata = [name for name in search.generation.document_schema.names if name not in RESERVED_COLUMNS]
+    return ["doc_id", "title", *(["text", "source_file"] if search.options.passages else []), *metadata]
+
+
+def _texts_of(
+    search: PreparedSearch, positions: Int64[np.ndarray, " N"], likely: Sequence[int]
+) -> Callable[[int], str]:
+    """Return what gives a document's text; the likely ones are read in one look, as the answer reads them."""
+    generation, columns, texts = search.generation, columns_shown(search), dict[int, str]()
+
+    def read(places: Sequence[int]) -> None:
+        with table_errors("reading the answer's documents", generation.layout):
+            rows = generation.fetch_documents(positions[list(places)], columns)
+        texts.update(zip(places, rows.column("text").to_pylist(), strict=True))
+
+    def text_of(place: int) -> str:
+        if place not in texts:
+            read([place])
+        return texts[place]
+
+    read(likely)
+    return text_of
 
 
 def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:

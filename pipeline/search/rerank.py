@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 from cairn.pipeline.errors import ConfigError, ModelError
-from cairn.pipeline.search.passages import budget_warning
+from cairn.pipeline.search.passages import ShownTexts, budget_warning
 from cairn.pipeline.search_options import SearchOptions
 from cairn.pipeline.types import Hit, Passage, Reranker, SearchResult
 
@@ -89,14 +89,15 @@ def _judged(hit: Hit, scores: list[float]) -> Hit:
 def _within(hits: list[Hit], max_characters: int, max_documents: int) -> list[Hit]:
     """Keep the best passages of all documents that fit the budget together.
 
-    One that does not fit is passed over for a shorter one.
+    One that does not fit is passed over for a shorter one, and one that repeats another document for others.
     """
     kept: dict[int, list[Passage]] = {}
-    left = max_characters
+    left, shown = max_characters, ShownTexts()
     passages = [(passage, place) for place, hit in enumerate(hits) for passage in hit.passages]
     for passage, place in sorted(passages, key=lambda each: -each[0].score):
         size = passage.end_char - passage.start_char
-        if size <= left and (place in kept or len(kept) < max_documents):
+        has_room = size <= left and (place in kept or len(kept) < max_documents)
+        if has_room and shown.takes(place, passage.text):
             kept.setdefault(place, []).append(passage)
             left -= size
     return [

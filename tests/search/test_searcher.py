@@ -163,7 +163,7 @@ def test_batch_equals_single_searches(searcher: Searcher, granularity: Granulari
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"max_characters": 4_000}, {"group_by": "doc_id"}])
+@pytest.mark.parametrize("options", [{}, {"group_by": "doc_id"}])
 def test_documents_with_equal_scores_are_ordered_by_id(
     alike: Callable[..., CollectionLayout], encoder: StoneEncoder, options: dict[str, Any]
 ) -> None:
@@ -172,6 +172,17 @@ def test_documents_with_equal_scores_are_ordered_by_id(
 
     assert {hit.score for hit in found} == {found[0].score}
     assert [hit.doc_id for hit in found] == sorted(ids)
+
+
+def test_copies_are_all_found_and_a_budget_shows_one(
+    alike: Callable[..., CollectionLayout], encoder: StoneEncoder
+) -> None:
+    searcher = Searcher(alike([f"doc-{place}" for place in range(5)]), encoder)
+    assert len(searcher.search(QUERIES[0], top_k=5).hits) == 5
+
+    (hit,) = searcher.search(QUERIES[0], top_k=5, max_characters=4_000).hits
+    assert hit.doc_id == "doc-0"
+    assert len(hit.passages) > 0
 
 
 def test_batch_encodes_in_one_pass(searcher: Searcher, encoder: StoneEncoder) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.search.candidates import window_scores
-from cairn.pipeline.search.passages import FIRST_LOOK, new_pieces, window_size
+from cairn.pipeline.search.passages import FIRST_LOOK, ShownTexts, new_pieces, window_size
 
 
 def settings_of(interval: int) -> dict[str, dict[str, int]]:
@@ -46,3 +46,29 @@ def test_new_pieces_go_on_beyond_the_first_look() -> None:
     assert [window for window, _, _ in new_pieces(scores, first, end)] == np.argsort(
         -scores, kind="stable"
     ).tolist()
+
+
+NOTICE = "Whoever finds a stone by the river may keep it, but for those that stand in a wall or a bridge."
+OWN = "Granite is hard and takes a polish, so it is laid where many feet walk, on steps and in courts."
+
+
+@pytest.mark.parametrize(
+    ("text", "is_taken"),
+    [
+        (NOTICE, False),
+        (f"{NOTICE[:60]}\n  {NOTICE[61:]}", False),
+        (NOTICE[20:80], False),
+        (f"{OWN[:40]} {NOTICE}", False),
+        (f"{NOTICE[40:]} {OWN}", True),
+        (OWN, True),
+        ("a stone", True),
+    ],
+    ids=["copy", "other white space", "part", "mostly copied", "mostly own", "own", "few words"],
+)
+def test_shown_texts_take_no_passage_that_another_document_shows_for_the_most_part(
+    text: str, is_taken: bool
+) -> None:
+    shown = ShownTexts()
+    assert shown.takes(0, f"Stones. {NOTICE} They are grey.")
+    assert shown.takes(1, text) is is_taken
+    assert shown.takes(0, NOTICE)

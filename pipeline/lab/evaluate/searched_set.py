@@ -83,6 +83,8 @@ class EncodedGeneration(Generation):
                 titles=_codes(encoded.title_codes),
             )
         vars(self).update(
+            layout=None,
+            document_schema=pa.schema([]),
             _corpus=corpus,
             _lines=encoded.lines,
             doc_ids=pa.array(corpus.doc_ids, pa.large_string()),
@@ -109,6 +111,11 @@ class EncodedGeneration(Generation):
     @override
     def num_chunks(self) -> int:
         return len(self.chunk_starts)
+
+    @override
+    def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
+        assert "text" in columns, "a ranking reads no other"
+        return pa.table({"text": [self._corpus.texts[position] for position in np.asarray(positions)]})
 
     @cached_property
     def words(self) -> _Words:
