@@ -16,14 +16,22 @@ from cairn.pipeline.model.folders.names import MODEL_NAMES, hub_revision, model_
 
 @dataclass(frozen=True, slots=True)
 class PublicModel:
-    """One encoder of the Hugging Face hub; ``width`` is that of its vectors, or vocabulary."""
+    """One encoder of the Hugging Face hub; ``width`` is that of its vectors, or vocabulary.
+
+    ``can`` is what it can do or was trained to: ``states`` of tokens, which make token vectors; reading the
+    ``context``; ``landmarks``, chunks of one row with a vector each; ``sparse`` weights of words.
+    """
 
     name: str
     million_parameters: int
     width: int
     brings: str
+    can: tuple[str, ...] = ("states",)
 
 
+_CONTEXT: Final = ("states", "context")
+_LANDMARKS: Final = ("states", "landmarks")
+_SPARSE: Final = ("sparse",)
 _LONG: Final = "rows of 8,192 tokens"
 _PPLX: Final = "perplexity-ai/pplx-embed-context-v1-0.6b"
 _OPENSEARCH: Final = "opensearch-project/opensearch-neural-sparse-encoding"
@@ -38,27 +46,29 @@ PUBLIC_MODELS: Final = (
     PublicModel("Alibaba-NLP/gte-modernbert-base", 149, 768, f"English, {_LONG}"),
     PublicModel("Alibaba-NLP/gte-multilingual-base", 305, 768, f"70 languages, {_LONG}, --dims"),
     PublicModel("google/embeddinggemma-300m", 308, 768, "100 languages, --dims; needs HF_TOKEN"),
-    PublicModel("jxm/cde-small-v1", 281, 768, "English, reads the context"),
-    PublicModel("jxm/cde-small-v2", 306, 768, "English, reads the context"),
+    PublicModel("jxm/cde-small-v1", 281, 768, "English", _CONTEXT),
+    PublicModel("jxm/cde-small-v2", 306, 768, "English", _CONTEXT),
     PublicModel("Qwen/Qwen3-Embedding-0.6B", 596, 1024, "100 languages, long rows, --dims"),
-    PublicModel(_PPLX, 596, 1024, "languages, reads the chunks of a document together, --dims"),
+    PublicModel(_PPLX, 596, 1024, "many languages, rows of a whole document, --dims", _LANDMARKS),
     PublicModel("answerdotai/answerai-colbert-small-v1", 33, 96, "English, late interaction"),
     PublicModel("lightonai/GTE-ModernColBERT-v1", 149, 128, f"English, late interaction, {_LONG}"),
     PublicModel("minishlab/potion-retrieval-32M", 32, 512, "English, a table of token vectors: fast"),
     PublicModel(
-        f"{_OPENSEARCH}-doc-v3-distill", 67, 30_522, "English, --sparse-model; runs none for queries"
+        f"{_OPENSEARCH}-doc-v3-distill", 67, 30_522, "English, --sparse-model; runs none for queries", _SPARSE
     ),
-    PublicModel("ibm-granite/granite-embedding-30m-sparse", 30, 50_265, "English, --sparse-model"),
+    PublicModel("ibm-granite/granite-embedding-30m-sparse", 30, 50_265, "English, --sparse-model", _SPARSE),
     PublicModel("nvidia/NV-Embed-v2", 7850, 4096, "English, latent pooling; not for commercial use"),
 )
 
-_ENDPOINT = PublicModel("https://HOST/v1/embeddings#NAME", 0, 0, "an endpoint: vectors alone, no states")
-
-_GIVEN = PublicModel(NO_MODEL, 0, 0, "given vectors (--vector-column): texts are answered by BM25 alone")
+_OTHERS: Final = (
+    PublicModel("another ORG/NAME or folder", 0, 0, "any text encoder; by transformers without a family"),
+    PublicModel("https://HOST/v1/embeddings#NAME", 0, 0, "an endpoint: vectors alone", ()),
+    PublicModel(NO_MODEL, 0, 0, "given vectors (--vector-column); texts are answered by BM25", ()),
+)
 
 _INSTALLED = (
-    PublicModel(DEFAULT_MODEL, 23, 384, "English, mixes the context in, token vectors; the default"),
-    PublicModel(LANDMARK_MODEL, 23, 384, "English, pools landmarks in rows of 512 tokens"),
+    PublicModel(DEFAULT_MODEL, 23, 384, "English; the default", _CONTEXT),
+    PublicModel(LANDMARK_MODEL, 23, 384, "English, rows of 512 tokens", _LANDMARKS),
     *(PublicModel(name, 23, 384, "English") for name in sorted(MODEL_NAMES)),
 )
 
@@ -77,9 +87,10 @@ def models(ctx: click.Context, *, as_json: bool) -> None:
         return
     rows = [{**asdict(each), "here": "installed"} for each in _INSTALLED]
     rows += [{**asdict(each), "here": _revision(each.name)} for each in PUBLIC_MODELS]
-    rows += [{**asdict(each), "here": None} for each in (_ENDPOINT, _GIVEN)]
-    heading = ("model", "million parameters", "width", "brings", "here")
-    lines = [heading, *(tuple(str(value or "no") for value in row.values()) for row in rows)]
+    rows += [{**asdict(each), "here": None} for each in _OTHERS]
+    heading = ("model", "million parameters", "width", "brings", "can", "here")
+    shown = [{**row, "can": ", ".join(row["can"])} for row in rows]
+    lines = [heading, *(tuple(str(value or "no") for value in row.values()) for row in shown)]
     echo(json.dumps(rows) if as_json else table(lines))
 
 

@@ -234,8 +234,12 @@ def test_models_lists_those_here_and_public_ones(call: Call) -> None:
         "here": None,
         "million_parameters": 306,
         "width": 768,
-        "brings": "English, reads the context",
+        "brings": "English",
+        "can": ["states", "context"],
     }
+    known: dict[str, list[str]] = {"cairn-lmk": ["states", "landmarks"], "none": []}
+    assert {name: listed[name]["can"] for name in known} == known
+    assert "states, landmarks" in call("models")[1]
 
 
 def test_download_of_an_existing_collection_is_of_the_model_it_was_built_with(
