@@ -284,18 +284,24 @@ class TextEmbedder(Protocol):
         ...
 
 
+DESCRIBED: Final = {"use_attribute_docstrings": True}
+"""What HTTP's schema says of a record's fields stands below them."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Highlight:
-    """A word of a document's text or title, and the words of the query it answered, strongest first.
+    """A word of a document's text or title, and the words of the query it answered."""
 
-    It is ``document.text[start_char:end_char]``, or that of ``document.title``. ``weight`` is what it adds to
-    the passage's MaxSim.
-    """
+    __pydantic_config__ = DESCRIBED
 
     start_char: int
+    """Counts from the start of the document's text, or of its title."""
     end_char: int
+    """The character behind the word's last."""
     weight: float
+    """What the word adds to `late` of the passage's scores."""
     query_words: Sequence[str]
+    """Strongest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -435,13 +441,15 @@ class ColumnSummary:
 class CollectionSummary:
     """A collection in a line.
 
-    Counts are None where there are none, or where the key sees a part of the documents only. ``building``:
-    its first ingest is at work; ``empty``: it was created without a document; ``unfinished``: its first
-    ingest was stopped, and goes on when it is run again.
+    Counts are None where there are none, or where the key sees a part of the documents only.
     """
+
+    __pydantic_config__ = DESCRIBED
 
     name: str
     status: Literal["ready", "building", "empty", "unfinished", "damaged"]
+    """building: its first ingest is at work; empty: it was created without a document; unfinished: its first
+    ingest was stopped, and goes on when it is run again."""
     generation: int | None = None
     documents: int | None = None
     chunks: int | None = None
@@ -457,28 +465,31 @@ class FilterColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectionDescription:
-    """What a collection holds and how it can be searched.
+    """What a collection holds and how it can be searched."""
 
-    ``documents`` counts those the key sees; ``chunks`` and ``context_documents``, those of the stored
-    context, are None where it sees a part of them only. ``chunk_tokens`` of a search must be a multiple of
-    ``landmark_interval``. ``uses_context``: vectors depend on the context. ``reranks``: a search may say
-    ``rerank``. ``is_writable``: the key may write to it. ``is_outdated``: a newer generation was published
-    but is damaged, and an older one answers.
-    """
+    __pydantic_config__ = DESCRIBED
 
     name: str
     generation: int
     created_at: str
     documents: int
+    """Those the key sees."""
     chunks: int | None
+    """null where the key sees a part of the documents only."""
     vector_dim: int
     landmark_interval: int
+    """`chunk_tokens` of a search must be a multiple of it."""
     context_documents: int | None
+    """Documents of the stored context; null where the key sees a part of the documents only."""
     uses_context: bool
+    """Whether vectors depend on the context."""
     reranks: bool
+    """Whether the server has a cross-encoder, so that a search may say `rerank`."""
     is_writable: bool
+    """Whether the key may write to it here."""
     filter_columns: Sequence[FilterColumn]
     is_outdated: bool
+    """A newer generation was published but is damaged; an older one answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -491,32 +502,36 @@ class WrittenDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IngestedSource:
-    """What became of the rows of a source; ``quarantined`` ones could not be stored."""
+    """What became of the rows of a source."""
+
+    __pydantic_config__ = DESCRIBED
 
     rows: int
     indexed: int
     unchanged: int
     quarantined: int
+    """Rows that could not be stored."""
     quarantine_reasons: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteReport:
-    """A write that outlives a kill of the server; one that is ``searchable`` is seen by the next search.
+    """A write that outlives a kill of the server; one that is ``searchable`` is seen by the next search."""
 
-    ``write`` is its number, to ask for what became of it. ``generation`` is the one that has it, None where
-    it is not searchable yet. ``missing`` are ids to delete that were not there. ``ingested`` is of a source,
-    once it is searchable.
-    """
+    __pydantic_config__ = DESCRIBED
 
     write: int
+    """Its number, to ask for what became of it."""
     status: Literal["durable", "searchable"]
     generation: int | None
+    """The one that has it, once it is searchable."""
     documents: Sequence[WrittenDocument]
     deleted: int
     missing: Sequence[str]
+    """Ids to delete that were not there."""
     warnings: Sequence[str]
     ingested: IngestedSource | None
+    """Of a source, once it is searchable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
