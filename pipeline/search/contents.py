@@ -76,6 +76,8 @@ def _summary(
     if pa.types.is_list(data_type):
         owners = pa.table({"owner": pc.list_parent_indices(values), "value": pc.list_flatten(values)})
         values = owners.group_by(["owner", "value"]).aggregate([]).column("value").combine_chunks()
+    if pa.types.is_float16(values.type):  # Arrow has no `min_max` of it
+        values = values.cast(pa.float32())
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     values = values.drop_null()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from cairn.pipeline.collection import Collection
 from cairn.pipeline.errors import ConfigError, FilterError
 from cairn.pipeline.search.contents import list_matches, summarise_columns
 from cairn.pipeline.search.documents import count_documents
@@ -76,3 +80,13 @@ def test_what_cannot_be_asked_is_refused(searcher: Searcher) -> None:
         searcher.reading(summarise_columns, "year")  # pyright: ignore[reportArgumentType]
     with pytest.raises(FilterError, match="`key` must be one of"):
         searcher.reading(count_documents, filters={"nowhere": 1})
+
+
+def test_half_precision_numbers_have_bounds(tiny_model_folder: Path, tmp_path: Path) -> None:
+    encoder = {"model": str(tiny_model_folder), "use_context": False}
+    collection = Collection.create("c", root=tmp_path / "root", settings={"encoder": encoder})
+    halves = {"half": np.array([0.5, 2], np.float16), "halves": [[np.float16(1)], [np.float16(3)]]}
+    collection.add(pa.table({"id": ["a", "b"], "text": ["one", "two"], **halves}))
+    columns = {column.name: column for column in collection.columns()}
+    assert (columns["half"].low, columns["half"].high) == (0.5, 2)
+    assert (columns["halves"].low, columns["halves"].high) == (1, 3)
