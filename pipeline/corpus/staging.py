@@ -44,6 +44,8 @@ SHARD_ROWS = 8_192
 BYTES_A_CHARACTER: Final = 64
 """Of given vectors, what fills a shard as one character of text does: a document may bring thousands."""
 PROGRESS_SECONDS = 0.25
+SHOWN_NAMES: Final = 20
+"""Files with guessed encodings that a warning names: any of them may be misread."""
 MAX_COMPARED = 10_000
 """Changed documents whose files are compared with those that they had before."""
 SAME_ID: Final = "an earlier row of this corpus has the same id; the first one is kept"
@@ -156,9 +158,10 @@ def stage_stored(
 
 def guess_told(encoding: str, names: Sequence[str]) -> str:
     """Say of files what their encoding was guessed to be."""
-    also = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
+    also = f" and {len(names) - SHOWN_NAMES:,} more" if len(names) > SHOWN_NAMES else ""
     return (
-        f"read as {encoding.replace('cp125', 'windows-125')}, as they are not UTF-8: {names[0]}{also}; if "
+        f"read as {encoding.replace('cp125', 'windows-125')}, as they are not UTF-8: "
+        f"{', '.join(names[:SHOWN_NAMES])}{also}; if "
         "letters are wrong, write the texts again in UTF-8"
     )
 

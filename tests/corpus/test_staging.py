@@ -246,3 +246,15 @@ def test_row_equation_holds_over_two_runs(
             len(rows) - len(good),
         )
         published, known = {**published, **run.shas}, {**known, **good}
+
+
+@pytest.mark.parametrize("num_files", [1, 20, 22])
+def test_a_warning_names_up_to_twenty_files_whose_encoding_is_a_guess(tmp_path: Path, num_files: int) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(num_files):
+        (source / f"{number:02}.txt").write_bytes(f"Größe {number}".encode("cp1252"))
+    (told,) = Run(tmp_path, source).staged.warnings
+    named = [number for number in range(num_files) if f"{number:02}.txt" in told]
+    assert named == [*range(min(num_files, 20))]
+    assert (" and 2 more" in told) == (num_files == 22)
