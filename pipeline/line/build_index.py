@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.dataset as pa_dataset
 from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.corpus.ledger import Ledger
 from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
@@ -71,6 +72,8 @@ from cairn.pipeline.types import IngestReport, ProgressListener, silent_progress
 log = logging.getLogger(__name__)
 
 NAMED_CHUNKS: Final = 5
+SAMPLE_SHARDS: Final = 16
+"""How many shards of a first ingest are looked at for what their columns hold."""
 Step = Literal["cluster", "encode", "publish"]
 _JOBS: Final[Mapping[Step, str]] = {
     "cluster": "cluster_corpus",
@@ -133,8 +136,9 @@ def build_index(
         if staged.indexed or vanished or deleted or (is_publishing and is_repointed(run.base, config)):
             view = view_corpus(run, staged.shards)
             if run.base is None and staged.shards:
-                columns = column_warnings(staged.shards, scan.warnings)
-                notes = (*language_warnings(run.config, staged.shards), *columns)
+                rows = pa_dataset.dataset([str(path) for path in staged.shards[:SAMPLE_SHARDS]])
+                columns = column_warnings(rows, scan.warnings)
+                notes = (*language_warnings(run.config, rows), *columns)
             if until != "cluster":
                 encoded = encode_shards(run, view, staged.shards, staged.characters)
                 notes += undescribed_warnings(run)

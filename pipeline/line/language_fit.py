@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.dataset as pa_dataset
-import pyarrow.parquet as pq
 from cairn.pipeline.config import NO_MODEL, IngestConfig
 from cairn.pipeline.corpus.columns import PLAIN, are_names, decimals_of
 from cairn.pipeline.lexical.languages import AUTO, STEMMERS, UNSPACED, language_of
@@ -32,16 +30,15 @@ MOST_UNKNOWN: Final = 0.02
 MOST_TOKENS_A_WORD: Final = 1.75
 """The base model has 1.3 in English, 1.9 in Spanish, 2.3 in German, 5.9 in Russian."""
 _UNKNOWN: Final = ("[UNK]", "<unk>")
-SAMPLE_SHARDS: Final = 16
 SHOWN_CHARACTERS: Final = 40
 _NUMBER: Final = next(pattern for pattern, kind in PLAIN.items() if kind == pa.float64())
 _NUMBERS: Final = (r"^-?[0-9][0-9. '\x{a0}\x{202f}]*,[0-9]+$", _NUMBER, r"^0[0-9]+$")
 """Numbers with a comma, also one between thousands, those that are read as such, and codes such as 007."""
 
 
-def language_warnings(config: IngestConfig, shards: Sequence[Path]) -> tuple[str, ...]:
-    """Return what is to be said of the languages of staged texts, nothing of English ones."""
-    texts = pq.read_table(shards[0], columns=["text"]).column("text").slice(0, SAMPLE_TEXTS).to_pylist()
+def language_warnings(config: IngestConfig, rows: pa_dataset.Dataset) -> tuple[str, ...]:
+    """Return what is to be said of the languages of the first texts, nothing of English ones."""
+    texts = rows.head(SAMPLE_TEXTS, columns=["text"]).column("text").to_pylist()
     by_language: dict[str, list[str]] = {}
     for text in texts:
         by_language.setdefault(language_of(text), []).append(text[:SAMPLE_CHARACTERS])
@@ -70,15 +67,14 @@ def language_warnings(config: IngestConfig, shards: Sequence[Path]) -> tuple[str
     return tuple(warnings)
 
 
-def column_warnings(shards: Sequence[Path], given: Sequence[str] = ()) -> Iterator[str]:
-    """Say which columns of staged rows are texts and hold numbers: with commas, or beside texts.
+def column_warnings(rows: pa_dataset.Dataset, given: Sequence[str] = ()) -> Iterator[str]:
+    """Say which columns of rows are texts and hold numbers: with commas, or beside texts.
 
     What other warnings that were ``given`` say of a column is not said again.
     """
     commas: list[str] = []
     points: list[str] = []
     mixed: list[str] = []
-    rows = pa_dataset.dataset([str(path) for path in shards[:SAMPLE_SHARDS]])
     own = staged_schema([]).names
     fields = [field.name for field in rows.schema if field.type == pa.string()]
     for name in [name for name in fields if name not in own]:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pa_dataset
 from cairn.pipeline.config import UNDESCRIBED, IngestConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.corpus.ledger import Ledger
@@ -44,6 +45,7 @@ from cairn.pipeline.line.compatibility import (
 )
 from cairn.pipeline.line.encoder_worker import EncoderWorker, load_stages
 from cairn.pipeline.line.ingest_settings import with_vector_dim
+from cairn.pipeline.line.language_fit import column_warnings, language_warnings
 from cairn.pipeline.line.view import SAMPLE_TEXT_CHARACTERS
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.folders.model_defaults import settings_warnings
@@ -52,6 +54,8 @@ from cairn.pipeline.types import ProgressListener, silent_progress
 from jaxtyping import Float32
 
 SAMPLE_DOCUMENTS = 256
+SAMPLE_BYTES = 16 << 20
+"""How much a first ingest is looked at for its languages and columns."""
 SAMPLE_CHARACTERS = 40_000
 """Some 10,000 tokens: a second or two of encoding."""
 CONTEXT_SHARE = 4
@@ -85,8 +89,13 @@ def plan_index(
         deleted = count_vanished(ledger, config, planned)
     refusal = too_many_deleted(deleted, published, config)
     estimate, lines, untimed = _Estimate(), dict[str, float](), list[str]()
+    notes = tuple[str, ...]()
     if planned.characters:
-        texts = _first_texts(scan, config, planned.passed_over)
+        rows = _first_rows(scan, config, planned.passed_over)
+        texts = [text.as_py()[:SAMPLE_CHARACTERS] for text in rows.column("text").slice(0, SAMPLE_DOCUMENTS)]
+        if published is None:
+            sample = pa_dataset.dataset(rows)
+            notes = (*language_warnings(config, sample), *column_warnings(sample, scan.warnings))
         estimate = _estimate(texts, config, planned, published)
         lines, untimed = _estimate_lines(texts, config, planned)
     return {
@@ -106,6 +115,7 @@ def plan_index(
             *planned.warnings,
             *untimed,
             *settings_warnings(config.encoder, config.context),
+            *notes,
         ],
     }
 
@@ -247,10 +257,14 @@ def _estimate_lines(
     return {**lines, "estimated_line_seconds": num_chunks * seconds}, []
 
 
-def _first_texts(scan: Scan, config: IngestConfig, passed_over: Collection[int]) -> list[str]:
-    batches = read_checked(scan, config.corpus, passed_over)
-    texts = (text for batch in batches for text in batch.rows.column("text").to_pylist())
-    return [text[:SAMPLE_CHARACTERS] for text in islice(texts, SAMPLE_DOCUMENTS)]
+def _first_rows(scan: Scan, config: IngestConfig, passed_over: Collection[int]) -> pa.Table:
+    batches, left_bytes = list[pa.RecordBatch](), SAMPLE_BYTES
+    for batch in read_checked(scan, config.corpus, passed_over):
+        batches.append(batch.rows)
+        left_bytes -= batch.rows.nbytes
+        if left_bytes <= 0:
+            break
+    return pa.Table.from_batches(batches)
 
 
 def _within(texts: Sequence[str], budget: int) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.dataset as pa_dataset
 import pytest
 from cairn.pipeline.collection import Collection
 from cairn.pipeline.config import DEFAULT_MODEL, EncoderConfig, IndexConfig, IngestConfig, Language
@@ -21,18 +21,18 @@ CHINESE = "我们看到的房子不在这条街上，这条街在城市的另一
 ENGLISH = "The house that we saw was not the one you had in mind."
 
 
-def warnings_of(texts: Sequence[str], folder: Path, language: Language = "auto") -> tuple[str, ...]:
-    pq.write_table(pa.table({"text": pa.array(texts, pa.large_string())}), folder / "shard.parquet")
+def warnings_of(texts: Sequence[str], language: Language = "auto") -> tuple[str, ...]:
+    rows = pa_dataset.dataset(pa.table({"text": pa.array(texts, pa.large_string())}))
     config = IngestConfig(encoder=EncoderConfig(model=DEFAULT_MODEL), index=IndexConfig(language=language))
-    return language_warnings(config, [folder / "shard.parquet"])
+    return language_warnings(config, rows)
 
 
-def test_english_texts_ask_for_nothing(tmp_path: Path) -> None:
-    assert warnings_of([ENGLISH] * 3, tmp_path) == ()
+def test_english_texts_ask_for_nothing() -> None:
+    assert warnings_of([ENGLISH] * 3) == ()
 
 
-def test_languages_that_a_model_does_not_know_are_named_with_what_helps(tmp_path: Path) -> None:
-    model, words = warnings_of([CHINESE, GERMAN, ENGLISH], tmp_path)
+def test_languages_that_a_model_does_not_know_are_named_with_what_helps() -> None:
+    model, words = warnings_of([CHINESE, GERMAN, ENGLISH])
     assert "zh, of whose tokens" in model
     assert "de, whose words it cuts into" in model
     assert "en" not in model.split("got ")[1].split("; ")[0].split(", ")
@@ -41,7 +41,7 @@ def test_languages_that_a_model_does_not_know_are_named_with_what_helps(tmp_path
     assert "--language" in words
 
 
-def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: Path) -> None:
+def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps() -> None:
     columns = {
         "price": ["1,5", "1.200,75", "1\N{NO-BREAK SPACE}000,00"],
         "size": ["3", "4", "n/a"],
@@ -50,12 +50,10 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: P
         "pieces": ["1.000", "12.500", None],
         "version": ["3.9", "3.10", "3.11"],
     }
-    pq.write_table(
-        pa.table({"doc_id": ["1", "2", "3"], "text": ["1,5"] * 3, **columns}), tmp_path / "a.parquet"
-    )
-    commas, mixed = column_warnings([tmp_path / "a.parquet"])
+    rows = pa_dataset.dataset(pa.table({"doc_id": ["1", "2", "3"], "text": ["1,5"] * 3, **columns}))
+    commas, mixed = column_warnings(rows)
     told = "column 'size' holds numbers and texts, as in a.jsonl"
-    assert list(column_warnings([tmp_path / "a.parquet"], [told])) == [commas]
+    assert list(column_warnings(rows, [told])) == [commas]
     assert "numbers with commas" in commas
     assert "('price', such as '1,5')" in commas
     assert "('pieces', such as '1.000')" in commas
@@ -66,14 +64,14 @@ def test_columns_of_texts_that_hold_numbers_are_told_with_what_helps(tmp_path: P
     assert "--metadata-columns" in mixed
 
 
-def test_texts_without_words_are_in_no_language_that_a_model_misses(tmp_path: Path) -> None:
-    model, _ = warnings_of(["?! " * 60, GERMAN], tmp_path)
+def test_texts_without_words_are_in_no_language_that_a_model_misses() -> None:
+    model, _ = warnings_of(["?! " * 60, GERMAN])
     assert "got de, whose words" in model
 
 
 @pytest.mark.parametrize("language", ["de", "none"])
-def test_a_language_that_was_named_is_not_told(tmp_path: Path, language: Language) -> None:
-    assert len(warnings_of([GERMAN], tmp_path, language)) == 1
+def test_a_language_that_was_named_is_not_told(language: Language) -> None:
+    assert len(warnings_of([GERMAN], language)) == 1
 
 
 def test_a_collection_records_its_languages_and_keeps_how_words_are_counted(

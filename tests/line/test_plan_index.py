@@ -50,6 +50,17 @@ def test_plan_counts_what_the_ingest_then_does_and_writes_nothing(
     assert plan_index([source], root, "c", config)["unchanged"] == 9
 
 
+def test_plan_of_a_first_ingest_warns_of_languages_and_columns_as_the_ingest_does(
+    root: Path, tmp_path: Path, config: IngestConfig
+) -> None:
+    text = "Die Kündigungsfrist beträgt nach der Probezeit vier Wochen zum Monatsende."
+    (tmp_path / "a.csv").write_text(f'id,text,price\n1,{text},"1,5"\n')
+    plan = plan_index([str(tmp_path / "a.csv")], root, "c", config)["warnings"]
+    report = build_index([str(tmp_path / "a.csv")], root, "c", config)
+    assert sorted(plan) == sorted(report.warnings)
+    assert {"BM25", "numbers"} <= {warning.split()[0] for warning in plan}
+
+
 def test_plan_of_new_documents_leaves_out_the_context_that_is_drawn_already(
     root: Path, tmp_path: Path, config: IngestConfig
 ) -> None:
