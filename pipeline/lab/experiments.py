@@ -3,7 +3,8 @@
     variants and seeds ─▶ the Trainer ─▶ nDCG@10 of every query ─▶ FOLDER/NAME/results.jsonl ─▶ intervals
 
     cde         batches mixed or clustered, biencoder or context (eq. 5), false negatives kept; behind the own
-                context, that of another set, random words, none (Morris & Rush 2024, table 1)
+                context, that of another set, random training documents, random words, none (Morris & Rush
+                2024, table 1 and §6)
     lmk         landmarks of drawn or fixed intervals, mean and [CLS] on new rotary weights, as texts grow
     m3bert      one model of several widths and depths against one for each (table 2)
     distil      the first layers as they stand, and following the whole model (NV-Embed, appendix A.2)
@@ -139,17 +140,30 @@ class Laboratory:
             pretrain(self.texts, folder, config, base=BASE_MODEL, from_config=described, **self.limits())
         return folder / "model"
 
+    def training_documents(self, count: int, seed: int) -> judged_sets.RetrievalSet:
+        """Return random documents of the training data, as a set that nobody asks."""
+        different = list(dict.fromkeys(row.document for row in read_pairs(self.sources).rows()))
+        drawn = np.random.default_rng(seed).permutation(len(different))[:count].tolist()
+        return replace(
+            self.judged[0].with_queries(np.zeros(0, np.int64)),
+            doc_ids=tuple(f"training-{number}" for number in drawn),
+            titles=("",) * len(drawn),
+            texts=tuple(different[number] for number in drawn),
+        )
+
     def scored(self, model: str | Path, context: str = "none", sets: Sets = (), **served: Any) -> Scores:
-        """Return nDCG@10 by vectors of all queries behind a context: none, own, other or words."""
+        """Return nDCG@10 by vectors of all queries behind a context: none, own, other, training or words."""
         own = encoder_config({"model": str(model), "token_bytes": 0, **served})
         asked = replace(own, use_context=context != "none")
-        kind = {"own": "corpus", "other": "corpus", "words": "random"}.get(context, "none")
+        kind = {"none": "none", "words": "random"}.get(context, "corpus")
         encoding = Encoding(encoder=asked, context=kind)  # pyright: ignore[reportArgumentType]
         system = System(name="experiment", encoding=encoding, ranking="fused")
         drawn = context_config(str(model), {}) if context != "none" else ContextConfig()
         sets, values = sets or self.judged, list[np.ndarray]()
         for number, judged in enumerate(sets):
             of_whom = sets[(number + 1) % len(sets)] if context == "other" else judged
+            if context == "training":
+                of_whom = self.training_documents(drawn.context_documents, drawn.seed)
             encoder, _ = build_encoder(of_whom, encoding, drawn)
             encoded = encode_set(judged, encoding, encoder, self.progress)
             ranker = make_ranker(judged, [system], encoded, encoder.token_codebook, None)
@@ -172,7 +186,7 @@ def _cde(lab: Laboratory) -> Cells:
         "clustered, biencoder, left out from .1 above": {"margin": 0.1},
         "clustered, context, false negatives kept": {**kept, **reads},
     }
-    contexts = ("own", *(("other",) if len(lab.judged) > 1 else ()), "words", "none")
+    contexts = ("own", *(("other",) if len(lab.judged) > 1 else ()), "training", "words", "none")
 
     def measured(name: str, seed: int) -> Rows:
         model = lab.trained(name, seed, **variants[name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cairn.pipeline.encode.encoder import Encoder
 from cairn.pipeline.lab import experiments
+from cairn.pipeline.lab.evaluate.encodings import build_encoder
+from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
 from cairn.pipeline.lab.experiments import ExperimentReport, interval, run_experiment
 from cairn.pipeline.lab.train.settings import ExperimentConfig, ExperimentName
 
@@ -95,6 +99,39 @@ def test_experiment_that_died_measures_what_is_missing_and_cuts_a_half_written_l
     assert run_experiment("tempscale", tmp_path / "out", SMALLEST, **data).to_dict() == whole.to_dict()
     assert asked == first[3:]
     assert path.read_text() == "".join(lines)
+
+
+def test_context_of_training_documents_is_of_random_ones_of_the_pairs_alike_for_all_sets(
+    data, tmp_path, tiny_model_folder, monkeypatch
+):
+    encoders: list[Encoder] = []
+
+    def kept(*asked):
+        encoder, seconds = build_encoder(*asked)
+        encoders.append(encoder)
+        return encoder, seconds
+
+    model = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    trained = {"context": {"context_documents": 5, "max_document_tokens": 16, "pooling": "mean"}}
+    (model / "cairn_config.json").write_text(json.dumps({"format": 1, "encoder": {}, **trained}))
+    lab = experiments.Laboratory(
+        folder=tmp_path,
+        sources=data["sources"],
+        texts=(),
+        judged=[read_retrieval_set(each) for each in data["judged"]],
+        config=SMALLEST,
+    )
+    monkeypatch.setattr(experiments, "build_encoder", kept)
+    for kind in ("training", "own", "other"):
+        assert lab.scored(model, kind).shape == (24,)
+    first, second, own, _, _, others = (encoder.fingerprint for encoder in encoders)
+    assert first == second
+    assert first != own == others
+    drawn = lab.training_documents(5, 0).texts
+    different = list(dict.fromkeys(record["document"] for record in tiny_pairs(60)))
+    assert len(set(drawn)) == 5
+    assert set(drawn) <= set(different)
+    assert set(drawn) != set(different[:5])
 
 
 def test_interval_equals_naive_draws_of_seeds_and_of_queries_for_all_seeds():
