@@ -63,7 +63,7 @@ def search(
     for warning in (*opened.warnings, *result.warnings):
         warn(warning)
     if as_json:
-        echo(json.dumps(result.to_dict(), default=str, ensure_ascii=False))
+        echo(json.dumps(result.to_dict(), ensure_ascii=False))
     else:
         num_lines = _EXCERPT_LINES if options.get("max_characters") is None else None
         shown = printable("\n".join(_lines(result, num_lines)))

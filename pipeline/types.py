@@ -11,11 +11,14 @@ An "embedding" lives inside a model; a "vector" lives in an index and is L2-norm
 
 from __future__ import annotations
 
+import base64
+import datetime as dt
+import decimal
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -348,6 +351,21 @@ class Hit:
         return self.scores.get("probability", self.score)
 
 
+def json_value(value: Any) -> Any:
+    """Return a stored value as JSON: dates and times as ISO 8601, bytes as base64, decimals as text."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, dict):
+        return {str(key): json_value(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in cast("Sequence[Any]", value)]
+    return format(value, "f") if isinstance(value, decimal.Decimal) else str(value)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchResult:
     """A ranked answer, all of it from one generation; ``warnings`` are sentences on what it lacks."""
@@ -358,8 +376,8 @@ class SearchResult:
     warnings: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON shape of the CLI and the HTTP API."""
-        return asdict(self)
+        """Return the JSON shape of the CLI and the HTTP API, as :func:`json_value` has values."""
+        return json_value(asdict(self))
 
     @override
     def __repr__(self) -> str:

@@ -20,7 +20,7 @@ from cairn.pipeline.errors import CairnError, extra_missing
 from cairn.pipeline.frameworks.source import Readable, Searchable
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.search_options import SearchKeywords
-from cairn.pipeline.types import Document, Hit, Passage, SearchResult
+from cairn.pipeline.types import Document, Hit, Passage, SearchResult, json_value
 from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import Unpack, override
 
@@ -311,7 +311,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
                     name=column.name,
                     type=column.type,
                     values={str(each.value): each.documents for each in column.values},
-                    **_plain({"low": column.low, "high": column.high}),
+                    **json_value({"low": column.low, "high": column.high}),
                 )
                 for column in await library.read(name, lambda own: own.columns())
             ],
@@ -346,7 +346,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
             name, lambda own: list(islice(own.list_documents(filters, after=after), limit + 1))
         )
         documents = [
-            ListedAnswer(doc_id=each.doc_id, title=each.title, metadata=_plain(each.metadata))
+            ListedAnswer(doc_id=each.doc_id, title=each.title, metadata=json_value(each.metadata))
             for each in found[:limit]
         ]
         has_more = len(found) > limit
@@ -424,7 +424,11 @@ def _document_answer(hit: Hit) -> DocumentAnswer:
         for passage in hit.passages
     ]
     return DocumentAnswer(
-        doc_id=hit.doc_id, title=hit.title, score=hit.score, metadata=_plain(hit.metadata), passages=passages
+        doc_id=hit.doc_id,
+        title=hit.title,
+        score=hit.score,
+        metadata=json_value(hit.metadata),
+        passages=passages,
     )
 
 
@@ -440,15 +444,9 @@ def _stretch(document: Document, start_char: int, max_characters: int) -> Docume
     return DocumentStretch(
         doc_id=document.doc_id,
         title=document.title,
-        metadata=_plain(document.metadata),
+        metadata=json_value(document.metadata),
         start_char=min(start_char, len(document.text)),
         end_char=min(start_char, len(document.text)) + len(text),
         num_characters=len(document.text),
         text=text,
     )
-
-
-def _plain(metadata: Any) -> dict[str, Any]:
-    """Return metadata as JSON has it: what it has no type for, such as a date, as text."""
-    kept = (str, int, float, bool, list, dict, type(None))
-    return {name: value if isinstance(value, kept) else str(value) for name, value in metadata.items()}

@@ -12,8 +12,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import datetime as dt
-import decimal
 import hashlib
 import json
 import logging
@@ -73,11 +71,10 @@ from cairn.pipeline.serve.schemas import (
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.serve.uploads import Uploads
 from cairn.pipeline.serve.writers import Writers
-from cairn.pipeline.types import Hit, Reranker, SearchResult
+from cairn.pipeline.types import Hit, Reranker, SearchResult, json_value
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
-from pydantic import JsonValue
 from pydantic_core import to_json
 
 _Result = TypeVar("_Result")
@@ -362,21 +359,6 @@ def hit_reply(hit: Hit, *, include_text: bool) -> Hit:
     without_text = [] if include_text else [replace(each, text=cast("str", None)) for each in hit.passages]
     metadata = {name: json_value(value) for name, value in hit.metadata.items()}
     return replace(hit, metadata=metadata, passages=without_text or hit.passages)
-
-
-def json_value(value: Any) -> JsonValue:
-    """Return a stored value as JSON: dates and times as ISO 8601, bytes as base64, decimals as text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, dict):
-        return {str(key): json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    return format(value, "f") if isinstance(value, decimal.Decimal) else str(value)
 
 
 router = APIRouter(tags=["search"])

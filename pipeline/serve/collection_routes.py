@@ -20,7 +20,6 @@ from cairn.pipeline.serve.answers import (
     ServerState,
     State,
     json_response,
-    json_value,
     may_write,
     reachable,
     read_from,
@@ -49,6 +48,7 @@ from cairn.pipeline.types import (
     DocumentPage,
     FilterColumn,
     Lineage,
+    json_value,
 )
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field

@@ -38,7 +38,6 @@ from cairn.pipeline.serve.answers import (
     ServerState,
     State,
     WriteGrant,
-    json_value,
     reachable,
     read_from,
     read_generation,
@@ -92,7 +91,7 @@ from cairn.pipeline.serve.write_routes import (
     published,
     reached,
 )
-from cairn.pipeline.types import RESERVED_COLUMNS, Document, Highlight, Hit, SearchResult
+from cairn.pipeline.types import RESERVED_COLUMNS, Document, Highlight, Hit, SearchResult, json_value
 from fastapi import APIRouter, Depends, Path, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse
