@@ -28,7 +28,7 @@ from jaxtyping import Float, Int64
 DEFAULT_CHUNK_TOKENS = 128
 """About a paragraph: long enough to be read alone, short enough to quote."""
 COPIED_CHARACTERS = 32
-"""Stretches by which texts are compared: no five words of two authors are so often the same."""
+"""Length of the stretches by which texts are compared, about five words; a shorter text may be said twice."""
 FIRST_LOOK = 256
 """Windows sorted at first; all are when these are read to the end."""
 
@@ -133,12 +133,12 @@ class ShownTexts:
         self._owners: dict[str, int] = {}
 
     def takes(self, owner: int, text: str) -> bool:
-        """Take a passage in, unless other documents show half of it or more already."""
+        """Take a passage in, unless other documents show half of it or more; a few words are no copy."""
         plain = " ".join(text.split())
-        last = max(len(plain) - COPIED_CHARACTERS, 0)
-        stretches = {plain[start : start + COPIED_CHARACTERS] for start in range(last + 1)}
+        starts = range(len(plain) - COPIED_CHARACTERS + 1)
+        stretches = {plain[start : start + COPIED_CHARACTERS] for start in starts}
         copied = sum(self._owners.get(stretch, owner) != owner for stretch in stretches)
-        if 2 * copied >= len(stretches):
+        if stretches and 2 * copied >= len(stretches):
             return False
         for stretch in stretches:
             self._owners.setdefault(stretch, owner)

@@ -61,7 +61,7 @@ OWN = "Granite is hard and takes a polish, so it is laid where many feet walk, o
         (f"{OWN[:40]} {NOTICE}", False),
         (f"{NOTICE[40:]} {OWN}", True),
         (OWN, True),
-        ("a stone", True),
+        (NOTICE[:30], True),
     ],
     ids=["copy", "other white space", "part", "mostly copied", "mostly own", "own", "few words"],
 )
