@@ -80,10 +80,10 @@ MAX_MATCHES_BYTES: Final = 8 << 20
 
 
 class Kept(Generic[Key, Value]):
-    """What was asked for last, up to so many bytes; safe to share between threads."""
+    """What was asked for last, up to a size, such as bytes; safe to share between threads."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._num_bytes = max_bytes, 0
+    def __init__(self, max_size: int) -> None:
+        self._max_size, self._size = max_size, 0
         self._lock = threading.Lock()
         self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
 
@@ -95,14 +95,14 @@ class Kept(Generic[Key, Value]):
             self._values.move_to_end(key)
             return self._values[key][0]
 
-    def add(self, key: Key, value: Value, num_bytes: int) -> None:
+    def add(self, key: Key, value: Value, size: int) -> None:
         """Keep a value in the place of those that were asked for longest ago."""
         with self._lock:
             _, before = self._values.pop(key, (None, 0))
-            self._values[key] = value, num_bytes
-            self._num_bytes += num_bytes - before
-            while self._num_bytes > self._max_bytes:
-                self._num_bytes -= self._values.popitem(last=False)[1][1]
+            self._values[key] = value, size
+            self._size += size - before
+            while self._size > self._max_size:
+                self._size -= self._values.popitem(last=False)[1][1]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)

@@ -13,7 +13,6 @@ import datetime as dt
 import math
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.errors import IntegrityError, StorageError
-from cairn.pipeline.index.generation import Generation, open_parts
+from cairn.pipeline.index.generation import Generation, Kept, open_parts
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.segments.segment import VectorIndex
 from cairn.pipeline.lexical.bm25 import Totals
@@ -216,9 +215,9 @@ class ShardPart:
 
     def __init__(self, part: Generation) -> None:
         self.part, self.reader = part, LocalReader(part)
-        self._kept: OrderedDict[tuple[str, int | None], BM25Scores] = OrderedDict()
+        self._kept = Kept[tuple[str, int | None], BM25Scores](KEPT_SCORES)
         self._look_at, self._damage = 0.0, None
-        self._lock, self._look_lock = threading.Lock(), threading.Lock()
+        self._look_lock = threading.Lock()
 
     def answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Answer a question; damage that it meets raises :class:`IntegrityError`."""
@@ -405,16 +404,10 @@ class ShardPart:
         self, words: Words, size: int | None, score: Callable[[Mapping[Variants, int]], BM25Scores]
     ) -> BM25Scores:
         key = words.query, size
-        with self._lock:
-            known = self._kept.get(key)
-            if known is not None:
-                self._kept.move_to_end(key)
-                return known
-        scores = score(words_asked(words.query, self.part.query_languages))
-        with self._lock:
-            self._kept[key] = scores
-            while len(self._kept) > KEPT_SCORES:
-                self._kept.popitem(last=False)
+        scores = self._kept.get(key)
+        if scores is None:
+            scores = score(words_asked(words.query, self.part.query_languages))
+            self._kept.add(key, scores, 1)
         return scores
 
 
