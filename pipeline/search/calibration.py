@@ -28,8 +28,10 @@ SLOPE: Final = 10.0
 MIDDLE: Final = 0.43
 NUM_KNOWN_ITEMS: Final = 64
 READ_DOCUMENTS: Final = 256
-"""Documents that are looked at, at most, for a sentence to ask by, spread evenly over the collection."""
+"""Documents that are looked at, at most, for a sentence to ask by: those whose ids have the least hashes."""
 READ_AT_ONCE: Final = 16
+BLOCK_IDS: Final = 65_536
+"""Ids that are made texts at once, about 5 MB."""
 MIN_KNOWN_ITEMS: Final = 8
 MIN_CHARACTERS: Final = 20
 """A shorter first sentence is a heading or a name that many documents share."""

@@ -82,10 +82,13 @@ def _summary(
         values = values.cast(values.type.value_type)
     values = values.drop_null()
     counted = values.value_counts()
-    counts, different = counted.field("counts").to_numpy(), counted.field("values")
+    different = pa.table({"value": counted.field("values"), "documents": counted.field("counts")})
     is_key = not is_named and len(different) > max(num_values, len(values) // 2)
-    order = np.argsort(-counts, kind="stable")[:num_values] if num_values and not is_key else []
-    shown = different.take(pa.array(order, pa.int64())).to_pylist()
+    order = pc.select_k_unstable(
+        different,
+        k=0 if is_key else min(num_values, len(different)),
+        sort_keys=[("documents", "descending"), ("value", "ascending")],
+    )
     low = high = None
     if len(values) and not (is_text(values.type) or pa.types.is_boolean(values.type)):
         bounds = pc.min_max(values).as_py()
@@ -95,10 +98,7 @@ def _summary(
         type=str(data_type),
         documents=num_documents,
         different_values=len(different),
-        values=tuple(
-            ValueCount(value=value, documents=int(counts[place]))
-            for value, place in zip(shown, order, strict=True)
-        ),
+        values=tuple(ValueCount(**row) for row in different.take(order).to_pylist()),
         low=low,
         high=high,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,12 +18,14 @@ from functools import cache, partial
 from typing import Any, Final, Unpack
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.index.generation import Elsewhere, Generation, OpenOne
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.lexical.bm25 import FewDocuments
 from cairn.pipeline.options import shown
 from cairn.pipeline.search.calibration import (
+    BLOCK_IDS,
     GENERAL_QUESTIONS,
     READ_AT_ONCE,
     READ_DOCUMENTS,
@@ -268,12 +271,20 @@ def _calibrated(
 
 
 def _spread_texts(generation: Generation, allowed: Int64[np.ndarray, " A"]) -> Iterator[tuple[str, str]]:
-    """Yield ids and texts of documents from all over some, reading a few at a time."""
-    size = len(allowed)
-    places = allowed[np.unique(np.linspace(0, size - 1, min(size, READ_DOCUMENTS)).astype(np.int64))]
-    num_reads = -(-len(places) // READ_AT_ONCE)
-    for first in range(num_reads):
-        for row in read_rows(generation, places[first::num_reads], ["doc_id", "text"]):
+    """Yield ids and texts of some documents, drawn by their ids, reading a few at a time.
+
+    A collection is measured alike in any number of partitions, whatever order its documents came in.
+    """
+    doc_ids = generation.doc_ids.take(pa.array(allowed))
+    blocks = (doc_ids.slice(first, BLOCK_IDS).to_pylist() for first in range(0, len(allowed), BLOCK_IDS))
+    hashes = (zlib.crc32(doc_id.encode()) for block in blocks for doc_id in block)
+    hash_A = np.fromiter(hashes, np.uint32, len(allowed))
+    last = min(len(allowed), READ_DOCUMENTS) - 1
+    drawn = np.flatnonzero(hash_A <= np.partition(hash_A, last)[last]) if len(allowed) else allowed
+    ordered = sorted(drawn.tolist(), key=lambda place: (hash_A[place], doc_ids[place].as_py()))
+    places = allowed[ordered[:READ_DOCUMENTS]]
+    for first in range(0, len(places), READ_AT_ONCE):
+        for row in read_rows(generation, places[first : first + READ_AT_ONCE], ["doc_id", "text"]):
             yield row["doc_id"], row["text"]
 
 

@@ -123,31 +123,49 @@ def test_search_of_partitions_answers_with_the_bits_of_one_folder(layout: Collec
         assert len(found) == 8 or "group_by" in options
 
 
-def test_ties_in_words_are_scored_and_ranked_alike_in_every_layout(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory, config: IngestConfig) -> dict[str, Collection]:
+    """The same rows in one folder, in four partitions and in five that were three; tests only read them."""
+    folder = tmp_path_factory.mktemp("layouts")
     rows = [
         {
             "id": f"p{n}",
             "title": f"Title {n}",
             "text": f"partition text number {n} about topic{n % 7} and river",
+            "topic": f"topic{n % 7}",
+            "place": f"place{n % 40}",
         }
         for n in range(80)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "ties.parquet")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "ties.parquet")
     for name, count in {"one": 1, "four": 4, "cut": 3}.items():
         partitioned = replace(config, index=replace(config.index, partitions=count))
-        build_index([str(tmp_path / "ties.parquet")], root, name, partitioned)
-    repartition(CollectionLayout(root, "cut"), 5)
-    found = {name: open_collection(name, root=root).search for name in ("one", "four", "cut")}
-    every = found["one"]("river", top_k=80).hits
+        build_index([str(folder / "ties.parquet")], folder / "root", name, partitioned)
+    repartition(CollectionLayout(folder / "root", "cut"), 5)
+    return {name: open_collection(name, root=folder / "root") for name in ("one", "four", "cut")}
+
+
+def test_ties_in_words_are_scored_and_ranked_alike_in_every_layout(layouts: dict[str, Collection]) -> None:
+    every = layouts["one"].search("river", top_k=80).hits
     assert len(every) == 80
     assert all(hit.scores["bm25"] > 0.0 for hit in every)
     score_of = {hit.doc_id: hit.score for hit in every}
     for top_k in (5, 12, 80):
-        hits = {name: search("river", top_k=top_k).hits for name, search in found.items()}
+        hits = {name: each.search("river", top_k=top_k).hits for name, each in layouts.items()}
         assert hits["one"] == hits["four"] == hits["cut"]
         assert all(hit.score == score_of[hit.doc_id] for hit in hits["one"])
+
+
+def test_probability_of_a_hit_is_the_same_in_every_layout(layouts: dict[str, Collection]) -> None:
+    one, *others = (each.search("river 7", top_k=80, min_probability=0.0) for each in layouts.values())
+    assert len({hit.scores["probability"] for hit in one.hits}) > 1
+    assert [each.hits for each in others] == [one.hits] * 2
+
+
+def test_values_of_equal_counts_are_listed_alike_in_every_layout(layouts: dict[str, Collection]) -> None:
+    one, *others = (each.facets(["topic", "place"], num_values=12) for each in layouts.values())
+    assert [value.value for value in one[0].values] == [f"topic{number}" for number in range(7)]
+    assert others == [one] * 2
 
 
 def test_documents_are_read_by_their_partition(layout: CollectionLayout) -> None:
