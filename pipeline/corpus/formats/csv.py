@@ -4,9 +4,10 @@ The delimiter is the comma, semicolon, tab or bar that the header has most of, o
 it says; lines before it that begin with ``#`` are passed over, and a header ``#id,text`` is one where the row
 below has as many fields. An empty field is null, a row of them is none. Fields are texts here; a column is
 one of whole numbers, numbers or booleans where every field is written as one: ``007`` is a text, and so are
-``3.9`` and ``3.10``, as all files of a source together write them. A row with more or fewer fields than the
-header is one damaged row; a quote that never closes damages the rest of the file. A file without a line end
-behind its last row may be cut there, and is told of.
+``3.9`` and ``3.10``, as all files of a source together write them. ``NA`` and the like are null in such a
+column, and texts elsewhere. A row with more or fewer fields than the header is one damaged row; a quote that
+never closes damages the rest of the file. A file without a line end behind its last row may be cut there, and
+is told of.
 
 A quoted field may hold rows that its quote was never to enclose. Where each of its lines has the fields of a
 row, and the first of them looks like the others, that is doubted: rows of TSV, which knows no quotes, are
@@ -25,7 +26,7 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import FAULT, Decimals, pc, plain_type
+from cairn.pipeline.corpus.columns import FAULT, Decimals, is_number, pc, plain_type
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -44,6 +45,8 @@ from cairn.pipeline.corpus.quarantine import Reason
 from typing_extensions import override
 
 _WITH_COMMA: Final = r"^-?[0-9][0-9.]*,[0-9]+$"
+_NULLS: Final = ("", "NA", "N/A", "NULL", "\\N")
+"""What R, pandas and databases write for null."""
 _ROW_DOCUMENTS: Final = 2
 """A row may be so many times as long as a document."""
 
@@ -59,7 +62,7 @@ class CsvFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        decimals, with_commas = Decimals(), dict[str, bool]()
+        decimals, with_commas, marked = Decimals(), dict[str, bool](), set[str]()
 
         def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int | Undecoded]:
             for item in _batches(file, config, None):
@@ -67,10 +70,12 @@ class CsvFormat(Format):
                     yield item
                     continue
                 columns = dict(zip(item.schema.names, item.columns, strict=True))
-                types = {name: plain_type(column) for name, column in columns.items() if name != FAULT}
+                types = {name: _type_of(column) for name, column in columns.items() if name != FAULT}
                 for name, arrow_type in types.items():
                     if arrow_type == pa.float64():
                         decimals.add(name, columns[name])
+                    elif arrow_type == pa.null() and columns[name].null_count < item.num_rows:
+                        marked.add(name)
                     elif arrow_type == pa.string() and with_commas.get(name, True):
                         are_such = pc.match_substring_regex(columns[name], _WITH_COMMA)
                         with_commas[name] = pc.all(are_such).as_py()
@@ -87,7 +92,10 @@ class CsvFormat(Format):
         # commas between its fields, a comma stands between thousands itself, as in English.
         are_doubted = any(with_commas.values()) and told[1] != ","
         fields = [
-            field.with_type(pa.string()) if are_doubted and field.type == pa.float64() else field
+            field.with_type(pa.string())
+            if (are_doubted and field.type == pa.float64())
+            or (field.name in marked and field.type == pa.null())
+            else field
             for field in footer.schema
         ]
         return Footer(schema=pa.schema([*fields, *again]), num_rows=footer.num_rows)
@@ -97,11 +105,11 @@ class CsvFormat(Format):
         self, file: SourceFile, types: Mapping[str, pa.DataType], config: CorpusConfig
     ) -> Iterator[pa.RecordBatch | Undecoded]:
         """Yield the rows, the damaged ones among them, every field a text."""
-        yield from _batches(file, config, [*types])
+        yield from _batches(file, config, types)
 
 
 def _batches(
-    file: SourceFile, config: CorpusConfig, wanted: Sequence[str] | None
+    file: SourceFile, config: CorpusConfig, wanted: Mapping[str, pa.DataType] | None
 ) -> Iterator[pa.RecordBatch | Undecoded]:
     rows = _rows(file, config)
     told, names = next(rows), next(rows, None)
@@ -111,11 +119,17 @@ def _batches(
     assert isinstance(names, list)
     metadata = {ENCODING: told[0]} if told[0] else None
     places = {name: names.index(name) for name in wanted or names}
+    nulls = {
+        name: _NULLS if is_number(own) or pa.types.is_boolean(own) else ("",)
+        for name, own in (wanted or dict.fromkeys(names, pa.string())).items()
+    }
 
     def batch_of(some: Sequence[list[str] | str]) -> pa.RecordBatch:
         arrays = [
-            _texts([None if isinstance(row, str) else row[place] or None for row in some])
-            for place in places.values()
+            _texts(
+                [None if isinstance(row, str) or row[place] in nulls[name] else row[place] for row in some]
+            )
+            for name, place in places.items()
         ]
         faults = [f"{Reason.DAMAGED_ROWS} {row}" if isinstance(row, str) else None for row in some]
         columns = [*arrays, pa.array(faults, pa.string())]
@@ -128,6 +142,15 @@ def _batches(
         for row in rows
     )
     yield from batched(file, sized, batch_of, config)
+
+
+def _type_of(column: pa.Array) -> pa.DataType:
+    """Return the type of the texts of a column, but for those that stand for null where others are values."""
+    own = plain_type(column)
+    if own != pa.string():
+        return own
+    are_null = pc.is_in(column, pa.array(_NULLS))
+    return plain_type(pc.if_else(are_null, None, column)) if pc.any(are_null).as_py() else own
 
 
 def _texts(values: Sequence[str | None]) -> pa.Array:

@@ -306,6 +306,17 @@ def test_a_text_that_is_no_utf8_is_read_as_what_it_looks_like_and_told_of(
             'id,text,salary,rating\n1,x,"85,000",4.5\n2,y,"92,500",3.25\n',
             {"salary": ["85,000", "92,500"], "rating": [4.5, 3.25]},
         ),
+        (
+            "id,text,score,yes,land,gone,note\n1,x,NA,TRUE,NA,NA,n\n2,NA,3.5,\\N,DE,NA,\n3,y,NULL,NA,FR,,7\n",
+            {
+                "score": [None, 3.5, None],
+                "yes": [True, None, None],
+                "land": ["NA", "DE", "FR"],
+                "gone": ["NA", "NA", None],
+                "text": ["x", "NA", "y"],
+                "note": ["n", None, "7"],
+            },
+        ),
     ],
 )
 def test_fields_of_csv_are_values_as_programs_write_them(
