@@ -11,6 +11,7 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -639,10 +640,11 @@ def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, 
 
 def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path) -> None:
     made = Workbook()
-    made.worksheets[0].append(["hens", 2, "=B1*3"])
+    made.worksheets[0].append([timedelta(hours=42, seconds=5), 2, "=B1*3"])
     made.save(tmp_path / "a.xlsx")
     (tmp_path / "b.xls").write_bytes((tmp_path / "a.xlsx").read_bytes())
-    cells = "<table:table-cell><text:p>no type</text:p></table:table-cell><table:table-cell/>"
+    duration = 'office:value-type="time" office:time-value="PT42H00M05S"'
+    cells = f"<table:table-cell><text:p>no type</text:p></table:table-cell><table:table-cell {duration}/>"
     names = "".join(
         f' xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"'
         for name in ("office", "table", "text")
@@ -657,7 +659,10 @@ def test_cells_without_a_stored_value_or_type_keep_what_they_say(tmp_path: Path)
             "</office:body></office:document-content>",
         )
     rows, rejected = read(tmp_path)
-    assert [row["text"].splitlines()[-1] for row in rows] == ["| hens | 2 | =B1*3 |"] * 2 + ["| no type |"]
+    assert [row["text"].splitlines()[-1] for row in rows] == [
+        *["| 42:00:05 | 2 | =B1*3 |"] * 2,
+        "| no type | 42:00:05 |",
+    ]
     assert rejected == []
 
 

@@ -22,7 +22,7 @@ import posixpath
 import quopri
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from email.errors import CloseBoundaryNotFoundDefect, InvalidBase64LengthDefect
 from email.message import EmailMessage
 from functools import partial
@@ -611,6 +611,7 @@ _FORMULA: Final = re.compile(
 _CELL_TYPE: Final = re.compile(rb'\st="(\w+)"')
 _OLD_FORMULA: Final = re.compile(rb"\x06\0(..).{6}(.{8}).{6}(..)", re.DOTALL)
 """A cell of BIFF with a formula: the length of the record, the value, and the length of the formula."""
+_DURATION: Final = re.compile(rb'office:value-type="time" office:time-value="PT(\d+)H(\d+)M(\d+)[^"]*"')
 _UNTYPED: Final = re.compile(rb"<table:table-cell(?![^<>]*value-type)(?=[^<>]*[^/<>]>|>)")
 """A cell of OpenDocument that does not say of which type it is; programs show its text."""
 _COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii_uppercase, repeat=size)]
@@ -696,6 +697,7 @@ def _for_calamine(sheet: bytes, with_errors: bool) -> bytes:
         sheet = _ERROR.sub(rb'\1"str"', sheet) if b't="e"' in sheet else sheet
         sheet = _FORMULA.sub(_as_text, sheet) if _FORMULA_END.search(sheet) else sheet
         sheet = _UNTYPED.sub(rb'<table:table-cell office:value-type="string"', sheet)
+        sheet = _DURATION.sub(rb'office:value-type="string" office:string-value="\1:\2:\3"', sheet)
     places = {letters: place for place, letters in enumerate(_COLUMNS)}
     told = _DIMENSION.search(sheet, 0, 1 << 12)
     if told and (places.get(told[1].decode(), MAX_CELLS) + 1) * int(told[2]) <= MAX_CELLS:
@@ -737,6 +739,9 @@ MAX_WHOLE: Final = 1e21
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if value.is_integer() and abs(value) < MAX_WHOLE else f"{value:.15g}"
+    if isinstance(value, timedelta):
+        minutes, seconds = divmod(round(value.total_seconds()), 60)
+        return f"{minutes // 60:02}:{minutes % 60:02}:{seconds:02}"
     if isinstance(value, datetime | date):
         return value.isoformat().removesuffix("T00:00:00")
     return _cell_text(str(value))
