@@ -64,14 +64,17 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
         num_bytes += batch.rows.nbytes
         if num_bytes > MAX_ROW_BYTES:
             raise SourceError(f"a file must have at most {MAX_ROW_BYTES >> 20} MiB of rows, got more; cut it")
-        refused += [": ".join([*place_in_file(row), row["detail"]]) for row in batch.rejected.to_pylist()]
+        rejected = batch.rejected.to_pylist()
+        told = [(row["row_index"] or 0, ": ".join([*place_in_file(row), row["detail"]])) for row in rejected]
         for place in range(batch.rows.num_rows):
             document = WrittenDocument.at(batch.rows, place)
             if document.doc_id in doc_ids:
-                refused.append(f"row {batch.row_indices()[place]:,}: {SAME_ID}")
+                row_index = int(batch.row_indices()[place])
+                told.append((row_index, f"row {row_index:,}: {SAME_ID}"))
                 continue
             doc_ids.add(document.doc_id)
             rows.append(_without_nulls(document.row({})))
+        refused += [sentence for _, sentence in sorted(told)]
         encodings |= {batch.encoding} if batch.encoding else set()
     if not rows:
         told = refused[0] if refused else "it has no rows"

@@ -455,7 +455,8 @@ class Page:
         if self.generation not in (None, generation):
             raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
         offset = self.offset + len(result.hits)
-        if len(result.hits) < top_k or offset >= MAX_DEPTH:
+        most = min(MAX_DEPTH, served.searcher.generation.num_documents)
+        if len(result.hits) < top_k or offset >= most:
             return None
         content = json.dumps({"g": generation, "o": offset, "r": self.request}, separators=(",", ":"))
         return base64.urlsafe_b64encode(content.encode()).decode("ascii")

@@ -335,7 +335,7 @@ def _is_address(name: str) -> bool:
 def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
-    return host.partition(":")[0]
+    return host.partition(":")[0].removesuffix(".")  # of the root of all names
 
 
 async def _read_json(headers: Headers, receive: Receive, limit: int) -> bytes:

@@ -815,7 +815,8 @@ async def send_file(request: Request, state: State, grant: WriteGrant) -> Stored
     except ClientDisconnect:
         raise ProblemError(BODY_SLOW, "the connection ended before it was whole") from None
     except HTTPException:
-        raise ProblemError(INVALID_FORM, "send multipart/form-data with one file and its purpose") from None
+        told = "send multipart/form-data with one file, by a name that is not too long, and its purpose"
+        raise ProblemError(INVALID_FORM, told) from None
     try:
         return await _kept(form, state, grant)
     finally:

@@ -57,9 +57,10 @@ def test_batch_answers_each_query_in_its_order(stones: RemoteCollection) -> None
     )
 
 
-def test_pages_are_one_ranking(stones: RemoteCollection) -> None:
-    pages = list(stones.search_pages(QUERY, top_k=5))
-    assert [len(page.hits) for page in pages] == [5, 5, 2]
+@pytest.mark.parametrize(("top_k", "sizes"), [(5, [5, 5, 2]), (6, [6, 6])])
+def test_pages_are_one_ranking(stones: RemoteCollection, top_k: int, sizes: list[int]) -> None:
+    pages = list(stones.search_pages(QUERY, top_k=top_k))
+    assert [len(page.hits) for page in pages] == sizes
     assert len({hit.doc_id for page in pages for hit in page.hits}) == 12
 
 

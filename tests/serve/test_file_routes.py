@@ -144,13 +144,14 @@ def test_file_that_cannot_be_read_fails_with_its_reason(
 def test_rows_of_a_table_are_documents_with_their_own_ids(client: Any) -> None:
     rows = (
         b'{"id": "t1", "text": "obsidian", "year": 7}\n{"id": "t2", "text": " "}\n{"id": "t3", "text": "x"}'
-        b'\n{"id": "t1", "text": "another"}'
+        b'\n{"id": "t1", "text": "another"}\n{"id": "t4", "text": ""}'
     )
     file = attached(client, "stones", "rows.jsonl", rows)
     assert file.status == "completed"
     assert file.warnings == [
         "row 1: the text is empty",
         "row 3: an earlier row of this corpus has the same id; the first one is kept",
+        "row 4: the text is empty",
     ]
     (text,) = client.vector_stores.files.content("t1", vector_store_id="stones").data
     assert text.text == "obsidian"
@@ -212,11 +213,12 @@ def test_attribute_that_can_be_no_column_is_refused(client: Any, name: str) -> N
         (lambda body: body[: len(body) // 2], 422, "sent to its end"),
         (lambda body: body.replace(b"assistants", b"nonsense"), 422, "#/purpose"),
         (lambda body: body.replace(b"a.md", rb"\ud800.md"), 400, "name of the file must be text in UTF-8"),
+        (lambda body: body.replace(b"a.md", b"a" * 5_000), 400, "a name that is not too long"),
         (lambda body: b"nonsense", 400, "multipart/form-data with one file"),
         (lambda body: body.replace(NOTE, b""), 422, "the file is empty"),
         (lambda body: body.replace(NOTE, NOTE * 20_000), 413, "may have"),
     ],
-    ids=["half", "purpose", "lone surrogate", "no form", "empty", "large"],
+    ids=["half", "purpose", "lone surrogate", "long name", "no form", "empty", "large"],
 )
 def test_form_that_is_wrong_leaves_nothing(
     server: TestClient,

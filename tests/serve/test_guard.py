@@ -113,13 +113,20 @@ def test_body_that_does_not_arrive_is_given_up(served_root: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1", "127.0.0.1:8400", "localhost:1", "LOCALHOST", "[::1]:8400", ""]
+    "host", ["127.0.0.1", "127.0.0.1:8400", "localhost:1", "LOCALHOST", "localhost.", "[::1]:8400", ""]
 )
 def test_own_names_are_answered(client: TestClient, host: str) -> None:
     assert client.get("/v1/collections", headers={"Host": host}).status_code == 200
 
 
-REBOUND = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example", "127.0.0.2", "[::2]"]
+REBOUND = [
+    "evil.example",
+    "evil.localhost.",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "127.0.0.2",
+    "[::2]",
+]
 
 
 def test_second_host_is_refused(client: TestClient) -> None:

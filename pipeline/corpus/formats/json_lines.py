@@ -109,7 +109,9 @@ def _parsed(line: str, number: int) -> Row:
     try:
         row: object = json.loads(line, parse_float=WrittenNumber, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
-        return f"line {number} is not JSON: {str(error) or type(error).__name__}"[:300]
+        at_column = isinstance(error, json.JSONDecodeError)
+        told = f"{error.msg} at column {error.colno}" if at_column else str(error) or type(error).__name__
+        return f"line {number} is not JSON: {told}"[:300]
     if not isinstance(row, dict):
         return f"line {number} must be an object, got {type(row).__name__}"
     columns = cast("dict[str, Any]", row)

@@ -94,7 +94,7 @@ def test_damaged_lines_are_quarantined_and_the_others_read(tmp_path: Path) -> No
         (6, "invalid_utf8"),
         (7, "nan_metadata"),
     ]
-    assert "line 3 is not JSON" in rejected[0]["detail"]
+    assert rejected[0]["detail"].startswith("line 3 is not JSON: Expecting value at column ")
     assert rejected[4]["detail"] == "line 7 has more than 80 characters"
 
 
