@@ -35,8 +35,8 @@ DECODE_ERRORS: Final = (pa.ArrowException, OSError, MemoryError, ValueError)
 """What Arrow raises on damaged bytes; ``MemoryError`` because a flipped size field asks for terabytes."""
 PAGE_BREAK: Final = "\n\f\n"
 """What stands between two pages in the text of a document."""
-HEADING_ID: Final = re.compile(r"(?<![ \t])[ \t]+\{#[\w.:-]+\}[ \t#]*$")
-"""What generators of pages read as the address of a heading, and do not show."""
+HEADING_ID: Final = re.compile(r"(?<![ \t])[ \t]+\{:?[ \t]*[#.][^{}\n]*\}[ \t#]*$")
+"""What generators of pages read as the address or classes of a heading, and do not show."""
 COMPRESSED: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 _PACKED: Final = {".gz": GZIP, ".zst": ZSTD, ".bz2": BZIP2}
 MAX_COLUMNS: Final = 10_000

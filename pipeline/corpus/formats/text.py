@@ -205,7 +205,10 @@ def heading(text: str) -> str:
         if token.type == "heading_open":
             line, parts = tokens[place + 1].content[:TITLE_CHARACTERS], list[Token]()
             _parser().inline.parse(line, _parser(), {}, parts)
-            shown = "".join(each.content or " " * (not each.nesting) for each in parts)
+            shown = "".join(
+                each.content if each.content and each.type != "html_inline" else " " * (not each.nesting)
+                for each in parts
+            )
         elif token.type == "html_block" and (found := _HTML_HEADING.search(token.content)):
             shown = unescape(re.sub("<[^>]*>", " ", found[1]))
         if title := " ".join(HEADING_ID.sub("", shown).split()):
