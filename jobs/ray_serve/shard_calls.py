@@ -17,7 +17,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +48,7 @@ OPEN_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 0.1
 """Between two rounds in which every replica of a shard failed."""
 REST_SECONDS: Final = 2.0
-"""How long a replica that failed is asked last."""
+"""How long a replica that failed is asked last, and those of a machine of which one was silent."""
 
 HEAD: Final = "node:__internal_head__"
 """The resource by which Ray marks the head."""
@@ -100,13 +99,14 @@ class ShardCalls:
         self._prefix = fingerprint(root=str(settings.root), version=version("cairn-index"))[:12]
         await_machines(ray, self._num_replicas)
         places = [*itertools.product(range(cluster.shards), range(self._num_replicas))]
+        self._machines: dict[Place, str] = {}
         self._actors = {place: self._start(place) for place in places}
         started = [actor.listening.remote() for actor in self._actors.values()]
         ray.wait(started, num_returns=len(started), timeout=START_SECONDS)
         node = ray.get_runtime_context().get_node_id()
         self._lines = {place: DirectLine(node, LATE_SECONDS) for place in places}
         self._turn = itertools.count()
-        self._failed_at: dict[Place, float] = {}
+        self._failed_at: dict[Place | str, float] = {}
 
     def open(self, layout: CollectionLayout, number: int, checks: Checks) -> Generation:
         """Open a generation on the shards.
@@ -171,6 +171,7 @@ class ShardCalls:
         self._failed_at[place] = time.monotonic()
         exceptions = self._ray.exceptions
         if not isinstance(error, CairnError):
+            self._failed_at[self._machines[place]] = time.monotonic()
             self._lines[place].forget()
         log.warning(
             "serve.shard_failed shard=%d replica=%d method=%s error=%s",
@@ -186,14 +187,21 @@ class ShardCalls:
         """Return the replicas of a shard in the order to ask them: by turns, those that failed last."""
         rested = time.monotonic() - REST_SECONDS
         places = [(shard, (turn + step) % self._num_replicas) for step in range(self._num_replicas)]
-        return sorted(places, key=lambda place: self._failed_at.get(place, rested) > rested)
+
+        def is_resting(what: Place | str) -> bool:
+            return self._failed_at.get(what, rested) > rested
+
+        # A lost machine had replicas of other shards, too: their questions are not to wait for it again.
+        return sorted(places, key=lambda place: (is_resting(place), is_resting(self._machines[place])))
 
     def _send(self, question: Question, place: Place) -> Answer:
         actor, message = self._actors[place], pack((question.key, question.method, question.arguments))
         answer = self._lines[place].send(actor, message)
         if answer is not None:
             return answer
-        return partial(self._ray.get, actor.answer.remote(message), timeout=LATE_SECONDS)
+        asked, end = actor.answer.remote(message), time.monotonic() + LATE_SECONDS
+        # What is under way waits side by side: the time runs from the question on.
+        return lambda: self._ray.get(asked, timeout=max(end - time.monotonic(), PAUSE_SECONDS))
 
     def _start(self, place: Place) -> Any:
         """Return the actor of a replica, started where there is none.
@@ -203,7 +211,7 @@ class ShardCalls:
         """
         shard, replica = place
         machines = computing_machines(self._ray)
-        machine = machines[(shard + replica) % len(machines)]
+        self._machines[place] = machine = machines[(shard + replica) % len(machines)]
         make = self._ray.remote(
             num_cpus=0,
             max_restarts=-1,
