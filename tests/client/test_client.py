@@ -64,6 +64,15 @@ def test_pages_are_one_ranking(stones: RemoteCollection, top_k: int, sizes: list
     assert len({hit.doc_id for page in pages for hit in page.hits}) == 12
 
 
+def test_documents_are_listed_beyond_one_request(
+    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [each.doc_id for each in stones.list_documents()]
+    monkeypatch.setattr("cairn.pipeline.client.clients.MAX_DOCUMENTS", 5)
+    assert [each.doc_id for each in stones.list_documents()] == listed
+    assert len(listed) == 12
+
+
 def test_document_comes_whole_whatever_a_request_may_give(
     stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

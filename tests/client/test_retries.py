@@ -218,3 +218,21 @@ def test_password_of_an_address_is_not_shown() -> None:
         pytest.raises(ServerUnreachableError, match=r"http://cairn\.test must answer"),
     ):
         client.collections()
+
+
+def test_write_that_is_tried_again_is_one_write(pauses: list[float]) -> None:
+    told = {"write": 1, "status": "durable", "generation": None, "documents": [], "deleted": 0}
+    written = {**told, "missing": [], "warnings": [], "ingested": None}
+    script = Script([httpx2.ConnectError("refused"), *[(200, written, {})] * 2])
+    with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script)) as client:
+        for _ in range(2):
+            client.collection("stones").delete("slate", wait="durable")
+    first, again, other = (request.headers["idempotency-key"] for request in script.requests)
+    assert first == again != other
+
+
+def test_page_of_another_server_is_an_error_of_its_own() -> None:
+    with CairnClient("http://cairn.test", transport=httpx2.MockTransport(Script([(200, [], {})]))) as client:
+        pages = client.collection("stones").search_pages("q")
+        with pytest.raises(ServerFailedError, match="not one of Cairn's search API"):
+            next(pages)
