@@ -70,7 +70,14 @@ class NewCollection(Request):
 class NewDocument(Request):
     """A document, as GET gives it; one of the same id is replaced."""
 
-    doc_id: Annotated[str, Field(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+    doc_id: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=MAX_DOC_ID_CHARACTERS,
+            description="Any text but `.` and `..`, which clients take out of an address.",
+        ),
+    ]
     text: str
     title: str | None = None
     metadata: dict[str, JsonValue] = Field(
