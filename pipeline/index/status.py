@@ -25,6 +25,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
     assert served is not None, "require_exists found a generation"
     manifest = read_manifest(layout, served)
     own, sparse = list(wholes(layout, manifest)), manifest.encoder.sparse_model
+    segments = manifest.segments
     cluster_ids = np.concatenate([stored_columns(*each, checks=SIZES).cluster_ids for each in own])
     return {
         "collection": layout.name,
@@ -36,7 +37,10 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
         "created_at": manifest.created_at,
         "run_id": manifest.run_id,
         "vector_dim": manifest.vector_dim,
-        "indexes": {name: dict(description) for name, description in manifest.indexes.items()},
+        "indexes": {
+            name: {**described, "num_vectors": sum(each.indexes[name]["num_vectors"] for each in segments)}
+            for name, described in manifest.indexes.items()
+        },
         "segments": [
             {
                 "name": record.name,
@@ -45,7 +49,7 @@ def collection_status(layout: CollectionLayout) -> dict[str, Any]:
                 "deleted_documents": record.deleted_documents,
                 "kinds": {name: description["kind"] for name, description in record.indexes.items()},
             }
-            for record in manifest.segments
+            for record in segments
         ],
         "merge": None if manifest.partitions else _merge(manifest),
         "partitions": [

@@ -179,6 +179,8 @@ def test_documents_are_read_by_their_partition(layout: CollectionLayout) -> None
     status = collection.status()
     assert sum(each["documents"] for each in status["partitions"]) == status["documents"] == 24
     assert sum(status["cluster_sizes"]) == 24
+    counts = {name: each["num_vectors"] for name, each in status["indexes"].items()}
+    assert counts == {"documents": 24, "chunks": status["chunks"]}
     assert verify_collection(layout) == []
 
 
