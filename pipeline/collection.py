@@ -348,7 +348,7 @@ class Collection:
 
     def parse_filters(self, expressions: Sequence[str]) -> dict[str, Any] | None:
         """Turn ``column=value`` expressions into a filter tree, values typed as their columns are."""
-        return parse_filter(expressions, self._searcher().generation.document_schema)
+        return parse_filter(expressions, self._searcher().take().generation.document_schema)
 
     def status(self) -> dict[str, Any]:
         """Describe what is served, how it was built, and how far the corpus has drifted from its context."""
@@ -357,6 +357,7 @@ class Collection:
         generation = open_latest_intact_generation(self.layout, checks)
         manifest = generation.manifest
         own = [generation.warning] if generation.warning else []
+        own += [f"partition {name} is missing: {reason}" for name, reason in generation.missing.items()]
         context = ContextConfig(**manifest.settings["context"])
         status["warnings"] = [*own, *settings_warnings(manifest.encoder, context)]
         drift = measure_drift(

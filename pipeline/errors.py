@@ -14,7 +14,8 @@
     │   └── FingerprintMismatchError     model, context or settings differ from the collection's
     ├── ModelError                   1   weights are missing, damaged or do not fit
     ├── IntegrityError               1   stored files do not match their manifest
-    │   └── DamageError                  what is stored is not what was written; verify or repair it
+    │   ├── DamageError                  what is stored is not what was written; verify or repair it
+    │   └── PartitionsMissingError       a search would leave out partitions, and was not asked to
     ├── StorageError                 1   the disk refused a read or a write
     ├── ClusterError                 1   the workers of a Ray cluster cannot do the work
     ├── SchedulerDownError           1   no scheduler runs the schedules of a file
@@ -133,6 +134,10 @@ class DamageError(IntegrityError):
     @override
     def __str__(self) -> str:
         return f"{self.fault}; run `{self.command or f'cairn {self.verb}'}`"
+
+
+class PartitionsMissingError(IntegrityError):
+    """A collection misses partitions, and only a search that is asked with ``partial`` leaves them out."""
 
 
 class StorageError(CairnError):

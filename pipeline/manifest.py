@@ -87,11 +87,15 @@ class SegmentRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionRecord:
-    """The folder of a partition, and which generation of it belongs to one of the collection, 0 for none."""
+    """The folder of a partition, and which generation of it belongs to one of the collection, 0 for none.
+
+    ``is_lost`` says that a repair found nothing to save, and that no ingest has read its sources since.
+    """
 
     name: str
     generation: int = 0
     sha256: str = ""
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +135,17 @@ class Manifest:
     partitions: tuple[PartitionRecord, ...] = field(default=())
     format_version: int = FORMAT_VERSION
     tokenizer_version: int = TOKENIZER_VERSION
+
+    @property
+    def filled(self) -> list[PartitionRecord]:
+        """Return the partitions that ever had a document."""
+        return [record for record in self.partitions if record.generation]
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """Return the partitions that a repair could not save, by name, with what to do."""
+        again = "its files were lost; ingest its sources again with --reread to fill it"
+        return {record.name: again for record in self.partitions if record.is_lost}
 
     @property
     def indexes(self) -> Mapping[str, Mapping[str, Any]]:

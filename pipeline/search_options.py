@@ -49,6 +49,7 @@ class PublicSearchKeywords(TypedDict, total=False):
     late: bool
     weights: Mapping[str, float] | None
     min_probability: float | None
+    partial: bool
 
 
 class SearchParameters(PublicSearchKeywords, total=False):
@@ -140,6 +141,10 @@ class SearchOptions:
             low=0.0,
             high=1.0,
         ),
+    )
+    partial: bool = option(
+        False,
+        About("Answer from the other partitions where some are lost or out of reach; a warning names those."),
     )
     restriction: Mapping[str, Any] | None = None
     hide_word_statistics: bool = False

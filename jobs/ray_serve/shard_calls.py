@@ -29,7 +29,7 @@ from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.search.shards.parts import HeldParts, PartKey, Question
+from cairn.pipeline.search.shards.parts import HeldParts, PartKey, Question, ShardUnreachableError
 from cairn.pipeline.search.shards.sharded_generation import open_on_shards
 from cairn.pipeline.serve.settings import ServeSettings
 from threadpoolctl import threadpool_limits
@@ -132,7 +132,7 @@ class ShardCalls:
     def ask(self, questions: Sequence[Question]) -> list[Any]:
         """Ask all questions at once, each again where a replica fails; return the answers in their order.
 
-        Raises :class:`TryAgainError` where no replica of a shard answers in time.
+        Raises :class:`ShardUnreachableError` where no replica of a shard answers in time.
         """
         turn = next(self._turn)
         asked = [(question, self._order(question.shard, turn)) for question in questions]
@@ -159,8 +159,8 @@ class ShardCalls:
             causes = [failure for failure in failures if isinstance(failure, CairnError)]
             if len(causes) == len(failures):  # every replica lives, and says why it has no answer
                 raise causes[-1]
-            if time.monotonic() > end:
-                raise TryAgainError(
+            if time.monotonic() > end or not question.waits:
+                raise ShardUnreachableError(
                     f"shard {question.shard} must answer within {seconds:g} seconds, got no answer of "
                     f"{self._num_replicas} replica(s); try again"
                 )

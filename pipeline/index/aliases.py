@@ -105,7 +105,8 @@ def switch(root: Path | str, name: str, target: str | None) -> Alias:
                 f"{aliases[chosen].to!r}; name that one"
             )
         layout.require_exists()
-        if open_latest_intact_generation(layout).warning is not None:
+        found = open_latest_intact_generation(layout)
+        if found.warning is not None or found.missing:
             raise layout.damaged(f"collection {chosen!r} must be whole to be switched to")
         aliases[name] = Alias(to=chosen, before=now.to)
         content = {name: asdict(alias) for name, alias in sorted(aliases.items())}

@@ -35,14 +35,11 @@ def return_freed_memory() -> None:
 @contextlib.contextmanager
 def returning_freed_memory() -> Generator[None]:
     """Hold the threshold inside the block; at its end, return what is free and go back to the usual one."""
-    library = ctypes.CDLL(None)
-    if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
-        yield
-        return
-    library.mallopt(M_MMAP_THRESHOLD, HELD_THRESHOLD_BYTES)
-    library.malloc_trim(0)
+    hold = getattr(ctypes.CDLL(None), "mallopt", lambda *_: None)
+    hold(M_MMAP_THRESHOLD, HELD_THRESHOLD_BYTES)
+    return_freed_memory()
     try:
         yield
     finally:
-        library.malloc_trim(0)
-        library.mallopt(M_MMAP_THRESHOLD, USUAL_THRESHOLD_BYTES)
+        return_freed_memory()
+        hold(M_MMAP_THRESHOLD, USUAL_THRESHOLD_BYTES)

@@ -7,12 +7,13 @@ publishes beside it. Building one is ``publish``'s business.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.errors import DamageError, IntegrityError, PartitionsMissingError
 from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.files import (
     SCAN_BUFFER_BYTES,
@@ -34,7 +35,6 @@ from cairn.pipeline.index.layout import (
     CollectionLayout,
     check_generation_files,
     read_manifest,
-    wholes,
 )
 from cairn.pipeline.index.names import DOCUMENTS, POSITION_FILES
 from cairn.pipeline.index.segments.segment import (
@@ -122,7 +122,8 @@ class Generation(JoinedColumns):
     is None where the collection has no token vectors. ``parts`` are the
     partitions where there are several: positions run through them in their order, their segments are its
     segments, and ``dataset`` is the first one's. ``warning`` is a sentence for the user when an older
-    generation is served because the current one is damaged.
+    generation is served because the current one is damaged. ``missing`` are the names of partitions whose
+    documents are not there, with the reason.
     """
 
     layout: CollectionLayout
@@ -136,6 +137,7 @@ class Generation(JoinedColumns):
     lance_files: Sequence[WatchedFiles]
     parts: Sequence[Generation] = ()
     warning: str | None = None
+    missing: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def warned(self, warning: str) -> Generation:
         """Return it with a sentence for the user."""
@@ -280,6 +282,15 @@ class Generation(JoinedColumns):
         Its product with a query is what an average chunk scores.
         """
         return mean_vector(self.chunks.reconstruct(sampled_chunks(self.num_chunks)))
+
+    def require_all(self) -> None:
+        """Raise :class:`PartitionsMissingError` where partitions are missing."""
+        if self.missing:
+            first, reason = next(iter(self.missing.items()))
+            raise PartitionsMissingError(
+                f"a search of {self.layout.name!r} must reach the partition(s) {', '.join(self.missing)}, or "
+                f"ask the others alone with `partial`, got of {first}: {reason}"
+            )
 
     def require_whole(self) -> None:
         """Raise :class:`DamageError` where a file that is read was damaged since it was opened.
@@ -440,7 +451,10 @@ def open_generation(
 def open_latest_intact_generation(
     layout: CollectionLayout, checks: Checks = HASHES, open_one: OpenOne | None = None
 ) -> Generation:
-    """Open the served generation or, when it is damaged, the older one; ``warning`` says so."""
+    """Open the served generation or, when it is damaged, the older one; ``warning`` says so.
+
+    Where neither is whole, the served one is opened without partitions that are damaged.
+    """
     try:
         return open_generation(layout, None, checks, open_one)
     except IntegrityError as error:
@@ -458,6 +472,9 @@ def open_latest_intact_generation(
             if number == served:
                 return found
             return found.warned(f"generation {number} is served instead of the current one: {damage}")
+    with contextlib.suppress(IntegrityError):
+        if served is not None and read_manifest(layout, served).partitions:
+            return (open_one or _open)(layout, served, replace(checks, skips_lost=True)).warned(str(damage))
     raise damage
 
 
@@ -481,8 +498,17 @@ def _open(layout: CollectionLayout, number: int, checks: Checks, wanted: range |
         for name, problem in damaged:
             raise DamageError(f"{name} of generation {number} {problem}")
         parts: list[Generation] = []
+        missing = manifest.lost
         if manifest.partitions:
-            parts = [_open(own, each.generation, checks) for own, each in wholes(layout, manifest, wanted)]
+            for record in manifest.filled if wanted is None else manifest.filled[wanted.start : wanted.stop]:
+                try:
+                    parts.append(_open(layout.partition(record), record.generation, checks))
+                except IntegrityError as error:
+                    if not checks.skips_lost:
+                        raise
+                    missing[record.name] = str(error)
+            if not parts:
+                raise DamageError(f"generation {number} has no partition that is whole")
             segments = [segment for part in parts for segment in part.segments]
             dataset = parts[0].dataset
             lance_files = [watched for part in parts for watched in part.lance_files]
@@ -506,6 +532,7 @@ def _open(layout: CollectionLayout, number: int, checks: Checks, wanted: range |
             files=files,
             lance_files=lance_files,
             parts=parts,
+            missing=missing,
         )
 
 

@@ -164,7 +164,7 @@ class CollectionLayout:
     quarantine_folder = _Below("quarantine")
     """Refused rows, one Parquet file a run."""
     runs_folder = _Below("runs")
-    """One JSON report a run."""
+    """One JSON report a run, ``RUN_ID.json``."""
     origins_folder = _Below("origins")
     """The rows that each run indexed, one Parquet file a run."""
     sources_path = _Below("sources.sqlite")
@@ -188,10 +188,6 @@ class CollectionLayout:
         """The refused rows of one run."""
         return self.quarantine_folder / f"{run_id}.parquet"
 
-    def run_path(self, run_id: str) -> Path:
-        """The report of one run."""
-        return self.runs_folder / f"{run_id}.json"
-
     def generation_folder(self, number: int) -> Path:
         """The folder of a published generation."""
         return self.generations_folder / generation_name(number)
@@ -199,10 +195,6 @@ class CollectionLayout:
     def copies_folder(self, number: int) -> Path:
         """The second copies of a generation's small files."""
         return self.copies_root / generation_name(number)
-
-    def temporary_generation_folder(self, number: int) -> Path:
-        """Where a generation is built before its rename."""
-        return self.generations_folder / f".{generation_name(number)}.tmp"
 
     def generation_numbers(self) -> list[int]:
         """List the generations that stand complete or damaged, ascending; temporary folders do not count."""
@@ -467,12 +459,14 @@ class Checks:
     """How closely the files of a generation are looked at when it is opened.
 
     ``hashes`` = False trusts sizes alone. ``verify`` hashes what this machine has hashed before, and the rows
-    of documents in Lance, which else are not hashed but for ``suspects``: paths below ``lance/``.
+    of documents in Lance, which else are not hashed but for ``suspects``: paths below ``lance/``. With
+    ``skips_lost`` partitions that are damaged are left out and named, unless all are.
     """
 
     hashes: bool = True
     verify: bool = False
     suspects: Collection[str] = ()
+    skips_lost: bool = False
 
 
 COPY_SECONDS: Final = 300.0
@@ -522,18 +516,14 @@ def twice_stored(
             yield name, record, layout.lance_folder / name, copies / name
 
 
-def wholes(
-    layout: CollectionLayout, manifest: Manifest, parts: range | None = None
-) -> Iterator[tuple[CollectionLayout, Manifest]]:
+def wholes(layout: CollectionLayout, manifest: Manifest) -> Iterator[tuple[CollectionLayout, Manifest]]:
     """Yield the folders of rows that a generation consists of, with their manifests.
 
-    That is the collection itself, or each of its partitions that ever had a document: all, or ``parts`` of
-    them by their numbers.
+    That is the collection itself, or each of its partitions that ever had a document.
     """
     if not manifest.partitions:
         yield layout, manifest
-    filled = [record for record in manifest.partitions if record.generation]
-    for record in filled if parts is None else filled[parts.start : parts.stop]:
+    for record in manifest.filled:
         own = layout.partition(record)
         with layout.naming_damage():
             yield own, _find_manifest(own, record.generation)[0]

@@ -14,7 +14,7 @@ the one that readers have meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -112,11 +112,14 @@ def change_collection(
     progress: ProgressListener = silent_progress,
     run_tasks: RunTasks | None = None,
     files: Mapping[int, Sequence[Path]] | None = None,
+    *,
+    refills: bool = False,
 ) -> Manifest:
     """Change some partitions, then publish them as one; the caller holds the lock of the collection.
 
     One after another in this process, or with ``run_tasks`` each in a process of its own. ``files`` of the
-    collection's folder are what a change reads beside its partition.
+    collection's folder are what a change reads beside its partition. A change that ``refills`` has read its
+    sources: a partition that was lost is then no longer.
     """
     places = [*accumulate((bool(record.generation) for record in records), initial=0)]
     tasks = [
@@ -135,7 +138,10 @@ def change_collection(
     else:
         layout.partitions_folder.mkdir(exist_ok=True)
         changed = run_tasks(tasks, layout.pending_folder if layout.pending_folder.is_dir() else layout.folder)
-    by_number = dict(zip(changes, changed, strict=True))
+    by_number = {
+        number: replace(record, is_lost=records[number].is_lost and not refills)
+        for number, record in zip(changes, changed, strict=True)
+    }
     return publish_partitions(
         layout, [by_number.get(number, record) for number, record in enumerate(records)], facts, progress
     )

@@ -266,7 +266,8 @@ def _publishing(
     ``progress`` hears that the index is done as soon as it is served, before older ones are removed.
     """
     number = next_generation_number(layout)
-    folder, final = layout.temporary_generation_folder(number), layout.generation_folder(number)
+    final = layout.generation_folder(number)
+    folder = final.with_name(f".{final.name}.tmp")
     with layout.naming_damage(), storage_errors(f"publishing generation {number} of {layout.name!r}"):
         shutil.rmtree(folder, ignore_errors=True)
         durable.make_folder(folder)

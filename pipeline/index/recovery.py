@@ -388,7 +388,7 @@ def _repair_partitions(
                 raise
             if not own.folder.is_dir():  # what stands in its place would stop the ingest that fills it
                 remove_entry(own.folder)
-            records[place] = PartitionRecord(name=record.name)
+            records[place] = PartitionRecord(name=record.name, is_lost=True)
             again = "ingest the sources again to fill it with `--reread`"
             said.append(f"partition {own.name} is lost ({faults[0].sentence}); {again}")
         else:

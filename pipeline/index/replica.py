@@ -254,10 +254,8 @@ class Replica:
 
     def _has_parts(self, manifest: bytes) -> bool:
         """Tell whether the copy has the manifests, which come last, of the partitions that are wanted."""
-        return all(
-            (self._folder / _manifest_of(PartitionRecord(**own))[0]).exists()
-            for own in _wanted(json.loads(manifest), self.parts)
-        )
+        wanted = _wanted(json.loads(manifest), self.parts)
+        return all((self._folder / _manifest_of(record)[0]).exists() for record in wanted)
 
     def push(self, number: int) -> None:
         """Upload a generation of the copy and let the store serve it.
@@ -328,8 +326,7 @@ class Replica:
         records = {f"{folder}/{name}": FileRecord(**record) for name, record in manifest["files"].items()}
         named = manifest["lance_files"].items()
         records |= {f"{base}lance/{name}": FileRecord(**record) for name, record in named}
-        for own in _wanted(manifest, parts):
-            record = PartitionRecord(**own)
+        for record in _wanted(manifest, parts):
             records |= self._records(record.generation, record.sha256, _base_of(record))
         for path in records:
             if Path(path).is_absolute() or ".." in Path(path).parts:
@@ -481,9 +478,9 @@ def _followed(number: int, sha256: str, before: Mapping[int, str]) -> Current:
     return Current({number: sha256, **dict(older[: KEPT_GENERATIONS - 1])})
 
 
-def _wanted(manifest: Mapping[str, Any], parts: range | None) -> Sequence[Mapping[str, Any]]:
+def _wanted(manifest: Mapping[str, Any], parts: range | None) -> Sequence[PartitionRecord]:
     """Return the partitions that have rows, or some of them by their numbers among these."""
-    partitions = [own for own in manifest["partitions"] if own["generation"]]
+    partitions = [PartitionRecord(**own) for own in manifest["partitions"] if own["generation"]]
     return partitions if parts is None else partitions[parts.start : parts.stop]
 
 

@@ -100,10 +100,9 @@ def generation_faults(layout: CollectionLayout, number: int, served: int | None)
 def partitions_with_rows(layout: CollectionLayout, number: int | None) -> list[PartitionRecord]:
     """Return the partitions of a generation that have rows; none where its manifest is at fault."""
     try:
-        records = () if number is None else read_manifest(layout, number).partitions
+        return [] if number is None else read_manifest(layout, number).filled
     except IntegrityError:
         return []
-    return [record for record in records if record.generation]
 
 
 def _lock_problems(layout: CollectionLayout) -> list[Fault]:

@@ -89,7 +89,14 @@ def _publish_partitions(run: Run, commit: Commit, before: Manifest | None) -> Ma
             own = replace(commit, shards=shards, deleted_ids=gone)
             changes[number], files[number] = own.run, [*shards.files(), *commit.facts.side_files.values()]
     return change_collection(
-        run.layout, records, changes, commit.facts, run.progress, run.engine.run_tasks, files
+        run.layout,
+        records,
+        changes,
+        commit.facts,
+        run.progress,
+        run.engine.run_tasks,
+        files,
+        refills=run.keeps_work,
     )
 
 

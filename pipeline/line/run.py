@@ -52,7 +52,7 @@ class Run:
         with durable.storage_errors("recording the run"):
             durable.make_folder(self.layout.runs_folder)
             durable.write_json(
-                self.layout.run_path(self.run_id),
+                self.layout.runs_folder / f"{self.run_id}.json",
                 {"run_id": self.run_id, "settings": self.config.to_dict(), **content},
             )
 

@@ -120,7 +120,7 @@ def read_lineage(served: Served, doc_id: str, restriction: Mapping[str, Any] | N
 def _run_of(layout: CollectionLayout, origin: Origin) -> LineageRun:
     """Read the run's record; one that is gone or damaged, or was never written, leaves what its name says."""
     try:
-        record = json.loads(read_bytes(layout.run_path(origin.run_id)))
+        record = json.loads(read_bytes(layout.runs_folder / f"{origin.run_id}.json"))
         job, generation = str(record["job"]), int(record["report"]["generation"])
     except (OSError, ValueError, KeyError, TypeError):
         job = generation = None

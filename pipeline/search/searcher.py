@@ -116,6 +116,10 @@ class Searcher(ServedGeneration):
                     f"there must be one query text a vector, got {len(queries)} texts and {len(encoded)} "
                     "vectors"
                 )
+        if options.partial:
+            served = served.reachable()
+        else:
+            served.generation.require_all()
         generation, dim = served.generation, served.generation.manifest.vector_dim
         chosen = options if reranker is None else widened(options)
         search, encoded = self._prepared(served, queries, chosen, encoded)
@@ -136,6 +140,9 @@ class Searcher(ServedGeneration):
             hits = [tuple(map(_by_words, found)) for found in hits]
         generation.require_whole()  # a file written into meanwhile gives wrong scores
         warnings = text_order_warnings(options.filters or {}, generation.document_schema)
+        if generation.missing:
+            names = ", ".join(generation.missing)
+            warnings = (*warnings, f"the answer leaves out the documents of the partition(s) {names}")
         texts = [""] * len(hits) if queries is None else queries
         results = [
             SearchResult(
@@ -215,7 +222,9 @@ class Searcher(ServedGeneration):
         before, None at first.
         """
         restriction = asked.restriction if asked.hide_word_statistics else None
-        options = SearchOptions(passages=0, restriction=restriction, hide_word_statistics=True)
+        options = SearchOptions(
+            passages=0, restriction=restriction, hide_word_statistics=True, partial=asked.partial
+        )
         _, allowed = visible_documents(served, restriction)
         key = served.encoder.fingerprint + json.dumps(restriction, sort_keys=True)
         is_first = self._calibrating.acquire(blocking=False)

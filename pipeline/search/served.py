@@ -17,12 +17,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from cairn.pipeline.config import NO_MODEL
-from cairn.pipeline.errors import CairnError, FingerprintMismatchError, IntegrityError, StorageError
+from cairn.pipeline.errors import (
+    CairnError,
+    FingerprintMismatchError,
+    IntegrityError,
+    PartitionsMissingError,
+    StorageError,
+)
 from cairn.pipeline.index.files import use_lance
 from cairn.pipeline.index.generation import (
     Generation,
@@ -65,6 +71,12 @@ class Served:
         """Tell whether documents brought their vectors, and texts are ranked by words alone."""
         return self.generation.manifest.settings["encoder"]["model"] == NO_MODEL
 
+    def reachable(self) -> Served:
+        """Return it without what lies on shards that do not answer now."""
+        whole = self.generation
+        left = whole.reachable() if isinstance(whole, ShardedGeneration) else whole
+        return self if left is whole else replace(self, generation=left, reader=_reader_of(left))
+
 
 def of_whole(
     method: Callable[Concatenate[Any, Served, _Asked], _Answer],
@@ -80,6 +92,8 @@ def of_whole(
         served = own.take()
         try:
             return method(own, served, *args, **named)
+        except PartitionsMissingError:
+            raise
         except (IntegrityError, StorageError):
             if not own.is_replaced(served.generation):
                 raise
@@ -131,8 +145,10 @@ class ServedGeneration:
 
     @property
     def generation(self) -> Generation:
-        """The generation that the next call would answer from."""
-        return self.take().generation
+        """The generation that the next call would answer from, where it has all its partitions."""
+        found = self.take().generation
+        found.require_all()
+        return found
 
     @property
     def last_generation(self) -> Generation:
@@ -150,8 +166,8 @@ class ServedGeneration:
 
     @property
     def is_answering(self) -> bool:
-        """Tell whether calls are answered: not where all generations are found damaged."""
-        return self._damage is None
+        """Tell whether calls are answered: not where all generations are damaged, or lack partitions."""
+        return self._damage is None and not self.last_generation.missing
 
     @of_whole
     def reading(
@@ -161,7 +177,11 @@ class ServedGeneration:
         *args: _Asked.args,
         **named: _Asked.kwargs,
     ) -> _Answer:
-        """Return what ``read`` reads of the newest whole generation, and is asked for."""
+        """Return what ``read`` reads of the newest whole generation, and is asked for.
+
+        Where that lacks partitions, :class:`PartitionsMissingError` is raised.
+        """
+        served.generation.require_all()
         return read(served, *args, **named)
 
     def take(self) -> Served:

@@ -403,7 +403,7 @@ class Collections:
                 raise
             return self._open_now(name)  # another one was published in between, and it has another encoder
         self._use_encoder(name, queue)
-        log.info("serve.opened collection=%s generation=%d", name, opened.searcher.generation.number)
+        log.info("serve.opened collection=%s generation=%d", name, opened.searcher.last_generation.number)
         return opened
 
     def _use_encoder(self, name: str, queue: EncoderQueue | None) -> None:

@@ -26,6 +26,7 @@ from cairn.pipeline.errors import (
     FingerprintMismatchError,
     IntegrityError,
     KeyReusedError,
+    PartitionsMissingError,
     RestrictionError,
     StorageError,
     TryAgainError,
@@ -131,6 +132,7 @@ COLLECTION_UNFINISHED = ProblemType(
     "collection-unfinished", 503, "Nothing of the collection is published yet, and no ingest is running"
 )
 COLLECTION_DAMAGED = ProblemType("collection-damaged", 503, "The collection's files are damaged")
+PARTITIONS_MISSING = ProblemType("partitions-missing", 503, "Partitions of the collection are missing")
 ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's encoder cannot be loaded")
 ENCODER_MISMATCH = ProblemType(
     "encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place"
@@ -230,6 +232,7 @@ _OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
         "it was made by an encoder this server could not load; the server's log says more",
     ),
     (UsageError, INVALID_REQUEST, _OWN_SENTENCE),
+    (PartitionsMissingError, PARTITIONS_MISSING, _OWN_SENTENCE),
     (
         IntegrityError,
         COLLECTION_DAMAGED,

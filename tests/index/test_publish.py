@@ -94,7 +94,7 @@ def test_publish_of_tables_that_do_not_fit_leaves_the_old_generation(published: 
 
 def test_prepare_writer_removes_what_was_never_whole(published: CollectionLayout) -> None:
     shutil.copytree(published.generation_folder(1), published.generation_folder(2))
-    published.temporary_generation_folder(3).mkdir()
+    (published.generations_folder / ".00000003.tmp").mkdir()
     manifest = prepare_writer(published)
     assert manifest is not None
     assert manifest.generation == 1

@@ -110,7 +110,9 @@ def test_manifest_and_run_name_the_folder_and_not_each_of_its_files(
     manifest = read_manifest(layout, 1)
 
     assert (report.files, manifest.sources) == (2, (str(corpus),))
-    assert json.loads(layout.run_path(manifest.run_id).read_text())["sources"] == [str(corpus)]
+    assert json.loads((layout.runs_folder / f"{manifest.run_id}.json").read_text())["sources"] == [
+        str(corpus)
+    ]
 
 
 def test_lineage_verb_says_the_row_and_exits_two_without_a_document(

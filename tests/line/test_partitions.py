@@ -21,6 +21,7 @@ from cairn.pipeline.errors import (
     DiskFullError,
     FingerprintMismatchError,
     IntegrityError,
+    PartitionsMissingError,
     UsageError,
 )
 from cairn.pipeline.index import partitions
@@ -98,6 +99,18 @@ def generations(layout: CollectionLayout) -> list[int]:
     number = layout.current_generation_number()
     assert number is not None
     return [record.generation for record in read_manifest(layout, number).partitions]
+
+
+def answered_without(layout: CollectionLayout, lost: str) -> set[str]:
+    """Return what a search answers that is asked to leave out a partition; another is refused."""
+    collection = open_collection(layout.name, root=layout.root)
+    with pytest.raises(PartitionsMissingError, match=lost):
+        collection.search("stone path", top_k=50)
+    with pytest.raises(PartitionsMissingError, match=lost):
+        list(collection.documents)
+    result = collection.search("stone path", top_k=50, partial=True)
+    assert any(lost in warning for warning in result.warnings)
+    return {hit.doc_id for hit in result.hits}
 
 
 def copied_to_one(layout: CollectionLayout) -> Collection:
@@ -514,12 +527,17 @@ def test_lost_partition_is_told_and_filled_again_by_an_ingest(
     else:
         put(lost, remnant)
     assert any(lost.name in fault.file for fault in verify_collection(layout))
+    held = {doc_id: partition_of(doc_id, PARTITIONS) for doc_id in IDS}
+    left = {doc_id for doc_id in IDS if held[doc_id] != int(lost.name[-1])}
+    assert answered_without(layout, lost.name) == left
     report = repair_collection(layout)
     assert f"partition {lost.name} is lost (" in report.action
     assert f"collection {lost.name!r}" not in report.action
-    assert 0 < len(contents(layout)) < 24
-    left = len(contents(layout))
-    assert ingest(layout.root, tmp_path, partitioned, range(24)).encoded == 24 - left
+    assert answered_without(layout, lost.name) == left
+    assert any(
+        lost.name in warning for warning in open_collection("c", root=layout.root).status()["warnings"]
+    )
+    assert ingest(layout.root, tmp_path, partitioned, range(24)).encoded == 24 - len(left)
     assert sorted(contents(layout)) == IDS
 
 

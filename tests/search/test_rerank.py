@@ -56,7 +56,7 @@ def answer(*documents: Sequence[str], size: int = 10) -> SearchResult:
 
 def test_every_option_is_kept_or_lifted_before_reranking() -> None:
     kept = {"granularity", "chunk_tokens", "hybrid", "late", "weights", "filters", "restriction"}
-    kept |= {"group_by", "group_size", "min_probability", "hide_word_statistics"}
+    kept |= {"group_by", "group_size", "min_probability", "hide_word_statistics", "partial"}
     lifted = {"top_k", "passages", "max_candidates", "max_characters"}
     refused = {"offset", "mmr"}
     assert {item.name for item in fields(SearchOptions)} == kept | lifted | refused, "does `widened` lift it?"

@@ -19,7 +19,9 @@ from cairn.pipeline.collection import list_statuses
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import compact_collection
 from cairn.pipeline.index.names import CHUNKS_FAISS
+from cairn.pipeline.index.publish import remove_generations
 from cairn.pipeline.index.recovery import repair_collection
+from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.search import served
 from cairn.pipeline.search.calibration import GENERAL_QUESTIONS
 from cairn.pipeline.serve import collections
@@ -97,6 +99,29 @@ def test_collection_whose_first_ingest_was_killed(
     ingest(own_root, "coming", [{"id": "a", "text": "granite"}])
     assert asked(client, "coming") == (200, "")
     assert listed(client)["coming"] == "ready"
+
+
+def test_lost_partition_is_left_out_only_of_a_search_that_asks_for_the_others(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
+    layout = CollectionLayout(own_root, "stones")
+    repartition(layout, 3)
+    remove_generations(layout, layout.kept_generations()[:-1])  # which would answer, being whole
+    shutil.rmtree(next(layout.partitions_folder.iterdir()))
+    for state in ("lost", "repaired"):
+        client = serve(ServeSettings(root=own_root))
+        assert asked(client, "stones") == (503, "partitions-missing"), state
+        refused = client.post("/v1/collections/stones/search", json={"query": "slate"})
+        assert "`partial`" in refused.json()["detail"]
+        assert str(own_root) not in refused.text
+        assert client.get("/v1/collections/stones").status_code == 503
+        assert listed(client)["stones"] == "damaged"
+        request = {"query": "slate", "partial": True, "top_k": 100}
+        answer = client.post("/v1/collections/stones/search", json=request)
+        assert answer.status_code == 200
+        assert 0 < len(answer.json()["hits"]) < 20
+        assert "leaves out" in answer.json()["warnings"][0]
+        repair_collection(layout)
 
 
 def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[..., TestClient]) -> None:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import IntegrityError, StorageError
+from cairn.pipeline.errors import IntegrityError, StorageError, TryAgainError
 from cairn.pipeline.index.generation import Generation, Kept, open_parts
 from cairn.pipeline.index.layout import Checks, CollectionLayout
 from cairn.pipeline.index.segments.segment import VectorIndex
@@ -48,7 +48,8 @@ from jaxtyping import Bool, Float32, Int64
 class PartKey(NamedTuple):
     """What one shard has of a generation: partitions from ``first`` up to ``end``.
 
-    ``manifest`` is the hash of the generation's manifest.
+    ``manifest`` is the hash of the generation's manifest. With ``skips_lost`` damaged partitions are left
+    out.
     """
 
     collection: str
@@ -56,19 +57,31 @@ class PartKey(NamedTuple):
     manifest: str
     first: int
     end: int
+    skips_lost: bool = False
 
 
 class Question(NamedTuple):
-    """A call of :class:`~cairn.pipeline.search.shards.parts.ShardPart` for the part that a shard has."""
+    """A call of :class:`~cairn.pipeline.search.shards.parts.ShardPart` for the part that a shard has.
+
+    One that ``waits`` is asked again until there is no more time; another once of each replica.
+    """
 
     shard: int
     key: PartKey
     method: str
     arguments: tuple[Any, ...]
+    waits: bool = True
+
+
+class ShardUnreachableError(TryAgainError):
+    """No replica of a shard answers."""
 
 
 Ask = Callable[[Sequence[Question]], list[Any]]
-"""Asks all questions at once, and returns the answers in their order."""
+"""Asks all questions at once, and returns the answers in their order.
+
+Raises :class:`ShardUnreachableError` where no replica of a shard answers.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,13 +105,17 @@ def _added(one: tuple[Totals, Totals], other: tuple[Totals, Totals]) -> tuple[To
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PartFacts:
-    """What is to be known of a part when it is opened; ``rows`` are no documents, with their columns."""
+    """What is to be known of a part when it is opened; ``rows`` are no documents, with their columns.
+
+    ``missing`` are its partitions that are not there, with the reason.
+    """
 
     num_documents: int
     num_chunks: int
     rows: pa.Table
     has_tokens: bool
     has_sparse: bool
+    missing: Mapping[str, str]
 
 
 class MetDocuments(NamedTuple):
@@ -238,6 +255,7 @@ class ShardPart:
             rows=part.document_schema.empty_table(),
             has_tokens=part.token_vectors is not None,
             has_sparse=part.has_sparse,
+            missing=part.missing,
         )
 
     def count(self, terms: Sequence[str], sizes: Sequence[int]) -> WordTotals:
@@ -468,7 +486,9 @@ class HeldParts:
                 return known
             layout = CollectionLayout.at(self._root, key.collection, range(key.first, key.end))
             is_first = all(held.collection != key.collection for held in list(self._parts))
-            checks = Checks(verify=self._verify and is_first, suspects=self._damaged_files)
+            checks = Checks(
+                verify=self._verify and is_first, suspects=self._damaged_files, skips_lost=key.skips_lost
+            )
             generation = open_parts(layout, key.generation, range(key.first, key.end), checks)
             if layout.hash_of_manifest(key.generation) != key.manifest:
                 raise StorageError(

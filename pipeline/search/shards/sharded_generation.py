@@ -17,12 +17,13 @@ import copy
 import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from cairn.pipeline.errors import DamageError, IntegrityError
+from cairn.pipeline.errors import CairnError, DamageError, IntegrityError
 from cairn.pipeline.index.columns import CodeColumn, TokenVectors
 from cairn.pipeline.index.files import WatchedFiles
 from cairn.pipeline.index.generation import Elsewhere
@@ -32,7 +33,14 @@ from cairn.pipeline.index.segments.segment import SegmentRows
 from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.reader import MatchesAsked, PassagesRead, TokenMatches
-from cairn.pipeline.search.shards.parts import Ask, MetDocuments, PartFacts, PartKey, Question
+from cairn.pipeline.search.shards.parts import (
+    Ask,
+    MetDocuments,
+    PartFacts,
+    PartKey,
+    Question,
+    ShardUnreachableError,
+)
 from cairn.pipeline.token_vectors.codebook import load_token_coder
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from jaxtyping import Float32, Int32, Int64, Shaped
@@ -58,10 +66,9 @@ class FanOut:
     shard are ties of the collection.
     """
 
-    def __init__(self, keys: Sequence[PartKey], ask: Ask) -> None:
-        self.keys, self._ask = keys, ask
-        self.facts: Sequence[PartFacts] = ask([Question(*each, "facts", ()) for each in enumerate(keys)])
-        counts = [(each.num_documents, each.num_chunks) for each in self.facts]
+    def __init__(self, keys: Sequence[PartKey], ask: Ask, facts: Sequence[PartFacts]) -> None:
+        self.keys, self.facts, self.ask = keys, facts, ask
+        counts = [(each.num_documents, each.num_chunks) for each in facts]
         self._documents, self._chunks = np.cumsum([(0, 0), *counts], axis=0)[:-1].T
         self.filled = [shard for shard, (num_documents, _) in enumerate(counts) if num_documents]
         """The shards that have documents."""
@@ -74,7 +81,7 @@ class FanOut:
             Question(shard, self.keys[shard], method, own) for shard, own in sorted(arguments.items())
         ]
         try:
-            return dict(zip(sorted(arguments), self._ask(questions), strict=True))
+            return dict(zip(sorted(arguments), self.ask(questions), strict=True))
         except IntegrityError as error:
             self.damage = error
             raise
@@ -150,7 +157,11 @@ class ShardedGeneration(Elsewhere):
         has_tokens = LATE_NAME in names and all(each.has_tokens for each in shards.facts)
         vars(self).update(
             layout=layout,
-            manifest=manifest,
+            manifest=replace(
+                manifest,
+                documents=sum(each.num_documents for each in shards.facts),
+                chunks=sum(each.num_chunks for each in shards.facts),
+            ),
             segments=(),
             documents=_Vectors(shards.of_documents, "part.documents.reconstruct", manifest.vector_dim),
             chunks=_Vectors(shards.of_chunks, "part.chunks.reconstruct", manifest.vector_dim),
@@ -159,6 +170,10 @@ class ShardedGeneration(Elsewhere):
             lance_files=(),
             parts=(),
             warning=None,
+            missing={
+                **manifest.lost,
+                **{name: why for each in shards.facts for name, why in each.missing.items()},
+            },
             has_sparse=all(each.has_sparse for each in shards.facts),
             document_schema=shards.facts[0].rows.schema,
             shards=shards,
@@ -177,6 +192,16 @@ class ShardedGeneration(Elsewhere):
         found = copy.copy(self)
         vars(found)["warning"] = warning
         return found
+
+    def reachable(self) -> ShardedGeneration:
+        """Return it without shards that do not answer now, each replica of which is asked once."""
+        shards = self.shards
+        facts, errors = _facts_of(self.manifest, shards.keys, shards.ask)
+        damage = (error for error in errors if isinstance(error, IntegrityError))
+        shards.damage = next(damage, shards.damage)
+        if not errors:
+            return self
+        return ShardedGeneration(self.layout, self.manifest, FanOut(shards.keys, shards.ask, facts))
 
     @override
     def segment_rows(self) -> Sequence[SegmentRows]:
@@ -263,7 +288,8 @@ class ShardedGeneration(Elsewhere):
         if records and not records[own].generation:
             return None
         place = sum(1 for each in records[:own] if each.generation)
-        return next(shard for shard, key in enumerate(self.shards.keys) if place < key.end)
+        shard = next(shard for shard, key in enumerate(self.shards.keys) if place < key.end)
+        return shard if shard in self.shards.filled else None
 
     def note_named(self, doc_id: str, shard: int, number: int | None) -> None:
         """Note which document of a shard has an id, which is about to be asked for."""
@@ -323,7 +349,7 @@ class ShardedGeneration(Elsewhere):
         documents = {shard: numbers for shard, _, numbers in self.shards.split_documents(unique)}
         passages = {shard: (own, first) for shard, own, first in self.shards.split_chunks(first_n)}
         asked: dict[int, tuple[Any, ...]] = {}
-        for shard in sorted({*documents, *passages} or {0}):
+        for shard in sorted({*documents, *passages} or {*self.shards.filled[:1]} or {0}):
             own, first = passages.get(shard, (nothing, nothing))
             bounds = first, first + size_n[own]
             asked[shard] = documents.get(shard, nothing), list(columns), *bounds, matches.get(shard)
@@ -367,6 +393,29 @@ class _Vectors:
         return gathered(np.ones_like(positions), found)
 
 
+def _facts_of(
+    manifest: Manifest, keys: Sequence[PartKey], ask: Ask
+) -> tuple[list[PartFacts], list[CairnError]]:
+    """Ask shards once what they have; of those that do not answer, return nothing, and why.
+
+    Raises that where none answers.
+    """
+    found, lost = dict[int, PartFacts](), dict[int, CairnError]()
+    for shard, key in enumerate(keys):
+        try:
+            (found[shard],) = ask([Question(shard, key, "facts", (), waits=False)])
+        except (IntegrityError, ShardUnreachableError) as error:
+            lost[shard] = error
+    if not found:
+        raise lost[0]
+    nothing = next(iter(found.values()))
+    for shard, error in lost.items():
+        names = [record.name for record in manifest.filled[keys[shard].first : keys[shard].end]]
+        missing = dict.fromkeys(names, str(error))
+        found[shard] = replace(nothing, num_documents=0, num_chunks=0, missing=missing)
+    return [found[shard] for shard in range(len(keys))], [*lost.values()]
+
+
 def _side_files(manifest: Manifest) -> list[str]:
     """Return the files of a generation that are not of a segment."""
     return [name for name in manifest.files if name in SIDE_FILES]
@@ -397,7 +446,13 @@ def open_on_shards(
         for name, problem in problems:
             raise DamageError(f"{name} of generation {number} {problem}")
         sha256 = layout.hash_of_manifest(number)
-        cuts = cut_partitions(sum(1 for each in manifest.partitions if each.generation), num_shards)
-        keys = [PartKey(layout.name, number, sha256, each.start, each.stop) for each in cuts]
+        cuts = cut_partitions(len(manifest.filled), num_shards)
+        skips = checks.skips_lost
+        keys = [PartKey(layout.name, number, sha256, each.start, each.stop, skips) for each in cuts]
         prepare(keys)
-        return ShardedGeneration(layout, manifest, FanOut(keys, ask))
+        facts: Sequence[PartFacts]
+        if skips:
+            facts, _ = _facts_of(manifest, keys, ask)
+        else:
+            facts = ask([Question(*each, "facts", ()) for each in enumerate(keys)])
+        return ShardedGeneration(layout, manifest, FanOut(keys, ask, facts))

@@ -9,20 +9,27 @@ from typing import Any
 
 from cairn.pipeline.index.generation import Generation, OpenOne
 from cairn.pipeline.index.layout import Checks, CollectionLayout
-from cairn.pipeline.search.shards.parts import HeldParts, Question
+from cairn.pipeline.search.shards.parts import HeldParts, Question, ShardUnreachableError
 from cairn.pipeline.search.shards.sharded_generation import open_on_shards
 
 
 class Shards:
-    """So many shards; ``asked`` are the methods they were asked for, ``rounds`` how often."""
+    """So many shards; ``asked`` are the methods they were asked for, ``rounds`` how often.
+
+    Those that are ``down`` do not answer.
+    """
 
     def __init__(self, root: Path, num_shards: int) -> None:
         self.held = [HeldParts(root) for _ in range(num_shards)]
+        self.down: set[int] = set()
         self.asked: list[str] = []
         self.rounds = 0
 
     def ask(self, questions: Sequence[Question]) -> list[Any]:
         self.rounds += 1
+        for each in questions:
+            if each.shard in self.down:
+                raise ShardUnreachableError("no replica answers")
         self.asked += [question.method for question in questions]
         return [
             pickle.loads(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import Collection, load_query_encoder, open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from cairn.pipeline.errors import CairnError, StorageError
+from cairn.pipeline.errors import CairnError, PartitionsMissingError, StorageError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation, open_parts
 from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
+from cairn.pipeline.index.names import partition_of
+from cairn.pipeline.index.publish import remove_generations
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.search.contents import list_matches, summarise_columns
 from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.shards import parts, sharded_generation
+from cairn.pipeline.search.shards.parts import ShardUnreachableError
 from cairn.pipeline.search.shards.sharded_generation import ShardedGeneration
 from cairn.pipeline.search_options import SearchOptions
 from hypothesis import HealthCheck, given, settings
@@ -330,3 +334,47 @@ def test_what_no_shard_took_for_a_candidate_is_scored_when_it_is_one(
         for asked in ({}, {"passages": 3, "chunk_tokens": 64}, {"hybrid": False, "granularity": "chunk"}):
             assert sharded.search(query, **asked) == whole.search(query, **asked)
     assert "score" in shards.asked
+
+
+@pytest.mark.parametrize("down", [(0,), (1, 3)])
+def test_shards_that_do_not_answer_are_left_out_where_a_search_asks_for_the_others(
+    split_layout: CollectionLayout, make_encoder: Callable[[], Any], down: tuple[int, ...]
+) -> None:
+    shards = Shards(split_layout.root, 5)
+    searcher = Searcher(split_layout, make_encoder(), open_one=shards.open)
+    everything = searcher.search("granite basalt", top_k=100)
+    assert searcher.search("granite basalt", top_k=100, partial=True) == everything
+    shards.down.update(down)
+    with pytest.raises(ShardUnreachableError):
+        searcher.search("granite basalt", top_k=100)
+    left = searcher.search("granite basalt", top_k=100, partial=True)
+    assert {hit.doc_id for hit in left.hits} == {
+        hit.doc_id for hit in everything.hits if partition_of(hit.doc_id, 5) not in down
+    }
+    records = read_manifest(split_layout, everything.generation).partitions
+    assert all(records[shard].name in left.warnings[0] for shard in down)
+    shards.down.update(range(5))
+    with pytest.raises(ShardUnreachableError):
+        searcher.search("granite basalt", top_k=100, partial=True)
+    shards.down.clear()
+    assert searcher.search("granite basalt", top_k=100, partial=True) == everything
+
+
+@pytest.mark.parametrize("num_shards", [1, 3, 5])
+def test_shards_answer_without_a_lost_partition_as_one_process_does(
+    split_layout: CollectionLayout, make_encoder: Callable[[], Any], tmp_path: Path, num_shards: int
+) -> None:
+    shutil.copytree(split_layout.root, tmp_path / "root")
+    layout = CollectionLayout(tmp_path / "root", split_layout.name)
+    remove_generations(layout, layout.kept_generations()[:-1])  # which would answer, being whole
+    shutil.rmtree(sorted(layout.partitions_folder.iterdir())[2])
+    searchers = [
+        Searcher(layout, make_encoder(), open_one=open_one)
+        for open_one in (None, shards_of(layout.root, num_shards))
+    ]
+    for searcher in searchers:
+        with pytest.raises(PartitionsMissingError):
+            searcher.search("granite basalt")
+    alone, sharded = (each.search("granite basalt", top_k=100, partial=True) for each in searchers)
+    assert alone.hits
+    assert sharded == alone
