@@ -13,6 +13,7 @@ uploads no one names.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +25,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from cairn.jobs.ray_cluster.pool import WorkerPool
-from cairn.pipeline.durable import remove_entry, storage_errors
-from cairn.pipeline.errors import CairnError
+from cairn.pipeline.durable import is_locked, remove_entry, storage_errors
+from cairn.pipeline.errors import CairnError, DiskFullError
 from cairn.pipeline.index.layout import CollectionLayout, read_manifest
 from cairn.pipeline.index.names import cache_folder
 from cairn.pipeline.index.object_folder import TRANSFERS, ObjectFolder
 from cairn.pipeline.index.partitions import ChangePartition
 from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.index.replica import Replica
-from cairn.pipeline.manifest import FileRecord, PartitionRecord, record_file
+from cairn.pipeline.manifest import MANIFEST_NAME, FileRecord, PartitionRecord, record_file
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +83,16 @@ class HandedOver:
             list(pool.map(lambda path: do(store, f"{self.prefix}/{path}", path), self.records))
 
 
+def _copies_folder(handed: HandedOver) -> Path:
+    """Return where this machine has its copies of a collection's partitions."""
+    return cache_folder() / "workers" / handed.uri.removeprefix("s3://")
+
+
 def publish_elsewhere(task: ChangePartition, handed: HandedOver) -> PartitionRecord:
     """Publish a partition in this machine's own copy of it, and upload that."""
     whole = task.layout.whole
     assert whole is not None
-    folder = cache_folder() / "workers" / handed.uri.removeprefix("s3://")
+    folder = _copies_folder(handed)
     copy = CollectionLayout(folder / task.record.name, whole.name)
     replica = Replica(handed.uri, copy.folder, task.part)
     copy = replace(copy, replica=replica)
@@ -96,15 +102,31 @@ def publish_elsewhere(task: ChangePartition, handed: HandedOver) -> PartitionRec
                 remove_entry(entry)
         replica.pull()
         number = copy.current_generation_number()
-        named = {record.name for record in read_manifest(copy, number).partitions} if number else set[str]()
-        for entry in folder.iterdir() if named else ():
-            if entry.name not in named:  # before a repartition; another worker may be removing it
-                shutil.rmtree(entry, ignore_errors=True)
+        if number:
+            _drop_copies(folder, whole.name, read_manifest(copy, number).partitions)
         handed.download(copy.folder)
         record = replace(task, layout=copy.partition(task.record), mark=None).run()
         replica.upload(record)
         remove_entry(copy.pending_folder)
     return record
+
+
+def _drop_copies(folder: Path, name: str, records: Sequence[PartitionRecord]) -> None:
+    """Remove copies of partitions that another machine has published since, or that are no more.
+
+    So all machines together hold one copy of each, whichever worker gets its next task.
+    """
+    newest = {record.name: record for record in records}
+    for entry in list(folder.iterdir()):
+        copy = CollectionLayout(entry, name)
+        record = newest.get(entry.name, PartitionRecord(name=entry.name))
+        manifest = copy.partition(record).generation_folder(record.generation) / MANIFEST_NAME
+        is_newest = manifest.is_file() and record_file(manifest).sha256 == record.sha256
+        if not is_newest and not is_locked(copy.lock_path):
+            gone = entry.with_name(f".{entry.name}.{os.getpid()}")
+            with suppress(OSError):  # another worker may be removing it
+                entry.rename(gone)
+                shutil.rmtree(gone, ignore_errors=True)
 
 
 class TaskWorker:
@@ -114,13 +136,22 @@ class TaskWorker:
         """Return the version of Cairn, which must be the driver's workers' all."""
         return version("cairn-index")
 
-    def run(self, task: ChangePartition, handed: HandedOver | None) -> bool | PartitionRecord:
-        """Publish a partition: True in the driver's folder, a record elsewhere, False nowhere."""
+    def run(self, task: ChangePartition, handed: HandedOver | None) -> bool | str | PartitionRecord:
+        """Publish a partition: True in the driver's folder, a record elsewhere, False nowhere.
+
+        A sentence says that it does not fit on this machine, and nothing of it is left here.
+        """
         assert task.mark is not None, "a driver leaves one"
         if task.mark.is_file():
             task.run()
             return True
-        return handed is not None and publish_elsewhere(task, handed)
+        if handed is None:
+            return False
+        try:
+            return publish_elsewhere(task, handed)
+        except DiskFullError as error:
+            shutil.rmtree(_copies_folder(handed) / task.record.name, ignore_errors=True)
+            return f"on a worker's machine, {error}"
 
 
 class TaskPool:
@@ -146,14 +177,14 @@ class TaskPool:
         is_in_store = whole is not None and whole.replica is not None
         is_unseen = False
         handed: dict[int, HandedOver] = {}
-        answers: dict[int, bool | PartitionRecord] = {}
+        answers: dict[int, bool | str | PartitionRecord] = {}
 
         def sent(number: int) -> tuple[ChangePartition, HandedOver | None]:
             if is_unseen and number not in handed:
                 handed[number] = HandedOver.upload(marked[number])
             return marked[number], handed.get(number)
 
-        def goes_again(answer: bool | PartitionRecord) -> bool:
+        def goes_again(answer: bool | str | PartitionRecord) -> bool:
             nonlocal is_unseen  # by a machine without the folder: from here on all are sent with their files
             is_unseen = is_unseen or (answer is False and is_in_store)
             return answer is False and is_in_store
@@ -169,17 +200,16 @@ class TaskPool:
         return [self._outcome(task, answers.get(number, False)) for number, task in enumerate(tasks)]
 
     @staticmethod
-    def _outcome(task: ChangePartition, answer: bool | PartitionRecord) -> PartitionRecord:
+    def _outcome(task: ChangePartition, answer: bool | str | PartitionRecord) -> PartitionRecord:
         """Return what has become of a partition, and publish it where nothing has."""
         if isinstance(answer, PartitionRecord):
             with task.layout.writer_lock():
                 prepare_writer(task.layout)  # nothing that was killed here is in the way of a copy of it
             return answer
-        if not answer:
-            log.info(
-                "task.done_here partition=%s: no disk or store in common, or no worker", task.layout.name
-            )
-        return (answer and task.outcome()) or task.run()
+        if answer is not True:
+            reason = answer or "no disk or store in common, or no worker"
+            log.info("task.done_here partition=%s: %s", task.layout.name, reason)
+        return (answer is True and task.outcome()) or task.run()
 
     def close(self) -> None:
         """Stop all workers."""

@@ -236,6 +236,41 @@ def test_worker_that_cannot_use_the_store_leaves_its_partition_to_the_driver(
     require_whole(machines, config, TEXTS)
 
 
+DISK_BYTES = 4 << 20
+"""Of a worker's machine."""
+
+
+@pytest.mark.parametrize("free_kib", [100, 300])
+def test_full_disk_of_a_worker_costs_its_task_alone(
+    machines: Path, config: IngestConfig, disk: Path, caplog: pytest.LogCaptureFixture, free_kib: int
+) -> None:
+    filler = disk / "filler"
+    filler.write_bytes(bytes(DISK_BYTES - (free_kib << 10)))
+    ingest(machines / "source", config, TEXTS)
+    (machines / "worker-1").symlink_to(disk)
+    changed = dict.fromkeys(TEXTS, "another stone")
+    pool = with_workers_apart(machines)
+    with caplog.at_level("INFO", "cairn.jobs.ray_cluster.tasks"):
+        ingest(machines / "source", config, changed)
+    told = [record.getMessage() for record in caplog.records if "done_here" in record.getMessage()]
+    assert [("no space left" in each, records()[1].name in each) for each in told] == [(True, True)], told
+    assert len(pool.names) == PARTITIONS, "the others are done by workers"
+    assert [path for path in disk.rglob("*") if path.is_file()] == [filler]
+    require_whole(machines, config, changed)
+
+
+def test_machine_keeps_no_copy_of_a_partition_that_another_has_published_since(
+    machines: Path, config: IngestConfig
+) -> None:
+    for version in range(3):
+        pool = with_workers_apart(machines)
+        pool.names += ["none"] * (version > 0)  # from then on each partition has the next machine
+        ingest(machines / "source", config, dict.fromkeys(TEXTS, f"stone {version}"))
+    held = {path.parent.name for path in (machines / "worker-1").rglob("partitions/*/lance")}
+    assert held == {records()[0].name}, "that of its last task"
+    require_whole(machines, config, dict.fromkeys(TEXTS, "stone 2"))
+
+
 def test_workers_of_one_machine_may_remove_copies_of_before_a_repartition_at_once(
     machines: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
