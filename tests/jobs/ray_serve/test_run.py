@@ -87,6 +87,29 @@ def test_frozen_shard_costs_no_answer(served: Served) -> None:
     assert answers == [(200, each) for each in wanted]
 
 
+def test_lost_partition_is_left_out_only_where_a_search_asks_for_the_others(served: Served) -> None:
+    whole, moved = expected(served.root)[0], served.root.parent / "moved"
+    lost = min((served.root / "stones/partitions").iterdir())
+    partial = {**REQUESTS[0], "partial": True}
+    assert served.ask(partial) == (200, whole)
+    lost.rename(moved)
+    try:
+        end = time.monotonic() + START_SECONDS
+        for pid in served.shards():  # else they answer from what they hold open
+            os.kill(pid, signal.SIGKILL)
+        while "partitions-missing" not in str(served.ask(REQUESTS[0])):
+            assert time.monotonic() < end
+            time.sleep(1.0)
+        status, body = served.ask(partial)
+        assert status == 200
+        assert any(lost.name in warning for warning in body["warnings"])
+    finally:
+        moved.rename(lost)
+    while served.ask(REQUESTS[0]) != (200, whole):
+        assert time.monotonic() < end
+        time.sleep(1.0)
+
+
 def test_a_new_generation_is_taken_up_between_answers(served: Served) -> None:
     before = expected(served.root)
     with Searches(served) as searches:
