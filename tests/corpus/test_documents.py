@@ -630,7 +630,13 @@ def test_errors_stay_in_a_workbook_that_is_small(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("written", "title"), [(rb" \'cf\'eb\'e0\'ed ", "План"), (b" Microsoft Word - a.doc", "a"), (b" ", "a")]
+    ("written", "title"),
+    [
+        (rb" \'cf\'eb\'e0\'ed ", "План"),
+        (b" Microsoft Word - a.doc", "a"),
+        (b" ", "a"),
+        (rb" \'3f\'3f}{\*\ud{\title \u1492\'3f\u1501\'3f}", "הם"),
+    ],
 )
 def test_a_title_of_rtf_is_read_in_its_encoding(tmp_path: Path, written: bytes, title: str) -> None:
     (tmp_path / "a.rtf").write_bytes(rb"{\rtf1\ansi\ansicpg1251{\info{\title%s}}text}" % written)

@@ -920,7 +920,8 @@ class RtfFormat(PagedFormat):
         if not raw.startswith(b"{\\rtf"):
             raise UnreadableError("it does not begin as RTF does")
         text = _RTF_DELETED.sub(r"\1\\*", _RTF_NOTE.sub("{", decoded(raw, "cp1252")))
-        title, encoding = _RTF_TITLE.search(text), _RTF_ENCODING.search(text)
+        *_, title = None, *_RTF_TITLE.finditer(text)  # of two, the second is in Unicode
+        encoding = _RTF_ENCODING.search(text)
         if encoding and encoding[1] in _RTF_PAIRS:
             # From a0 to df, Shift_JIS has letters of one byte.
             pairs = re.compile(_RTF_PAIR % ("89ef" if encoding[1] == "932" else "89a-f"), re.IGNORECASE)
