@@ -124,8 +124,12 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         told.extract()
     for element in page.find_all("math"):
         _say_once(element)
+    for figure in page.find_all("figure"):
+        caption, picture = figure.find("figcaption", recursive=False), figure.find("img")
+        if caption and picture and _words(picture.get("alt")) == _words(caption.get_text()):
+            picture["alt"] = ""
     for element in page.find_all("img"):
-        alt = " ".join(str(element.get("alt") or "").split())
+        alt = _words(element.get("alt"))
         element.replace_with(f" {alt} " if alt else "")
     for element in page.find_all("a", href=_OF_THE_PAGE):
         shown = element.get_text().strip(_LINK_SIGNS)
@@ -179,6 +183,10 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     return Document(
         title, _BLANK_LINES.sub(lambda found: found[1] or "\n\n", "\n".join(lines)).strip(), encoding=encoding
     )
+
+
+def _words(text: object) -> str:
+    return " ".join(str(text or "").split())
 
 
 def _is_within_its_aim(link: Tag) -> bool:
@@ -343,4 +351,4 @@ def _title(page: BeautifulSoup) -> str:
     named = next(titles, None) or page.find(["h1", "h2"])
     for element in named.find_all("br") if named else ():
         element.replace_with(" ")
-    return " ".join(named.get_text().split()) if named else ""
+    return _words(named and named.get_text())

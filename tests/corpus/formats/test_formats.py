@@ -714,6 +714,8 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "10^6 m^-2 1st H2O\n\n1Note",
         ),
         ("<p>(a)<sup>2</sup>", "(a)^2"),
+        ("<figure><img alt='A  lens'><figcaption aria-hidden=true>A lens</figcaption></figure>", "A lens"),
+        ("<figure><img alt=Lens><figcaption>A lens</figcaption></figure>", "Lens \n\nA lens"),
         ("<p>x<p>y<dl><dt>t<dd>d</dl>", "x\n\ny\n\nt\n:   d"),
         ("<svg><title>¶</title></svg><h1>Page</h1>", "# Page"),
         (b"<meta charset=utf-8><p>Gr\xc3\xb6\xc3\x9fe \xff", "Größe \ufffd"),
