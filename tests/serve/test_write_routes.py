@@ -403,7 +403,8 @@ def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(
     writable: TestClient, own_root: Path
 ) -> None:
     write(writable, stone("new", "obsidian"))
-    remove_folder(own_root / "stones")
+    with CollectionLayout.at(own_root, "stones").writer_lock():  # the writer tidies up behind its answer
+        remove_folder(own_root / "stones")
     settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
     made = writable.post("/v1/collections", json={"name": "stones", "settings": settings})
     assert made.status_code == 201, made.text
