@@ -699,7 +699,7 @@ def _rows(documents: Any) -> list[Any]:
 def _document(given: Any, place: int) -> tuple[str, bytes]:
     """Return a document's id and the document as the API takes it; NaN is no value, as in a frame."""
     if isinstance(given, Document):
-        doc_id, row = given.doc_id, {"title": given.title, "text": given.text, **given.metadata}
+        doc_id, title, text, row = given.doc_id, given.title, given.text, given.metadata
     else:
         row = dict(cast("Mapping[str, Any]", given)) if isinstance(given, Mapping) else {}
         doc_id = row.pop("id", None)
@@ -707,7 +707,7 @@ def _document(given: Any, place: int) -> tuple[str, bytes]:
             doc_id = row.pop("doc_id", None)
         if isinstance(doc_id, int | np.integer | uuid.UUID) and not isinstance(doc_id, bool):
             doc_id = str(doc_id)
-    text = row.pop("text", None)
+        title, text = row.pop("title", None), row.pop("text", None)
     if not isinstance(doc_id, str) or not isinstance(text, str):
         raise UsageError(
             f"a document must have an id, under the name id or doc_id, and a text, got {shown(given)} "
@@ -715,7 +715,8 @@ def _document(given: Any, place: int) -> tuple[str, bytes]:
         )
 
     row = {name: None if _is_missing(value) else value for name, value in row.items()}
-    document = {"doc_id": doc_id, "title": row.pop("title", None), "text": text, "metadata": row}
+    title = None if _is_missing(title) else title
+    document = {"doc_id": doc_id, "title": title, "text": text, "metadata": row}
     try:
         return doc_id, _json(document)
     except UsageError:  # a column is at fault, or a list has NaN

@@ -6,6 +6,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,10 @@ def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection
         stones.add([{"id": "new", "text": "obsidian", "year": b"1"}])
     with pytest.raises(UsageError, match="an id, under the name id or doc_id, and a text"):
         stones.add([{"id": True, "text": "obsidian"}])
+    read = stones.read_document("stones/granite/0")
+    assert read is not None
+    with pytest.raises(errors.InvalidRequestError, match="Cairn's own name text"):
+        stones.add([replace(read, metadata={"text": "another text"})])
     with pytest.raises(UsageError, match="at least one"):
         stones.add([])
 
