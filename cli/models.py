@@ -61,7 +61,7 @@ PUBLIC_MODELS: Final = (
 )
 
 _OTHERS: Final = (
-    PublicModel("another ORG/NAME or folder", 0, 0, "any text encoder; by transformers without a family"),
+    PublicModel("another ORG/NAME or folder", 0, 0, "any text encoder; transformers runs other families"),
     PublicModel("https://HOST/v1/embeddings#NAME", 0, 0, "an endpoint: vectors alone", ()),
     PublicModel(NO_MODEL, 0, 0, "given vectors (--vector-column); texts are answered by BM25", ()),
 )

@@ -376,7 +376,10 @@ class SearchResult:
     warnings: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON shape of the CLI and the HTTP API, as :func:`json_value` has values."""
+        """Return the JSON shape of the CLI and the HTTP API.
+
+        Dates are ISO 8601, bytes base64 and decimals texts.
+        """
         return json_value(asdict(self))
 
     @override
