@@ -77,6 +77,8 @@ MAX_KEPT_ROWS: Final = 100
 """Rows of a longer answer are not kept: they would be all there is."""
 MAX_MATCHES_BYTES: Final = 8 << 20
 """What it keeps of what filters leave, which are asked again and again."""
+OBJECT_BYTES: Final = 600
+"""What Arrow takes for a column of a kept row beside its value, and a filter beside its text."""
 
 
 class Kept(Generic[Key, Value]):
@@ -96,7 +98,9 @@ class Kept(Generic[Key, Value]):
             return self._values[key][0]
 
     def add(self, key: Key, value: Value, size: int) -> None:
-        """Keep a value in the place of those that were asked for longest ago."""
+        """Keep a value in the place of those that were asked for longest ago; one too large is not kept."""
+        if size > self._max_size:
+            return
         with self._lock:
             _, before = self._values.pop(key, (None, 0))
             self._values[key] = value, size
@@ -317,7 +321,8 @@ class Generation(JoinedColumns):
         missing = [place for place, row in enumerate(rows) if row is None]
         if missing:
             read = self._read_documents(unique[missing], columns)
-            num_bytes = read.nbytes  # each row keeps all that was read in memory
+            # Each row keeps all that was read in memory.
+            num_bytes = read.nbytes + OBJECT_BYTES * len(columns)
             for number, place in enumerate(missing):
                 rows[place] = row = read.slice(number, 1)
                 self._rows.add(keys[place], row, num_bytes)

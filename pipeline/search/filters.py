@@ -27,6 +27,7 @@ import datetime as dt
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ from cairn.pipeline.errors import (
     TryAgainError,
     is_panic,
 )
-from cairn.pipeline.index.generation import ColumnValues, Elsewhere, Generation
+from cairn.pipeline.index.generation import OBJECT_BYTES, ColumnValues, Elsewhere, Generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.options import options_of, shown
 from cairn.pipeline.search_options import SearchOptions
@@ -265,7 +266,8 @@ def matching_documents(
 
     See :func:`compile_both`. What is asked again of a generation is not looked for again.
     """
-    known = generation.matches.get(_asked(filters, restriction))
+    asked = _asked(filters, restriction)
+    known = generation.matches.get(asked)
     if known is not None:
         return known
     condition = compile_both(filters, restriction, generation.document_schema)
@@ -275,7 +277,8 @@ def matching_documents(
         found = generation.matching(filters, restriction, timeout)
     else:
         found = allowed_documents(generation, condition, timeout)
-    generation.matches.add(_asked(filters, restriction), found, found.nbytes)
+    # A filter that leaves nothing, or names a thousand ids, takes memory, too.
+    generation.matches.add(asked, found, found.nbytes + sys.getsizeof(asked) + OBJECT_BYTES)
     return found
 
 

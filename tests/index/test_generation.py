@@ -67,7 +67,19 @@ def test_kept_values_leave_in_the_order_in_which_they_were_asked_for() -> None:
     kept.add("d", 5, 25)
     assert [kept.get(key) for key in "abcde"] == [0, None, None, 5, 4]
     kept.add("f", 6, 101)
-    assert [kept.get(key) for key in "abcdef"] == [None] * 6
+    assert [kept.get(key) for key in "abcdef"] == [0, None, None, 5, 4, None]
+
+
+def test_fetched_rows_of_short_columns_are_kept_within_bounds(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.pipeline.index.generation.MAX_ROWS_BYTES", 6_000)
+    opened = open_generation(generation.layout)
+    for position in range(20):
+        opened.fetch_documents([position], ["year"])
+    kept = [opened._rows.get((position, "year")) is not None for position in range(20)]
+    assert 1 <= sum(kept) <= 10
+    assert kept[-1]
 
 
 def test_fetch_documents_of_no_position_is_an_empty_table(generation: Generation) -> None:

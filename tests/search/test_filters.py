@@ -156,6 +156,19 @@ def test_filter_asked_again_finds_the_same(generation: Generation, rows: list[di
             assert positions.tolist() == found
 
 
+def test_filters_that_leave_nothing_are_kept_within_bounds(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cairn.pipeline.index.generation.MAX_MATCHES_BYTES", 10_000)
+    opened = open_generation(generation.layout)
+    asked = [{"cluster_id": number} for number in range(100, 150)]
+    for each in asked:
+        matching_documents(opened, each, None)
+    kept = [each for each in asked if opened.matches.get(repr((each, None))) is not None]
+    assert kept == asked[-len(kept) :]
+    assert len(kept) <= 16
+
+
 def test_filter_waits_for_no_search_that_reads_its_column(
     generation: Generation, rows: list[dict[str, Any]]
 ) -> None:
