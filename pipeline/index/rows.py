@@ -74,8 +74,6 @@ MAX_IDS_A_DELETE: Final = 1_000
 """Longer IN lists make Lance's planner the slowest part of a deletion."""
 MAX_PLACED_DOCUMENTS: Final = 64
 """Each costs a third of a millisecond a table; reading all ids costs as much for one as for a thousand."""
-_OFFSET_BITS: Final = 32
-"""An address is the number of a fragment, and in its lower bits that of a row in it."""
 
 
 Rows = Mapping[str, slice]
@@ -99,20 +97,6 @@ def _placed(
                 return None
             addresses[name] += own
     return addresses
-
-
-def _deletion(dataset: lance.LanceDataset, addresses: Sequence[int]) -> lance.LanceOperation.Delete:
-    """Return what deletes rows from a table."""
-    rows: dict[int, list[int]] = {}
-    for address in addresses:
-        rows.setdefault(address >> _OFFSET_BITS, []).append(address & ((1 << _OFFSET_BITS) - 1))
-    fragments = {fragment.fragment_id: fragment for fragment in dataset.get_fragments()}
-    left = {number: fragments[number].delete_rows(rows[number]) for number in sorted(rows)}
-    return lance.LanceOperation.Delete(
-        [fragment for fragment in left.values() if fragment is not None],
-        [number for number, fragment in left.items() if fragment is None],
-        f"{len(addresses)} rows by their addresses",
-    )
 
 
 def _addresses(dataset: lance.LanceDataset, doc_id: str, rows: slice) -> list[int] | None:
@@ -393,23 +377,22 @@ class LanceTables:
         """Delete documents from both tables."""
         before = {name: self.dataset(name) for name in TABLES}
         deleted = [pa.array([], pa.large_string())]
-        addresses: dict[str, list[int]] = {name: [] for name in TABLES}
-        num_placed = 0
         left = iter(deleted_ids)
         while ids := list(itertools.islice(left, MAX_IDS_A_DELETE)):
             deleted.append(pa.array(ids, pa.large_string()))
-            is_few = num_placed + len(ids) <= MAX_PLACED_DOCUMENTS
+            is_few = len(ids) <= MAX_PLACED_DOCUMENTS
+            # Addresses stay what they are while other rows are deleted.
             placed = _placed(before, ids, find) if find is not None and is_few else None
             if placed is None:
                 self._delete_by_ids(ids)
                 continue
-            num_placed += len(ids)
-            for name in TABLES:
-                addresses[name] += placed[name]
-        for name in TABLES:  # addresses stay what they are while rows are deleted by ids
-            if addresses[name]:
-                self._commit(name, _deletion(self.dataset(name), addresses[name]))
-                commit_point(f"{name}-deleted")
+            for name, addresses in placed.items():
+                if addresses:
+                    latest = self.dataset(name)
+                    after = latest.checkout_version(latest.version)  # for others this one stays as it is
+                    after.delete(f"_rowaddr IN ({', '.join(map(str, addresses))})")
+                    self._opened[name, None] = self._opened[name, after.version] = after
+                    commit_point(f"{name}-deleted")
         self.deleted_ids = pa.concat_arrays(deleted)
 
     def _delete_by_ids(self, ids: Sequence[str]) -> None:

@@ -123,14 +123,14 @@ def test_delete_of_a_document_without_a_place_goes_by_ids(
     assert tables.count_rows(DOCUMENTS, tables.versions()) == len(segments) - 2
 
 
-def test_delete_of_many_documents_goes_by_ids(
+def test_delete_of_many_documents_goes_by_ids_and_of_the_last_few_by_places(
     layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_rows, "MAX_IDS_A_DELETE", MAX_PLACED_DOCUMENTS // 2)
+    monkeypatch.setattr(stored_rows, "MAX_IDS_A_DELETE", MAX_PLACED_DOCUMENTS + 1)
     ids = stones.document_ids(MAX_PLACED_DOCUMENTS + 3)
     stones.publish_documents(layout, ids)
     tables = delete(layout, ids[:-1], find_in(layout))
-    assert tables.by_ids == 2
+    assert tables.by_ids == MAX_PLACED_DOCUMENTS + 1
     left = stored(tables, tables.versions())
     assert left[DOCUMENTS] == [(ids[-1],)]
     assert {row[0] for row in left[CHUNKS]} == {ids[-1]}
