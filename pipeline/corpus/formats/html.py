@@ -67,6 +67,7 @@ _WHOLE: Final = ("html", "head", "body")
 """Tags that move nothing: browsers show what stands before, between and behind them, too."""
 _TEX: Final = re.compile("tex")
 _OF_THE_PAGE: Final = re.compile("^#")
+_OF_DATA: Final = re.compile(r"^\s*data:", re.IGNORECASE)
 _LINK_SIGNS: Final = " \t\r\n\N{PILCROW SIGN}↑↩🔗\u200b\ufe0e\ufe0f"
 """What generators show as a link to a heading, or from a note back to its text."""
 _OWN_LINK_SIGNS: Final = f"#\N{SECTION SIGN}{_LINK_SIGNS}"
@@ -131,6 +132,8 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
     for element in page.find_all("img"):
         alt = _words(element.get("alt"))
         element.replace_with(f" {alt} " if alt else "")
+    for element in page.find_all("a", href=_OF_DATA):
+        element.unwrap()
     for element in page.find_all("a", href=_OF_THE_PAGE):
         shown = element.get_text().strip(_LINK_SIGNS)
         if not shown or (not shown.strip(_OWN_LINK_SIGNS) and _is_within_its_aim(element)):

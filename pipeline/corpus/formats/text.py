@@ -70,7 +70,9 @@ _BLOCK: Final = re.compile(
     r"[ \t]*(?:\r?\n|\Z)",
     re.DOTALL | re.MULTILINE,
 )
-_DATA_URI: Final = re.compile(r"(data:[\w.+/-]+;base64,)[A-Za-z0-9+/=%]{64,}")
+_DATA_URI: Final = re.compile(
+    r"""(data:[\w.+/-]+;base64,)(?:[A-Za-z0-9+/=%]{64,}|[A-Za-z0-9+/=%]+(?=[)"'>]))"""
+)
 _HTML_HEADING: Final = re.compile(r"<h1\b[^>]{0,200}>(.{1,1000}?)</h1>", re.IGNORECASE | re.DOTALL)
 _OWN_NAMES: Final = (RESERVED_COLUMNS - {"title"}) | {"id"}
 _SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {

@@ -535,6 +535,7 @@ def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
         "m.md": '<!-- no\n# -->\n\n<h1 align="center">\n  <b>Centred</b> &amp; big\n</h1>\n\n## Later\n',
         "l.md": "# The **bold** [link](http://x) &amp; `C#`\n",
         "k.md": f"# Logo\n![it](data:image/png;base64,{'iVBO' * 400})\n",
+        "o.md": "![a](data:a/b;base64,R0lG) <img src='data:a/b;base64,R0lG=='> data:x/y;base64,NO x\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -554,6 +555,7 @@ def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
         "i.md": "TOML",
         "j.md": "JSON",
         "k.md": "Logo",
+        "o.md": "o",
         "m.md": "Centred & big",
         "n.md": "Kramdown",
         "l.md": "The bold link & C#",
@@ -567,6 +569,7 @@ def test_text_files_are_documents_with_titles(tmp_path: Path) -> None:
         "e.md": "#\n# ##\r\n## C and more #\r\n",
     }
     texts |= {"i.md": "# Other\n", "j.md": "# Other\n", "k.md": "# Logo\n![it](data:image/png;base64,)\n"}
+    texts["o.md"] = "![a](data:a/b;base64,) <img src='data:a/b;base64,'> data:x/y;base64,NO x\n"
     assert {row["doc_id"]: row["text"] for row in rows} == texts
     assert {row["doc_id"]: row["reason"] for row in rejected} == {
         "empty.md": "empty_text",
@@ -714,6 +717,7 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "10^6 m^-2 1st H2O\n\n1Note",
         ),
         ("<p>(a)<sup>2</sup>", "(a)^2"),
+        ("<p>See <a href='data:text/plain;base64,aGVsbG8='>the <b>file</b></a>.", "See the **file**."),
         ("<figure><img alt='A  lens'><figcaption aria-hidden=true>A lens</figcaption></figure>", "A lens"),
         ("<figure><img alt=Lens><figcaption>A lens</figcaption></figure>", "Lens \n\nA lens"),
         ("<p>x<p>y<dl><dt>t<dd>d</dl>", "x\n\ny\n\nt\n:   d"),
