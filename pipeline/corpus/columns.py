@@ -11,6 +11,7 @@ measured before they are made plain: a dictionary of a thousand rows may be a gi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -56,6 +57,7 @@ PLAIN: Final[Mapping[str, pa.DataType]] = {
 
 So does an exponent without a sign, as in 12E3: programs write one.
 """
+_NESTED: Final = (list, tuple, dict)
 _SHOWABLE: Final = (-62_135_596_800, 253_402_300_800)
 """The seconds from 0001-01-01 to the end of 9999-12-31."""
 
@@ -179,7 +181,7 @@ class Decimals:
 
     def add_value(self, name: str, value: object) -> None:
         """Take a value, or a list of them, of which those are told that are written numbers."""
-        if self._seen.get(name) == _NO_NAMES:
+        if type(value) is str or self._seen.get(name) == _NO_NAMES:
             return
         values = cast("list[object]", value) if isinstance(value, list) else [value]
         written = [str(each) for each in values if isinstance(each, WrittenNumber)]
@@ -215,6 +217,8 @@ def type_of(value: object) -> pa.DataType:
     """Return the type of one value of JSON or YAML, null for None."""
     if value is None:
         return pa.null()
+    if type(value) is str:
+        return pa.string()
     if isinstance(value, bool):
         return pa.bool_()
     if isinstance(value, int):
@@ -269,7 +273,7 @@ def _is_flat(value: object) -> bool:
     """Whether a value is a list without lists and objects in it, however deeply these are nested."""
     if not isinstance(value, list | tuple):
         return False
-    return not any(isinstance(each, list | tuple | dict) for each in cast("Sequence[object]", value))
+    return not any(isinstance(each, _NESTED) for each in cast("Sequence[object]", value))
 
 
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
@@ -516,10 +520,10 @@ def _column_of(values: Sequence[Any], target: pa.DataType) -> tuple[pa.Array, Ma
             _offsets(lengths), elements, type=pa.list_(target.value_type), mask=pa.array(are_null)
         )
     else:
-        bad = np.array([isinstance(value, list | tuple | dict) for value in values], bool)
+        bad = np.array([isinstance(value, _NESTED) for value in values], bool)
         kept = [None if is_bad else value for value, is_bad in zip(values, bad.tolist(), strict=True)]
         if is_text(target):
-            bad |= np.array([_is_not_finite(value) for value in kept], bool)
+            bad |= np.array([isinstance(each, float) and not math.isfinite(each) for each in kept], bool)
         else:
             kept = [_with_floats(value) for value in kept]
         own = _natural(kept)
@@ -543,6 +547,9 @@ def _natural(values: Sequence[Any]) -> pa.Array:
             pass
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
+    if kinds <= {str, WrittenNumber}:
+        with contextlib.suppress(UnicodeEncodeError):  # half a character, which is told of its row later
+            return pa.array(values, pa.string())
     return pa.array([None if value is None else _as_bytes(value) for value in values], pa.binary()).view(
         pa.string()
     )

@@ -257,8 +257,10 @@ def learned_footer(
                 num_rows += 1 if part.num_rows is None else part.num_rows
             else:
                 for name, found in part.items():
-                    met.setdefault(name, set()).update(found)
-                    types[name] = reduce(joined, found, types.get(name, pa.null()))
+                    known = met.setdefault(name, set())
+                    if not known.issuperset(found):  # a type that is joined already changes nothing
+                        known.update(found)
+                        types[name] = reduce(joined, found, types.get(name, pa.null()))
             if len(types) > MAX_COLUMNS:
                 break
     except DECODE_ERRORS as error:

@@ -40,6 +40,8 @@ AS_LINES: Final = (
 )
 _NO_ROW: Final = f"it is a JSON array or has objects of several lines, and must be {AS_LINES}"
 
+_DECODER: Final = json.JSONDecoder(parse_float=WrittenNumber, object_pairs_hook=once)
+
 Row = Mapping[str, Any] | str
 
 
@@ -107,7 +109,7 @@ def _rows(file: SourceFile, config: CorpusConfig) -> Iterator[tuple[Row, int]]:
 
 def _parsed(line: str, number: int) -> Row:
     try:
-        row: object = json.loads(line, parse_float=WrittenNumber, object_pairs_hook=once)
+        row: object = _DECODER.decode(line)
     except (ValueError, RecursionError) as error:
         at_column = isinstance(error, json.JSONDecodeError)
         told = f"{error.msg} at column {error.colno}" if at_column else str(error) or type(error).__name__
