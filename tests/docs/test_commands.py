@@ -146,6 +146,8 @@ class Workshop:
                 program, *words = shlex.split(line, comments=True)
                 assert program in self.programs, f"{block.name}: no test can run {line!r}; say why"
                 self.programs[program](words)
+        else:
+            assert block.language in ("", "json", "text"), f"{block.name}: nothing runs {block.language}"
 
     def cairn(self, words: list[str]) -> None:
         """Run a verb, and leave it running where it is a server's."""
