@@ -27,8 +27,6 @@ from cairn.pipeline.ragged import ranges
 from cairn.pipeline.types import SPARSE_WEIGHT
 from jaxtyping import Int64, UInt8
 
-_NO_TERM: Final = -1
-_FIRST_SEVERAL: Final = -2
 MAX_KEPT_RUN: Final = 64
 """Longer runs are not kept: hardly any comes back."""
 STORED_LANGUAGES: Final = (*LANGUAGES, NO_LANGUAGE)
@@ -37,27 +35,22 @@ _PLACES: Final = {language: place for place, language in enumerate(STORED_LANGUA
 
 
 class TermNumbers:
-    """Terms numbered in the order in which they are met, and the numbers of runs in each language.
-
-    The number of a run is that of its term, :data:`_NO_TERM` where none is counted; from
-    :data:`_FIRST_SEVERAL` downwards it tells the place in ``several`` of a run of several terms.
-    """
+    """Terms numbered in the order in which they are met, and those of runs in each language."""
 
     def __init__(self) -> None:
         self.terms: list[str] = []
-        self.several: list[list[int]] = []
         self._numbers: dict[str, int] = {}
         self._of_language: dict[str, _RunNumbers] = {}
 
     def of(self, runs: Sequence[str], language: str) -> list[int]:
-        """Return the number of each run of a text."""
+        """Return the numbers of the terms of a text."""
         known = self._of_language.get(language)
         if known is None:
             known = self._of_language[language] = _RunNumbers(self, language)
-        return [known[run] for run in runs]
+        return list(chain.from_iterable(map(known.__getitem__, runs)))
 
-    def of_run(self, run: str, language: str) -> int:
-        """Return the number of a run that was not met before."""
+    def of_run(self, run: str, language: str) -> tuple[int, ...]:
+        """Return the numbers of the terms of a run that was not met before."""
         terms = [term for piece in pieces_of(run) if (term := term_of(piece, language))]
         found: list[int] = []
         for term in terms:
@@ -65,24 +58,21 @@ class TermNumbers:
             if number == len(self.terms):
                 self.terms.append(term)
             found.append(number)
-        if len(found) < 2:
-            return found[0] if found else _NO_TERM
-        self.several.append(found)
-        return _FIRST_SEVERAL - (len(self.several) - 1)
+        return tuple(found)
 
 
-class _RunNumbers(dict[str, int]):
-    """Numbers of runs in texts of a language."""
+class _RunNumbers(dict[str, tuple[int, ...]]):
+    """Numbers of the terms of runs in texts of a language."""
 
     def __init__(self, numbers: TermNumbers, language: str) -> None:
         super().__init__()
         self._numbers, self._language = numbers, language
 
-    def __missing__(self, run: str) -> int:
-        number = self._numbers.of_run(run, self._language)
+    def __missing__(self, run: str) -> tuple[int, ...]:
+        found = self._numbers.of_run(run, self._language)
         if len(run) <= MAX_KEPT_RUN:
-            self[run] = number
-        return number
+            self[run] = found
+        return found
 
 
 PASSAGE_TERMS_SCHEMA = pa.schema(
@@ -264,29 +254,20 @@ def _count(
             own = slice(int(chunk_offsets[document]), int(chunk_offsets[document + 1]))
             for start, end in zip(start_char[own].tolist(), end_char[own].tolist(), strict=True):
                 chunk = text[start:end] if own_lines is None else f"{next(own_lines)}\n{text[start:end]}"
-                runs = runs_of(chunk)
-                terms += numbers.of(runs, language)
-                sizes.append(len(runs))
+                found = numbers.of(runs_of(chunk), language)
+                terms += found
+                sizes.append(len(found))
             document += 1
             if len(terms) >= BLOCK_WORDS:
-                yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes), numbers.several)
+                yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes))
                 terms, sizes = [], []
     assert document == len(chunk_offsets) - 1, f"{document} texts of {len(chunk_offsets) - 1} documents"
-    yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes), numbers.several)
+    yield _postings(terms, sizes, int(chunk_offsets[document]) - len(sizes))
 
 
-def _postings(
-    terms: Sequence[int], sizes: Sequence[int], first_chunk: int, several: Sequence[Sequence[int]]
-) -> np.ndarray:
-    term_W = np.array(terms, np.int64)
+def _postings(terms: Sequence[int], sizes: Sequence[int], first_chunk: int) -> np.ndarray:
     chunk_W = np.repeat(np.arange(first_chunk, first_chunk + len(sizes)), np.array(sizes, np.int64))
-    is_several_W = term_W <= _FIRST_SEVERAL
-    if is_several_W.any():
-        found = [several[_FIRST_SEVERAL - number] for number in term_W[is_several_W].tolist()]
-        chunk_W = np.append(chunk_W, np.repeat(chunk_W[is_several_W], [len(own) for own in found]))
-        term_W = np.append(term_W, np.fromiter(chain.from_iterable(found), np.int64))
-    is_term_W = term_W >= 0
-    pairs, counts = np.unique(chunk_W[is_term_W] << 32 | term_W[is_term_W], return_counts=True)
+    pairs, counts = np.unique(chunk_W << 32 | np.array(terms, np.int64), return_counts=True)
     postings = np.empty(len(pairs), _POSTING)
     postings["term"], postings["chunk"] = pairs & 0xFFFF_FFFF, pairs >> 32
     postings["count"] = np.minimum(counts, MAX_COUNT)
