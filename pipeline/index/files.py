@@ -98,15 +98,15 @@ _MANIFEST: Final = "_versions/{:020d}" + MANIFEST_SUFFIX
 """Lance names the manifest of version v by the newest minus v: the newest is listed first."""
 
 
-def open_pinned_dataset(database: Path, name: str, version: int | None) -> lance.LanceDataset:
-    """Open a table as Lance has it, at a version, None is the latest; one that is gone raises DamageError."""
+def open_pinned_dataset(database: Path, name: str, version: int) -> lance.LanceDataset:
+    """Open a table as Lance has it, at a version; one that is gone raises DamageError."""
     import lance
 
     use_lance()
     folder = database / f"{name}.lance"
     try:
         # Lance would wait for a FIFO in the place of a version's manifest.
-        if version is not None and not (folder / _MANIFEST.format(NEWEST_VERSION - version)).is_file():
+        if not (folder / _MANIFEST.format(NEWEST_VERSION - version)).is_file():
             raise FileNotFoundError
         return lance.dataset(str(folder), version=version, block_size=READ_TOGETHER_BYTES)
     except LANCE_ERRORS as error:
@@ -262,11 +262,9 @@ def has_sha256(path: Path, sha256: str, *, believes_notes: bool = True) -> bool:
 
 
 def _write(note: Path, said: str) -> None:
-    """Write a note, which is never read half; it need not survive a power cut."""
+    """Write a note; of one that is read half, or cut by a power failure, the file is hashed again."""
     note.parent.mkdir(parents=True, exist_ok=True)
     if sum(1 for _ in note.parent.iterdir()) >= KEPT_FILES:
         shutil.rmtree(note.parent)
         note.parent.mkdir()
-    temporary = note.with_name(f".{note.name}.{os.getpid()}.tmp")
-    temporary.write_text(said, encoding="ascii")
-    temporary.replace(note)
+    note.write_text(said, encoding="ascii")

@@ -9,9 +9,10 @@ ones. Killed before the manifest moves, it leaves folders that the next publicat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +59,10 @@ def repartition(
                 f"drop it, and ingest with `--partitions {num_partitions}`"
             )
         copies = {
-            number: _Copy(
+            number: partial(
+                _copy,
                 sources=sources[number % step :: step],
                 number=number,
-                num_partitions=num_partitions,
                 num_documents=int(documents_P[number]),
                 num_chunks=int(chunks_P[number]),
                 facts=facts,
@@ -73,10 +74,10 @@ def repartition(
                 # The new table takes the place of one that only generations before this one read.
                 older = [number for number in layout.kept_generations() if number != base.generation]
                 remove_generations(layout, older)
-                manifest = copies[0].run(layout, None, progress)
+                manifest = copies[0](layout, None, progress)
             else:
                 records = new_records(num_partitions, next_generation_number(layout))
-                filled = {number: copy.run for number, copy in copies.items() if copy.num_documents}
+                filled = {number: copy for number, copy in copies.items() if documents_P[number]}
                 manifest = change_collection(layout, records, filled, facts, progress)
         except BaseException:
             # A full disk must not stay full of copies that no one will read.
@@ -113,38 +114,36 @@ def _partitions(batch: pa.RecordBatch, num_partitions: int) -> Int64[np.ndarray,
     return np.array([partition_of(doc_id, num_partitions) for doc_id in doc_ids], np.int64)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Copy:
-    """The rows of a new partition."""
+def _copy(
+    layout: CollectionLayout,
+    _base: Manifest | None,
+    progress: ProgressListener,
+    *,
+    sources: Sequence[StoredRows | None],
+    number: int,
+    num_documents: int,
+    num_chunks: int,
+    facts: GenerationFacts,
+) -> Manifest:
+    """Copy the rows of a new partition and publish them."""
+    config = IndexConfig(**facts.settings["index"])
+    stored = next(rows.tables for rows in sources if rows is not None)
+    tables = LanceTables.open_or_create(layout, stored.metadata_fields, stored.vector_dim, added=stored.added)
 
-    sources: Sequence[StoredRows | None]
-    number: int
-    num_partitions: int
-    num_documents: int
-    num_chunks: int
-    facts: GenerationFacts
-
-    def run(self, layout: CollectionLayout, _base: Manifest | None, progress: ProgressListener) -> Manifest:
-        """Copy and publish them."""
-        stored = next(rows.tables for rows in self.sources if rows is not None)
-        tables = LanceTables.open_or_create(
-            layout, stored.metadata_fields, stored.vector_dim, added=stored.added
-        )
-        versions = tables.commit(
-            documents=self._reader(DOCUMENTS, tables.schemas),
-            chunks=self._reader(CHUNKS, tables.schemas),
-            expected_documents=self.num_documents,
-            expected_chunks=self.num_chunks,
-        )
-        config = IndexConfig(**self.facts.settings["index"])
-        return publish_generation(layout, tables, versions, self.facts, config, progress)
-
-    def _reader(self, table: str, schemas: Mapping[str, pa.Schema]) -> pa.RecordBatchReader:
-        schema = schemas[table]
+    def reader(table: str) -> pa.RecordBatchReader:
+        schema = tables.schemas[table]
         rows = (
-            batch.filter(pa.array(_partitions(batch, self.num_partitions) == self.number)).cast(schema)
-            for source in self.sources
+            batch.filter(pa.array(_partitions(batch, config.partitions) == number)).cast(schema)
+            for source in sources
             if source is not None
             for batch in source.scan(table, schema.names)
         )
         return pa.RecordBatchReader.from_batches(schema, rows)
+
+    versions = tables.commit(
+        documents=reader(DOCUMENTS),
+        chunks=reader(CHUNKS),
+        expected_documents=num_documents,
+        expected_chunks=num_chunks,
+    )
+    return publish_generation(layout, tables, versions, facts, config, progress)
