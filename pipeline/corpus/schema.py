@@ -312,8 +312,9 @@ def _take(
     holds_names = are_names({each.decode() for mark in marks for each in mark.split()})
     agreed = _OF_NAMES.get(agreed, agreed) if holds_names else agreed
     target = stored_name(name)
-    where = (lost or kinds)[0][0].name
-    also = f" and {len(lost or kinds) - 1:,} more" if len(lost or kinds) > 1 else ""
+    names = {each[0].name: None for each in lost or kinds}  # a file may have the column twice
+    where = next(iter(names))
+    also = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
     if target in fields:
         problem = None
         kept = fields[target].type
