@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
@@ -270,9 +271,9 @@ class WrittenCollection:
         """Rank documents for a query, or for a vector of the collection's own encoder."""
         if isinstance(query, str):
             return self._read(lambda: self.collection.search(query, **options).hits, [], is_search=True)
-        if self.is_remote:  # which wants a text; nothing reads it
+        if self.is_remote:  # which wants a text, and would put a document first whose id it is
             alone = {**options, "query_vector": list(query), "hybrid": False, "late": False}
-            return self.hits("a vector", alone)
+            return self.hits(uuid4().hex, alone)
         vectors = np.asarray([query], np.float32)
         return self._read(lambda: self.local.search_vectors(vectors, **options)[0].hits, [], is_search=True)
 

@@ -170,7 +170,7 @@ def test_nodes_are_found_as_they_were_and_deleted(make: Callable[..., Any]) -> N
 
 def test_vector_finds_the_same_here_and_over_http(make: Callable[..., Any], place: dict[str, Any]) -> None:
     store, here = make(LangChainStore), LangChainStore("notes", **place)
-    store.add_texts(["granite granite", "slate", "a mill by the river"], ids=["1", "2", "3"])
+    store.add_texts(["granite granite", "slate", "a mill by the river"], ids=["1", "2", "a vector"])
     vector = here.collection._searcher()._served.encoder.encode_queries(["granite"])[0].tolist()
     assert store.similarity_search_by_vector(vector, k=3) == here.similarity_search_by_vector(vector, k=3)
     options = {"k": 2, "lambda_mult": 0.0}
