@@ -755,8 +755,8 @@ def _json(value: Any, what: str = "a request", *, allow_nan: bool = False) -> by
 def _plain(value: Any) -> Any:
     if type(value).__name__ in _MISSING:
         return None
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+    if isinstance(value, np.generic | np.ndarray):  # times in nanoseconds would be numbers
+        return (value.astype("M8[us]") if value.dtype == "M8[ns]" else value).tolist()
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
     if isinstance(value, uuid.UUID):

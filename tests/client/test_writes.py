@@ -146,7 +146,7 @@ def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> No
     own = uuid.uuid4()
     rows = [
         {"id": None, "doc_id": 7, "text": "obsidian", "weight": float("nan"), "sizes": [1.5, float("nan")]},
-        {"id": own, "text": "jade", "made_by": own},
+        {"id": own, "text": "jade", "made_by": own, "at": np.datetime64("2020-01-01T10:00", "ns")},
     ]
     report = stones.add(rows)
     frame = pa.table({"id": ["framed"], "text": ["opal"], "weight": [2.5], "__index_level_0__": [0]})
@@ -161,7 +161,7 @@ def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> No
     assert read[0] is not None
     assert read[0].metadata["sizes"] == [1.5, None]
     assert read[1] is not None
-    assert read[1].metadata["made_by"] == str(own)
+    assert (read[1].metadata["made_by"], read[1].metadata["at"]) == (str(own), "2020-01-01T10:00:00")
     stones.delete(["7", str(own), "framed"])
 
 
