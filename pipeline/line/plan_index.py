@@ -91,7 +91,7 @@ def plan_index(
     estimate, lines, untimed = _Estimate(), dict[str, float](), list[str]()
     notes = tuple[str, ...]()
     if planned.characters:
-        rows = _first_rows(scan, config, planned.passed_over)
+        rows = _first_rows(scan, config, planned.passed_over, is_first=published is None)
         texts = [text.as_py()[:SAMPLE_CHARACTERS] for text in rows.column("text").slice(0, SAMPLE_DOCUMENTS)]
         if published is None:
             sample = pa_dataset.dataset(rows)
@@ -257,12 +257,16 @@ def _estimate_lines(
     return {**lines, "estimated_line_seconds": num_chunks * seconds}, []
 
 
-def _first_rows(scan: Scan, config: IngestConfig, passed_over: Collection[int]) -> pa.Table:
-    batches, left_bytes = list[pa.RecordBatch](), SAMPLE_BYTES
+def _first_rows(
+    scan: Scan, config: IngestConfig, passed_over: Collection[int], *, is_first: bool
+) -> pa.Table:
+    """Return the rows that an estimate needs; of a first ingest, those that its warnings are drawn from."""
+    batches, num_bytes, num_rows = list[pa.RecordBatch](), 0, 0
     for batch in read_checked(scan, config.corpus, passed_over):
         batches.append(batch.rows)
-        left_bytes -= batch.rows.nbytes
-        if left_bytes <= 0:
+        num_bytes += batch.rows.nbytes
+        num_rows += len(batch.rows)
+        if num_bytes >= SAMPLE_BYTES or (num_rows >= SAMPLE_DOCUMENTS and not is_first):
             break
     return pa.Table.from_batches(batches)
 
