@@ -2,10 +2,11 @@
 
     python -m pytest tests/benchmarks/test_bench_encode.py -m bench -s
 
-All use the same model, process, one thread and the same texts: passages of about 91 tokens, and texts of
-512. In int8 the peer is ONNX Runtime on the model under its own dynamic quantisation (``pip install onnx
-onnxscript onnxruntime``). A precision that the processor does not multiply natively is left out. What a plain product of this core reaches is printed beside
-what the encoders reach in their layers' products, so that a ratio is read against what the core can give.
+All use the same model, process, one thread and the same texts: passages of about 91 tokens, and texts of 512.
+In int8 the peer is ONNX Runtime on the model under its own dynamic quantisation (``pip install onnx
+onnxscript onnxruntime``). A precision that the processor does not multiply natively is left out. What a plain
+product of this core reaches is printed beside what the encoders reach in their layers' products, so that a
+ratio is read against what the core can give.
 
 The texts are cut into slices. Each slice is encoded by all in turn, so that load on the machine affects all
 of them. Load disturbs the ratio of processor time least.
@@ -116,7 +117,7 @@ def _sentence_transformers(precision: Compared) -> Any:
 
 
 class _OnnxRuntime:
-    """The model of sentence-transformers in ONNX Runtime: int8 by a scale each channel, padded batches of 32."""
+    """The peer's model in ONNX Runtime: int8 with a scale for each channel, padded batches of 32."""
 
     def __init__(self, folder: Path) -> None:
         onnxruntime = pytest.importorskip("onnxruntime")
@@ -125,14 +126,17 @@ class _OnnxRuntime:
 
         whole, rounded = str(folder / "model.onnx"), str(folder / "int8.onnx")
         self._model = _sentence_transformers("fp32")
-        sizes = {0: torch.export.Dim("texts", min=2), 1: torch.export.Dim("tokens", min=2, max=LONG_TOKENS + 2)}
+        texts, tokens = (
+            torch.export.Dim("texts", min=2),
+            torch.export.Dim("tokens", min=2, max=LONG_TOKENS + 2),
+        )
         example = self._tokens(["an example", "of two texts"])
         torch.onnx.export(
             self._model[0].auto_model.eval(),
             kwargs={name: torch.from_numpy(values) for name, values in example.items()},
             f=whole,
             output_names=["states"],
-            dynamic_shapes=dict.fromkeys(example, sizes),
+            dynamic_shapes={name: {0: texts, 1: tokens} for name in example},
             external_data=False,
         )
         quantize_dynamic(whole, rounded, per_channel=True, weight_type=QuantType.QInt8)
