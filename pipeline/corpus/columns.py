@@ -38,9 +38,7 @@ OBJECTS: Final = {b"cairn.objects": b"1"}
 DECIMALS: Final = b"cairn.decimals"
 """Metadata of a field of numbers that were texts: how they were written, as :func:`decimals_of` has it."""
 MAX_DECIMALS: Final = 1_000
-"""How many ways to write decimals are kept of a column; versions have fewer."""
-_NO_NAMES: Final = frozenset({"::first"})
-"""What stands for more of them."""
+"""More ways to write the decimals of a column are no versions, and no more of them are kept."""
 KINDS: Final = b"cairn.kinds"
 """Metadata of a field of texts whose values are of several kinds: which."""
 FAULT: Final = "\0fault"
@@ -175,13 +173,15 @@ class Decimals:
 
     def add(self, name: str, column: pa.Array) -> None:
         """Take the numbers of a column as texts."""
-        if self._seen.get(name) != _NO_NAMES:
-            seen = self._seen.get(name, frozenset()) | decimals_of(column)
-            self._seen[name] = seen if len(seen) <= MAX_DECIMALS else _NO_NAMES
+        if not self._are_many(name):
+            self._seen[name] = self._seen.get(name, frozenset()) | decimals_of(column)
+
+    def _are_many(self, name: str) -> bool:
+        return len(self._seen.get(name, ())) > MAX_DECIMALS
 
     def add_value(self, name: str, value: object) -> None:
         """Take a value, or a list of them, of which those are told that are written numbers."""
-        if type(value) is str or self._seen.get(name) == _NO_NAMES:
+        if type(value) is str or self._are_many(name):
             return
         values = cast("list[object]", value) if isinstance(value, list) else [value]
         written = [str(each) for each in values if isinstance(each, WrittenNumber)]
@@ -334,11 +334,6 @@ def fitted(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask | None
 
 
 def _fitted_list(column: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask | None]:
-    if pa.types.is_fixed_size_list(target):  # of a collection that was begun with such a column
-        lists, bad = _fitted_list(column, pa.list_(target.value_type))
-        lists = lists if bad is None else pc.if_else(pa.array(~bad), lists, None)
-        taken, other = _fitted_each(lists, target, lambda part: part.cast(target))
-        return taken, bad if other is None else other if bad is None else bad | other
     if is_list(column.type):
         lengths = np.asarray(pc.list_value_length(column).fill_null(0)).astype(np.int64)
         elements = column.flatten()

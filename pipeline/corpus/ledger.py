@@ -5,6 +5,12 @@ in the record (``source_record``), which is attached and looked up by the ids th
 the run itself is scratch: it has no journal, is never synced, and an older one is deleted on opening. It
 holds no text. It decides nothing about what is stored; the committer acts on the lists it gives.
 
+A file is passed over where the record has it with the same identity and the same key, and no row of an
+earlier file takes one of its documents. The key names all that its rows are read by: the release, the
+settings of the corpus, the columns that all files agreed on, the values of its folders, and the id of a file
+that is a document. A run that went through is recorded in one transaction. Files that it did not name stay in
+the record, unless it took over or deleted one of their documents.
+
     encoded    digest of what a killed run left encoded in pending
     shard      the last encoded shard that holds it
     state      how this run met the id: not yet, only in a quarantined row, with the published content, new,
@@ -24,13 +30,18 @@ from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 from cairn.pipeline import durable
+from cairn.pipeline.config import CorpusConfig
+from cairn.pipeline.corpus.quarantine import REJECTED_SCHEMA, Reason, reason_counts, rejected_rows
+from cairn.pipeline.corpus.scan import Scan
 from cairn.pipeline.corpus.source_record import (
     BUSY_SECONDS,
     CACHE_KIB,
     LIST_ROWS,
     create_tables,
     digest_of,
+    recorded_files,
     sqlite_errors,
 )
 from cairn.pipeline.errors import TryAgainError
@@ -38,6 +49,9 @@ from jaxtyping import Int8
 
 NO_FILE: Final = 0
 """The number of a file that is not told from others."""
+MAX_REJECTED: Final = 10_000
+"""A file with more quarantined rows is not kept, so the record does not grow with them."""
+REJECTED_ROWS: Final = 8_192
 UNSEEN, PRESENT, UNCHANGED, NEW, CHANGED, ENCODED, DUPLICATE = range(7)
 """States of an id. From UNCHANGED on a good row has been met, and :meth:`Ledger.classify` gives them.
 
@@ -70,6 +84,39 @@ _SCRATCH: Final = f"""
 
 What was published from an unread file has not vanished.
 """
+_RECORD_RUN: Final = """
+    CREATE TEMP TABLE changed AS
+        SELECT number FROM main.read_files
+        UNION SELECT owner FROM met WHERE owner IN (SELECT number FROM record.files)
+        UNION SELECT file FROM record.documents NATURAL JOIN main.deleted
+            WHERE file IN (SELECT number FROM record.files)
+        UNION SELECT number FROM record.files
+            WHERE :has_deleted AND number NOT IN (SELECT number FROM main.unread);
+    DELETE FROM record.documents WHERE :has_deleted AND doc_id IN (SELECT doc_id FROM vanished);
+    DELETE FROM record.documents WHERE doc_id IN (SELECT doc_id FROM main.deleted);
+    UPDATE main.documents SET file = 0
+        WHERE file NOT IN (SELECT number FROM main.read_files WHERE is_kept);
+    INSERT INTO record.documents (doc_id, published, file)
+        SELECT doc_id, digest, file FROM met WHERE state != :unchanged OR file != owner
+        ON CONFLICT (doc_id) DO UPDATE SET published = excluded.published, file = excluded.file;
+    UPDATE record.documents AS published SET file = 0
+        WHERE file IN (SELECT number FROM changed)
+        AND NOT EXISTS (SELECT 1 FROM met WHERE met.doc_id = published.doc_id);
+    CREATE INDEX IF NOT EXISTS record.by_file ON documents (file);
+    DELETE FROM record.files WHERE number IN (SELECT number FROM changed);
+    DELETE FROM record.rejected WHERE file IN (SELECT number FROM changed);
+    INSERT INTO record.files
+        SELECT number, path, identity, key, num_rows, schema FROM main.read_files WHERE is_kept;
+    INSERT INTO record.rejected
+        SELECT * FROM main.rejected WHERE file IN (SELECT number FROM main.read_files WHERE is_kept);
+    UPDATE record.state SET value = :manifest WHERE name = 'manifest';
+    COMMIT
+"""
+"""``changed`` are the files of which something was read, taken over by another file or deleted.
+
+A document that was published from one of them and not met stands in no file that is known: 0. A new record
+has one file, 0, and gets its index once the documents have theirs.
+"""
 _UPSERT_ENCODED: Final = (
     "INSERT INTO main.documents (doc_id, encoded, shard) VALUES (?, ?, ?) "
     "ON CONFLICT (doc_id) DO UPDATE SET encoded = excluded.encoded, shard = excluded.shard"
@@ -92,17 +139,17 @@ class Ledger:
     ``record`` is the record of the served generation; without one nothing is published. Load first, then
     classify; the lists are complete once every row of the corpus has been classified.
 
-    The rows that are classified are those of ``file``, a number of the record. ``unread`` are the files that
-    were passed over so far, ``to_pass`` those that are to be. A row whose id stands in one of ``unread`` is a
-    duplicate. One whose id stands in one of ``to_pass`` comes first: that file has to be read, and is taken
-    out. ``has_lost`` says whether a row of ``file`` was a duplicate of another file's.
+    A run names its files by :meth:`begin`. Then each, by its place, is passed over, or its rows are
+    classified and its end is noted. A row whose id stands in a file that was passed over is a duplicate. One
+    whose id stands in a file that is still to be passed over comes first: that file has to be read.
     """
 
     def __init__(self, path: Path, record: Path | None = None) -> None:
-        self.file = NO_FILE
-        self.unread: set[int] = set()
-        self.to_pass: set[int] = set()
-        self.has_lost = False
+        self._file = NO_FILE
+        self._unread: set[int] = set()
+        self._to_pass: set[int] = set()
+        self._num_rejected = 0
+        self._is_whole = True
         self._record = record
         with durable.storage_errors("creating the ledger"):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +176,67 @@ class Ledger:
                 "SELECT EXISTS (SELECT 1 FROM record.documents)"
             ).fetchone()
 
+    def begin(self, scan: Scan, config: CorpusConfig) -> None:
+        """Look up which of the files of a scan are as they were when they were read."""
+        self._files, self._keys = scan.files, scan.keys(config)
+        with self.errors():
+            recorded = recorded_files(self.connection, "record", [file.address for file in scan.files])
+            (last,) = self.connection.execute("SELECT max(number) FROM record.files").fetchone()
+        self._numbers: list[int] = []
+        for place, file in enumerate(scan.files):
+            known = recorded.get(file.address)
+            self._numbers.append(known.number if known else (last or NO_FILE) + 1 + place)
+            if known and (known.identity, known.key) == (scan.identities[place], self._keys[place]):
+                self._to_pass.add(known.number)
+
+    def passes_over(self, place: int) -> bool:
+        """Say whether the next file is passed over; the rows that follow are of this file otherwise."""
+        number = self._numbers[place]
+        if number in self._to_pass:
+            self._to_pass.remove(number)
+            self._unread.add(number)
+            with self.errors():
+                self.connection.execute("INSERT INTO main.unread VALUES (?)", (number,))
+            return True
+        self._file, self._num_rejected, self._is_whole = number, 0, True
+        return False
+
+    def rejected(self, place: int) -> Iterator[pa.RecordBatch]:
+        """Yield the quarantined rows of a file that is passed over, as when it was read."""
+        query = (
+            "SELECT row_index, doc_id, reason, detail FROM record.rejected WHERE file = ? ORDER BY row_index"
+        )
+        with self.errors():
+            cursor = self.connection.execute(query, (self._numbers[place],))
+            while rows := cursor.fetchmany(REJECTED_ROWS):
+                indices, *texts = zip(*rows, strict=True)
+                ids, reasons, details = (pa.array(each, pa.string()) for each in texts)
+                yield rejected_rows(self._files[place].name, indices, reasons, details, ids)
+
+    def doubt(self) -> None:
+        """Note that rows of the file being read may be lost or stand in others; it is read each time."""
+        self._is_whole = False
+
+    def reject(self, rejected: pa.RecordBatch) -> None:
+        """Keep quarantined rows of the file that is being read."""
+        self._num_rejected += rejected.num_rows
+        self._is_whole &= self._num_rejected <= MAX_REJECTED
+        self._is_whole &= Reason.DAMAGED_ROWS not in reason_counts(rejected)
+        if rejected.num_rows and self._is_whole:
+            columns = [rejected.column(name).to_pylist() for name in REJECTED_SCHEMA.names[1:]]
+            rows = ((self._file, *row) for row in zip(*columns, strict=True))
+            with self.errors():
+                self.connection.executemany("INSERT INTO main.rejected VALUES (?, ?, ?, ?, ?)", rows)
+
+    def end(self, place: int, num_rows: int, identity: str | None, schema: pa.Schema) -> None:
+        """Note that a file of so many rows was read to its end."""
+        path, key = self._files[place].address, self._keys[place]
+        is_kept = identity is not None and self._is_whole
+        stored = schema.remove_metadata().serialize().to_pybytes()
+        row = (self._file, path, identity, key, num_rows, stored, is_kept)
+        with self.errors():
+            self.connection.execute("INSERT INTO main.read_files VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+
     def load_encoded(self, shard: int, doc_ids: Sequence[str], shas: Sequence[str]) -> None:
         """Record what an interrupted run left encoded in a shard of pending.
 
@@ -152,11 +260,12 @@ class Ledger:
             for row, (doc_id, sha) in enumerate(zip(doc_ids, shas, strict=True)):
                 before, owner = published.get(doc_id, (None, NO_FILE))
                 encoded, state, winner = seen.get(doc_id, (None, UNSEEN, NO_FILE))
-                if state >= UNCHANGED or owner in self.unread or doc_id in met:
+                if state >= UNCHANGED or owner in self._unread or doc_id in met:
                     codes[row] = DUPLICATE
-                    self.has_lost |= doc_id not in met and (owner in self.unread or winner != self.file)
+                    is_another_files = owner in self._unread or winner != self._file
+                    self._is_whole &= doc_id in met or not is_another_files
                     continue
-                self.to_pass.discard(owner)
+                self._to_pass.discard(owner)
                 digest = digest_of(sha)
                 if before == digest:
                     code = UNCHANGED
@@ -165,7 +274,7 @@ class Ledger:
                 else:
                     code = NEW if before is None else CHANGED
                 codes[row] = code
-                met[doc_id] = (doc_id, code, digest, self.file, owner)
+                met[doc_id] = (doc_id, code, digest, self._file, owner)
             # In id order the B-tree is walked, not jumped in.
             self.connection.executemany(_UPSERT_SEEN, sorted(met.values()))
         return codes
@@ -271,3 +380,18 @@ class Ledger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def record_run(ledger: Ledger, manifest_sha256: str, *, has_deleted: bool) -> None:
+    """Let the record hold for what a run published, or for the same generation if nothing had to be.
+
+    ``has_deleted`` says whether the vanished documents were deleted. Closes the ledger.
+    """
+    with ledger.errors():
+        try:
+            values = {"has_deleted": has_deleted, "manifest": manifest_sha256, "unchanged": UNCHANGED}
+            for statement in _RECORD_RUN.split(";"):
+                ledger.connection.execute(statement, values)
+        finally:
+            ledger.close()
+    durable.commit_point("sources-recorded")

@@ -9,7 +9,7 @@ a file and counts as one row; what turns out damaged quarantines its rows, by th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ from cairn.pipeline.corpus.sources import LeftOut, Source, resolve_sources
 from cairn.pipeline.errors import SourceError, TryAgainError
 from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.types import GIVEN_VECTORS, staged_schema
+from cairn.pipeline.version import installed_version
 
 REJECTED_BATCH_ROWS = 65_536
 
@@ -84,6 +85,21 @@ class Scan:
     def schema_fingerprint(self) -> str:
         """Identify the stored columns: two scans that agree here may go into the same collection."""
         return fingerprint(metadata=[[field.name, str(field.type)] for field in self.metadata_fields])
+
+    def keys(self, config: CorpusConfig) -> list[str]:
+        """Name all that the rows of each file are read by."""
+        common = fingerprint(
+            release=installed_version(), settings=asdict(config), metadata=self.schema_fingerprint
+        )
+        return [
+            fingerprint(
+                common=common,
+                columns=columns,
+                folders=file.partitions,
+                doc_id=file.doc_id(config) if file.format.is_document else None,
+            )
+            for file, columns in zip(self.files, self.columns, strict=True)
+        ]
 
 
 def _fault_warnings(faults: Sequence[tuple[SourceFile, str]]) -> Iterator[str]:

@@ -31,7 +31,6 @@ from cairn.pipeline.corpus.quarantine import (
     reason_counts,
     rejected_rows,
 )
-from cairn.pipeline.corpus.read_files import ReadFiles
 from cairn.pipeline.corpus.scan import Scan, read_damaged_files, read_file
 from cairn.pipeline.corpus.source_record import digest_of
 from cairn.pipeline.types import GIVEN_VECTORS, ProgressListener, silent_progress, staged_schema
@@ -181,7 +180,8 @@ class _Pass:
 
     def __post_init__(self) -> None:
         self._changed = dict[str, str]()
-        self._files = ReadFiles(self.ledger, self.scan, self.config)
+        self._passed_over = list[int]()
+        self.ledger.begin(self.scan, self.config)
         self._codes: Counter[int] = Counter()
         self._reasons: Counter[str] = Counter()
         self._examples = dict[str, str]()
@@ -194,9 +194,10 @@ class _Pass:
         for batch in read_damaged_files(self.scan):
             self._take(batch)
         for place, num_rows in enumerate(self.scan.file_rows):
-            if self._files.passes_over(place):
+            if self.ledger.passes_over(place):
+                self._passed_over.append(place)
                 self._codes[UNCHANGED] += num_rows
-                for rejected in self._files.rejected(place):
+                for rejected in self.ledger.rejected(place):
                     self._reject(rejected)
                     self._codes[UNCHANGED] -= rejected.num_rows
                 self._count(num_rows)
@@ -208,10 +209,11 @@ class _Pass:
                     guessed += {self.scan.files[place].name}.difference(guessed[-1:])
                 if batch.doubt is not None:
                     self._doubts.append(batch.doubt)
-                    self._files.doubt()
+                    self.ledger.doubt()
                 for rejected in self._take(batch):
-                    self._files.reject(rejected)
-            self._files.end(place, self._rows - before)
+                    self.ledger.reject(rejected)
+            identity, schema = self.scan.identities[place], self.scan.schemas[place]
+            self.ledger.end(place, self._rows - before, identity, schema)
         self._report()
         codes, reasons = self._codes, self._reasons
         return Staged(
@@ -226,7 +228,7 @@ class _Pass:
             quarantine_reasons=dict(sorted(reasons.items())),
             quarantine_examples=dict(sorted(self._examples.items())),
             is_complete=not (reasons[Reason.DAMAGED_FILE] or reasons[Reason.DAMAGED_ROWS] or self._doubts),
-            passed_over=tuple(self._files.passed_over),
+            passed_over=tuple(self._passed_over),
             warnings=(
                 *self._doubts,
                 *self._replacements(),

@@ -25,10 +25,9 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 import pyarrow.dataset as pa_dataset
 from cairn.pipeline.config import IngestConfig
-from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.corpus.ledger import Ledger, record_run
 from cairn.pipeline.corpus.origins import ORIGIN_SCHEMA
 from cairn.pipeline.corpus.quarantine import RowWriter, count_new
-from cairn.pipeline.corpus.read_files import record_run
 from cairn.pipeline.corpus.scan import Scan, scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
 from cairn.pipeline.corpus.sources import Source

@@ -107,12 +107,6 @@ DAY = dt.datetime(2024, 5, 31)  # noqa: DTZ001 (a column without a zone)
         (pa.array([[None]], pa.list_(pa.null())), pa.list_(pa.string()), [[None]]),
         (pa.array(["a", None]), pa.list_(pa.string()), [["a"], None]),
         (pa.array([["1"], ["x"]]), pa.list_(pa.int64()), [[1], ...]),
-        (
-            pa.array([[1, 2], None, [3], [4, 5]]),
-            pa.list_(pa.float32(), 2),
-            [[1.0, 2.0], None, ..., [4.0, 5.0]],
-        ),
-        (pa.array([["1", "2"], ["3", "x"]]), pa.list_(pa.int64(), 2), [[1, 2], ...]),
         (pa.array([[1], None]), pa.int64(), [..., None]),
         (pa.nulls(2), pa.list_(pa.string()), [None, None]),
         (pa.nulls(2), pa.string(), [None, None]),

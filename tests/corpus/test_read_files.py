@@ -14,11 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus import file_identity, read_files
+from cairn.pipeline.corpus import file_identity, ledger
 from cairn.pipeline.corpus.formats.format import SourceFile
-from cairn.pipeline.corpus.ledger import Ledger
+from cairn.pipeline.corpus.ledger import Ledger, record_run
 from cairn.pipeline.corpus.quarantine import RowWriter
-from cairn.pipeline.corpus.read_files import record_run
 from cairn.pipeline.corpus.scan import scan_sources
 from cairn.pipeline.corpus.source_record import create_record, holds_for
 from cairn.pipeline.corpus.staging import stage_changes
@@ -217,7 +216,7 @@ def test_quarantined_rows_of_files_that_are_not_read_are_reported_again(
 def test_file_with_too_many_quarantined_rows_is_read_each_time(
     published: Published, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_files, "MAX_REJECTED", 1)
+    monkeypatch.setattr(ledger, "MAX_REJECTED", 1)
     write(corpus / "a.parquet", [("a1", ""), ("a2", "")])
     write(corpus / "b.parquet", [("b1", "")])
     published.ingest(corpus)

@@ -1,7 +1,7 @@
 """Arrow IPC: files (Feather) and streams, which Hugging Face datasets keep; told apart by their first bytes.
 
 A batch is believed when its buffers are as long as its offsets say. What is damaged ends the file. Columns
-that are not wanted are not decompressed; what a batch of the others comes to is known once it is.
+that are not wanted are not decompressed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from cairn.pipeline.corpus.formats.format import (
     check_names,
     damage_of,
 )
-from cairn.pipeline.corpus.formats.parquet import GROUP_BUDGET_BATCHES
 from typing_extensions import override
 
 _END: Final = b"\xff\xff\xff\xff\0\0\0\0"
@@ -62,10 +61,6 @@ class ArrowFormat(Format):
         with _opened(file, pa.ipc.IpcReadOptions(included_fields=indices)) as reader:
             for batch in _batches(reader):
                 chosen = batch.select([*types])
-                refused = _refusal(chosen, config)
-                if refused is not None:
-                    yield Undecoded(num_rows=batch.num_rows, detail=refused)
-                    continue
                 for column in chosen.columns:
                     _as_binary(column).validate(full=True)
                 for start in range(0, batch.num_rows, config.batch_rows):
@@ -101,19 +96,6 @@ def _batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> I
             yield reader.get_batch(index)
     else:
         yield from reader
-
-
-def _refusal(batch: pa.RecordBatch, config: CorpusConfig) -> str | None:
-    """Say why a batch must not be handed on, by the bound that Parquet's row groups have."""
-    bound = max(GROUP_BUDGET_BATCHES * config.batch_bytes, batch.num_rows * config.max_document_bytes)
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        held = column.get_total_buffer_size()
-        if held > bound:
-            return (
-                f"column {name!r} holds {held} bytes in {batch.num_rows} rows, more than max_document_bytes "
-                "a row"
-            )
-    return None
 
 
 def _as_binary(column: pa.Array) -> pa.Array:
