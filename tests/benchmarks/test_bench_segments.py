@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import cProfile
-import pstats
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -24,7 +18,6 @@ from cairn.pipeline.index.recovery import prepare_writer
 from cairn.pipeline.search.candidates import best_documents, bm25_documents, bm25_passages, words_asked
 from cairn.pipeline.search.reader import LocalReader, NearestAsked
 from cairn.pipeline.types import TOKEN_FIELDS, chunks_schema, documents_schema
-from lancedb.index import FTS, IvfRq
 
 from tests.benchmarks.clustered import batch, matrix
 from tests.benchmarks.timing import in_turn
@@ -41,7 +34,6 @@ WORDS = np.array([f"{number:05d}" for number in range(30_000)])
 CODE_BYTES = 64 * 25
 """Token codes of a chunk of 64 tokens, as the default model makes them; their content is random."""
 BATCH_DOCUMENTS = 2_000
-PEER_CHUNKS = 100_000
 CODEBOOK = random_codebook(num_bytes=24, model_dim=384)
 TOPICS_TV = np.random.default_rng(9).standard_normal((64, VECTOR_DIM)).astype(np.float32)
 
@@ -109,75 +101,6 @@ def publish(
         return time.perf_counter() - started
 
 
-PARTS = {
-    "hashing": ("/index/files.py", "sha256_of_file"),
-    "Lance": ("/index/rows.py",),
-    "words": ("/index/words.py", "_write_titles", "_write_lengths"),
-    "FAISS": ("/faiss_build.py", "/codes.py"),
-    "flushing": ("fsync_file", "fsync_folder"),
-}
-"""Files and functions that make up a part of a publication; flushing is within the other parts, too."""
-
-
-def seconds_of(profile: cProfile.Profile, names: tuple[str, ...]) -> float:
-    """Return the seconds from each call into these files and functions until it returned."""
-    profiled: dict[Any, Any] = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
-
-    def is_own(function: tuple[str, int, str]) -> bool:
-        return function[2] in names or function[0].endswith(tuple(n for n in names if n.startswith("/")))
-
-    return sum(
-        calls[3]
-        for function, (*_, callers) in profiled.items()
-        for caller, calls in callers.items()
-        if is_own(function) and not is_own(caller)
-    )
-
-
-def profile_change(layout: CollectionLayout, number: int) -> str:
-    """Publish a changed document under a profiler; return the milliseconds of its parts."""
-    with cProfile.Profile() as profile:
-        seconds = publish(layout, number, number + 1, version=1)
-    parts = (f"{name} {1e3 * seconds_of(profile, names):.0f}" for name, names in PARTS.items())
-    return f"{1e3 * seconds:.0f} ms: {', '.join(parts)}"
-
-
-def change_in_lancedb(folder: Path, num_chunks: int) -> str:
-    """Index the same chunks with LanceDB, replace a document's, and bring both of its indexes up to date."""
-
-    def chunks_of(first: int, end: int, version: int) -> Iterator[pa.RecordBatch]:
-        for documents, chunks in rows(first, end, version):
-            texts = documents.column("text").to_pylist()
-            slices = [
-                text[start : start + CHUNK_CHARACTERS]
-                for text in texts
-                for start in range(0, len(text), CHUNK_CHARACTERS)
-            ]
-            yield pa.record_batch({"doc_id": chunks["doc_id"], "text": slices, "vector": chunks["vector"]})
-
-    table = lancedb.connect(folder).create_table(
-        "chunks", pa.Table.from_batches(chunks_of(0, num_chunks // CHUNKS_A_DOCUMENT, 0))
-    )
-
-    def build() -> float:
-        started = time.perf_counter()
-        table.create_index("vector", config=IvfRq(distance_type="cosine"), replace=True)
-        table.create_index("text", config=FTS(with_position=False), replace=True)
-        return time.perf_counter() - started
-
-    first, seconds = build(), []
-    for number in (5, 50, 500):
-        started = time.perf_counter()
-        table.delete(f"doc_id = 'document-{number}'")
-        table.add(pa.Table.from_batches(chunks_of(number, number + 1, 1)))
-        table.optimize()
-        seconds.append(time.perf_counter() - started)
-    return (
-        f"LanceDB's incremental index {' '.join(f'{each:.2f}' for each in seconds)} s, "
-        f"both indexes built {first:.1f} s, again {build():.1f} s"
-    )
-
-
 @pytest.mark.parametrize("num_chunks", [100_000, 1_000_000, 2_000_000])
 def test_bench_publishing_one_changed_document(tmp_path: Path, num_chunks: int) -> None:
     layout = CollectionLayout(tmp_path / "root", "bench")
@@ -185,39 +108,12 @@ def test_bench_publishing_one_changed_document(tmp_path: Path, num_chunks: int) 
     used = -time.process_time()
     changed = [publish(layout, number, number + 1, version=1) for number in (5, 50, 500, 5_000, 9_000)]
     used += time.process_time()
-    parts = profile_change(layout, 7_000)
     whole = publish(layout, 7, 8, version=1, whole=True)
     print(
         f"\n{num_chunks:,} chunks: first {first:.1f} s, one changed document "
         f"{' '.join(f'{seconds:.2f}' for seconds in changed)} s, {used / len(changed):.2f} s of a processor, "
-        f"made whole {whole:.1f} s\nprofiled: {parts}"
+        f"made whole {whole:.1f} s"
     )
-    if num_chunks == PEER_CHUNKS:
-        print(change_in_lancedb(tmp_path / "peer", num_chunks))
-    shutil.rmtree(layout.folder)
-
-
-OPENED = """
-import sys, time
-from pathlib import Path
-from cairn.pipeline.index.generation import Generation, open_generation
-from cairn.pipeline.index.layout import CollectionLayout
-def resident():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))
-layout, before, started = CollectionLayout(Path(sys.argv[1]), "bench"), resident(), time.perf_counter()
-generation = open_generation(layout)
-seconds = time.perf_counter() - started
-print(f"opened in {seconds:.2f} s, {resident() - before} MiB beside {before} MiB of libraries")
-"""
-
-
-def test_bench_opening_five_million_chunks(tmp_path: Path) -> None:
-    layout = CollectionLayout(tmp_path / "root", "bench")
-    publish(layout, 0, 500_000)
-    publish(layout, 5, 6, version=1)
-    for _ in range(3):  # the first hashes what was written
-        subprocess.run([sys.executable, "-c", OPENED, str(tmp_path / "root")], check=True)
     shutil.rmtree(layout.folder)
 
 
