@@ -31,7 +31,7 @@ import numpy as np
 from cairn.pipeline.cluster.assignment import assign, first_order_points
 from cairn.pipeline.cluster.asymmetric_kmeans import train_clusters
 from cairn.pipeline.config import ClusterConfig
-from cairn.pipeline.errors import ConfigError, SourceError
+from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import TrainingPairs
 from cairn.pipeline.lab.train.sequences import make_units, units_of_a_batch
@@ -65,8 +65,6 @@ def pack(
     generator: np.random.Generator,
 ) -> PackedBatches:
     """Pack points 0 … N - 1 by their clusters; the same generator state gives the same batches."""
-    if batch_size < 1:
-        raise ConfigError(f"the size of a batch must be at least 1, got {batch_size}")
     shuffled = generator.permutation(len(cluster_N))
     order = shuffled[np.argsort(cluster_N[shuffled], kind="stable")]
     bounds = np.searchsorted(cluster_N[order], np.arange(len(centroids_KP) + 1))
@@ -135,7 +133,7 @@ def draw_batches(
     seed: int,
     epoch: int,
 ) -> PackedBatches:
-    """Draw the batches of an epoch in order; fewer pairs than a batch raise :class:`SourceError`."""
+    """Draw the batches of an epoch in order."""
     generator = np.random.default_rng([seed, epoch])
     packed = [pack(each.cluster_n, each.centroids_KP, batch_size, generator) for each in domains]
     both = list(zip(domains, packed, strict=True))
@@ -147,11 +145,7 @@ def draw_batches(
     centres = np.stack([own.mean(0) for own in points])
     mixed = pack(domain_of_rest, centres, batch_size, generator)
     batches_BN = np.concatenate([*whole, rest[mixed.batches_BN]])
-    if not len(batches_BN):
-        raise SourceError(
-            f"training needs at least the {batch_size} pairs of one batch, got {len(rest)}; lower the "
-            "batch size or give more pairs"
-        )
+    assert len(batches_BN), "there are as many pairs as a batch has"
     return PackedBatches(
         batches_BN=batches_BN[generator.permutation(len(batches_BN))], left_over=rest[mixed.left_over]
     )

@@ -21,7 +21,7 @@ from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train import contrastive
-from cairn.pipeline.lab.train.contrastive import TrainingData, draw_batch, served_interval, train
+from cairn.pipeline.lab.train.contrastive import draw_batch, served_interval, train
 from cairn.pipeline.lab.train.heldout import (
     choose_heldout,
     embed_texts,
@@ -30,7 +30,8 @@ from cairn.pipeline.lab.train.heldout import (
 )
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.packed_rows import alone
-from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs
+from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData, pools_of_sources
+from cairn.pipeline.lab.train.pairs import TrainingPairs, read_pairs, text_numbers
 from cairn.pipeline.lab.train.sequences import SequenceMaker
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.lab.train.trainer import read_log
@@ -42,9 +43,9 @@ from cairn.pipeline.model.folders.encoder_folder import save_encoder_folder
 from cairn.pipeline.model.folders.model_defaults import context_config, encoder_config, settings_warnings
 from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER as MIXER_PREFIX
 from cairn.pipeline.model.landmarks import Rows
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from tests.lab.train.conftest import LOOP_SETTINGS, TOPICS, tiny_pairs
+from tests.lab.train.conftest import LOOP_SETTINGS, TOPICS
 from tests.lab.train.families import FAMILIES, tiny_new
 
 
@@ -63,6 +64,8 @@ def test_train_loss_falls_the_best_score_is_remembered_and_the_folder_is_served_
     assert report.best_score == scores[report.best_step] == max(scores.values())
     expected = {"attention": "full", "pooling": "lmk", "use_context": True, "title_tokens": 16}
     require_served(tmp_path / "run" / "model", expected)
+    context = context_config(str(tmp_path / "run" / "model"), {})
+    assert (context.context_documents, context.max_document_tokens) == (4, 12)
 
 
 @pytest.mark.parametrize(("context_documents", "attention"), [(4, "full"), (0, "full"), (4, "chunk")])
@@ -157,27 +160,15 @@ def test_train_pairs_of_a_judged_set_are_counted_and_left_out(run, tmp_path, pai
             "must be different numbers between 1 and the base model's 32",
         ),
         ({"matryoshka_layers": (1,)}, "must end with the model's last layer 2"),
+        ({"pooling": "cls", "attention": "full"}, "pooling cls must go with attention chunk, got full"),
+        ({"first_stage_layers": 3}, "must be at most the base model's 2, got 3"),
+        ({"first_stage_layers": 1, "context_documents": 0}, "must go with a context that is read"),
+        ({"latents": 6}, "latents must go with pooling latent, got lmk"),
     ],
 )
-def test_train_widths_and_layers_the_base_does_not_have_are_refused(run, settings, sentence):
+def test_train_with_settings_that_cannot_be_is_refused(run, settings, sentence):
     with pytest.raises(ConfigError, match=sentence):
         run(**settings)
-
-
-def test_train_changes_beside_the_base_are_the_trained_model(run, tmp_path, tiny_model_folder):
-    run(steps=3, freeze_embeddings=True)
-    overlaid = shutil.copytree(tiny_model_folder, tmp_path / "overlaid")
-    shutil.copy(tmp_path / "run" / "changes.safetensors", overlaid / "cairn_extra.safetensors")
-    changes = load_file(overlaid / "cairn_extra.safetensors")
-    assert not any(name.startswith("embeddings.") for name in changes)
-    assert any(name.startswith("encoder.") for name in changes)
-    texts = ["the old stone on the path", "a river"]
-    vectors = [
-        DocumentEncoder(EncoderConfig(model=str(folder), precision="fp32")).encode(texts).document_vectors_NV
-        for folder in (tmp_path / "run" / "model", overlaid, tiny_model_folder)
-    ]
-    assert (vectors[0] * vectors[1]).sum(1).min() >= 0.9999  # apart by the rounding to bf16
-    assert (vectors[0] * vectors[2]).sum(1).min() < 0.9999
 
 
 INSTRUCTION = "walk the old way"
@@ -291,6 +282,7 @@ def test_tokens_of_an_instruction_are_read_and_not_pooled(tiny_model_folder, mak
 
 
 INTERVAL, WINDOW, PREFIX = 8, 40, "the old: "
+CONTEXT = {"context_documents": 64, "max_context_tokens": 12}
 
 
 def context_of(embeddings_CD: np.ndarray) -> ContextSet:
@@ -367,28 +359,12 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
         assert (rows.own_start > made.prefix_tokens).all()
 
 
-def test_chunks_apart_are_the_rows_of_chunk_attention(tiny_model_folder, make_pairs):
-    pairs = make_pairs(6)
-    full, full_text_M = maker_of(tiny_model_folder, pairs).documents(range(6), INTERVAL)
-    chunks, text_B = maker_of(tiny_model_folder, pairs, attention="chunk").documents(range(6), INTERVAL)
-    assert full_text_M.tolist() == text_B.tolist()
-    assert len(full) < len(chunks)
-    each, other = (alone(rows, has_cls=True) for rows in (full, chunks))
-    for name in ("ids", "lengths", "pooled_start", "pooled_end"):
-        assert np.array_equal(getattr(each, name), getattr(other, name)), name
-
-
 def require_served(folder: Path, expected: dict[str, Any]) -> None:
     """Hold a trained folder to the settings it brings, and to vectors with them."""
     served = encoder_config({"model": str(folder)})
     assert {name: getattr(served, name) for name in expected} == expected
     encoder = DocumentEncoder(replace(served, use_context=False))
     assert np.isfinite(encoder.encode(["cat mat"], titles=["way"]).document_vectors_NV).all()
-
-
-def test_train_refuses_cls_where_rows_hold_several_chunks():
-    with pytest.raises(ConfigError, match="pooling cls must go with attention chunk, got full"):
-        TrainConfig(steps=1, pooling="cls", attention="full")
 
 
 def test_train_refuses_cls_for_a_base_without(decoder, pairs_file, tmp_path):
@@ -414,77 +390,12 @@ def test_context_documents_are_read_as_by_an_ingest(decoder, make_pairs):
     assert np.abs(found.numpy() - first_stage.embed(pairs.documents)).max() <= 1e-5
 
 
-TEXTS = ["the cat sat on the old stone path by a river", "walking on a mat", "a mountain way " * 6]
-
-
-@pytest.fixture(scope="module")
-def documents():
-    return [record["document"] for record in tiny_pairs(600, seed=3)]
-
-
-@pytest.fixture(scope="module")
-def trained_once(tmp_path_factory, tiny_model_folder):
-    """Train a model behind up to 64 context vectors."""
-    folder = tmp_path_factory.mktemp("trained")
-    file = folder / "pairs.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in tiny_pairs(160)))
-    settings = {
-        "steps": 6,
-        "batch_pairs": 72,
-        "context_documents": 64,
-        "context_absence": 0.0,
-        "heldout_pairs": 0,
-    }
-    config = TrainConfig(**{**LOOP_SETTINGS, **settings})
-    train([file], folder / "run", config, base=str(tiny_model_folder))
-    return folder / "run" / "model"
-
-
 @pytest.fixture
-def trained(trained_once, tmp_path):
-    return shutil.copytree(trained_once, tmp_path / "model")
-
-
-def vectors(folder: Path, documents: list[str]) -> np.ndarray:
-    """Embed the texts behind these context documents, as an ingest does; without any behind none."""
-    config = replace(encoder_config({"model": str(folder)}), precision="fp32", use_context=bool(documents))
-    backbone = load_backbone(config)
-    if not documents:
-        return DocumentEncoder(config, backbone=backbone).encode(TEXTS).document_vectors_NV
-    first_stage = ContextEncoder.of(backbone, config, context_config(str(folder), {}))
-    ids = tuple(map(str, range(len(documents))))
-    context = ContextSet(
-        doc_ids=ids,
-        content_sha256s=ids,
-        cluster_ids_C=np.zeros(len(ids), np.int32),
-        embeddings_CD=first_stage.embed(documents),
-        first_stage_fingerprint=first_stage.fingerprint,
-    )
-    return DocumentEncoder(config, context, backbone).encode(TEXTS).document_vectors_NV
-
-
-def test_training_and_serving_weigh_a_context_alike(trained, documents):
-    served = vectors(trained, documents[:40])
-    checkpoint = read_checkpoint(trained)
-    settings = encoder_config({"model": str(trained)})
-    size = len(TEXTS)
-    pairs = TrainingPairs(
-        queries=("q",) * (size + 40),
-        documents=(*TEXTS, *documents[:40]),
-        titles=("",) * (size + 40),
-        sources=("s",) * (size + 40),
-    )
-    maker = SequenceMaker(
-        checkpoint, pairs, pooling=settings.pooling, max_query_tokens=16, max_document_tokens=96
-    )
-    model = LandmarkEncoder(checkpoint).requires_grad_(False)
-    context_CD = model.embed_documents(
-        maker.context(range(size, size + 40), LOOP_SETTINGS["max_context_tokens"])
-    )
-    rows, text_B = maker.documents(range(size), settings.landmark_interval)
-    assert text_B.tolist() == list(range(size))
-    embedded = model(rows, context_CD).numpy()
-    np.testing.assert_allclose(embedded / np.linalg.norm(embedded, axis=1, keepdims=True), served, atol=1e-4)
+def trained(tiny_model_folder, tmp_path):
+    """Return a model that says it was trained behind up to 64 documents of 12 tokens."""
+    served, context = EncoderConfig(use_context=True), TrainConfig(steps=1, **CONTEXT).context
+    save_encoder_folder(tmp_path / "model", read_checkpoint(tiny_model_folder), served, context=context)
+    return tmp_path / "model"
 
 
 def test_folder_brings_the_context_of_training_to_a_new_collection(trained):
@@ -530,9 +441,6 @@ def test_context_of_a_folder_that_is_none_is_refused(trained, content):
 
 
 def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(tiny_model_folder, make_pairs):
-    from cairn.pipeline.lab.train.pair_data import PairVectors, pools_of_sources
-    from cairn.pipeline.lab.train.pairs import text_numbers
-
     pairs = make_pairs(60)
     maker = SequenceMaker(
         read_checkpoint(tiny_model_folder), pairs, pooling="lmk", max_query_tokens=16, max_document_tokens=64

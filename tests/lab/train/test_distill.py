@@ -41,25 +41,7 @@ from safetensors.numpy import load_file as load_numpy
 from tests.encode.sentence_transformers_folders import write_dense
 from tests.lab.train.families import tiny_new
 
-WORDS = [
-    "the",
-    "old",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "by",
-    "the",
-    "river",
-    "and",
-    "walks",
-    "a",
-    "stone",
-    "path",
-]
-
-
+WORDS = "the old cat sat on a mat by the river and walks a stone path"
 SMALL: dict[str, Any] = {
     "steps": 6,
     "batch_texts": 8,
@@ -76,7 +58,7 @@ SMALL: dict[str, Any] = {
 def texts(tmp_path_factory):
     generator = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("texts") / "texts.parquet"
-    rows = [" ".join(generator.choice(WORDS, int(generator.integers(4, 16)))) for _ in range(40)]
+    rows = [" ".join(generator.choice(WORDS.split(), int(generator.integers(4, 16)))) for _ in range(40)]
     pq.write_table(pa.table({"text": rows}), path)
     return path
 

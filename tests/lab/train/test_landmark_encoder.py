@@ -183,6 +183,12 @@ def embedded(folder: Path, **settings: Any) -> np.ndarray:
     return first_stage(folder, **settings).embed(TEXTS)
 
 
+def second_stage(folder: Path) -> np.ndarray:
+    return (
+        DocumentEncoder(EncoderConfig(model=str(folder), precision="fp32")).encode(TEXTS).document_vectors_NV
+    )
+
+
 def moved_first_stage(model: LandmarkEncoder) -> LandmarkEncoder:
     """Move the first stage's parameters, as training would."""
     generator = torch.Generator().manual_seed(0)
@@ -254,24 +260,12 @@ def test_train_changes_with_frozen_embeddings_hold_the_first_stage_and_make_the_
     overlaid = shutil.copytree(tiny_model_folder, tmp_path / "overlaid")
     shutil.copy(tmp_path / "run" / "changes.safetensors", overlaid / EXTRA_NAME)
     assert not any("embeddings" in name for name in load_file(overlaid / EXTRA_NAME))
-    trained, changed, base = (
-        unit(embedded(folder)) for folder in (tmp_path / "run" / "model", overlaid, tiny_model_folder)
-    )
-    moved, rounded = (1 - (trained * other).sum(1).min() for other in (base, changed))
-    assert rounded < 0.1 * moved  # apart by the rounding to bf16
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"first_stage_layers": 3}, "must be at most the base model's 2, got 3"),
-        ({"first_stage_layers": 1, "context_documents": 0}, "must go with a context that is read"),
-    ],
-    ids=["layers", "context"],
-)
-def test_train_first_stage_that_cannot_be_is_refused(run, settings, words):
-    with pytest.raises(ConfigError, match=words):
-        run(**settings)
+    for embed in (embedded, second_stage):
+        trained, changed, base = (
+            unit(embed(folder)) for folder in (tmp_path / "run" / "model", overlaid, tiny_model_folder)
+        )
+        moved, rounded = (1 - (trained * other).sum(1).min() for other in (base, changed))
+        assert rounded < 0.1 * moved  # apart by the rounding to bf16
 
 
 def test_first_stage_of_a_base_goes_on_and_cannot_change_its_size(tiny_model_folder, tmp_path):
@@ -327,17 +321,6 @@ def test_rows_see_the_null_token_in_the_place_of_their_own_dropped_vectors(made)
             own = rows_of_chunks == row
             assert torch.allclose(found[own], model(rows, replaced)[own], atol=1e-5)
     assert len(rows) == 4
-
-
-def test_gradient_reaches_the_null_token_of_one_row_alone(made):
-    model, rows, context_CD = made
-    dropped_BC = torch.zeros(len(rows), C, dtype=torch.bool)
-    dropped_BC[2, 1] = True
-    embedded_MD = model(rows, context_CD, dropped_BC=dropped_BC)
-    for row, is_reached in ((1, False), (2, True)):
-        own = embedded_MD[torch.from_numpy(rows.pooled_row) == row].sum()
-        (gradient,) = torch.autograd.grad(own, [model.null_token], retain_graph=True)
-        assert bool(gradient.abs().max() > 0) == is_reached
 
 
 def test_served_without_a_context_as_trained_behind_one_null_token(tiny_model_folder, tmp_path):
@@ -447,8 +430,6 @@ def test_trained_block_is_saved_served_and_gone_on_from(run, pairs_file, tmp_pat
 
 def test_latents_that_cannot_be_are_refused(tiny_model_folder, tmp_path):
     checkpoint = read_checkpoint(tiny_model_folder)
-    with pytest.raises(ConfigError, match="latents must go with pooling latent, got lmk"):
-        TrainConfig(steps=1, latents=6)
     with pytest.raises(ConfigError, match="whose width 8 heads divide, got 20"):
         new_block(6, 20, 0)
     block = new_block(6, 32, 0)
@@ -465,9 +446,12 @@ def drawn(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_draw_dropped_share_of_null_tokens_is_the_probability():
-    share = draw_dropped(4, 500, 0.3, drawn()).float().mean()
-    assert abs(float(share) - 0.3) < 0.04  # four standard deviations of 2,000 draws
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+def test_draw_dropped_share_of_null_tokens_is_the_probability(probability):
+    share = float(draw_dropped(4, 500, probability, drawn()).float().mean())
+    assert abs(share - probability) < (
+        0.04 if 0 < probability < 1 else 1e-9
+    )  # of 2,000 draws, four deviations
 
 
 def test_draw_dropped_examples_are_drawn_apart_and_from_the_seed():
@@ -475,8 +459,3 @@ def test_draw_dropped_examples_are_drawn_apart_and_from_the_seed():
     assert (dropped[0] != dropped[1]).any()
     assert torch.equal(dropped, draw_dropped(2, 50, 0.5, drawn(7)))
     assert not torch.equal(dropped, draw_dropped(2, 50, 0.5, drawn(8)))
-
-
-@pytest.mark.parametrize("probability", [0.0, 1.0])
-def test_draw_dropped_at_the_ends_drops_nothing_or_everything(probability):
-    assert (draw_dropped(3, 9, probability, drawn()) == bool(probability)).all()

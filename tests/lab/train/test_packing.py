@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.train.batches import greedy_tour, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,8 +62,3 @@ def test_greedy_tour_equals_the_search_written_out():
             max(rest, key=lambda cluster: (float(centroids[cluster] @ centroids[expected[-1]]), -cluster))
         )
     assert found == expected
-
-
-def test_pack_batch_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match="at least 1"):
-        pack(np.zeros(3, np.int32), circle(1), 0, drawn())

@@ -156,11 +156,6 @@ def prose(name: str, num_sentences: int = 6) -> str:
     )
 
 
-def write(path: Path, **columns: list[object]) -> Path:
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -210,7 +205,9 @@ def test_split_sections_long_ones_are_cut_at_paragraphs_then_sentences_and_lose_
 def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cut_out(tmp_path):
     names = [f"stone{number}" for number in range(20)]
     text = "\n\n".join(f"## Part {name}\n\n{prose(name)}" for name in names)
-    pairs = read_document_pairs([write(tmp_path / "manual.parquet", title=["Manual"], text=[text])], 256)
+    pairs = read_document_pairs(
+        [write_parquet(tmp_path / "manual.parquet", title=["Manual"], text=[text])], 256
+    )
     assert len(pairs) == 20
     kinds = {"heading": 0, "sentence": 0}
     for name, query, document in zip(names, pairs.queries, pairs.documents, strict=True):
@@ -229,14 +226,14 @@ def test_read_document_pairs_ask_with_title_and_heading_or_a_sentence_that_is_cu
 
 def test_read_document_pairs_heading_of_a_section_in_parts_asks_for_none_of_them(tmp_path):
     text = "# Use\n\n" + "\n\n".join(prose(f"stone{number}", 10) for number in range(12))
-    pairs = read_document_pairs([write(tmp_path / "m.parquet", title=["Manual"], text=[text])], 256)
+    pairs = read_document_pairs([write_parquet(tmp_path / "m.parquet", title=["Manual"], text=[text])], 256)
     assert len(pairs) > 6
     assert not any(query == "Manual: Use" for query in pairs.queries)
 
 
 def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path):
     pairs = read_document_pairs(
-        [write(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256
+        [write_parquet(tmp_path / "m.parquet", text=[f"# Use\n\n{prose('cat')}"], source=["cats"])], 256
     )
     assert pairs.queries[0] in prose("cat")
     assert pairs.sources == ("cats",)
@@ -245,7 +242,7 @@ def test_read_document_pairs_without_title_ask_with_the_sentence_alone(tmp_path)
 def test_read_document_pairs_counts_what_makes_no_pair(tmp_path):
     listing = "\n".join(f"* item{number}" for number in range(60))
     texts = [None, "# A\n\nshort", f"# B\n\n{prose('cat')}", f"# B\n\n{prose('cat')}", listing]
-    pairs = read_document_pairs([write(tmp_path / "m.parquet", title=["T"] * 5, text=texts)], 256)
+    pairs = read_document_pairs([write_parquet(tmp_path / "m.parquet", title=["T"] * 5, text=texts)], 256)
     assert len(listing) > MIN_SECTION_CHARACTERS
     assert len(pairs) == 2  # equal sections of two pages
     assert pairs.skipped["empty document"] == 1
@@ -256,7 +253,7 @@ def test_read_document_pairs_without_a_section_are_refused(tmp_path):
     with pytest.raises(
         SourceError, match=r"at least one section of 200 characters, got 1 with short section"
     ):
-        read_document_pairs([write(tmp_path / "m.parquet", text=["x"])], 256)
+        read_document_pairs([write_parquet(tmp_path / "m.parquet", text=["x"])], 256)
 
 
 def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path):

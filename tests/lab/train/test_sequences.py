@@ -1,11 +1,9 @@
-"""
-
-Claims of batches.
-"""
+"""Units and rows of batches."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from cairn.pipeline.config import ClusterConfig
 from cairn.pipeline.encode.tokenization import Prefix, tokenize_after
-from cairn.pipeline.errors import SourceError
 from cairn.pipeline.lab.train.batches import BatchPlan, Domain, cluster_domains, draw_batches, mean_cosine
 from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import PairVectors
@@ -27,6 +24,18 @@ from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
 def pairs_of(*pairs: tuple[str, str, str]) -> TrainingPairs:
     queries, documents, titles = zip(*pairs, strict=True)
     return TrainingPairs(queries=queries, documents=documents, titles=titles, sources=("s",) * len(pairs))
+
+
+def pages_of(documents: str, pages: Sequence[str], sources: str | None = None) -> TrainingPairs:
+    """Return a pair for each letter, which is its document, of these pages."""
+    size = len(documents)
+    return TrainingPairs(
+        queries=tuple(map(str, range(size))),
+        documents=tuple(documents),
+        titles=("",) * size,
+        sources=tuple(sources or "s" * size),
+        pages=tuple(pages),
+    )
 
 
 THREE = pairs_of(
@@ -51,26 +60,14 @@ def rows_as_text(folder: Path, batch_rows: object) -> list[str]:
 
 
 def test_make_units_are_neighbours_of_one_source():
-    pairs = TrainingPairs(
-        queries=tuple("abcde"),
-        documents=tuple("vwxyz"),
-        titles=("",) * 5,
-        sources=("a", "a", "a", "b", "a"),
-        pages=("p",) * 5,
-    )
+    pairs = pages_of("vwxyz", "ppppp", sources="aaaba")
     assert make_units(pairs, range(5), 2) == ((0, 1), (2,), (3,), (4,))
     assert make_units(pairs, [0, 2, 4], 3) == ((0, 2, 4),)
     assert make_units(replace(pairs, pages=()), range(3), 2) == ((0,), (1,), (2,))
 
 
 def test_make_units_never_stretch_over_two_pages():
-    pairs = TrainingPairs(
-        queries=tuple("abcd"),
-        documents=tuple("wxyz"),
-        titles=("",) * 4,
-        sources=("s",) * 4,
-        pages=("0:0", "0:1", "0:1", "0:1"),
-    )
+    pairs = pages_of("wxyz", ("0:0", "0:1", "0:1", "0:1"))
     assert make_units(pairs, range(4), 2) == ((0,), (1, 2), (3,))
 
 
@@ -83,14 +80,7 @@ def test_pairs_of_a_file_that_follow_one_another_with_one_title_are_a_unit(tmp_p
 
 
 def test_make_units_count_documents_and_keep_their_queries_together():
-    pairs = TrainingPairs(
-        queries=tuple("abcdef"),
-        documents=tuple("xxyyxz"),
-        titles=("",) * 6,
-        sources=("s",) * 6,
-        pages=("p",) * 6,
-    )
-    assert make_units(pairs, range(6), 2) == ((0, 1, 2, 3, 4), (5,))
+    assert make_units(pages_of("xxyyxz", "pppppp"), range(6), 2) == ((0, 1, 2, 3, 4), (5,))
 
 
 def test_make_lays_out_queries_titles_and_documents_each_once(tiny_model_folder):
@@ -253,12 +243,6 @@ def test_draw_batches_hold_one_topic_of_one_source_far_more_often_than_chance():
 def test_draw_batches_sources_smaller_than_a_batch_share_batches():
     domains, phi, psi, _ = clustered(dict.fromkeys("abcdefgh", 5))
     assert draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN.shape == (2, 16)
-
-
-def test_draw_batches_fewer_pairs_than_a_batch_are_refused():
-    domains, phi, psi, _ = clustered({"a": 9, "b": 5})
-    with pytest.raises(SourceError, match="at least the 16 pairs of one batch, got 14"):
-        draw_batches(domains, phi, psi, 16, seed=0, epoch=0)
 
 
 NUM_TOPICS, SIZE = 8, 24
