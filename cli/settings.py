@@ -11,27 +11,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from cairn.cli.options import FieldOption, NamedPath, Numbers
 from cairn.cli.terminal import warn
 from cairn.pipeline.config import DEFAULT_ROOT
 from cairn.pipeline.errors import ConfigError
-from cairn.pipeline.options import MAX_NUMBER, About, Option, check_value, did_you_mean
+from cairn.pipeline.options import check_value, did_you_mean
 from cairn.pipeline.settings_file import SHARED, check_setting, read_settings_file
 from click.core import ParameterSource
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _FILE: Final = Path("cairn.toml")
-_KINDS: Final[Mapping[type, type]] = {
-    click.types.StringParamType: str,
-    NamedPath: str,
-    click.types.IntParamType: int,
-    click.IntRange: int,
-}
-"""Type of a value in the file by its option's; others read it themselves."""
+_TEXTS: Final = (click.types.StringParamType, click.Choice, NamedPath)
+"""Types of options whose value in the file is a text."""
 _SET_ELSEWHERE = frozenset({"CAIRN_CACHE"})
 """Variables of other parts of Cairn that are spelt like an option's."""
 
@@ -116,25 +111,16 @@ def settings_of_verb(
 
 def _check(what: str, option: click.Option, value: Any) -> None:
     """Refuse a value that the option must not have; ``what`` begins the sentence."""
-    own = option.field if isinstance(option, FieldOption) and option.field.is_checked else None
-    field = own or _as_field(option)
-    if field.is_checked and not isinstance(option.type, Numbers):
-        check_value(replace(field, name=what, is_optional=False), value, None)
-
-
-def _as_field(option: click.Option) -> Option:
-    """Return an option that is the command's alone as the field of a dataclass."""
-    kind: Any = _KINDS.get(type(option.type), object)
-    about = About()
-    if option.is_flag:
-        kind = bool
-    elif isinstance(option.type, click.Choice):
-        kind = Literal[tuple(option.type.choices)]
-    elif isinstance(option.type, click.IntRange):
-        about = About(low=option.type.min, high=option.type.max or MAX_NUMBER)
-    elif kind is str and (option.multiple or option.nargs > 1):
-        kind = tuple[str, ...]
-    return Option(name="", kind=kind, is_optional=False, default=None, about=about)
+    if isinstance(option.type, Numbers):
+        return  # which reads it itself
+    if isinstance(option, FieldOption) and option.field.is_checked:
+        check_value(replace(option.field, name=what, is_optional=False), value, None)
+    elif option.is_flag:
+        check_setting(what, bool, value)
+    elif isinstance(option.type, click.types.IntParamType):
+        check_setting(what, int, value)
+    elif isinstance(option.type, _TEXTS):
+        check_setting(what, tuple[str, ...] if option.multiple or option.nargs > 1 else str, value)
 
 
 def name_variables(command: click.Command, prefix: str) -> None:

@@ -1,4 +1,7 @@
-"""The policy that all pods of our Kubernetes manifests keep: no root, no privileges, nothing of the host."""
+"""The policy that all pods of our Kubernetes manifests keep: no root, no privileges, nothing of the host.
+
+And the image of this version.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cairn
 import pytest
 import yaml
 
@@ -47,3 +51,9 @@ def test_pod_is_unprivileged_and_read_only(pod: dict[str, Any]) -> None:
             "capabilities": {"drop": ["ALL"]},
         }
         assert "memory" in container["resources"]["limits"]
+        assert container["image"] == f"cairn:{cairn.__version__}"
+
+
+def test_kustomize_gives_pods_the_image_of_this_version() -> None:
+    kustomization = yaml.safe_load((CONFIGS / "kustomize/kustomization.yaml").read_text("utf-8"))
+    assert kustomization["images"] == [{"name": "cairn", "newTag": cairn.__version__}]

@@ -5,38 +5,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.cli.cluster import resolve_engine
-from cairn.cli.main import cairn, run
 from cairn.jobs.engine import EngineConfig
 
-TEXTS = {
-    "a": "a cairn marks the way over the hill",
-    "b": "the river runs past the old stone mill",
-    "c": "snow lies on the ridge",
-}
-
 
 @pytest.fixture
-def ingest(tmp_path: Path, tiny_model_folder: Path) -> list[str]:
-    pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), tmp_path / "corpus.parquet")
-    words = "ingest corpus.parquet --collection c --landmark-interval 16 --quiet --model"
-    return [*words.split(), str(tiny_model_folder)]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    def invoke(*arguments: str) -> tuple[int, str]:
-        code = run(cairn, arguments, "cairn")
-        return code, capsys.readouterr().err
-
-    return invoke
+def ingest(corpus: str, ingest_options: list[str]) -> list[str]:
+    return ["ingest", corpus, *ingest_options, "--quiet"]
 
 
 def test_engine_is_ray_where_there_is_an_address():
@@ -70,13 +50,13 @@ def test_workers_of_a_local_engine_warn(capsys: pytest.CaptureFixture[str]):
 )  # fmt: skip
 def test_engine_that_cannot_be_had_is_one_sentence_and_nothing_is_done(
     ingest: list[str],
-    call: Callable[..., tuple[int, str]],
+    call: Any,
     tmp_path: Path,
     flags: list[str],
     code: int,
     sentence: str,
 ):
-    got, error = call(*ingest, *flags)
+    got, _, error = call(*ingest, *flags)
     assert (got, error.count("\n")) == (code, 1)
     assert sentence in error
     assert not (tmp_path / "cairn-data").exists()
@@ -101,7 +81,7 @@ def test_ray_of_our_own_is_started_with_a_token_and_gone_afterwards(ingest: list
         }
         time.sleep(0.5)
     assert process.returncode == 0
-    assert json.loads(process.communicate()[0])["encoded"] == len(TEXTS)
+    assert json.loads(process.communicate()[0])["encoded"] == 3
     assert modes == {"token"}
     deadline = time.monotonic() + 120  # a busy machine takes its time to end a worker
     while left := _environments(mark):

@@ -10,20 +10,12 @@ import pytest
 
 
 @pytest.fixture
-def collections(call: Any, tmp_path: Path, tiny_model_folder: Path) -> None:
+def collections(call: Any, tmp_path: Path, ingest_options: list[str]) -> None:
     for name, kind in (("stones", pa.int64()), ("pebbles", pa.int64()), ("words", pa.string())):
         rows = pa.table({"id": ["a"], "text": ["granite"], "year": pa.array([2001]).cast(kind)})
         pq.write_table(rows, tmp_path / f"{name}.parquet")
-        options = (
-            "--collection",
-            name,
-            "--model",
-            str(tiny_model_folder),
-            "--landmark-interval",
-            "16",
-            "--quiet",
-        )
-        assert call("ingest", f"{name}.parquet", *options)[0] == 0
+        options = [name if word == "c" else word for word in ingest_options]
+        assert call("ingest", f"{name}.parquet", *options, "--quiet")[0] == 0
 
 
 def test_key_is_shown_once_listed_without_itself_and_revoked(call: Any, tmp_path: Path) -> None:

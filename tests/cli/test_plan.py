@@ -8,10 +8,9 @@ import pytest
 
 
 @pytest.fixture
-def drifted(call: Any, tiny_model_folder: Path, tmp_path: Path) -> list[str]:
+def drifted(call: Any, ingest_options: list[str], tmp_path: Path) -> list[str]:
     """Ingest six stones, then as many cats and more; return the words of the ingest."""
-    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16"]
-    options += ["--use-context", "--quiet"]
+    options = [*ingest_options, "--use-context", "--quiet"]
     stones = {f"s{number}": f"stone path hill {'stone ' * number}" for number in range(6)}
     cats = {f"c{number}": f"the cat sat on the mat {'cat ' * number}" for number in range(12)}
     for texts in (stones, stones | cats):
@@ -39,22 +38,20 @@ def test_plan_says_what_is_to_do_and_apply_does_it_once(call: Any, drifted: list
 
 
 def test_plan_of_an_encoder_that_reads_no_context_has_nothing_to_do(
-    call: Any, tiny_model_folder: Path, tmp_path: Path
+    call: Any, ingest_options: list[str], tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"id": ["a"], "text": ["stone path"]}), tmp_path / "corpus.parquet")
-    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
-    call("ingest", "corpus.parquet", *options)
+    call("ingest", "corpus.parquet", *ingest_options, "--quiet")
     code, out, _ = call("plan", "c", "--apply", "--force")
     assert (code, "the encoder reads no context" in out, "0 of 1 documents" in out) == (0, True, True)
     assert "no vector depends on the context" in call("status", "c")[1]
 
 
 def test_plan_late_gives_a_collection_token_vectors_once(
-    call: Any, tiny_model_folder: Path, tmp_path: Path
+    call: Any, ingest_options: list[str], tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", "a cat"]}), tmp_path / "corpus.parquet")
-    options = ["--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet"]
-    assert call("ingest", "corpus.parquet", *options, "--token-bytes", "0")[0] == 0
+    assert call("ingest", "corpus.parquet", *ingest_options, "--token-bytes", "0", "--quiet")[0] == 0
     assert "token vectors   none" in call("status", "c")[1]
 
     applied = json.loads(call("plan", "c", "--apply", "--late", "--quiet", "--json")[1])["applied"]

