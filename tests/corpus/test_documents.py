@@ -65,16 +65,21 @@ def page(*lines: str) -> bytes:
     return b"BT /H 12 Tf 72 700 Td %s ET" % shown
 
 
-def pdf(path: Path, *pages: bytes | None, title: str = "", trailer: bytes = b"") -> Path:
+FONT = (
+    b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica"
+    b"/Encoding<</BaseEncoding/WinAnsiEncoding/Differences[1/uni2010]>>%s>>"
+)
+
+
+def pdf(
+    path: Path, *pages: bytes | None, title: str = "", trailer: bytes = b"", font: bytes = FONT % b""
+) -> Path:
     """Write a PDF of pages with these contents; None is a page that is not there."""
     kids = b" ".join(b"%d 0 R" % (10 + number) for number in range(len(pages)))
     objects = {
         1: b"<</Type/Catalog/Pages 2 0 R>>",
         2: b"<</Type/Pages/Kids[%s]/Count %d>>" % (kids, len(pages)),
-        3: (
-            b"<</Type/Font/Subtype/Type1/BaseFont/Helvetica"
-            b"/Encoding<</BaseEncoding/WinAnsiEncoding/Differences[1/uni2010]>>>>"
-        ),
+        3: font,
         4: b"<</Title(%s)>>" % title.encode(),
     }
     for number, content in enumerate(pages):
@@ -362,6 +367,31 @@ def test_a_hyphen_at_the_end_of_a_line_of_pdf_stays_where_it_is_one_of_the_word(
 ) -> None:
     [row], _ = read(pdf(tmp_path / "a.pdf", page(*lines)))
     assert row["text"] == word
+
+
+HEBREW = "אבגדהוזחט"
+HEBREW_FONT = (FONT % (b"/FirstChar 0/LastChar 255/Widths[%s]" % (b"500 " * 256))).replace(
+    b"]>>", b" 192%s]>>" % "".join(f"/uni{ord(letter):04X}" for letter in HEBREW).encode(), 1
+)
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (
+            ".Windows 11 (ab) חז ]הו[ 15/03/2024 גד (1,200) אב",
+            "בא (1,200) דג 15/03/2024 [וה] זח Windows 11 (ab).",
+        ),
+        ("17% זח 3-4 דג (בא\n[הג] דב", "אב) גד 3-4 חז 17%\nבד [גה]"),
+        ("one two אב three", "one two בא three"),
+        ("1,200\nab אב\nהג (ab)\nדה", "1,200\nבא ab\n(ab) גה\nהד"),
+    ],
+)
+def test_a_line_of_pdf_from_right_to_left_is_read_in_its_order(tmp_path: Path, shown: str, text: str) -> None:
+    letters = str.maketrans(dict(zip(HEBREW, map(chr, range(192, 201)), strict=True)))
+    lines = page(*shown.translate(letters).replace("(", "\\(").replace(")", "\\)").split("\n"))
+    [row], _ = read(pdf(tmp_path / "a.pdf", lines, font=HEBREW_FONT))
+    assert row["text"] == text
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ A new format is one file here, with a subclass of ``format.Format`` or, where a 
     json_lines, csv     columns learned by a first pass
     text, html          a document a file: id, title, text, and the keys of front matter
     documents, paged    PDF, Office and the like, each read in a child process, page by page
+    right_to_left       the order of lines of Hebrew and Arabic in PDF
     tables              a data file of a table of Lance, Delta or Iceberg, or a table in memory
     file_kind           what the first bytes of any file say that it is
 """

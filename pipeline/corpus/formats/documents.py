@@ -60,6 +60,7 @@ from cairn.pipeline.corpus.formats.paged import (
     UnreadableError,
     cleaned,
 )
+from cairn.pipeline.corpus.formats.right_to_left import text_in_reading_order
 from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, Document, TextFormat, without_pictures
 from typing_extensions import override
 
@@ -124,7 +125,8 @@ def _pdf_page(document: Any, index: int) -> str:
         page.close()  # what was filled in is content of the page once it is loaded again
         page = document[index]
     shown = page.get_textpage()
-    text = _WORDS.sub(_joined, _PRINTED_HYPHEN.sub(_BROKEN, cast("str", shown.get_text_range())))
+    text = text_in_reading_order(shown, cast("str", shown.get_text_range()))
+    text = _WORDS.sub(_joined, _PRINTED_HYPHEN.sub(_BROKEN, text))
     is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
     shown.close()
     page.close()
