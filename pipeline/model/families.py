@@ -1,7 +1,7 @@
 """Readers of published models: what each layout calls its tensors, and what else its configuration says.
 
     BERT, RoBERTa, XLM-R, CamemBERT    post-norm, learned positions, a plain feed-forward, biases; DistilBERT
-                                       without token types
+                                       and MPNet without token types, MPNet with a bias of distances besides
     NomicBERT, CDE v1's backbones      post-norm, RoPE, SwiGLU, no biases
     GTE                                post-norm, RoPE stretched by NTK, GeGLU, biases but in the gate
     ModernBERT, mmBERT, CDE v2's       pre-norm, RoPE, GeGLU, global layers among local ones
@@ -12,18 +12,18 @@ Each reader checks a configuration and turns it with its tensors into layers of 
 fp32 to the published code. NomicBERT and GTE are read in their published layout and in the one transformers
 gives them. Context stands before the text as input embeddings with token type 0 and the embedding norm,
 without position and not rotated; the text's positions start at 0 (CDE eq. 5 and 6, §10.4). Local layers do
-not show it.
+not show it. MPNet's bias of distances is 0 between context and anything.
 
 Decoders see the whole row (NV-Embed §3.1), as NV-Embed, gte-Qwen2 and their kin were trained; ``is_causal``
 keeps the mask for checkpoints trained with it and pooled at their last token (Qwen3-Embedding, e5-mistral).
 A sliding window belongs to causal text: without the mask it is left out, with it rows must fit the window,
 where it hides nothing. With the mask every token of the text sees all of the context.
 
-Not read: relative or interleaved positions, GTE's logarithmic attention scale, NomicBERT's mixture of
+Not read: other relative or interleaved positions, GTE's logarithmic attention scale, NomicBERT's mixture of
 experts, quantised decoders. A NomicBERT that stretches RoPE is read up to the length it was trained on.
 
 Sources: Nussbaum et al., "Nomic Embed"; Zhang et al., "mGTE"; Warner et al., "Smarter, Better, Faster,
-Longer" (ModernBERT).
+Longer" (ModernBERT); Song et al., "MPNet".
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from typing import Any, Final
 import torch
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
+from cairn.pipeline.model.engine.attention import BUCKETS, RelativeBias
 from cairn.pipeline.model.engine.layer import Activation, GatedMlp, Layer, PlainMlp, activation_named
 from cairn.pipeline.model.engine.pattern import Shape
 from cairn.pipeline.model.engine.rotary import RotaryTable, even_head_dim, read_rotary
@@ -71,6 +72,12 @@ _BERT: Final = _Names(
     up=["intermediate.dense"],
     down="output.dense",
     mlp_norm="output.LayerNorm",
+)
+_MPNET: Final = replace(
+    _BERT,
+    qkv=[f"attention.attn.{part}" for part in "qkv"],
+    output="attention.attn.o",
+    attention_norm="attention.LayerNorm",
 )
 _DISTIL: Final = _Names(
     layer="transformer.layer",
@@ -129,6 +136,8 @@ _TYPES: Final = "embeddings.token_type_embeddings.weight"
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads")
 _COUNT_FROM_PADDING: Final = ("roberta", "xlm-roberta", "camembert")
 """Model types whose first position stands after the padding id."""
+_MPNET_FIRST_POSITION: Final = 2
+"""MPNet's code counts from behind the id 1, whatever its padding is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,6 +188,7 @@ class _Layers:
         embedding: Embedding,
         layers: Sequence[Layer],
         rotary: Mapping[bool, RotaryTable] = MappingProxyType({}),
+        relative_bias: RelativeBias | None = None,
         final_norm: Norm | None = None,
     ) -> Transformer:
         return Transformer(
@@ -188,6 +198,7 @@ class _Layers:
             final_norm=final_norm,
             shape=self.shape,
             rotary=rotary,
+            relative_bias=relative_bias,
             dtype=self.reader.dtype,
             device=self.reader.device,
         )
@@ -195,7 +206,8 @@ class _Layers:
 
 def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.device) -> Transformer:
     """Read BERT and its kin; another variant or a misfit raises :class:`ModelError`."""
-    config, is_distilled = checkpoint.config, checkpoint.config["model_type"] == "distilbert"
+    config, model_type = checkpoint.config, checkpoint.config["model_type"]
+    is_distilled, is_mpnet = model_type == "distilbert", model_type == "mpnet"
     if config.get("position_embedding_type", "absolute") != "absolute" or config.get("is_decoder", False):
         raise ModelError(
             "the model must be an encoder with absolute positions, got another variant; choose another model"
@@ -212,17 +224,21 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
     wide = torch.promote_types(dtype, torch.float32)
     tokens_VD = reader.read(_TOKENS, (checkpoint.integer("vocab_size"), width), wide)
     positions_PD = reader.read("embeddings.position_embeddings.weight", (num_positions, width), wide)
-    if config["model_type"] in _COUNT_FROM_PADDING:
+    if model_type in _COUNT_FROM_PADDING:
         positions_PD = positions_PD[int(config.get("pad_token_id") or 0) + 1 :]
-    types_D = None
-    if not is_distilled:
+    types_D = relative_bias = None
+    if is_mpnet:
+        positions_PD = positions_PD[_MPNET_FIRST_POSITION:]
+        numbers_RH = reader.read("encoder.relative_attention_bias.weight", (BUCKETS, num_heads), wide)
+        relative_bias = RelativeBias(numbers_RH, len(positions_PD))
+    elif not is_distilled:
         num_types = checkpoint.integer("type_vocab_size", default=2)
         types_D = reader.read(_TYPES, (num_types, width), wide)[0].clone()
     norm = reader.norm("embeddings.LayerNorm", width, wide)
     shape = _shape(num_heads, width // num_heads, len(positions_PD))
     layers = _Layers(
         reader=reader,
-        names=_DISTIL if is_distilled else _BERT,
+        names=_DISTIL if is_distilled else _MPNET if is_mpnet else _BERT,
         shape=shape,
         width=width,
         inner=checkpoint.integer("intermediate_size", "hidden_dim"),
@@ -234,6 +250,7 @@ def read_bert(checkpoint: Checkpoint, *, dtype: torch.dtype, device: torch.devic
         checkpoint,
         embedding=Embedding(tokens_VD=tokens_VD, positions_PD=positions_PD, token_type_D=types_D, norm=norm),
         layers=list(map(layers.read, range(checkpoint.integer(*LAYER_COUNTS)))),
+        relative_bias=relative_bias,
     )
 
 

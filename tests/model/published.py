@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def native(folder: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Return a folder's configuration and tensors in the names transformers gives them."""
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     tensors = {
-        name.removeprefix("model.").removeprefix("bert.").removeprefix("new."): tensor
+        re.sub(r"^(model|bert|new|mpnet)\.", "", name): tensor
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
     if "n_embd" in config:
@@ -169,7 +170,8 @@ def published_behind_context(
     is taken away before. The text's positions start where they do without context.
     """
     num_context, kind = len(context), model.config.model_type
-    first = model.config.pad_token_id + 1 if kind in ("roberta", "xlm-roberta", "camembert") else 0
+    counts_from_padding = kind in ("roberta", "xlm-roberta", "camembert", "mpnet")
+    first = model.embeddings.padding_idx + 1 if counts_from_padding else 0
     unplaced = torch.from_numpy(context)
     if hasattr(model, "embeddings") and hasattr(model.embeddings, "position_embeddings"):
         unplaced = unplaced - model.embeddings.position_embeddings.weight[0]
@@ -186,6 +188,10 @@ def published_behind_context(
         is_near &= (place[:, None] >= num_context) & (place >= num_context)
         local = torch.where(is_near | torch.eye(len(place), dtype=torch.bool), 0.0, -torch.inf)[None, None]
         settings["attention_mask"] = {"full_attention": torch.zeros_like(local), "sliding_attention": local}
+    elif kind == "mpnet":
+        bias_1HTT = type(model.encoder).compute_position_bias(model.encoder, embeds[:, num_context:])
+        padded = torch.nn.functional.pad(bias_1HTT, (num_context, 0, num_context, 0))
+        model.encoder.compute_position_bias = lambda _: padded
     found = model(inputs_embeds=embeds, position_ids=positions, **settings)
     return found.last_hidden_state[0, num_context:]
 

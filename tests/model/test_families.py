@@ -34,12 +34,12 @@ from tests.lab.train.families import tiny_new
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- models: begin, written by `make models` -->\n", "<!-- models: end -->\n"
 TITLES = {name: kind.title for name, kind in MODEL_TYPES.items()} | {
-    "mpnet": "MPNet, EmbeddingGemma, EuroBERT, T5, ELECTRA, ALBERT, DeBERTa, Jina v3 and others",
+    "electra": "EmbeddingGemma, EuroBERT, T5, ELECTRA, ALBERT, DeBERTa, Jina v3 and others",
     "cde v1": "cde-small-v1",
     "cde v2": "cde-small-v2",
 }
 COLUMN = {
-    "mpnet": "any other that transformers runs",
+    "electra": "any other that transformers runs",
     "cde v1": "of its backbone",
     "cde v2": "of its backbone",
 }
@@ -97,7 +97,7 @@ def family_folder(
                 name: lambda name=name: shutil.copytree(
                     make_family(name), tmp_path_factory.mktemp(name) / "model"
                 )
-                for name in ("mpnet", "distilbert")
+                for name in ("mpnet", "distilbert", "electra")
             },
             "nomic_bert": make_nomic_bert,
             "new": make_gte,

@@ -25,7 +25,7 @@ T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 
 DECODER_SIZES = {**SIZES, "num_key_value_heads": 2, "head_dim": 8}
 RELATIVE = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mpnet": ("MPNet", SIZES),
+    "data2vec-text": ("Data2VecText", SIZES),
     "gemma3_text": (
         "Gemma3Text",
         {**DECODER_SIZES, "use_bidirectional_attention": True, "sliding_window": 9},
@@ -52,11 +52,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-DISTILBERT: tuple[str, dict[str, Any]] = (
-    "DistilBert",
-    {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 96},
-)
-"""A family of the engine, whose layout is the library's, too."""
+OF_THE_ENGINE: dict[str, tuple[str, dict[str, Any]]] = {
+    "distilbert": (
+        "DistilBert",
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 96},
+    ),
+    "mpnet": ("MPNet", {**SIZES, "max_position_embeddings": 98}),
+    "mpnet long": ("MPNet", {**SIZES, "max_position_embeddings": 402}),
+}
+"""Families of the engine, whose layout is the library's, too."""
 MakeFamily = Callable[[str], Path]
 
 
@@ -66,7 +70,7 @@ def make_family(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactor
 
     @cache
     def make(family: str) -> Path:
-        name, sizes = FAMILIES.get(family, DISTILBERT)
+        name, sizes = (FAMILIES | OF_THE_ENGINE)[family]
         folder = tmp_path_factory.mktemp(family)
         tokenizer = Tokenizer.from_file(str(tiny_model_folder / "tokenizer.json"))
         tokenizer.post_processor = TemplateProcessing(

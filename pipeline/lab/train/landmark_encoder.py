@@ -161,6 +161,7 @@ def run_rows(
         * (CUDA_BATCH_FACTOR if engine.device.type == "cuda" else 1)
         // engine.shape.num_heads,
         local_radius=engine.shape.local_radius,
+        relative_bias=engine.relative_bias,
         device=engine.device,
     )
     text_N = torch.from_numpy(ranges(np.cumsum(lengths_B) - rows.lengths, rows.lengths)).to(engine.device)

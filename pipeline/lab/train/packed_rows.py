@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
-from cairn.pipeline.model.engine.attention import bias_where
+from cairn.pipeline.model.engine.attention import RelativeBias, bias_where
 from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Bool, Float, Float32, Int32, Int64
@@ -99,13 +99,13 @@ MIN_SHARE_OF_SCORES: Final = 0.5
 class Block:
     """R rows of nearly one length attended to together, T places a row, where padding repeats the last.
 
-    Biases are 0 where a query sees a key and -inf elsewhere, None where all is seen; ``local_bias`` is for
-    local layers.
+    Biases are 0, or the model's own, where a query sees a key and -inf elsewhere, None for 0 throughout;
+    ``local_bias`` is for local layers.
     """
 
     tokens_RT: Int64[torch.Tensor, "R T"]
     is_token_RT: Bool[torch.Tensor, "R T"] | None
-    bias: Float32[torch.Tensor, "R 1 1 T"] | None
+    bias: Float32[torch.Tensor, "_R _H _T T"] | None
     local_bias: Float32[torch.Tensor, "_R 1 T T"] | None
 
 
@@ -115,6 +115,7 @@ def cut_into_blocks(
     *,
     max_scores: int,
     local_radius: int | None,
+    relative_bias: RelativeBias | None = None,
     device: torch.device,
 ) -> tuple[Block, ...]:
     """Group rows by their lengths, which count ``num_lead`` vectors before each text.
@@ -130,7 +131,11 @@ def cut_into_blocks(
         alike = int(np.searchsorted(-scores, -MIN_SHARE_OF_SCORES * scores[first], side="right"))
         end = max(first + 1, min(alike, first + max_scores // int(scores[first])))
         rows = order[first:end]
-        blocks.append(_block(starts_B[rows], lengths_B[rows], num_lead, local_radius, device))
+        block = _block(starts_B[rows], lengths_B[rows], num_lead, local_radius, device)
+        if relative_bias is not None:
+            relative = relative_bias.of_rows(int(lengths_B[order[first]]), num_lead)
+            block = replace(block, bias=relative if block.bias is None else relative + block.bias)
+        blocks.append(block)
         first = end
     return tuple(blocks)
 

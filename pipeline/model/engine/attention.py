@@ -149,6 +149,41 @@ def _mix(
     out_BHQd.copy_(mixed.view(num_rows, num_heads, num_queries, head_dim))
 
 
+BUCKETS: Final = 32
+"""Numbers a head has for distances: half for keys behind the query, half for keys before it."""
+_EXACT_BUCKETS: Final = 8
+"""The distances that have a bucket each, on either side; further ones share them by their logarithm."""
+_FURTHEST: Final = 128
+"""From this distance on all keys of a side are in one bucket."""
+
+
+class RelativeBias:
+    """Learned numbers that all layers add to their logits, by head and by distance of query and key.
+
+    Source: Raffel et al., T5, §2.1, for distances on both sides, as MPNet has it.
+    """
+
+    def __init__(self, numbers_RH: Float32[torch.Tensor, "R H"], max_positions: int) -> None:
+        self._numbers_RH = numbers_RH
+        ahead_W = torch.arange(1 - max_positions, max_positions)
+        far_W = (ahead_W.abs().clamp(min=1) / _EXACT_BUCKETS).log() / math.log(_FURTHEST / _EXACT_BUCKETS)
+        side = BUCKETS // 2
+        shared_W = (_EXACT_BUCKETS + (far_W * (side - _EXACT_BUCKETS)).long()).clamp(max=side - 1)
+        bucket_W = torch.where(ahead_W.abs() < _EXACT_BUCKETS, ahead_W.abs(), shared_W)
+        self._bucket_W = (bucket_W + (ahead_W > 0) * side).to(numbers_RH.device)
+
+    def of_rows(
+        self, width: int, num_unplaced: int, temperature: float = 1.0
+    ) -> Float32[torch.Tensor, "1 H S S"]:
+        """Return the bias of rows of ``width`` vectors; it is 0 for those in front without a position."""
+        num_placed, middle = width - num_unplaced, len(self._bucket_W) // 2
+        bucket_W = self._bucket_W[middle - num_placed + 1 : middle + num_placed]
+        by_distance_HW = F.embedding(bucket_W, self._numbers_RH).t() / temperature
+        # The last query's keys are all behind it, and each query before it sees them one place nearer.
+        bias_HPP = by_distance_HW.unfold(1, num_placed, 1).flip(1)
+        return F.pad(bias_HPP, (num_unplaced, 0, num_unplaced, 0))[None]
+
+
 def bias_where(visible: Bool[torch.Tensor, "*shape"]) -> Float32[torch.Tensor, "*shape"]:
     """Return 0 where visible, -inf elsewhere; float32, as a sum of two formats takes several times longer."""
     return torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, float("-inf"))

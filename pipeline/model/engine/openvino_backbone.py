@@ -72,7 +72,12 @@ class OpenVinoTransformer(Transformer):
         rotary_dims = {kind: table.rotary_dim for kind, table in self.rotary.items()}
         is_int8 = precision == torch.int8
         graph = build_graph(
-            self.layers, self.shape, model_dim=self.model_dim, rotary_dims=rotary_dims, is_int8=is_int8
+            self.layers,
+            self.shape,
+            model_dim=self.model_dim,
+            rotary_dims=rotary_dims,
+            biased_heads=1 if self.relative_bias is None else self.shape.num_heads,
+            is_int8=is_int8,
         )
         others = resolve_precision("auto", self.device) if is_int8 else precision
         self._compiled = _compile(graph, others, group_size=_group_size(self.layers) if is_int8 else 0)
@@ -169,17 +174,19 @@ def build_graph(
     *,
     model_dim: int,
     rotary_dims: Mapping[bool, int],
+    biased_heads: int = 1,
     is_int8: bool = False,
 ) -> Any:
     """Return the graph of all layers; with ``is_int8`` their weights are rounded to int8.
 
     ``rotary_dims`` says for each kind of layer how much of a head is turned; it is empty without RoPE.
+    ``biased_heads`` are those that have a bias each.
 
     Inputs by name, numbers in float32 and indices in int64:
 
     - ``x`` (B, S, D), ``scale`` (1,): the logits' factor
     - with RoPE ``cos_<kind>`` and ``sin_<kind>`` (S, E), one of each kind of layer
-    - ``bias_global`` (B or 1, 1, S or 1, S), where there are global layers
+    - ``bias_global`` (B or 1, ``biased_heads``, S or 1, S), where there are global layers
     - where there are local ones, their G blocks of b queries and K keys, by place among all N tokens:
       ``queries`` (G, b), ``keys`` (G, K), ``bias_local`` (G or 1, 1, b, K), and the way back ``places``
       (B, S) among the G b queries
@@ -187,7 +194,7 @@ def build_graph(
     inputs = {"x": _input("x", [-1, -1, model_dim]), "scale": _input("scale", [1])}
     for is_local in sorted({layer.is_local for layer in layers}):
         kind = KINDS[is_local]
-        inputs[f"bias_{kind}"] = _input(f"bias_{kind}", [-1, 1, -1, -1])
+        inputs[f"bias_{kind}"] = _input(f"bias_{kind}", [-1, biased_heads, -1, -1])
         for name in ("cos", "sin") if rotary_dims else ():
             inputs[f"{name}_{kind}"] = _input(f"{name}_{kind}", [-1, rotary_dims[is_local] // 2])
         for name in ("queries", "keys", "places") if is_local else ():

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from cairn.pipeline.model.engine.attention import Workspace
+from cairn.pipeline.model.engine.attention import RelativeBias, Workspace
 from cairn.pipeline.model.engine.rotary import RotaryTable
 from jaxtyping import Float, Int64
 
@@ -51,6 +51,7 @@ class PassSettings:
     temperature: float
     workspace: Workspace
     device: torch.device
+    relative_bias: RelativeBias | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -74,7 +74,14 @@ class Rectangle(Pattern):
         x_BSD = x_ND.view(-1, self._batch.width, x_ND.shape[1])
         return x_BSD[:, self._batch.num_lead :].reshape(-1, x_ND.shape[1])
 
-    def _global_bias(self) -> Float[torch.Tensor, "B 1 _Q S"] | None:
+    def _global_bias(self) -> Float[torch.Tensor, "_B _H _Q S"] | None:
+        seen, settings, relative = self._seen_bias(), self._settings, self._settings.relative_bias
+        if relative is None:
+            return seen
+        bias_1HSS = relative.of_rows(self._batch.width, self._batch.num_unplaced, settings.temperature)
+        return bias_1HSS if seen is None else bias_1HSS + seen
+
+    def _seen_bias(self) -> Float[torch.Tensor, "B 1 _Q S"] | None:
         batch, device, visible_BS = self._batch, self._settings.device, None
         order_S = torch.arange(batch.width, device=device)
         # Validity is by true length, as padding may be a token that texts use too.

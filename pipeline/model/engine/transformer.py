@@ -4,10 +4,10 @@
                            ▲                      ▲
                  context, soft prompt         pattern: who sees whom
 
-What differs between families is data here: where norms stand, which norm, rotary or absolute positions, local
-layers, shared key and value heads, plain or gated feed-forward. Same mathematics as the published models,
-exact to 1e-5 in fp32. No dropout, no token types but 0. What a checkpoint holds beside its transformer is
-read above the engine, from ``own_tensors``.
+What differs between families is data here: where norms stand, which norm, rotary, absolute or relative
+positions, local layers, shared key and value heads, plain or gated feed-forward. Same mathematics as the
+published models, exact to 1e-5 in fp32. No dropout, no token types but 0. What a checkpoint holds beside its
+transformer is read above the engine, from ``own_tensors``.
 
     B rows   S vectors of a row, lead and text   T text tokens   N vectors of a batch   M of its texts
 """
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch documents
 from cairn.pipeline.errors import ModelError
-from cairn.pipeline.model.engine.attention import Workspace
+from cairn.pipeline.model.engine.attention import RelativeBias, Workspace
 from cairn.pipeline.model.engine.backbone import Backbone, ContextRows, Ids, Lengths
 from cairn.pipeline.model.engine.layer import Activation, Layer, run_layer
 from cairn.pipeline.model.engine.packed import Packed
@@ -72,6 +72,7 @@ class Transformer(Backbone):
         final_norm: Norm | None,
         shape: Shape,
         rotary: Mapping[bool, RotaryTable],
+        relative_bias: RelativeBias | None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -91,9 +92,11 @@ class Transformer(Backbone):
         self.final_norm = final_norm
         self.shape = shape
         self.rotary = rotary
+        self.relative_bias = relative_bias
         self.workspace = Workspace(device)
-        # The flash kernels know half precision only.
-        is_packed = device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+        # The flash kernels know half precision only, and no bias.
+        is_half = dtype in (torch.bfloat16, torch.float16)
+        is_packed = device.type == "cuda" and is_half and relative_bias is None
         self.pattern_type: type[Pattern] = Packed if is_packed else Rectangle
         self._last_global = max(
             (index for index, layer in enumerate(layers) if not layer.is_local), default=-1
@@ -170,6 +173,7 @@ class Transformer(Backbone):
             temperature=temperature,
             workspace=self.workspace,
             device=self.device,
+            relative_bias=self.relative_bias,
         )
 
     def encode_embedded(

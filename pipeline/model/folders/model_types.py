@@ -44,6 +44,7 @@ MODEL_TYPES: Final[Mapping[str, ModelType]] = {
     "xlm-roberta": ModelType(title="XLM-RoBERTa", reader=_BERT, in_transformers=True),
     "camembert": ModelType(title="CamemBERT", reader=_BERT, in_transformers=True),
     "distilbert": ModelType(title="DistilBERT", reader=_BERT, in_transformers=True),
+    "mpnet": ModelType(title="MPNet", reader=_BERT, in_transformers=True),
     "modernbert": ModelType(title="ModernBERT, mmBERT", reader=_MODERN_BERT, in_transformers=True),
     "nomic_bert": ModelType(title="NomicBERT", reader=_NOMIC_BERT, in_transformers=True),
     "new": ModelType(title="gte-en-mlm, gte-multilingual", reader=_GTE, in_transformers=False),

@@ -19,6 +19,7 @@ SIZES: Final[dict[str, Any]] = {
 FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "bert": {},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "mpnet": {},
     "modernbert": {"local_attention": 8, "layer_types": ["full_attention", "sliding_attention"]},
     "nomic_bert": {},
     "new": {"rope_theta": 10_000.0, "type_vocab_size": 1},

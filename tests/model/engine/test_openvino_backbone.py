@@ -47,6 +47,7 @@ TEXTS = [
     params=[
         "bert",
         "roberta",
+        "mpnet",
         "modernbert",
         "narrow window",
         "nomic bert",
@@ -57,12 +58,20 @@ TEXTS = [
     ],
 )
 def settings(
-    request, tiny_model_folder, tiny_roberta_folder, make_modernbert, make_nomic_bert, make_gte, make_decoder
+    request,
+    tiny_model_folder,
+    tiny_roberta_folder,
+    make_family,
+    make_modernbert,
+    make_nomic_bert,
+    make_gte,
+    make_decoder,
 ):
     """One model of every family, and of what families differ in."""
     make = {
         "bert": lambda: tiny_model_folder,
         "roberta": lambda: tiny_roberta_folder,
+        "mpnet": lambda: make_family("mpnet"),
         "modernbert": make_modernbert,
         "narrow window": lambda: make_modernbert(local_attention=2, bias=True),
         "nomic bert": make_nomic_bert,

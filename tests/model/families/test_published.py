@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
         "bert",
         "roberta",
         "distilbert",
+        "mpnet",
         "modernbert",
         "nomic_bert",
         "gte",
@@ -58,6 +60,7 @@ PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     )
 }
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mpnet prefix": ("mpnet", {"prefix": "mpnet."}),
     "modernbert prefix": ("modernbert", {"prefix": "model."}),
     "modernbert norm bias": ("modernbert", {"bias": True}),
     "modernbert wide window": ("modernbert", {"local_attention": 41}),
@@ -97,6 +100,7 @@ def make(
         "bert": lambda: tiny_model_folder,
         "roberta": lambda: tiny_roberta_folder,
         "distilbert": lambda: make_family("distilbert"),
+        "mpnet": lambda prefix="": with_prefix(make_family("mpnet"), prefix),
         "modernbert": make_modernbert,
         "nomic_bert": make_nomic_bert,
         "gte": make_gte,
@@ -111,6 +115,16 @@ def with_settings(folder: Path, **changes: Any) -> Path:
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def with_prefix(folder: Path, prefix: str) -> Path:
+    """Return a copy of a folder whose tensors' names begin so."""
+    if not prefix:
+        return folder
+    copy = shutil.copytree(folder, folder.with_name(f"{folder.name} {prefix}"), dirs_exist_ok=True)
+    tensors = load_file(copy / "model.safetensors")
+    save_file({prefix + name: tensor for name, tensor in tensors.items()}, copy / "model.safetensors")
+    return copy
 
 
 @pytest.mark.parametrize(
@@ -145,6 +159,12 @@ def test_hidden_states_temperature_and_mask_equal_transformers(make, monkeypatch
     for module in model.modules():
         if hasattr(module, "scaling"):
             module.scaling /= 0.5
+    if family == "mpnet":
+        # Its logits are products with queries, and a bias.
+        queries = [layer.attention.attn.q for layer in model.encoder.layer]
+        for parameters in (model.encoder.relative_attention_bias, *queries):
+            for parameter in parameters.parameters():
+                parameter.data /= 0.5
     ids = random_ids(backbone)
     ours = backbone.hidden_states(ids, LENGTHS, temperature=0.5)
     assert worst(ours, published_hidden(model, ids, LENGTHS, is_causal=is_causal)) <= 3e-5
@@ -196,14 +216,14 @@ def test_load_names_of_transformers_give_the_same(make, family) -> None:
 
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [(name, {}) for name in ("bert", "distilbert", "qwen2", "gte", "nomic_bert")]
+    [(name, {}) for name in ("bert", "distilbert", "mpnet", "qwen2", "gte", "nomic_bert")]
     + [("modernbert", TODAYS_NAMES)],
 )
 def test_first_layers_are_a_model_of_their_own_with_the_final_norm(make, family, changes) -> None:
     folder = make(family, **changes)
     backbone, model = load(folder, layers=1), published(folder)
-    if family in ("bert", "distilbert"):
-        stack = model.encoder if family == "bert" else model.transformer
+    if family in ("bert", "distilbert", "mpnet"):
+        stack = model.transformer if family == "distilbert" else model.encoder
         stack.layer = stack.layer[:1]
     else:
         model.layers = model.layers[:1]
@@ -291,7 +311,15 @@ def test_hidden_states_context_without_a_global_layer_is_refused(make) -> None:
         backbone.hidden_states(random_ids(backbone), LENGTHS, CONTEXT)
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "nomic_bert"])
+def test_hidden_states_distances_beyond_the_buckets_equal_transformers(make_family) -> None:
+    folder, lengths = make_family("mpnet long"), np.array([400, 150, 9])
+    backbone = load(folder)
+    ids = random_ids(backbone, lengths)
+    theirs = published_hidden(published(folder), ids, lengths)
+    assert worst(backbone.hidden_states(ids, lengths), theirs, lengths) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["bert", "mpnet", "modernbert", "nomic_bert"])
 def test_hidden_states_row_beyond_the_positions_is_refused(make, family) -> None:
     with pytest.raises(ModelError, match="at most 96 tokens, got 97"):
         load(make(family)).hidden_states(np.full((1, 97), 7), np.array([97]))
