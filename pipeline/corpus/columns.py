@@ -55,6 +55,8 @@ PLAIN: Final[Mapping[str, pa.DataType]] = {
 
 So does an exponent without a sign, as in 12E3: programs write one.
 """
+WITH_COMMA: Final = r"^[^\pL0-9,.]*[0-9][0-9. '\x{a0}\x{202f}]*,[0-9]+\s*(?:[^\pL0-9,.]*|[A-Z]{3})$"
+"""A number with a comma, also one between thousands, and also beside signs such as `€` and `%`."""
 _NESTED: Final = (list, tuple, dict)
 _SHOWABLE: Final = (-62_135_596_800, 253_402_300_800)
 """The seconds from 0001-01-01 to the end of 9999-12-31."""
@@ -106,8 +108,6 @@ def stored_type(arrow_type: pa.DataType) -> pa.DataType | None:
 
 
 def _stored_scalar(arrow_type: pa.DataType) -> pa.DataType | None:
-    if isinstance(arrow_type, pa.BaseExtensionType) and not is_text(arrow_type):
-        return stored_type(arrow_type.storage_type)
     if is_text(arrow_type):
         return pa.string()
     if pa.types.is_dictionary(arrow_type):

@@ -213,11 +213,21 @@ def _missing(kind: str, column: str, files: Schemas) -> SchemaError:
     if all(file.format.is_document for file, _ in files):
         path = "leave the option out to take paths as ids, " if kind == "id" else ""
         suggestion += f"give documents such a key in their front matter, {path}or "
+    if any(column == _index_without_column(schema) for _, schema in files):
+        suggestion = "it is an index that pandas keeps beside the columns: write `frame.reset_index()`, or "
     shown = ", ".join(available[:_SHOWN_COLUMNS]) + (", …" if len(available) > _SHOWN_COLUMNS else "")
     option = "metadata-columns" if kind == "metadata" else f"{kind}-column"
     where = files[0][0].name if len(files) == 1 else f"{files[0][0].name} and {len(files) - 1:,} more"
     fault = f"{kind} column {column!r} must be there, got none in {where}, which has: {shown}; {suggestion}"
     return ColumnError(fault, "the right one", option)
+
+
+def _index_without_column(schema: pa.Schema) -> str | None:
+    """Return the name of an index of pandas whose numbers follow from its first one and are not stored."""
+    indexes = (schema.pandas_metadata or {}).get("index_columns", ())
+    return next(
+        (each["name"] for each in indexes if isinstance(each, dict) and each["kind"] == "range"), None
+    )
 
 
 Read = Sequence[tuple[SourceFile, pa.Schema, dict[str, str]]]
@@ -265,7 +275,7 @@ def _kinds(read: Read) -> Kinds:
         }
         for name in schema.names:
             if name in once:
-                found.setdefault(name, []).append((file, schema.field(name), of))
+                found.setdefault(name, []).append((file, _without_extension(schema.field(name)), of))
             elif name not in of.values():
                 found.setdefault(name, []).append((file, pa.field(name, OBJECT, metadata=_REPEATED), of))
         for key, value in file.partitions:
@@ -277,6 +287,13 @@ def _kinds(read: Read) -> Kinds:
         is_number = plain_type(pa.array(values, pa.string())) == pa.int64()
         found[key].append((file, pa.field(key, pa.int64() if is_number else pa.string()), {}))
     return found
+
+
+def _without_extension(field: pa.Field) -> pa.Field:
+    """Return a field, as one that is not stored where only a library knows what its numbers stand for."""
+    name = (field.metadata or {}).get(b"ARROW:extension:name", b"").decode()
+    is_storable = not name or is_text(field.type) or stored_type(field.type) is None
+    return field if is_storable else pa.field(field.name, pa.struct([(name, field.type)]))
 
 
 def _folders_overruled(read: Read, config: CorpusConfig) -> Iterator[str]:
@@ -326,7 +343,7 @@ def _take(
     elif is_odd := odd_name(name):
         problem = is_odd
     elif pa.types.is_null(agreed) or pa.types.is_null(getattr(agreed, "value_type", pa.bool_())):
-        problem = _why(lost[0][1]) if lost else "it is null throughout"
+        problem = _why(*lost[0]) if lost else "it is null throughout"
     elif name == "vector" and is_list(agreed):
         problem = "Cairn makes its own vectors, unless --vector-column names them"
     else:
@@ -347,7 +364,7 @@ def _take(
         if "null" not in problem or any(file.format.is_typed for file, _, _ in kinds):
             warnings[f"{sentence}; it is left out"] = None
     elif lost:
-        warnings[f"values of column {name!r} in {where}{also} are left out: {_why(lost[0][1])}"] = None
+        warnings[f"values of column {name!r} in {where}{also} are left out: {_why(*lost[0])}"] = None
 
 
 def _value_kinds(file: SourceFile, field: pa.Field) -> Sequence[str]:
@@ -378,9 +395,9 @@ def odd_name(name: str) -> str | None:
     return "a name must not be blank or *, or hold a dot, a backtick or a NUL character" if is_odd else None
 
 
-def _why(field: pa.Field) -> str:
+def _why(file: SourceFile, field: pa.Field) -> str:
     if field.metadata == _REPEATED:
         return "its name stands more than once"
     if field.metadata == OBJECTS or field.type == OBJECT:
-        return "it holds objects or nested lists"
+        return f"it holds objects or nested lists{', or aliases' if '.md' in file.format.suffixes else ''}"
     return f"its type is {field.type}"

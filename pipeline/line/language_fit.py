@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as arrow_compute
 import pyarrow.dataset as pa_dataset
 from cairn.pipeline.config import NO_MODEL, IngestConfig
-from cairn.pipeline.corpus.columns import PLAIN, are_names, decimals_of
+from cairn.pipeline.corpus.columns import PLAIN, WITH_COMMA, are_names, decimals_of
 from cairn.pipeline.lexical.languages import AUTO, STEMMERS, UNSPACED, language_of
 from cairn.pipeline.lexical.tokenizer import main_languages, runs_of
 from cairn.pipeline.model.folders.names import describe_model, is_endpoint, model_folder
@@ -32,7 +32,7 @@ MOST_TOKENS_A_WORD: Final = 1.75
 _UNKNOWN: Final = ("[UNK]", "<unk>")
 SHOWN_CHARACTERS: Final = 40
 _NUMBER: Final = next(pattern for pattern, kind in PLAIN.items() if kind == pa.float64())
-_NUMBERS: Final = (r"^-?[0-9][0-9. '\x{a0}\x{202f}]*,[0-9]+$", _NUMBER, r"^0[0-9]+$")
+_NUMBERS: Final = (WITH_COMMA, _NUMBER, r"^0[0-9]+$")
 """Numbers with a comma, also one between thousands, those that are read as such, and codes such as 007."""
 
 
@@ -84,11 +84,11 @@ def column_warnings(rows: pa_dataset.Dataset, given: Sequence[str] = ()) -> Iter
         shown = {pattern: column.filter(pc.match_substring_regex(column, pattern)) for pattern in _NUMBERS}
         with_commas, plain, codes = shown.values()
         others = len(column) - len(plain) - len(codes)
-        if len(with_commas) + len(plain) == len(column) > len(plain):
+        if len(with_commas) and 2 * (len(with_commas) + len(plain)) >= len(column):
             commas.append(f"{name!r}, such as {with_commas[0].as_py()!r}")
         elif len(plain) == len(column) and (decimals := decimals_of(column.combine_chunks())):
             points += [] if are_names(decimals) else [f"{name!r}, such as {plain[0].as_py()!r}"]
-        elif len(plain) > others > 0:
+        elif len(plain) >= others > 0:
             is_other = pc.invert(pc.match_substring_regex(column, "|".join(_NUMBERS[1:])))
             other = column.filter(is_other)[0].as_py()
             mixed.append(f"{name!r}, with {other[:SHOWN_CHARACTERS]!r} among them")

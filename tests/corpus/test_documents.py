@@ -360,9 +360,10 @@ def test_a_passage_is_on_the_pages_of_its_first_and_last_character(
         (("state-of-the-", "art"), "state-of-the-art"),
         (("U-", "Boot"), "U-Boot"),
         (("-Nach-", "teile"), "-Nachteile"),
+        (("\x10e\x1ecient\x11",), "“efficient”"),
     ],
 )
-def test_a_hyphen_at_the_end_of_a_line_of_pdf_stays_where_it_is_one_of_the_word(
+def test_words_of_pdf_are_whole_and_keep_hyphens_of_their_own(
     tmp_path: Path, lines: Sequence[str], word: str
 ) -> None:
     [row], _ = read(pdf(tmp_path / "a.pdf", page(*lines)))
@@ -594,6 +595,10 @@ def test_a_file_is_read_as_its_program_shows_it(tmp_path: Path, file: tuple[str,
         ),
         # A bar in a cell ends none.
         ("<d><tr><tc><p><t>x</t></p></tc><tc><p><t>a|b|</t></p></tc><tc/></tr></d>", "| x | a\\|b\\| |\n"),
+        (
+            '<p><t>a </t><ddList><result val="1"/><listEntry val="x"/><listEntry val="y"/></ddList></p>',
+            "a y\n",
+        ),
         # The name of its file describes no picture.
         ('<p><t>a</t><docPr descr="x.png"/><t>b</t><docPr descr="Node.js"/></p>', "ab Node.js\n"),
     ],

@@ -26,7 +26,7 @@ from typing import Final
 
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import FAULT, Decimals, is_number, pc, plain_type
+from cairn.pipeline.corpus.columns import FAULT, WITH_COMMA, Decimals, is_number, pc, plain_type
 from cairn.pipeline.corpus.formats.file_kind import TEXT
 from cairn.pipeline.corpus.formats.format import (
     ENCODING,
@@ -44,7 +44,8 @@ from cairn.pipeline.corpus.formats.format import (
 from cairn.pipeline.corpus.quarantine import Reason
 from typing_extensions import override
 
-_WITH_COMMA: Final = r"^-?[0-9][0-9.]*,[0-9]+$"
+_WITH_SIGNS: Final = r"[0-9][^0-9]+[0-9]"
+"""What has digits at several places."""
 _NULLS: Final = ("", "NA", "N/A", "NULL", "\\N")
 """What R, pandas and databases write for null."""
 _ROW_DOCUMENTS: Final = 2
@@ -62,7 +63,7 @@ class CsvFormat(Format):
     @override
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read every row once for the columns and their types."""
-        decimals, with_commas, marked = Decimals(), dict[str, bool](), set[str]()
+        decimals, with_commas, marked = Decimals(), Counter[str](), set[str]()
 
         def parts() -> Iterator[Mapping[str, Sequence[pa.DataType]] | int | Undecoded]:
             for item in _batches(file, config, None):
@@ -76,9 +77,10 @@ class CsvFormat(Format):
                         decimals.add(name, columns[name])
                     elif arrow_type == pa.null() and columns[name].null_count < item.num_rows:
                         marked.add(name)
-                    elif arrow_type == pa.string() and with_commas.get(name, True):
-                        are_such = pc.match_substring_regex(columns[name], _WITH_COMMA)
-                        with_commas[name] = pc.all(are_such).as_py()
+                    elif arrow_type == pa.string():
+                        for pattern, weight in ((WITH_COMMA, 2), (_WITH_SIGNS, -1)):
+                            are_such = pc.match_substring_regex(columns[name], pattern)
+                            with_commas[name] += weight * (pc.sum(are_such).as_py() or 0)
                 yield {name: [arrow_type] for name, arrow_type in types.items()}
                 yield item.num_rows
 
@@ -88,9 +90,9 @@ class CsvFormat(Format):
         assert isinstance(told, list)
         assert not isinstance(names, str | Undecoded), "the header comes first"
         again = [pa.field(name, pa.null()) for name, count in Counter(names or ()).items() if count > 1]
-        # Where some numbers have decimal commas, the point of others is one between thousands. In a file with
-        # commas between its fields, a comma stands between thousands itself, as in English.
-        are_doubted = any(with_commas.values()) and told[1] != ","
+        # Where most numbers of a column have decimal commas, the point of others is one between thousands. In
+        # a file with commas between its fields, a comma stands between thousands itself, as in English.
+        are_doubted = max(with_commas.values(), default=0) > 0 and told[1] != ","
         fields = [
             field.with_type(pa.string())
             if (are_doubted and field.type == pa.float64())

@@ -81,6 +81,11 @@ _BROKEN: Final = "\ufffe"
 _PRINTED_HYPHEN: Final = re.compile("(?<=\\w)\N{HYPHEN}\r?\n(?=\\w)")
 """What WeasyPrint, Prince and Chrome break words with, which PDFium does not mark."""
 _WORDS: Final = re.compile(r"\S+")
+_OF_TEX: Final = {
+    0x0B: "ff", 0x0C: "fi", 0x0E: "ffi", 0x0F: "ffl", 0x10: "“", 0x11: "”", 0x12: "„", 0x13: "«", 0x14: "»",
+    0x15: "–", 0x16: "—", 0x1B: "ff", 0x1C: "fi", 0x1D: "fl", 0x1E: "ffi", 0x1F: "ffl",
+}  # fmt: skip
+"""What fonts of TeX have where others have controls, as those made of dots that tell no characters."""
 
 
 class PdfFormat(PagedFormat):
@@ -125,7 +130,7 @@ def _pdf_page(document: Any, index: int) -> str:
         page.close()  # what was filled in is content of the page once it is loaded again
         page = document[index]
     shown = page.get_textpage()
-    text = text_in_reading_order(shown, cast("str", shown.get_text_range()))
+    text = text_in_reading_order(shown, cast("str", shown.get_text_range())).translate(_OF_TEX)
     text = _WORDS.sub(_joined, _PRINTED_HYPHEN.sub(_BROKEN, text))
     is_scan = not text.strip() and raw.FPDFPage_CountObjects(page) > 0
     shown.close()
@@ -267,6 +272,9 @@ class _Walk(NamedTuple):
             return _symbol(_attribute(element, "font"), int(_attribute(element, "char") or "0", 16))
         if kind == "s":
             return " " * min(int(_attribute(element, "c") or 1), 1_000)
+        if kind == "ddList":
+            shown = int(_value(element, "{*}result", _value(element, "{*}default", "0")))
+            return next((_attribute(each, "val") for each in element.findall("{*}listEntry")[shown:]), "")
         if kind in ("footnoteReference", "endnoteReference"):
             note = self.notes.get((kind.removesuffix("Reference"), _attribute(element, "id")))
             return "" if note is None else f" ({_line(self.text(note))})"

@@ -38,7 +38,7 @@ _CONTROLS: Final = ("select", "option", "textarea", "button", "label", "input")
 """A form's parts, whose texts stand apart on the page."""
 _BLOCKS: Final = (
     *("aside", "header", "footer", "form", "fieldset", "legend", "details", "summary", "address"),
-    *("figure", "center", "hgroup"),
+    *("figure", "center", "hgroup", "dialog", "search", "menu", "optgroup", "dir"),
 )
 """Elements that stand in lines of their own, as a ``div`` does, which markdownify does not know."""
 MAX_DEPTH: Final = 500
@@ -55,7 +55,8 @@ _ENDS: Final = {
     "li": ("li",),
     **dict.fromkeys(("dt", "dd"), ("dt", "dd")),
     **dict.fromkeys(_CELLS, _CELLS),
-    **dict.fromkeys(("tr", "tbody", "tfoot"), ("tr", *_CELLS)),
+    "tr": ("tr", *_CELLS),
+    **dict.fromkeys(("tbody", "tfoot"), ("thead", "tbody", "tr", *_CELLS)),
     **dict.fromkeys(
         ("p", "ul", "ol", "dl", "table", "pre", "div", *_HEADINGS, "h4", *_CONTENT, *_BLOCKS), ("p",)
     ),
@@ -88,6 +89,8 @@ _BASE: Final = re.compile(r"[^\W_]|[)\]]")
 BAR: Final = re.compile(r"(?<!\\)\|")
 """What would end a cell if it stood in its text."""
 _LINE_NUMBERS: Final = re.compile(r"[\d\s]+")
+_OF_LINE_NUMBERS: Final = ("linenos", "lineno", "linenumber", "line-number", "ln", "lnt")
+"""Classes of the numbers that Sphinx, Rouge, Prism, Hugo and others write into code."""
 _BLANK_LINES: Final = re.compile(r"(^```.*?^```)|\n{3,}", re.DOTALL | re.MULTILINE)
 """Blank lines, but for those in code."""
 _LONG_SPACE: Final = re.compile(r"(?<![ \t\r\n])([ \t\r\n]{200})[ \t\r\n]+")
@@ -123,15 +126,23 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         string=lambda text: isinstance(text, Declaration | ProcessingInstruction)
     ):  # for browsers
         told.extract()
+    for frame in page.find_all("iframe", srcdoc=True):
+        shown = _page_class()(str(frame["srcdoc"]), "html.parser")
+        for title in shown.find_all("title"):
+            title.decompose()
+        frame.replace_with(shown)
     for element in page.find_all("math"):
         _say_once(element)
     for figure in page.find_all("figure"):
         caption, picture = figure.find("figcaption", recursive=False), figure.find("img")
         if caption and picture and _words(picture.get("alt")) == _words(caption.get_text()):
             picture["alt"] = ""
-    for element in page.find_all("img"):
-        alt = _words(element.get("alt"))
-        element.replace_with(f" {alt} " if alt else "")
+    for element in page.find_all(["img", "area", "input"]):
+        if element.get("type") == "checkbox" and element.find_parent("li"):
+            mark = "[x]" if element.has_attr("checked") else "[ ]"
+            element.replace_with(mark if str(element.next_sibling)[:1].isspace() else f"{mark} ")
+        elif (alt := _words(element.get("alt"))) or element.name == "img":
+            element.replace_with(f" {alt} " if alt else "")
     for element in page.find_all("a", href=_OF_DATA):
         element.unwrap()
     for element in page.find_all("a", href=_OF_THE_PAGE):
@@ -160,6 +171,9 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         element.replace_with("\n")
     for element in page.select("pre a"):  # no Markdown is read within code
         element.unwrap()
+    for element in page.find_all(class_=[*_OF_LINE_NUMBERS]):
+        if element.find_parent("pre") and _LINE_NUMBERS.fullmatch(element.get_text()):
+            element.decompose()
     for element in page.find_all([*_CONTROLS]):
         element.insert_before(" ")
         element.insert_after(" ")
@@ -180,6 +194,10 @@ def converted(raw: bytes | str, *, is_page: bool = True) -> Document:
         if (within := text.find_parent([*_CELLS, "pre"])) is not None and within.name != "pre":
             text.replace_with(BAR.sub(r"\|", text))
     _fill_spanned(page)
+    for table in page.find_all("table"):  # each group of rows would begin with a header
+        first, *others = table.find_all(["tbody", "tfoot"], recursive=False) or [table]
+        for group in others:
+            first.extend(group.find_all("tr", recursive=False))
     for text in page.find_all(string=_LONG_SPACE):
         text.replace_with(type(text)(_LONG_SPACE.sub(r"\1", text)))
     lines = (line if line.strip() else "" for line in _converter().convert_soup(_content(page)).split("\n"))
@@ -300,6 +318,8 @@ def _content(page: BeautifulSoup) -> Tag:
     for hidden in page.find_all("main", hidden=True):
         hidden.decompose()
     mains = [each for each in page.find_all("main") if each.get_text(strip=True)]
+    for each in mains:
+        each.name = "div"  # which stands in lines of its own
     if len(mains) != 1 or (page.find("h1") and not mains[0].find("h1")):
         return page
     is_most = 2 * len(mains[0].get_text(strip=True)) >= len(page.get_text(strip=True))

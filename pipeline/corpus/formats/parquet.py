@@ -61,7 +61,10 @@ class ParquetFormat(Format):
     def read_footer(self, file: SourceFile, config: CorpusConfig) -> Footer:
         """Read the footer, and no row."""
         with file.open() as stream, open_parquet(stream) as parquet:
-            metadata, schema = parquet.metadata, parquet.schema_arrow
+            try:
+                metadata, schema = parquet.metadata, parquet.schema_arrow
+            except pa.ArrowNotImplementedError as error:
+                raise ValueError(f"{damage_of(error)}; without such columns, write it again") from error
             groups = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
             if min(groups, default=0) < 0 or sum(groups) != metadata.num_rows:
                 raise ValueError(f"the footer counts {metadata.num_rows} rows, its row groups {sum(groups)}")
@@ -119,7 +122,8 @@ def _uuids(leaves: Sequence[Leaf], schema: pa.Schema) -> Mapping[str, pa.DataTyp
 
 
 def _with_types(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    return pa.schema([field.with_type(types.get(field.name, field.type)) for field in schema])
+    fields = [field.with_type(types.get(field.name, field.type)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def open_parquet(

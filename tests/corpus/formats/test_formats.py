@@ -303,6 +303,10 @@ def test_a_text_that_is_no_utf8_is_read_as_what_it_looks_like_and_told_of(
             {"price": ["1,50", "2,25"], "pieces": ["1.000", "12.500"]},
         ),
         (
+            "id;text;price;pieces\n1;x;9,99 €;2.000\n2;y;NA;10.000\n3;y;12;-1\n",
+            {"price": ["9,99 €", "NA", "12"], "pieces": ["2.000", "10.000", "-1"]},
+        ),
+        (
             'id,text,salary,rating\n1,x,"85,000",4.5\n2,y,"92,500",3.25\n',
             {"salary": ["85,000", "92,500"], "rating": [4.5, 3.25]},
         ),
@@ -720,6 +724,22 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
         ("<figure><img alt='A  lens'><figcaption aria-hidden=true>A lens</figcaption></figure>", "A lens"),
         ("<figure><img alt=Lens><figcaption>A lens</figcaption></figure>", "Lens \n\nA lens"),
         ("<p>x<p>y<dl><dt>t<dd>d</dl>", "x\n\ny\n\nt\n:   d"),
+        ("<dialog>Shut</dialog><dialog open>Open</dialog>", "Shut\n\nOpen"),
+        ("<main>One</main><main>Two</main>", "One\n\nTwo"),
+        (
+            "<ul><li><input type=checkbox checked> done<li><label><input type=checkbox>open</label></ul>",
+            "- [x] done\n- [ ] open",
+        ),
+        (
+            "<table><thead><tr><th>a<tbody><tr><td>1<tbody><tr><td>2<tfoot><tr><td>3</table>",
+            "| a |\n| --- |\n| 1 |\n| 2 |\n| 3 |",
+        ),
+        ("<pre><span class=linenos>1</span>def f(x: <i class=mi>2</i>)</pre>", "```\ndef f(x: 2)\n```"),
+        (
+            "<p>a<iframe srcdoc='<title>T</title><p>b <img alt=c>'></iframe><iframe src=d>e</iframe>",
+            "a\n\nb  c",
+        ),
+        ("<p>a<map><area alt=b></map><input type=image alt=c>", "a b  c"),
         ("<svg><title>¶</title></svg><h1>Page</h1>", "# Page"),
         (b"<meta charset=utf-8><p>Gr\xc3\xb6\xc3\x9fe \xff", "Größe \ufffd"),
         ("<meta charset=iso-2022-jp><p>日本".encode("iso-2022-jp"), "日本"),
@@ -777,6 +797,23 @@ def test_uuids_are_ids_and_values_and_other_extensions_what_they_are_stored_as(
         (str(ids[1]), str(ids[1]), None, None),
     ]
     assert rejected == []
+
+
+def test_numbers_of_an_unknown_extension_are_left_out_and_an_index_in_metadata_alone_is_told_of(
+    tmp_path: Path,
+) -> None:
+    period = pa.field("per", pa.int64(), metadata={"ARROW:extension:name": "pandas.period"})
+    range_index = {"index_columns": [{"kind": "range", "name": "id", "start": 1, "stop": 2, "step": 1}]}
+    fields = [pa.field("key", pa.string()), pa.field("text", pa.string()), period]
+    schema = pa.schema(fields, metadata={"pandas": json.dumps(range_index)})
+    pq.write_table(pa.table([["a"], ["x"], [648]], schema=schema), tmp_path / "a.parquet")
+    scan = scan_sources([str(tmp_path)], CorpusConfig(id_column="key"))
+    assert scan.metadata_fields == ()
+    assert "cannot be stored: its type is struct<pandas.period: int64>" in scan.warnings[0]
+    with pytest.raises(
+        SchemaError, match=r"pandas keeps beside the columns: write `frame.reset_index\(\)`, or"
+    ):
+        scan_sources([str(tmp_path)], CorpusConfig())
 
 
 def test_a_document_with_damaged_characters_is_told_of(tmp_path: Path) -> None:
