@@ -12,7 +12,7 @@ import datetime as dt
 import threading
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -304,9 +304,17 @@ class Generation(JoinedColumns):
         for part in self.parts:
             part.require_whole()
         watched = (self.files,) if self.parts else (self.files, *self.lance_files)
-        found = next((file for each in watched if (file := each.changed_file()) is not None), None)
-        if found is not None and self.folder.exists():
-            raise self.layout.damaged(f"{found[0]} of generation {self.number} {found[1]}")
+        error = self._first_damage(each.changed_file() for each in watched)
+        if error is not None and self.folder.exists():
+            raise error
+
+    def damage_of_rows(self) -> DamageError | None:
+        """Hash all files of Lance that are read; return the error of one that is damaged."""
+        return self._first_damage(each.damaged_file() for each in self.lance_files)
+
+    def _first_damage(self, found: Iterable[tuple[str, str] | None]) -> DamageError | None:
+        name, problem = next(filter(None, found), ("", ""))
+        return self.layout.damaged(f"{name} of generation {self.number} {problem}") if name else None
 
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
         """Read columns of the documents at these positions from the pinned table, in the order asked.

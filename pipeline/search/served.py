@@ -221,10 +221,8 @@ class ServedGeneration:
         with self._look_lock:
             if self.last_generation is failed and self._damage is None and time.monotonic() >= self._look_at:
                 self._look_at = self._next_retry()
-                watched = failed.lance_files
-                found = next((file for each in watched if (file := each.damaged_file()) is not None), None)
-                if found is not None:
-                    error = self._layout.damaged(f"{found[0]} of generation {failed.number} {found[1]}")
+                error = failed.damage_of_rows()
+                if error is not None:
                     with contextlib.suppress(IntegrityError):
                         self._fall_back(failed, error)
         if self.last_generation is failed and self._damage is not None:

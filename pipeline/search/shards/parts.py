@@ -212,7 +212,7 @@ class PartFound:
 
 
 METHODS: Final = frozenset(
-    {"facts", "count", "search", "score", "windows", "max_sim", "chunks_of", "read_column", "matching"}
+    {"facts", "count", "search", "score", "max_sim", "chunks_of", "read_column", "matching"}
     | {"reader.read_sparse", "reader.token_matches", "reader.read_passages"}
     | {"part.position_of", "part.owners_of", "part.spans_of"}
     | {"part.chunks.reconstruct", "part.documents.reconstruct"}
@@ -243,7 +243,12 @@ class ShardPart:
             with table_errors("reading what a search asks for", self.part.layout):
                 return attrgetter(method)(self)(*arguments)
         except StorageError:
-            self._require_undamaged()
+            with self._look_lock:
+                if time.monotonic() >= self._look_at:
+                    self._damage = self.part.damage_of_rows()
+                    self._look_at = time.monotonic() + LOOK_SECONDS
+            if self._damage is not None:
+                raise self._damage.with_traceback(None) from None
             raise
 
     def facts(self) -> PartFacts:
@@ -344,16 +349,6 @@ class ShardPart:
             windows=None if window_size is None else scores.windows(every, window_size),
         )
 
-    def windows(
-        self,
-        positions: Int64[np.ndarray, " N"],
-        vector_V: Float32[np.ndarray, " V"],
-        size: int,
-        words: Words | None,
-    ) -> WindowScores:
-        """Score all windows of ``size`` chunks of some documents."""
-        return self._scores(positions, vector_V, words).windows(np.arange(len(positions)), size)
-
     def _scores(
         self,
         positions: Int64[np.ndarray, " N"],
@@ -378,19 +373,6 @@ class ShardPart:
         stored = self.part.token_vectors
         assert stored is not None, "a projected query needs token vectors"
         return window_max_sim(stored, query, first_W, end_W, title_W)
-
-    def _require_undamaged(self) -> None:
-        """Hash the rows at most every :data:`LOOK_SECONDS`; raise :class:`IntegrityError` for damage."""
-        with self._look_lock:
-            if time.monotonic() >= self._look_at:
-                watched = self.part.lance_files
-                self._damage = next(
-                    (file for each in watched if (file := each.damaged_file()) is not None), None
-                )
-                self._look_at = time.monotonic() + LOOK_SECONDS
-        if self._damage is not None:
-            name, problem = self._damage
-            raise self.part.layout.damaged(f"{name} of generation {self.part.number} {problem}")
 
     def _best_words(self, words: Words, allowed: Int64[np.ndarray, " A"] | None, num_best: int) -> BestWords:
         """Return the best allowed documents and passages by BM25."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -59,17 +59,34 @@ def cut_partitions(num_partitions: int, num_shards: int) -> list[range]:
     return [range(first, end) for first, end in pairwise(np.unique(bounds).tolist())]
 
 
-class FanOut:
-    """Asks the shards of one generation, each for what it has: whole partitions, one after another.
+class Numbers:
+    """How shards number documents, or chunks: each its own from 0, in the order of the collection.
 
-    A shard numbers its documents and chunks from 0 in the order of the collection, so that ties within a
-    shard are ties of the collection.
+    So ties within a shard are ties of the collection. ``firsts`` are the positions of each shard's first.
     """
+
+    def __init__(self, firsts: Places) -> None:
+        self._firsts = firsts
+
+    def split(self, positions: Places) -> Iterator[tuple[int, Places, Places]]:
+        """Yield each shard that has some of these, where they stand among them, and its own numbers."""
+        owners = np.searchsorted(self._firsts, positions, side="right") - 1
+        for owner in np.flatnonzero(np.bincount(owners)).tolist():
+            places = np.flatnonzero(owners == owner)
+            yield owner, places, positions[places] - self._firsts[owner]
+
+    def positions(self, shard: int, numbers: Places) -> Places:
+        """Return the positions of what a shard has, by its own numbers."""
+        return numbers + self._firsts[shard]
+
+
+class FanOut:
+    """Asks the shards of one generation, each for what it has: whole partitions, one after another."""
 
     def __init__(self, keys: Sequence[PartKey], ask: Ask, facts: Sequence[PartFacts]) -> None:
         self.keys, self.facts, self.ask = keys, facts, ask
         counts = [(each.num_documents, each.num_chunks) for each in facts]
-        self._documents, self._chunks = np.cumsum([(0, 0), *counts], axis=0)[:-1].T
+        self.documents, self.chunks = map(Numbers, np.cumsum([(0, 0), *counts], axis=0)[:-1].T)
         self.filled = [shard for shard, (num_documents, _) in enumerate(counts) if num_documents]
         """The shards that have documents."""
         self.damage: IntegrityError | None = None
@@ -86,49 +103,22 @@ class FanOut:
             self.damage = error
             raise
 
-    def of_documents(self, method: str, documents: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
-        """Ask the shards that have some documents; return where each one's stand, and its answer."""
-        return self._of_owners(method, self.split_documents(documents), arguments)
+    def owners(
+        self, kind: Numbers, method: str, positions: Places, arguments: Arguments
+    ) -> list[tuple[int, Places, Any]]:
+        """Ask the shards that have some documents or chunks.
 
-    def of_chunks(self, method: str, chunks: Places, arguments: Arguments) -> list[tuple[Places, Any]]:
-        """Ask the shards that have some chunks, as :meth:`of_documents` does."""
-        return self._of_owners(method, self.split_chunks(chunks), arguments)
+        Return each with where those that it has stand among all, and its answer.
+        """
+        split = list(kind.split(positions))
+        answers = self.each(method, {shard: arguments(places, numbers) for shard, places, numbers in split})
+        return [(shard, places, answers[shard]) for shard, places, _ in split]
 
     def allowed(self, documents: Int64[np.ndarray, " A"] | None) -> dict[int, Places | None]:
         """Return which of some ascending documents each shard has, by its own numbers; None allows all."""
         if documents is None:
             return dict.fromkeys(self.filled)
-        return {shard: numbers for shard, _, numbers in self.split_documents(documents)}
-
-    def split_documents(self, documents: Places) -> Iterator[tuple[int, Places, Places]]:
-        """Yield each shard that has some of these, where they stand among them, and its own numbers."""
-        return _split(documents, self._documents)
-
-    def split_chunks(self, chunks: Places) -> Iterator[tuple[int, Places, Places]]:
-        """Yield what :meth:`split_documents` does, of chunks."""
-        return _split(chunks, self._chunks)
-
-    def documents_of(self, shard: int, numbers: Places) -> Places:
-        """Return the positions of a shard's documents, by its own numbers."""
-        return numbers + self._documents[shard]
-
-    def chunks_of(self, shard: int, numbers: Places) -> Places:
-        """Return the positions of a shard's chunks, by its own numbers."""
-        return numbers + self._chunks[shard]
-
-    def _of_owners(
-        self, method: str, owners: Iterable[tuple[int, Places, Places]], arguments: Arguments
-    ) -> list[tuple[Places, Any]]:
-        split = list(owners)
-        answers = self.each(method, {shard: arguments(places, numbers) for shard, places, numbers in split})
-        return [(places, answers[shard]) for shard, places, _ in split]
-
-
-def _split(positions: Places, firsts: Places) -> Iterator[tuple[int, Places, Places]]:
-    owners = np.searchsorted(firsts, positions, side="right") - 1
-    for owner in np.flatnonzero(np.bincount(owners)).tolist():
-        places = np.flatnonzero(owners == owner)
-        yield owner, places, positions[places] - firsts[owner]
+        return {shard: numbers for shard, _, numbers in self.documents.split(documents)}
 
 
 def gathered(
@@ -142,6 +132,15 @@ def gathered(
         start_N[places] = num_rows + ends - sizes_N[places]
         num_rows += len(rows)
     return np.concatenate([rows for _, rows in pieces])[ranges(start_N, sizes_N)]
+
+
+def in_order(pieces: Sequence[tuple[Places, Shaped[np.ndarray, ...]]]) -> Shaped[np.ndarray, ...]:
+    """Return rows, one an item, in the order of the items; each piece has those at some places."""
+    if not pieces:
+        return np.empty(0, np.int64)
+    return np.concatenate([rows for _, rows in pieces])[
+        np.argsort(np.concatenate([own for own, _ in pieces]))
+    ]
 
 
 _NOTHING: Final = MetDocuments(*(np.empty(0, np.int64) for _ in range(3)))
@@ -163,8 +162,8 @@ class ShardedGeneration(Elsewhere):
                 chunks=sum(each.num_chunks for each in shards.facts),
             ),
             segments=(),
-            documents=_Vectors(shards.of_documents, "part.documents.reconstruct", manifest.vector_dim),
-            chunks=_Vectors(shards.of_chunks, "part.chunks.reconstruct", manifest.vector_dim),
+            documents=_Vectors(shards, "documents", manifest.vector_dim),
+            chunks=_Vectors(shards, "chunks", manifest.vector_dim),
             token_vectors=_codebook_alone(folder) if has_tokens else None,
             files=files,
             lance_files=(),
@@ -218,9 +217,9 @@ class ShardedGeneration(Elsewhere):
         shards = self.shards
         own = [
             (
-                shards.documents_of(shard, each.documents),
-                shards.chunks_of(shard, each.firsts),
-                shards.chunks_of(shard, each.ends),
+                shards.documents.positions(shard, each.documents),
+                shards.chunks.positions(shard, each.firsts),
+                shards.chunks.positions(shard, each.ends),
             )
             for shard, each in found.items()
         ]
@@ -242,16 +241,16 @@ class ShardedGeneration(Elsewhere):
         places, is_known = known.places_of(documents)
         if np.all(is_known):
             return known.firsts[places], known.ends[places]
-        shards, split = self.shards, list(self.shards.split_documents(documents))
-        found: dict[int, MetDocuments] = shards.each(
-            "chunks_of", {shard: (numbers,) for shard, _, numbers in split}
+        shards = self.shards
+        found: list[tuple[int, Places, MetDocuments]] = shards.owners(
+            shards.documents, "chunks_of", documents, lambda _, numbers: (numbers,)
         )
         if len(documents) < MAX_KNOWN:
-            self.meet(found)
-        firsts, ends = (np.empty(len(documents), np.int64) for _ in range(2))
-        for shard, own, _ in split:
-            firsts[own] = shards.chunks_of(shard, found[shard].firsts)
-            ends[own] = shards.chunks_of(shard, found[shard].ends)
+            self.meet({shard: each for shard, _, each in found})
+        firsts, ends = (
+            in_order([(own, shards.chunks.positions(shard, each[side])) for shard, own, each in found])
+            for side in (1, 2)
+        )
         return firsts, ends
 
     @override
@@ -260,21 +259,17 @@ class ShardedGeneration(Elsewhere):
         places = np.searchsorted(known.firsts, chunks, side="right") - 1
         if len(known.ends) and np.all((places >= 0) & (chunks < known.ends[places])):
             return known.documents[places]
-        split = list(self.shards.split_chunks(chunks))
-        found = self.shards.each("part.owners_of", {shard: (numbers,) for shard, _, numbers in split})
-        positions = np.empty(len(chunks), np.int64)
-        for shard, own, _ in split:
-            positions[own] = self.shards.documents_of(shard, found[shard])
-        return positions
+        shards = self.shards
+        found = shards.owners(shards.chunks, "part.owners_of", chunks, lambda _, numbers: (numbers,))
+        return in_order([(own, shards.documents.positions(shard, each)) for shard, own, each in found])
 
     @override
     def spans_of(self, first_n: Places, end_n: Places) -> tuple[Places, Places]:
-        size_n = end_n - first_n
-        found = self.shards.of_chunks(
-            "part.spans_of", first_n, lambda own, first: (first, first + size_n[own])
+        size_n, shards = end_n - first_n, self.shards
+        found = shards.owners(
+            shards.chunks, "part.spans_of", first_n, lambda own, first: (first, first + size_n[own])
         )
-        once = np.ones_like(first_n)
-        start, end = (gathered(once, [(own, spans[side]) for own, spans in found]) for side in (0, 1))
+        start, end = (in_order([(own, spans[side]) for _, own, spans in found]) for side in (0, 1))
         return start, end
 
     @override
@@ -296,7 +291,7 @@ class ShardedGeneration(Elsewhere):
         vars(self)["_named"] = doc_id, self._position(shard, number)
 
     def _position(self, shard: int, number: int | None) -> int | None:
-        return None if number is None else int(self.shards.documents_of(shard, np.array(number)))
+        return None if number is None else int(self.shards.documents.positions(shard, np.array(number)))
 
     @override
     def position_of(self, doc_id: str) -> int | None:
@@ -333,7 +328,7 @@ class ShardedGeneration(Elsewhere):
     @override
     def fetch_documents(self, positions: Sequence[int] | np.ndarray, columns: Sequence[str]) -> pa.Table:
         nothing = np.empty(0, np.int64)
-        return self.read_passages(np.asarray(positions, np.int64), columns, nothing, nothing, {})[0].table
+        return self.read_passages(np.asarray(positions, np.int64), columns, nothing, nothing, None).table
 
     def read_passages(
         self,
@@ -341,25 +336,42 @@ class ShardedGeneration(Elsewhere):
         columns: Sequence[str],
         first_n: Places,
         end_n: Places,
-        matches: Mapping[int, MatchesAsked],
-    ) -> tuple[PassagesRead, dict[int, TokenMatches | None]]:
-        """Read columns and places of passages, and what each shard is to match."""
+        asked: MatchesAsked | None,
+    ) -> PassagesRead:
+        """Read columns and passages; a shard that has a passage has its document, so each is asked once."""
         unique, inverse = np.unique(positions, return_inverse=True)
-        size_n, nothing = end_n - first_n, np.empty(0, np.int64)
-        documents = {shard: numbers for shard, _, numbers in self.shards.split_documents(unique)}
-        passages = {shard: (own, first) for shard, own, first in self.shards.split_chunks(first_n)}
-        asked: dict[int, tuple[Any, ...]] = {}
-        for shard in sorted({*documents, *passages} or {*self.shards.filled[:1]} or {0}):
+        size_n, nothing, shards = end_n - first_n, np.empty(0, np.int64), self.shards
+        documents = {shard: numbers for shard, _, numbers in shards.documents.split(unique)}
+        passages = {shard: (own, first) for shard, own, first in shards.chunks.split(first_n)}
+        matches = {} if asked is None else self.own_matches(asked)
+        questions: dict[int, tuple[Any, ...]] = {}
+        for shard in sorted({*documents, *passages} or {*shards.filled[:1]} or {0}):
             own, first = passages.get(shard, (nothing, nothing))
             bounds = first, first + size_n[own]
-            asked[shard] = documents.get(shard, nothing), list(columns), *bounds, matches.get(shard)
-        found: dict[int, PassagesRead] = self.shards.each("reader.read_passages", asked)
+            _, matched = matches.get(shard, (nothing, None))
+            questions[shard] = documents.get(shard, nothing), list(columns), *bounds, matched
+        found: dict[int, PassagesRead] = shards.each("reader.read_passages", questions)
         rows = pa.concat_tables([each.table for each in found.values()]).take(pa.array(inverse))
-        start_n, end_char_n = (np.empty(len(first_n), np.int64) for _ in range(2))
-        for shard, each in found.items():
-            own, _ = passages.get(shard, (nothing, nothing))
-            start_n[own], end_char_n[own] = each.start_n, each.end_n
-        return PassagesRead(rows, start_n, end_char_n), {shard: each.matches for shard, each in found.items()}
+        spans = [(passages.get(shard, (nothing,))[0], each) for shard, each in found.items()]
+        lists = [
+            (own, part) for shard, (own, _) in matches.items() if (part := found[shard].matches) is not None
+        ]
+        return PassagesRead(
+            rows,
+            in_order([(own, each.start_n) for own, each in spans]),
+            in_order([(own, each.end_n) for own, each in spans]),
+            joined_matches(lists) if lists else None,
+        )
+
+    def own_matches(self, asked: MatchesAsked) -> dict[int, tuple[Places, MatchesAsked]]:
+        """Return where the chunks and titles of each shard stand among all, and what it is asked."""
+        chunk_C, num_chunks = np.concatenate([asked.chunk_M, asked.title_N]), len(asked.chunk_M)
+        own: dict[int, tuple[Places, MatchesAsked]] = {}
+        for shard, places, numbers in self.shards.chunks.split(chunk_C):
+            first_title = int(np.searchsorted(places, num_chunks))
+            chunks, titles = numbers[:first_title], numbers[first_title:]
+            own[shard] = places, MatchesAsked(chunk_M=chunks, title_N=titles, query=asked.query)
+        return own
 
     @override
     def matching(
@@ -371,26 +383,34 @@ class ShardedGeneration(Elsewhere):
         seconds = None if timeout is None else timeout.total_seconds()
         asked = dict.fromkeys(self.shards.filled, (filters, restriction, seconds))
         found = self.shards.each("matching", asked)
-        own = (self.shards.documents_of(shard, numbers) for shard, numbers in found.items())
+        own = (self.shards.documents.positions(shard, numbers) for shard, numbers in found.items())
         return np.concatenate([np.empty(0, np.int64), *own])
+
+
+def joined_matches(found: Sequence[tuple[Places, TokenMatches]]) -> TokenMatches:
+    """Return what shards matched, in the order asked; each with the places of its chunks and titles."""
+    size_C = in_order([(places, each.size_C) for places, each in found])
+    return TokenMatches(
+        size_C=size_C,
+        cosine_Tq=gathered(size_C, [(places, each.cosine_Tq) for places, each in found]),
+        step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
+        start_C=in_order([(places, each.start_C) for places, each in found]),
+    )
 
 
 class _Vectors:
     """A vector index that shards have: its vectors are read, and searches ask for other things with them."""
 
-    def __init__(
-        self,
-        ask: Callable[[str, Places, Arguments], list[tuple[Places, Any]]],
-        method: str,
-        vector_dim: int,
-    ) -> None:
-        self._ask, self._method, self.vector_dim = ask, method, vector_dim
+    def __init__(self, shards: FanOut, name: Literal["documents", "chunks"], vector_dim: int) -> None:
+        self._shards, self._name, self.vector_dim = shards, name, vector_dim
 
     def reconstruct(self, positions: Places) -> Float32[np.ndarray, "A V"]:
         if not len(positions):
             return np.empty((0, self.vector_dim), np.float32)
-        found = self._ask(self._method, positions, lambda _, numbers: (numbers,))
-        return gathered(np.ones_like(positions), found)
+        kind: Numbers = getattr(self._shards, self._name)
+        method = f"part.{self._name}.reconstruct"
+        found = self._shards.owners(kind, method, positions, lambda _, numbers: (numbers,))
+        return in_order([each[1:] for each in found])
 
 
 def _facts_of(

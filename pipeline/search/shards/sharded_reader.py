@@ -53,50 +53,34 @@ from cairn.pipeline.search.shards.parts import (
     Words,
     WordTotals,
 )
-from cairn.pipeline.search.shards.sharded_generation import FanOut, Places, ShardedGeneration, gathered
+from cairn.pipeline.search.shards.sharded_generation import (
+    Numbers,
+    Places,
+    ShardedGeneration,
+    gathered,
+    in_order,
+    joined_matches,
+)
 from jaxtyping import Float32, Int64
 
 
 def best(
     found: Mapping[int, Found],
-    positions_of: Callable[[int, Places], Places],
+    kind: Numbers,
     limit: int,
     ids_of: Callable[[Places], Sequence[str]] | None = None,
 ) -> Found:
     """Return the best of what several shards found, best first, ties by position.
 
-    ``positions_of`` gives the positions of a shard's own numbers. With ``ids_of``, which gives the ids of
-    positions, ties at the end go to the lower id.
+    With ``ids_of``, which gives the ids of positions, ties at the end go to the lower id.
     """
-    positions = np.concatenate([positions_of(shard, own) for shard, (own, _) in found.items()])
+    positions = np.concatenate([kind.positions(shard, own) for shard, (own, _) in found.items()])
     scores = np.concatenate([own for _, own in found.values()])
     order = np.lexsort((positions, -scores))
     if ids_of is not None:
         order = order[best_by_id(scores[order], limit, lambda tied: ids_of(positions[order[tied]]))]
     order = order[:limit]
     return positions[order], scores[order]
-
-
-def _own_matches(shards: FanOut, asked: MatchesAsked) -> dict[int, tuple[Places, MatchesAsked]]:
-    """Return where the chunks and titles of each shard stand among all, and what it is asked."""
-    chunk_C, num_chunks = np.concatenate([asked.chunk_M, asked.title_N]), len(asked.chunk_M)
-    own: dict[int, tuple[Places, MatchesAsked]] = {}
-    for shard, places, numbers in shards.split_chunks(chunk_C):
-        first_title = int(np.searchsorted(places, num_chunks))
-        each = MatchesAsked(chunk_M=numbers[:first_title], title_N=numbers[first_title:], query=asked.query)
-        own[shard] = places, each
-    return own
-
-
-def _joined_matches(found: Sequence[tuple[Places, TokenMatches]]) -> TokenMatches:
-    once_C = np.ones(sum(len(places) for places, _ in found), np.int64)
-    size_C = gathered(once_C, [(places, each.size_C) for places, each in found])
-    return TokenMatches(
-        size_C=size_C,
-        cosine_Tq=gathered(size_C, [(places, each.cosine_Tq) for places, each in found]),
-        step_T=gathered(size_C, [(places, each.step_T) for places, each in found]),
-        start_C=gathered(once_C, [(places, each.start_C) for places, each in found]),
-    )
 
 
 KEPT_TERMS: Final = 50_000
@@ -146,24 +130,17 @@ class CorpusTotals:
 
 
 class FetchedWords:
-    """:class:`~cairn.pipeline.search.reader.WordScores`; passages of ``size`` chunks rank."""
+    """:class:`~cairn.pipeline.search.reader.WordScores`; passages of ``size`` chunks rank.
+
+    ``found`` is what the shards of a search found, None before they were asked.
+    """
 
     def __init__(
         self, generation: ShardedGeneration, words: Words, shown_size: int, num_candidates: int
     ) -> None:
-        self._generation, self._shards = generation, generation.shards
-        self.num_candidates = num_candidates
+        self._generation, self.num_candidates = generation, num_candidates
         self.words, self.size, self.shown_size = words, words.size, shown_size
-        self._found: Mapping[int, BestWords] | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Tell whether the shards of a search have been asked for it."""
-        return self._found is not None
-
-    def keep(self, found: Mapping[int, BestWords]) -> None:
-        """Take what the shards of a search found."""
-        self._found = found
+        self.found: Mapping[int, BestWords] | None = None
 
     def has_windows(self, size: int) -> bool:
         """Tell whether a word stands in any passage of a size: of those that rank, or of those shown."""
@@ -188,22 +165,22 @@ class FetchedWords:
 
     @property
     def _parts(self) -> Mapping[int, BestWords]:
-        assert self._found is not None, "words are looked at after the search that asks for them"
-        return self._found
+        assert self.found is not None, "words are looked at after the search that asks for them"
+        return self.found
 
     @cached_property
     def _documents(self) -> Places:
-        own = {shard: each.documents for shard, each in self._parts.items()}
-        return best(own, self._shards.documents_of, self.num_candidates, self._generation.ids_of)[0]
+        own, generation = {shard: each.documents for shard, each in self._parts.items()}, self._generation
+        return best(own, generation.shards.documents, self.num_candidates, generation.ids_of)[0]
 
     @cached_property
     def _passages(self) -> Places:
-        own = {shard: each.passages for shard, each in self._parts.items()}
+        own, generation = {shard: each.passages for shard, each in self._parts.items()}, self._generation
         return best(
             own,
-            self._shards.chunks_of,
+            generation.shards.chunks,
             self.num_candidates,
-            lambda chunks: self._generation.ids_of(self._generation.owners_of(chunks)),
+            lambda chunks: generation.ids_of(generation.owners_of(chunks)),
         )[0]
 
 
@@ -226,8 +203,8 @@ class FetchedScores:
         self._generation, self._shards, self._positions = generation, generation.shards, positions
         self._vector_V, self._words, self._size = vector_V, words, size
         self._scored = [scores for _, scores in scored]
-        documents_of = self._shards.documents_of
-        self._known = np.concatenate([documents_of(shard, scores.documents) for shard, scores in scored])
+        positions_of = self._shards.documents.positions
+        self._known = np.concatenate([positions_of(shard, scores.documents) for shard, scores in scored])
         order = np.argsort(self._known)
         self._places_N = order[np.searchsorted(self._known, positions, sorter=order)]
 
@@ -263,7 +240,8 @@ class FetchedScores:
         title_W: Int64[np.ndarray, " W"],
     ) -> Float32[np.ndarray, " W"]:
         before_W = first_W - title_W
-        found: list[tuple[Places, Float32[np.ndarray, " _"]]] = self._shards.of_chunks(
+        found: list[tuple[int, Places, Float32[np.ndarray, " _"]]] = self._shards.owners(
+            self._shards.chunks,
             "max_sim",
             first_W,
             lambda places, first: (
@@ -273,16 +251,20 @@ class FetchedScores:
                 first - before_W[places],
             ),
         )
-        return gathered(np.ones_like(first_W), found)
+        return in_order([each[1:] for each in found])
 
     def _has_words(self, size: int) -> bool:
         return self._words is not None and self._words.has_windows(size)
 
     def _fetch_windows(self, positions: Int64[np.ndarray, " K"], size: int) -> WindowScores:
         words = self._words.words if self._words is not None and self._has_words(size) else None
-        found: list[tuple[Places, WindowScores]] = self._shards.of_documents(
-            "windows", positions, lambda _, numbers: (numbers, self._vector_V, size, words)
+        scored: list[tuple[int, Places, PartScores]] = self._shards.owners(
+            self._shards.documents,
+            "score",
+            positions,
+            lambda _, numbers: (numbers, self._vector_V, (), words, size),
         )
+        found = [(places, each.windows) for _, places, each in scored if each.windows is not None]
         sizes_K = windows_of_documents(self._generation, positions, size)
         words_W = [(places, each.words_W) for places, each in found if each.words_W is not None]
         return WindowScores(
@@ -333,7 +315,7 @@ class ShardedReader:
         owned = self._shards.allowed(allowed)
         asked = {shard: (query, size, own, limit) for shard, own in owned.items()}
         found = self._shards.each("reader.read_sparse", asked)
-        return best(found, self._shards.documents_of, limit, self._generation.ids_of)
+        return best(found, self._shards.documents, limit, self._generation.ids_of)
 
     def nominate(self, vectors_QV: Float32[np.ndarray, "Q V"], asked: NearestAsked) -> Nominate:
         """The shards are asked for each query."""
@@ -343,11 +325,11 @@ class ShardedReader:
 
     def token_matches(self, asked: MatchesAsked) -> TokenMatches:
         """Chunks and titles are asked for together."""
-        own = _own_matches(self._shards, asked)
+        own = self._generation.own_matches(asked)
         found = self._shards.each(
             "reader.token_matches", {shard: (each,) for shard, (_, each) in own.items()}
         )
-        return _joined_matches([(places, found[shard]) for shard, (places, _) in own.items()])
+        return joined_matches([(places, found[shard]) for shard, (places, _) in own.items()])
 
     def read_passages(
         self,
@@ -357,12 +339,7 @@ class ShardedReader:
         end_n: Int64[np.ndarray, " n"],
         asked: MatchesAsked | None,
     ) -> PassagesRead:
-        """A shard that has a passage has its document, so each is asked once."""
-        own = {} if asked is None else _own_matches(self._shards, asked)
-        matches = {shard: each for shard, (_, each) in own.items()}
-        read, found = self._generation.read_passages(positions, columns, first_n, end_n, matches)
-        lists = [(places, part) for shard, (places, _) in own.items() if (part := found[shard]) is not None]
-        return read._replace(matches=_joined_matches(lists)) if lists else read
+        return self._generation.read_passages(positions, columns, first_n, end_n, asked)
 
     def _search(
         self,
@@ -372,10 +349,10 @@ class ShardedReader:
         doc_id: str | None,
     ) -> Nominees:
         words = _fetched(scored)
-        wanted = None if words is None or words.is_known else words
+        wanted = None if words is None or words.found is not None else words
         counting = words if wanted is not None or (words is not None and len(words.documents)) else None
         allowed = self._shards.allowed(asked.allowed)
-        others = [*scored.others, *(words.nominees if words is not None and words.is_known else ())]
+        others = [*scored.others, *(words.nominees if words is not None and words.found is not None else ())]
         at_once = self._scored_at_once(scored, others, allowed)
         owner = None if doc_id is None else self._generation.shard_of(doc_id)
         questions = {
@@ -396,7 +373,7 @@ class ShardedReader:
         if doc_id is not None and owner in found:
             self._generation.note_named(doc_id, owner, found[owner].named)
         if wanted is not None:
-            wanted.keep({shard: each.words for shard, each in found.items() if each.words is not None})
+            wanted.found = {shard: each.words for shard, each in found.items() if each.words is not None}
         known = {shard: each.scored for shard, each in found.items() if each.scored is not None}
         return Nominees(
             self._lists(asked, questions, found),
@@ -413,7 +390,7 @@ class ShardedReader:
         """Return scores that came with a search; the few that no shard took for likely are asked for."""
         words, unknown = _fetched(asked), {}
         counted = words.words if words is not None and len(words.documents) else None
-        for shard, _, numbers in self._shards.split_documents(positions):
+        for shard, _, numbers in self._shards.documents.split(positions):
             left = np.setdiff1d(numbers, known[shard].documents, assume_unique=True)
             if len(left):
                 unknown[shard] = left, vector_V, asked.parts, counted, asked.size
@@ -425,7 +402,7 @@ class ShardedReader:
     ) -> dict[int, ScoredAtOnce]:
         """Return what each shard is to score with a search, given its documents that are allowed."""
         every = np.unique(np.concatenate([np.empty(0, np.int64), *others]))
-        own = {shard: numbers for shard, _, numbers in self._shards.split_documents(every)}
+        own = {shard: numbers for shard, _, numbers in self._shards.documents.split(every)}
         counts = {
             shard: self._shards.facts[shard].num_documents if numbers is None else len(numbers)
             for shard, numbers in allowed.items()
@@ -447,7 +424,7 @@ class ShardedReader:
         lists: list[Places] = []
         if asked.num_documents is not None:
             documents = {shard: part.documents for shard, part in found.items() if part.documents}
-            lists.append(best(documents, self._shards.documents_of, asked.num_documents)[0])
+            lists.append(best(documents, self._shards.documents, asked.num_documents)[0])
         if asked.num_chunks is None:
             return lists
         num_asked = asked.num_chunks
@@ -462,7 +439,7 @@ class ShardedReader:
                 parts = self._ask(wider)
                 self._generation.meet({shard: each.met for shard, each in parts.items()})
             chunks = {shard: part.chunks for shard, part in parts.items() if part.chunks}
-            return best(chunks, self._shards.chunks_of, num_hits)[0][None]
+            return best(chunks, self._shards.chunks, num_hits)[0][None]
 
         num_chunks = sum(part.num_chunks for part in found.values())
         lists += documents_of_best_chunks(

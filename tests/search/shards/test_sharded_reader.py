@@ -245,9 +245,9 @@ def test_parts_hold_every_row_once(split_layout: CollectionLayout) -> None:
         part = open_parts(split_layout, generation.number, range(key.first, key.end), SIZES)
         doc_ids += part.doc_ids.to_pylist()
         numbers = np.arange(part.num_chunks)
-        chunks = shards.chunks_of(shard, numbers)
+        chunks = shards.chunks.positions(shard, numbers)
         np.testing.assert_array_equal(part.chunks.reconstruct(numbers), expected[chunks])
-        [(owner, _, found)] = shards.split_chunks(chunks)
+        [(owner, _, found)] = shards.chunks.split(chunks)
         assert (owner, found.tolist()) == (shard, numbers.tolist())
         seen[chunks] += 1
     assert np.all(seen == 1)
