@@ -21,7 +21,7 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.search.searcher import Searcher
 
 from tests.damages import in_turn, put
-from tests.faults.test_damage_matrix import NEW, OLD, RIGHT, path_of, right_texts, texts
+from tests.faults.test_damage_matrix import NEW, OLD, RIGHT, path_of, right_texts, texts, whole
 from tests.index import stones
 from tests.nightly.forks import forked
 
@@ -73,27 +73,9 @@ def require_answers(searcher: Searcher, generation: int | None = None) -> None:
 
 def require_all_named(layout: CollectionLayout, report: RepairReport) -> None:
     """Hold a repair to a whole collection, and to a name for each document that is lost or older."""
-    assert verify_collection(layout) == []
-    served = texts(open_latest_intact_generation(layout))
+    served = whole(layout)
     lost = {doc_id for doc_id, text in RIGHT[2].items() if served.get(doc_id) != text}
     assert lost <= set(report.lost) or "cannot be told" in report.action
-
-
-@pytest.mark.parametrize("kind", TWICE)
-def test_damaged_small_file_costs_no_right_answer_and_no_document(
-    layout: CollectionLayout, kind: str
-) -> None:
-    running = Searcher(layout, Encoder())
-    require_answers(running, 2)
-    replace_by_random_bytes(path_of(layout, kind))
-    require_answers(running)
-    require_answers(Searcher(layout, Encoder()))
-    assert verify_collection(layout) != []
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (2, ())
-    assert verify_collection(layout) == []
-    require_answers(running, 2)
-    assert running.warnings == ()
 
 
 HARMS = (cut, lambda path: put(path, "FIFO"), lambda path: path.write_bytes(b""))
@@ -105,9 +87,7 @@ def test_writer_mends_small_files_before_it_writes(
 ) -> None:
     damage(path_of(layout, kind))
     delete_documents(layout, ["dx1"])
-    assert verify_collection(layout) == []
-    right = right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
-    assert texts(open_generation(layout)) == right
+    assert whole(layout) == right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
 
 
 def test_removed_copies_are_found_and_made_again(layout: CollectionLayout) -> None:
@@ -168,8 +148,7 @@ def test_lost_folder_of_the_newest_generation_costs_no_document(
         layout.current_path.unlink()
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (3, ())
-    assert texts(open_latest_intact_generation(layout)) == RIGHT[2]
-    assert verify_collection(layout) == []
+    assert whole(layout) == RIGHT[2]
     assert delete_documents(layout, ["d4"]).generation == 4
 
 
@@ -195,8 +174,7 @@ def test_rows_without_generations_are_no_new_collection(
         return
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (3, ())
-    assert texts(open_generation(layout)) == RIGHT[2]
-    assert verify_collection(layout) == []
+    assert whole(layout) == RIGHT[2]
 
 
 def test_first_generation_lost_beside_pending_work_is_no_new_collection(tmp_path: Path) -> None:
@@ -228,8 +206,7 @@ def test_current_of_another_collection_costs_no_document(
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (2, ())
     assert "CURRENT names it again" in report.action
-    assert texts(open_generation(layout)) == RIGHT[2]
-    assert verify_collection(layout) == []
+    assert whole(layout) == RIGHT[2]
 
 
 def test_lost_folder_with_damaged_rows_names_what_they_held(layout: CollectionLayout) -> None:
@@ -340,8 +317,7 @@ def test_failing_clean_up_after_publication_is_said_beside_the_losses(layout: Co
     path.unlink()
     path.symlink_to(path.name)
     report = repair_collection(layout)
-    assert report.generation == 3
-    assert report.lost
+    assert (report.generation, bool(report.lost)) == (3, True)
     require_all_named(layout, report)
 
 
@@ -365,8 +341,7 @@ def test_killed_repair_gives_up_nothing_that_the_next_does_not_name(
     restored = CollectionLayout(layout.root.with_name("restored"), layout.name)
     (restored.folder / path.relative_to(layout.folder)).write_bytes(content)
     assert repair_collection(restored).lost == ()
-    assert texts(open_latest_intact_generation(restored)) == RIGHT[2]
-    assert verify_collection(restored) == []
+    assert whole(restored) == RIGHT[2]
 
 
 def test_older_current_put_back_after_a_repair_costs_no_document(layout: CollectionLayout) -> None:
@@ -375,9 +350,7 @@ def test_older_current_put_back_after_a_repair_costs_no_document(layout: Collect
     assert repair_collection(layout).generation == 3
     layout.current_path.write_bytes(older)
     delete_documents(layout, ["dx1"])
-    assert verify_collection(layout) == []
-    right = right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
-    assert texts(open_generation(layout)) == right
+    assert whole(layout) == right_texts([doc_id for doc_id in NEW if doc_id != "dx1"], is_changed=True)
 
 
 def test_older_current_of_a_generation_that_is_gone_keeps_the_damaged_newest(
@@ -391,8 +364,7 @@ def test_older_current_of_a_generation_that_is_gone_keeps_the_damaged_newest(
     newest = layout.generation_folder(layout.generation_numbers()[-1])
     replace_by_random_bytes(next(newest.glob("*chunks.faiss")))
     assert repair_collection(layout, keeps_all=True).lost == ()
-    assert texts(open_generation(layout)) == served
-    assert verify_collection(layout) == []
+    assert whole(layout) == served
 
 
 @pytest.mark.slow
@@ -404,3 +376,33 @@ def test_killed_return_to_the_generation_before_is_told_by_the_next(layout: Coll
     assert forked(repair_collection, layout, kill="strays-removed").was_killed
     assert "cannot be told" in repair_collection(layout).action
     assert texts(open_generation(layout)) == RIGHT[1]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_damaged_older_generation_is_dropped_by_repair(layout: CollectionLayout, is_gone: bool) -> None:
+    if is_gone:
+        shutil.rmtree(layout.generation_folder(1))
+        shutil.rmtree(layout.copies_folder(1))
+    else:
+        cut(layout.generation_folder(1) / "chunks.faiss")
+    assert [problem.generation for problem in verify_collection(layout)] == [1]
+    report = repair_collection(layout)
+    assert report.generation == 2
+    assert report.action.endswith("generation 1, which was damaged, is removed")
+    assert layout.generation_numbers() == [2]
+    assert whole(layout) == RIGHT[2]
+
+
+def test_without_any_whole_context_repair_and_writers_refuse_and_change_nothing(
+    layout: CollectionLayout,
+) -> None:
+    for path in layout.folder.rglob("context.arrow"):
+        replace_by_random_bytes(path)
+    before = sorted(layout.generations_folder.rglob("*"))
+    for verb, words in (
+        (repair_collection, "no generation that is whole"),
+        (lambda own: delete_documents(own, ["d1"]), r"context\.arrow"),
+    ):
+        with pytest.raises(CairnError, match=words):
+            verb(layout)
+    assert sorted(layout.generations_folder.rglob("*")) == before
