@@ -20,7 +20,7 @@ from cairn.pipeline.corpus.schema import ColumnError
 from cairn.pipeline.corpus.sources import format_of
 from cairn.pipeline.corpus.staging import SAME_ID, guess_told
 from cairn.pipeline.errors import SourceError, UsageError
-from cairn.pipeline.line.written_rows import Row, WrittenDocument
+from cairn.pipeline.line.written_rows import Row, row_of, staged_document
 
 MAX_ROW_BYTES: Final = 512 << 20
 """Of all documents of a file in memory."""
@@ -67,13 +67,13 @@ def rows_of_file(path: Path, corpus: CorpusConfig, fields: Sequence[pa.Field[Any
         rejected = batch.rejected.to_pylist()
         told = [(row["row_index"] or 0, ": ".join([*place_in_file(row), row["detail"]])) for row in rejected]
         for place in range(batch.rows.num_rows):
-            document = WrittenDocument.at(batch.rows, place)
+            document = staged_document(batch.rows, place)
             if document.doc_id in doc_ids:
                 row_index = int(batch.row_indices()[place])
                 told.append((row_index, f"row {row_index:,}: {SAME_ID}"))
                 continue
             doc_ids.add(document.doc_id)
-            rows.append(_without_nulls(document.row({})))
+            rows.append(_without_nulls(row_of(document)))
         refused += [sentence for _, sentence in sorted(told)]
         encodings |= {batch.encoding} if batch.encoding else set()
     if not rows:

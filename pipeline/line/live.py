@@ -60,11 +60,12 @@ from cairn.pipeline.line.written_rows import (
     SOURCE_NAME,
     Row,
     Stored,
-    WrittenDocument,
     checked_rows,
     last_rows,
+    row_of,
+    staged_document,
 )
-from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS
+from cairn.pipeline.types import BETWEEN_BATCHES, GIVEN_VECTORS, Document
 
 if TYPE_CHECKING:
     from cairn.pipeline.model.engine.backbone import Backbone
@@ -257,8 +258,8 @@ class LiveWriter:
             before = self._read(doc_id, stored)
             if before is None and key not in self._keys.answers:
                 return None
-            changed = [] if before is None else [before.row(metadata)]
-            source_file = SOURCE_NAME if before is None else before.source_file
+            changed = [] if before is None else [row_of(before, metadata)]
+            source_file = SOURCE_NAME if before is None else self._source_file(doc_id, stored)
             return self._accept(
                 asked, key, lambda: self._written(changed, stored, if_match, source_file=source_file)
             )
@@ -437,13 +438,19 @@ class LiveWriter:
             return found.st_ino, found.st_mtime_ns
         return None
 
-    def _read(self, doc_id: str, stored: Stored) -> WrittenDocument | None:
+    def _read(self, doc_id: str, stored: Stored) -> Document | None:
         """Return a document as the last acknowledged write left it."""
         if doc_id not in self._writes.newest:
-            document = stored.read(doc_id)
-            return document and WrittenDocument.of(document, stored.source_file(doc_id))
+            return stored.read(doc_id)
         write, row = self._writes.newest[doc_id]
-        return None if row is None or write.rows is None else WrittenDocument.at(write.rows, row)
+        return None if row is None or write.rows is None else staged_document(write.rows, row)
+
+    def _source_file(self, doc_id: str, stored: Stored) -> str:
+        """Return the source file of such a document."""
+        write, row = self._writes.newest.get(doc_id, (None, None))
+        if write is None or write.rows is None or row is None:
+            return stored.source_file(doc_id)
+        return write.rows.column("source_file")[row].as_py()
 
     def _require_match(self, doc_id: str, wanted: Sequence[str], stored: Stored) -> None:
         """Refuse a document whose content is none of these, ``*`` is any; without one it must be new."""

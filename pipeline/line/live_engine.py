@@ -82,8 +82,9 @@ class LiveEngine(EncoderWorker):
             from cairn.pipeline.model.batching import one_torch_thread
 
             is_few = characters < SMALL_CHARACTERS or self._is_busy()
+            left = as_parquet(rest).to_pybytes() if is_kept.any() else staged
             with one_torch_thread() if is_few else contextlib.nullcontext():
-                shard = super().encode_shard(staged if not is_kept.any() else _parquet(rest), on_tokens)
+                shard = super().encode_shard(left, on_tokens)
             if not is_kept.any():
                 return shard
             num_tokens = shard.num_tokens
@@ -134,10 +135,6 @@ class LiveEngine(EncoderWorker):
         spans = [placed[doc_id][CHUNKS] for doc_id in found if doc_id in same]
         chunks = tables[CHUNKS].take([row for span in spans for row in range(span.start, span.stop)])
         return is_kept, [stored.filter(pa.array(is_same)).select([*ADDED_COLUMNS])], [chunks]
-
-
-def _parquet(rows: pa.Table) -> bytes:
-    return as_parquet(rows).to_pybytes()
 
 
 def _read(content: pa.Buffer | Path | None) -> pa.Table:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
+from types import MappingProxyType
 from typing import Any, Final, Protocol, cast
 
 import pyarrow as pa
@@ -60,41 +60,19 @@ class Stored(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenDocument:
-    """A document as a write or a publication left it."""
+def staged_document(rows: pa.RecordBatch, place: int) -> Document:
+    """Return the document of a staged row; neither its tokens nor its generation are known yet."""
+    (row,) = rows.slice(place, 1).to_pylist()
+    own = {name: row[name] for name in ("doc_id", "title", "text", "content_sha256")}
+    metadata = {name: value for name, value in row.items() if name not in RESERVED_COLUMNS}
+    return Document(**own, num_tokens=0, metadata=metadata, generation=0)
 
-    doc_id: str
-    title: str | None
-    text: str
-    metadata: Mapping[str, Any]
-    content_sha256: str
-    source_file: str
 
-    @classmethod
-    def of(cls, document: Document, source_file: str) -> WrittenDocument:
-        """Return a published document."""
-        return cls(
-            doc_id=document.doc_id,
-            title=document.title,
-            text=document.text,
-            metadata=document.metadata,
-            content_sha256=document.content_sha256,
-            source_file=source_file,
-        )
-
-    @classmethod
-    def at(cls, rows: pa.RecordBatch, place: int) -> WrittenDocument:
-        """Return the document of a staged row."""
-        (row,) = rows.slice(place, 1).to_pylist()
-        own = {name: row[name] for name in ("doc_id", "title", "text", "content_sha256", "source_file")}
-        metadata = {name: value for name, value in row.items() if name not in RESERVED_COLUMNS}
-        return cls(**own, metadata=metadata)
-
-    def row(self, changes: Mapping[str, Any]) -> Row:
-        """Return the document with other metadata, as JSON has it."""
-        metadata = {**_plain(self.metadata), **changes}
-        return {"doc_id": self.doc_id, "title": self.title, "text": self.text, "metadata": metadata}
+def row_of(document: Document, changes: Mapping[str, Any] = MappingProxyType({})) -> Row:
+    """Return a document with other metadata, as JSON has it."""
+    metadata = {**_plain(document.metadata), **changes}
+    own = {"doc_id": document.doc_id, "title": document.title, "text": document.text}
+    return {**own, "metadata": metadata}
 
 
 def checked_rows(
