@@ -135,7 +135,7 @@ class Describer:
         self._patience = patience or INGEST
         self._opened: tuple[Server, Mapping[str, int]] | None = None
         self._lock = threading.Lock()
-        self._paid: PaidAnswers | None = None
+        self._paid = PaidAnswers()
 
     @classmethod
     def of(cls, config: EncoderConfig, patience: Patience | None = None) -> Describer | None:
@@ -158,19 +158,13 @@ class Describer:
         passages = list(_passages(texts, heads, chunk_offsets, start_char, end_char))
         keys = [self._key(passage) for passage in passages]
         of_key = dict(zip(keys, passages, strict=True))
-        found = (
-            self._ask_all(of_key)
-            if self._paid is None
-            else self._paid.answers(
-                keys, lambda missing: self._ask_all({key: of_key[key] for key in missing}), bytes.decode
-            )
+        found = self._paid.answers(
+            keys, lambda missing: self._ask_all({key: of_key[key] for key in missing}), bytes.decode
         )
         return [found[key] for key in keys]
 
     def _ask_all(self, missing: Mapping[bytes, _Passage]) -> dict[bytes, str]:
         found: dict[bytes, str] = {}
-        if not missing:
-            return found
         self._open()  # before all threads find out what the server refuses
         started = time.monotonic()
         with ThreadPoolExecutor(
@@ -210,13 +204,11 @@ class Describer:
 
     def keep_paid(self, path: Path | None) -> None:
         """Keep every answer in a file from here on, and ask for nothing that it holds; None ends that."""
-        if self._paid is not None:
-            self._paid.close()
-        self._paid = None if path is None else PaidAnswers(path)
+        self._paid.close()
+        self._paid = PaidAnswers(path)
 
     def keep_known(self, title: str | None, text: str, chunks: Sequence[Mapping[str, Any]]) -> None:
         """Keep the lines of a document's chunks, which have ``start_char``, ``end_char`` and ``line``."""
-        assert self._paid is not None, "keep_paid comes first"
         head = (title or "").strip()
         known = {
             self._key(_Passage(head, text, chunk["start_char"], chunk["end_char"])): chunk["line"].encode()
@@ -269,8 +261,7 @@ class Describer:
         line = ""
         with suppress(RefusedRequestError):
             line = self._ask_once(*self._opened, passage)
-        if self._paid is not None:
-            self._paid.keep({key: line.encode()})
+        self._paid.keep({key: line.encode()})
         return line
 
     def _ask_once(self, server: Server, limit: Mapping[str, int], passage: _Passage) -> str:

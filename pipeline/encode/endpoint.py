@@ -127,7 +127,7 @@ class EndpointEncoder:
         self._stored_probes_PV = None if context is None else context.probes_PV
         if self._stored_probes_PV is not None:
             self._endpoint.width = self._stored_probes_PV.shape[1]
-        self._paid: PaidAnswers | None = None
+        self._paid = PaidAnswers()
         self._describer = Describer.of(config, patience)
         self._lock, self._cutting = threading.Lock(), threading.Lock()
         self._turns = cycle(range(len(PROBES)))
@@ -273,9 +273,8 @@ class EndpointEncoder:
 
     def keep_paid(self, path: Path | None) -> None:
         """Keep every answer in a file from here on, and ask for nothing that it holds; None ends that."""
-        if self._paid is not None:
-            self._paid.close()
-        self._paid = None if path is None else PaidAnswers(path)
+        self._paid.close()
+        self._paid = PaidAnswers(path)
         if self._describer is not None:
             self._describer.keep_paid(path)
 
@@ -357,10 +356,7 @@ class EndpointEncoder:
                     pass
             return found
 
-        if self._paid is None:
-            found = ask(list(places)) if places else {}
-        else:
-            found = self._paid.answers(places, ask, self._vectors_of)
+        found = self._paid.answers(places, ask, self._vectors_of)
         if on_tokens is not None and num_asked < sum(sizes):  # known, or of a text that stands twice
             on_tokens(sum(sizes) - num_asked)
         return [found[key] for key in keys]
@@ -389,8 +385,7 @@ class EndpointEncoder:
                 found |= self._ask(asked, is_again=True)
                 continue
             part = {key: each for each, (key, _) in zip(vectors, asked, strict=True)}
-            if self._paid is not None:
-                self._paid.keep({key: np.ascontiguousarray(each).tobytes() for key, each in part.items()})
+            self._paid.keep({key: np.ascontiguousarray(each).tobytes() for key, each in part.items()})
             found |= part
         return found
 

@@ -18,13 +18,17 @@ _Answer = TypeVar("_Answer")
 class PaidAnswers:
     """Answers by the hash of what was asked, in SQLite: each is in the file before the next is waited for.
 
-    A file that SQLite cannot read is begun again. Safe to use from several threads.
+    A file that SQLite cannot read is begun again; without a path nothing is kept. Safe to use from several
+    threads.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         self._lock = threading.Lock()
+        self._file = None
         self._claimed: set[bytes] = set()
         self._is_released = threading.Condition()
+        if path is None:
+            return
         with sqlite_errors():
             try:
                 self._file = _opened(path)
@@ -67,6 +71,8 @@ class PaidAnswers:
     def find(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return the answers there are."""
         found: dict[bytes, bytes] = {}
+        if self._file is None:
+            return found
         with self._lock, sqlite_errors():
             for key in keys:
                 for (content,) in self._file.execute("SELECT content FROM answers WHERE key = ?", (key,)):
@@ -75,13 +81,15 @@ class PaidAnswers:
 
     def keep(self, answers: Mapping[bytes, bytes]) -> None:
         """Keep answers; they outlive a kill of this process when this returns."""
-        with self._lock, sqlite_errors(), self._file:
-            self._file.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", list(answers.items()))
+        if self._file is not None:
+            with self._lock, sqlite_errors(), self._file:
+                self._file.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?)", [*answers.items()])
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._file.close()
+        if self._file is not None:
+            with self._lock:
+                self._file.close()
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -35,6 +35,7 @@ from cairn.pipeline.model.folders.encoder_folder import beyond_stock_modules, sa
 from cairn.pipeline.model.folders.first_layers import first_layers
 from cairn.pipeline.model.folders.model_defaults import encoder_config, trained_context
 from cairn.pipeline.model.folders.names import model_folder
+from cairn.pipeline.options import shown
 from cairn.pipeline.token_vectors.projection import LATE_NAME
 from jaxtyping import Float32, Int64
 
@@ -186,10 +187,10 @@ def require_texts(texts: Any, what: str) -> None:
     A bare string would be read letter by letter.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable) or not hasattr(texts, "__len__"):
-        raise ConfigError(f"{what} texts must come in a list, got {_shown(texts)}; write [text]")
+        raise ConfigError(f"{what} texts must come in a list, got {shown(texts)}; write [text]")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise ConfigError(f"a {what} must be text, got {_shown(text)} at position {index}; leave it out")
+            raise ConfigError(f"a {what} must be text, got {shown(text)} at position {index}; leave it out")
         if not is_encodable(text):
             raise ConfigError(
                 f"a {what} must be valid Unicode, got a lone surrogate in the one at position {index}; "
@@ -205,8 +206,3 @@ def require_queries(texts: Any) -> None:
             raise ConfigError(
                 f"a query must hold text, got an empty one at position {index}; write what to look for"
             )
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

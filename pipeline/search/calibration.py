@@ -120,11 +120,6 @@ class Calibration:
         return cls(scales=scales, num_documents=num_documents)
 
 
-def being_measured(result: SearchResult) -> SearchResult:
-    """Return an answer as it is, with a warning that probabilities are not known yet."""
-    return replace(result, warnings=(*result.warnings, BEING_MEASURED))
-
-
 def known_items(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return first sentences of documents by their ids, none twice; no more are read than are asked."""
     found: dict[str, str] = {}

@@ -25,12 +25,12 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.lexical.bm25 import FewDocuments
 from cairn.pipeline.options import shown
 from cairn.pipeline.search.calibration import (
+    BEING_MEASURED,
     BLOCK_IDS,
     GENERAL_QUESTIONS,
     READ_AT_ONCE,
     READ_DOCUMENTS,
     Calibration,
-    being_measured,
     known_items,
 )
 from cairn.pipeline.search.documents import visible_documents
@@ -156,7 +156,7 @@ class Searcher(ServedGeneration):
         if chosen.min_probability is not None:
             calibration = self._calibration(served, chosen)
             results = [
-                being_measured(result)
+                replace(result, warnings=(*result.warnings, BEING_MEASURED))
                 if calibration is None
                 else calibration.apply(result, chosen.min_probability)
                 for result in results

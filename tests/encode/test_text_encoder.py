@@ -189,10 +189,10 @@ def test_load_encoder_refuses_a_setting_there_is_not():
     ("texts", "words"),
     [
         ("hello", r"query texts must come in a list, got 'hello'; write \[text\]"),
-        (b"hello", r"query texts must come in a list, got b'hello'"),
+        (b"hello", r"query texts must come in a list, got a value of type bytes"),
         (None, r"query texts must come in a list, got None"),
         (3, r"query texts must come in a list, got 3"),
-        ("long " * 50, r"query texts must come in a list, got '(long ){11}long…; write"),
+        ("long " * 50, r"query texts must come in a list, got '(long ){15}long'…; write"),
         (["cat", None], r"a query must be text, got None at position 1; leave it out"),
         (["cat", ["dog"]], r"a query must be text, got \['dog'\] at position 1"),
         (
