@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.publish import COMMIT_POINTS
@@ -25,7 +24,9 @@ from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.compatibility import stored_settings
 from cairn.pipeline.line.recontextualise import recontextualise
 
+from tests import small_ingests
 from tests.nightly.forks import forked
+from tests.small_ingests import WINDOWS, text_of, write_rows
 
 pytestmark = pytest.mark.slow
 
@@ -37,23 +38,11 @@ UPDATE_POINTS = (
 )
 FIRST_POINTS = ("clusters-written", "context-written", "shard-written", "documents-added", "chunks-added")
 CONTEXT_POINTS = ("context-written", "shard-written", "documents-deleted", "chunks-deleted")
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 Visible = dict[str, tuple[str, np.ndarray]]
 
 
 def settings(model: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(model),
-            landmark_interval=16,
-            window_tokens=64,
-            window_overlap_tokens=16,
-            use_context=True,
-        ),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=4, max_document_tokens=32),
-        shard_characters=300,
-    )
+    return small_ingests.settings(model, shard_characters=300, use_context=True, **WINDOWS)
 
 
 def ingest(root: Path, model: Path, source: str) -> Any:
@@ -65,12 +54,8 @@ def new_context(root: Path, model: Path) -> Any:
 
 
 def corpus(path: Path, versions: dict[int, int]) -> str:
-    rows = []
-    for number, version in versions.items():
-        rng = np.random.default_rng([number, version])
-        rows.append({"id": f"d{number}", "text": " ".join(rng.choice(WORDS, size=12 + number % 9))})
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
+    rows = [{"id": f"d{each[0]}", "text": text_of(each, 12 + each[0] % 9)} for each in versions.items()]
+    return write_rows(path, rows)
 
 
 def visible(root: Path) -> Visible:

@@ -21,7 +21,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,13 +29,15 @@ from cairn.cli.cluster import open_engine
 from cairn.jobs.engine import EngineConfig
 from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
+from tests import small_ingests
 from tests.object_stores import STORE_ROOT, ObjectStore
 from tests.ray_machines import RayCluster
+from tests.small_ingests import WINDOWS, text_of, write_rows
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,7 +50,6 @@ pytestmark = [
 ]
 FAULTS = pytest.mark.faults
 
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 DOCUMENTS = 120
 WORKERS = 2
 PARTITIONS = 3
@@ -116,18 +116,8 @@ print(json.dumps({"indexed": report.indexed, "encoded": report.encoded, "seconds
 
 
 def settings(model: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(model),
-            landmark_interval=16,
-            window_tokens=64,
-            window_overlap_tokens=16,
-            use_context=True,
-        ),
-        cluster=ClusterConfig(num_clusters=3, max_sample_documents=40),
-        context=ContextConfig(context_documents=8, max_document_tokens=32),
-        shard_characters=600,
-    )
+    own: dict[str, Any] = {"num_clusters": 3, "max_sample_documents": 40, "context_documents": 8}
+    return small_ingests.settings(model, shard_characters=600, use_context=True, **own, **WINDOWS)
 
 
 def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConfig:
@@ -136,13 +126,11 @@ def engine_at(address: str, deadline_seconds: float | None = 60.0) -> EngineConf
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    rows = []
-    for number in range(DOCUMENTS):
-        text = " ".join(np.random.default_rng(number).choice(WORDS, size=12 + number % 40))
-        rows.append({"id": f"d{number:03d}", "text": text, "year": 2000 + number % 7})
-    path = tmp_path_factory.mktemp("ray-faults") / "corpus.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
+    rows = [
+        {"id": f"d{number:03d}", "text": text_of(number, 12 + number % 40), "year": 2000 + number % 7}
+        for number in range(DOCUMENTS)
+    ]
+    return write_rows(tmp_path_factory.mktemp("ray-faults") / "corpus.parquet", rows)
 
 
 @pytest.fixture

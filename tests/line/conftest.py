@@ -7,19 +7,14 @@ from pathlib import Path
 
 import pytest
 from cairn.pipeline import durable
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import IngestConfig
+
+from tests.small_ingests import WINDOWS, settings
 
 
 @pytest.fixture(scope="session")
 def config(tiny_model_folder: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, window_tokens=64, window_overlap_tokens=16
-        ),
-        cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(context_documents=8, max_document_tokens=32),
-        shard_characters=600,
-    )
+    return settings(tiny_model_folder, num_clusters=3, context_documents=8, shard_characters=600, **WINDOWS)
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
 import datetime as dt
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,9 +27,10 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.plan_index import plan_index
 from cairn.pipeline.model.context_encoder import ContextEncoder
-from cairn.pipeline.types import is_filterable
+from cairn.pipeline.types import IngestReport, is_filterable
 
 from tests.damages import put
+from tests.small_ingests import text_of, write_rows
 
 WORDS = (
     *("stone", "path", "hill", "river", "marks", "way", "cairn", "summit", "ridge", "valley"),
@@ -36,24 +39,28 @@ WORDS = (
 
 
 def document(number: int, version: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng([number, version])
-    text = " ".join(rng.choice(WORDS, size=10 + 15 * (number % 5)))
-    return {
-        "id": f"doc-{number:03d}",
-        "title": f"{WORDS[number % len(WORDS)]} {number}",
-        "text": f"{text}.",
-        "year": 2000 + number % 7,
-    }
+    text = text_of([number, version], 10 + 15 * (number % 5), WORDS)
+    title = f"{WORDS[number % len(WORDS)]} {number}"
+    return {"id": f"doc-{number:03d}", "title": title, "text": f"{text}.", "year": 2000 + number % 7}
 
 
-def write_corpus(path: Path, rows: list[dict[str, Any]]) -> str:
-    pq.write_table(
-        pa.Table.from_pylist(
-            rows, pa.schema([("id", "string"), ("title", "string"), ("text", "string"), ("year", "int64")])
-        ),
-        path,
-    )
-    return str(path)
+def ids(count: int) -> list[str]:
+    return [f"doc-{number:03d}" for number in range(count)]
+
+
+Ingest = Callable[..., IngestReport]
+
+
+@pytest.fixture
+def ingest(root: Path, tmp_path: Path, config: IngestConfig) -> Ingest:
+    """Return what ingests rows, or the first documents, from one file, with other settings where given."""
+
+    def run(rows: int | list[dict[str, Any]], name: str = "c", **changes: Any) -> IngestReport:
+        given = [document(number) for number in range(rows)] if isinstance(rows, int) else rows
+        source = write_rows(tmp_path / "a.parquet", given)
+        return build_index([source], root, name, replace(config, **changes))
+
+    return run
 
 
 def disarm() -> None:
@@ -61,18 +68,12 @@ def disarm() -> None:
 
 
 def test_ingest_of_a_new_corpus_stores_every_document_with_spans_that_cover_it(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+    root: Path, ingest: Ingest, stored: Callable[..., Any]
 ) -> None:
     rows = [document(number) for number in range(30)]
-    report = build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
-    assert (
-        report.rows,
-        report.indexed,
-        report.unchanged,
-        report.quarantined,
-        report.encoded,
-        report.generation,
-    ) == (30, 30, 0, 0, 30, 1)
+    report = ingest(rows)
+    assert (report.rows, report.indexed, report.unchanged, report.quarantined) == (30, 30, 0, 0)
+    assert (report.encoded, report.generation) == (30, 1)
     documents = stored(root)
     assert sorted(documents) == [row["id"] for row in rows]
     for row in rows:
@@ -90,26 +91,20 @@ def test_stages_of_an_ingest_with_what_comes_before_them_sum_to_its_time(
 ) -> None:
     begun: list[float] = []
     started = time.monotonic()
-    source = write_corpus(tmp_path / "a.parquet", [document(0)])
+    source = write_rows(tmp_path / "a.parquet", [document(0)])
     report = build_index([source], root, "c", config, lambda *_: begun.append(time.monotonic() - started))
     assert 0.0 < report.stage_seconds["setup"] <= begun[0]
     assert sum(report.stage_seconds.values()) == pytest.approx(report.seconds)
 
 
 def test_ingest_of_changes_replaces_and_adds_only_these(
-    root: Path,
-    tmp_path: Path,
-    config: IngestConfig,
-    stored: Callable[..., Any],
-    require_same: Callable[..., None],
+    root: Path, ingest: Ingest, stored: Callable[..., Any], require_same: Callable[..., None]
 ) -> None:
-    build_index(
-        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(20)])], root, "c", config
-    )
+    ingest(20)
     changed = [document(number, version=int(number in (3, 7))) for number in range(22)]
-    report = build_index([write_corpus(tmp_path / "a.parquet", changed)], root, "c", config)
+    report = ingest(changed)
     assert (report.indexed, report.unchanged, report.encoded, report.generation) == (4, 18, 4, 2)
-    build_index([write_corpus(tmp_path / "b.parquet", changed)], root, "fresh", config)
+    ingest(changed, "fresh")
     texts = {doc_id: row["text"] for doc_id, row in stored(root).items()}
     assert texts == {row["id"]: row["text"] for row in changed}
     require_same(stored(root), stored(root, "fresh"))
@@ -119,55 +114,49 @@ def test_ingest_of_changes_replaces_and_adds_only_these(
     ("table", "damage"), [("documents", "cut"), ("chunks", "empty"), ("documents", "FIFO")]
 )
 def test_ingest_mends_a_damaged_version_manifest_and_goes_on(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any], table: str, damage: str
+    root: Path, ingest: Ingest, stored: Callable[..., Any], table: str, damage: str
 ) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(4)])
-    build_index([source], root, "c", config)
+    ingest(4)
     versions = CollectionLayout(root, "c").lance_folder / f"{table}.lance" / "_versions"
     newest = min(versions.glob("*.manifest"))
     if damage == "FIFO":
         put(newest, damage)
     else:
         newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 3 if damage == "cut" else 0])
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
-    assert build_index([source], root, "c", config).generation == 2
-    assert sorted(stored(root)) == [f"doc-{number:03d}" for number in range(5)]
+    assert ingest(5).generation == 2
+    assert sorted(stored(root)) == ids(5)
     assert verify_collection(CollectionLayout(root, "c")) == []
 
 
 def test_documents_that_a_repair_gave_up_are_encoded_again_by_the_next_ingest(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+    root: Path, ingest: Ingest, stored: Callable[..., Any]
 ) -> None:
     layout = CollectionLayout(root, "c")
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(4)])
-    build_index([source], root, "c", config)
-    whole = set((layout.lance_folder / "documents.lance" / "data").iterdir())
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
-    build_index([source], root, "c", config)
-    (added,) = set((layout.lance_folder / "documents.lance" / "data").iterdir()) - whole
+    data = layout.lance_folder / "documents.lance" / "data"
+    ingest(4)
+    whole = set(data.iterdir())
+    ingest(6)
+    (added,) = set(data.iterdir()) - whole
     added.write_bytes(b"")
     assert repair_collection(layout).lost == ("doc-004", "doc-005")
-    assert sorted(stored(root)) == [f"doc-{number:03d}" for number in range(4)]
-    report = build_index([source], root, "c", config)
+    assert sorted(stored(root)) == ids(4)
+    report = ingest(6)
     assert (report.encoded, report.unread_files) == (2, 0)
-    assert sorted(stored(root)) == [f"doc-{number:03d}" for number in range(6)]
+    assert sorted(stored(root)) == ids(6)
 
 
 def test_sync_deletes_what_vanished_and_nothing_goes_without_it(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+    root: Path, tmp_path: Path, config: IngestConfig, ingest: Ingest, stored: Callable[..., Any]
 ) -> None:
-    build_index(
-        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(10)])], root, "c", config
-    )
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(6)])
-    assert build_index([source], root, "c", config).deleted == 0
+    ingest(10)
+    assert ingest(6).deleted == 0
     assert len(stored(root)) == 10
-    config = replace(config, sync=True)
     with pytest.raises(UsageError, match=r"at most 20% of the documents, got 4 of 10 .* --max-deleted 0\.4"):
-        build_index([source], root, "c", config)
-    assert "--max-deleted 0.4" in plan_index([source], root, "c", config)["warnings"][0]
-    assert build_index([source], root, "c", replace(config, max_deleted=0.4)).deleted == 4
-    assert sorted(stored(root)) == [f"doc-{number:03d}" for number in range(6)]
+        ingest(6, sync=True)
+    plan = plan_index([str(tmp_path / "a.parquet")], root, "c", replace(config, sync=True))
+    assert "--max-deleted 0.4" in plan["warnings"][0]
+    assert ingest(6, sync=True, max_deleted=0.4).deleted == 4
+    assert sorted(stored(root)) == ids(6)
 
 
 def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
@@ -175,8 +164,8 @@ def test_sync_with_a_damaged_file_deletes_nothing_and_warns(
 ) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
-    write_corpus(folder / "a.parquet", [document(number) for number in range(5)])
-    write_corpus(folder / "b.parquet", [document(number) for number in range(5, 10)])
+    write_rows(folder / "a.parquet", [document(number) for number in range(5)])
+    write_rows(folder / "b.parquet", [document(number) for number in range(5, 10)])
     build_index([str(folder)], root, "c", config)
     (folder / "b.parquet").write_bytes((folder / "b.parquet").read_bytes()[:-20])
     report = build_index([str(folder)], root, "c", replace(config, sync=True))
@@ -204,99 +193,75 @@ def test_sync_with_a_csv_cut_in_a_text_deletes_nothing_until_it_ends_with_a_line
 
 
 def test_second_ingest_does_not_embed_the_context_again(
-    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+    root: Path, config: IngestConfig, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(config, encoder=replace(config.encoder, use_context=True))
-    build_index(
-        [write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])], root, "c", config
-    )
+    encoder = replace(config.encoder, use_context=True)
+    ingest(12, encoder=encoder)
     before = open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"]
     embedded: list[int] = []
     monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: embedded.append(len(texts)))
-    build_index(
-        [write_corpus(tmp_path / "b.parquet", [document(number) for number in range(12, 20)])],
-        root,
-        "c",
-        config,
-    )
+    ingest([document(number) for number in range(12, 20)], encoder=encoder)
     assert embedded == []
     assert open_generation(CollectionLayout(root, "c")).manifest.fingerprints["context"] == before
 
 
 def test_context_that_the_encoder_does_not_read_is_drawn_and_not_embedded(
-    root: Path, tmp_path: Path, config: IngestConfig, monkeypatch: pytest.MonkeyPatch
+    root: Path, ingest: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ContextEncoder, "embed", lambda self, texts: pytest.fail("embedded"))
-    rows = [document(number) for number in range(12)]
-    build_index([write_corpus(tmp_path / "a.parquet", rows)], root, "c", config)
+    ingest(12)
     context = ContextSet.read(open_generation(CollectionLayout(root, "c")).folder / "context.arrow")
-    assert set(context.doc_ids) <= {row["id"] for row in rows}
+    assert set(context.doc_ids) <= set(ids(12))
     assert len(context.doc_ids) > 0
 
 
 def test_interrupted_ingest_goes_on_without_encoding_finished_shards_again(
     root: Path,
-    tmp_path: Path,
-    config: IngestConfig,
+    ingest: Ingest,
     stop_at: Any,
     stored: Callable[..., Any],
     require_same: Callable[..., None],
 ) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(30)])
     stop_at("shard-written", times=3)
     with pytest.raises(KeyboardInterrupt):
-        build_index([source], root, "c", config)
+        ingest(30)
     disarm()
-    report = build_index([source], root, "c", config)
+    report = ingest(30)
     assert report.indexed == 30
     assert 0 < report.encoded < 30
-    build_index([source], root, "fresh", config)
+    ingest(30, "fresh")
     require_same(stored(root), stored(root, "fresh"))
 
 
 def test_document_changed_between_two_interrupted_runs_is_stored_once_with_its_last_text(
     root: Path,
-    tmp_path: Path,
-    config: IngestConfig,
+    ingest: Ingest,
     stop_at: Any,
     stored: Callable[..., Any],
     require_same: Callable[..., None],
 ) -> None:
-    versions = ((0, 4), (1, 2), (0, 1))
-    source = str(tmp_path / "a.parquet")
-    for version, shards in versions:
-        write_corpus(
-            tmp_path / "a.parquet",
-            [document(number, version=version * int(number < 5)) for number in range(30)],
-        )
+    for version, shards in ((0, 4), (1, 2), (0, 1)):
         stop_at("shard-written", times=shards)
         with pytest.raises(KeyboardInterrupt):
-            build_index([source], root, "c", config)
+            ingest([document(number, version=version * int(number < 5)) for number in range(30)])
         disarm()
-    report = build_index([source], root, "c", config)
+    report = ingest(30)
     assert (report.rows, report.indexed) == (30, 30)
-    build_index([source], root, "fresh", config)
+    ingest(30, "fresh")
     require_same(stored(root), stored(root, "fresh"))
 
 
-def test_ingest_with_another_setting_is_refused_before_any_work(
-    root: Path, tmp_path: Path, config: IngestConfig
-) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
-    build_index([source], root, "c", config)
-    other = replace(config, encoder=replace(config.encoder, temperature=0.9))
+def test_ingest_with_another_setting_is_refused_before_any_work(config: IngestConfig, ingest: Ingest) -> None:
+    ingest(5)
     with pytest.raises(FingerprintMismatchError, match=r"encoder\.temperature is 1\.0, got 0\.9"):
-        build_index([source], root, "c", other)
+        ingest(5, encoder=replace(config.encoder, temperature=0.9))
 
 
-def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, config: IngestConfig) -> None:
-    import subprocess
-    import sys
-
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(5)])
-    build_index([source], root, "c", config)
+def test_ingest_without_changes_loads_no_model(root: Path, tmp_path: Path, ingest: Ingest) -> None:
+    ingest(5)
     program = (
-        f"import sys; from cairn.cli.main import cairn, run; code = run(cairn, ['ingest', {source!r}, "
+        "import sys; from cairn.cli.main import cairn, run; code = run(cairn, ['ingest', "
+        f"{str(tmp_path / 'a.parquet')!r}, "
         f"'--collection', 'c', '--root', {str(root)!r}, '--quiet'], 'cairn'); print(code, 'torch' in "
         "sys.modules)"
     )
@@ -346,17 +311,11 @@ def test_every_value_that_is_accepted_can_be_shown_and_filtered(
 
 
 def test_stored_context_reaches_the_encoder_when_asked_for(
-    root: Path, tmp_path: Path, config: IngestConfig, stored: Callable[..., Any]
+    root: Path, config: IngestConfig, ingest: Ingest, stored: Callable[..., Any]
 ) -> None:
-    source = write_corpus(tmp_path / "a.parquet", [document(number) for number in range(12)])
-    build_index([source], root, "plain", config)
-    build_index(
-        [source], root, "contextual", replace(config, encoder=replace(config.encoder, use_context=True))
-    )
-    plain, contextual = (
-        stored(root, "plain")["doc-003"]["vector"],
-        stored(root, "contextual")["doc-003"]["vector"],
-    )
+    ingest(12, "plain")
+    ingest(12, "contextual", encoder=replace(config.encoder, use_context=True))
+    plain, contextual = (stored(root, name)["doc-003"]["vector"] for name in ("plain", "contextual"))
     assert np.abs(np.subtract(plain, contextual)).max() > 1e-4
     hits = open_collection("contextual", root=root).search(document(3)["text"], hybrid=False).hits
     assert hits[0].doc_id == "doc-003"

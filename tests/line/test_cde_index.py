@@ -18,7 +18,7 @@ import pytest
 import torch
 from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import ContextConfig, IngestConfig
 from cairn.pipeline.context.store import ContextSet
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import TextEncoder
@@ -29,6 +29,8 @@ from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.context_encoder import ContextEncoder
 from safetensors.torch import load_file, save_file
+
+from tests import small_ingests
 
 TEXTS = [
     "the cat sat on the mat.",
@@ -52,23 +54,15 @@ def folder(make_cde: Callable[..., Path], tmp_path: Path, request: pytest.Fixtur
 
 
 def settings(folder: Path, **encoder: Any) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            **{
-                "model": str(folder),
-                "landmark_interval": 16,
-                "window_tokens": 40,
-                "window_overlap_tokens": 8,
-                "use_context": True,
-                "query_prefix": "search_query: ",
-                "document_prefix": "search_document: ",
-                "precision": "fp32",
-            }
-            | encoder
-        ),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=6, max_document_tokens=32),
-    )
+    own: dict[str, Any] = {
+        "window_tokens": 40,
+        "window_overlap_tokens": 8,
+        "use_context": True,
+        "query_prefix": "search_query: ",
+        "document_prefix": "search_document: ",
+        "precision": "fp32",
+    }
+    return small_ingests.settings(folder, context_documents=6, **{**own, **encoder})
 
 
 def source(tmp_path: Path, texts: list[str] = TEXTS) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,13 @@ from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import open_collection
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.encode.text_encoder import load_encoder
+from cairn.pipeline.errors import ConfigError
+from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.compatibility import stored_settings
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from safetensors.numpy import load_file, save_file
+
+from tests.small_ingests import settings
 
 TEXTS = {
     "a": "the cat sat on the mat.",
@@ -217,3 +222,30 @@ def test_ingest_of_a_folder_without_a_module_names_its_place(
         f"the model's folder {folder / '1_Pooling'} must hold config.json, got none"
         in capsys.readouterr().err
     )
+
+
+FEW_TEXTS = [
+    f"{' '.join(words)}."
+    for words in (("stone", "path", "hill"), ("river", "marks"), ("snow", "wind", "trail", "map"), ("lake",))
+]
+
+
+def write_corpus(path: Path, count: int) -> str:
+    pq.write_table(
+        pa.table({"id": [f"doc-{number}" for number in range(count)], "text": FEW_TEXTS[:count]}), path
+    )
+    return str(path)
+
+
+def test_collection_built_on_openvino_goes_on_with_torch_and_is_searched_without_it(
+    tiny_model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = settings(tiny_model_folder, context_documents=2)
+    compiled = replace(config, encoder=replace(config.encoder, backend="openvino", precision="int8"))
+    build_index([write_corpus(tmp_path / "corpus.parquet", 3)], tmp_path, "c", compiled)
+    source = write_corpus(tmp_path / "corpus.parquet", 4)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(ConfigError, match="must have the package openvino"):
+        build_index([source], tmp_path, "c", compiled)
+    assert build_index([source], tmp_path, "c", config).encoded == 1
+    assert open_collection("c", root=tmp_path).search(FEW_TEXTS[1], hybrid=False).hits[0].doc_id == "doc-1"

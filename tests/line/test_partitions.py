@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.jobs.ray_cluster import tasks
 from cairn.jobs.ray_cluster.tasks import TaskPool, TaskWorker
@@ -46,6 +44,7 @@ from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import Served
 
 from tests.damages import put
+from tests.small_ingests import ingest_rows, text_of, write_rows
 
 PARTITIONS = 3
 WORDS = ("stone", "path", "hill", "river", "cairn", "summit", "ridge", "snow", "wind", "lake")
@@ -53,8 +52,7 @@ IDS = [f"doc-{number:03d}" for number in range(24)]
 
 
 def document(number: int, version: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng([number, version])
-    text = " ".join(rng.choice(WORDS, size=10 + 15 * (number % 5)))
+    text = text_of([number, version], 10 + 15 * (number % 5), WORDS)
     title = f"{WORDS[number % len(WORDS)]} {number}"
     return {"id": f"doc-{number:03d}", "title": title, "text": f"{text}.", "year": 2000 + number % 7}
 
@@ -72,7 +70,7 @@ def partitioned(config: IngestConfig) -> IngestConfig:
 def ingested(tmp_path_factory: pytest.TempPathFactory, partitioned: IngestConfig) -> Path:
     """A root with the collection ``c``, made once; tests change copies."""
     folder = tmp_path_factory.mktemp("ingested")
-    ingest(folder / "root", folder, partitioned, range(24))
+    ingest_into(folder / "root", folder, partitioned, FIRST)
     return folder / "root"
 
 
@@ -82,15 +80,28 @@ def layout(ingested: Path, root: Path) -> CollectionLayout:
     return CollectionLayout(root, "c")
 
 
-def ingest(
-    root: Path, folder: Path, config: IngestConfig, numbers: Any, versions: dict[int, int] | None = None
-) -> Any:
-    rows = [document(number, (versions or {}).get(number, 0)) for number in numbers]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
-    return build_index([str(folder / "a.parquet")], root, "c", config)
+Ingest = Callable[..., Any]
+
+
+@pytest.fixture
+def ingest(root: Path, tmp_path: Path, partitioned: IngestConfig) -> Ingest:
+    """Return what ingests documents in some versions, with other settings where they are given."""
+    return lambda versions, **settings: ingest_into(
+        root, tmp_path, replace(partitioned, **settings), versions
+    )
+
+
+def ingest_into(root: Path, folder: Path, config: IngestConfig, versions: dict[int, int]) -> Any:
+    source = write_rows(folder / "a.parquet", [document(*each) for each in versions.items()])
+    return build_index([source], root, "c", config)
+
+
+FIRST, NEXT = dict.fromkeys(range(24), 0), dict.fromkeys(range(24), 1)
 
 
 def contents(layout: CollectionLayout) -> dict[str, str]:
+    """Return the texts of a collection in which ``verify`` finds nothing."""
+    assert verify_collection(layout) == []
     rows = open_collection(layout.name, root=layout.root).documents.to_arrow(["doc_id", "text"])
     return dict(zip(*(column.to_pylist() for column in rows.itercolumns()), strict=True))
 
@@ -150,10 +161,9 @@ def layouts(tmp_path_factory: pytest.TempPathFactory, config: IngestConfig) -> d
         }
         for n in range(80)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "ties.parquet")
     for name, count in {"one": 1, "four": 4, "cut": 3}.items():
         partitioned = replace(config, index=replace(config.index, partitions=count))
-        build_index([str(folder / "ties.parquet")], folder / "root", name, partitioned)
+        ingest_rows(rows, folder / "root", partitioned, name)
     repartition(CollectionLayout(folder / "root", "cut"), 5)
     return {name: open_collection(name, root=folder / "root") for name in ("one", "four", "cut")}
 
@@ -197,31 +207,28 @@ def test_documents_are_read_by_their_partition(layout: CollectionLayout) -> None
     assert verify_collection(layout) == []
 
 
-def test_changed_document_touches_its_partition_alone(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
-) -> None:
-    report = ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+def test_changed_document_touches_its_partition_alone(layout: CollectionLayout, ingest: Ingest) -> None:
+    report = ingest({**FIRST, 5: 1})
     assert (report.encoded, report.generation) == (1, 2)
     expected = [1] * PARTITIONS
     expected[partition_of("doc-005", PARTITIONS)] = 2
     assert generations(layout) == expected
     assert contents(layout)["doc-005"] == document(5, 1)["text"]
-    assert verify_collection(layout) == []
 
 
 def test_second_ingest_and_a_plan_find_nothing_to_do(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, ingest: Ingest
 ) -> None:
-    report = ingest(layout.root, tmp_path, partitioned, range(24))
+    report = ingest(FIRST)
     assert (report.unchanged, report.encoded, report.generation) == (24, 0, 1)
     plan = plan_index([str(tmp_path / "a.parquet")], layout.root, "c", replace(partitioned, reread=True))
     assert (plan["unchanged"], plan["new"], plan["changed"]) == (24, 0, 0)
 
 
 def test_sync_delete_and_compact_publish_all_partitions_as_one(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+    layout: CollectionLayout, ingest: Ingest
 ) -> None:
-    synced = ingest(layout.root, tmp_path, replace(partitioned, sync=True, max_deleted=1.0), range(4, 24))
+    synced = ingest(dict.fromkeys(range(4, 24), 0), sync=True, max_deleted=1.0)
     assert (synced.deleted, synced.generation) == (4, 2)
     report = Collection(layout).delete(["doc-004", "doc-005", "doc-006", "none"])
     assert (report.deleted, report.missing, report.generation) == (3, ("none",), 3)
@@ -234,29 +241,25 @@ def test_sync_delete_and_compact_publish_all_partitions_as_one(
     assert compact_collection(layout, progress=hear).documents == 17
     assert heard[-1] == (4, [2, 3, 4]), "it is served before the oldest one goes"
     assert sorted(contents(layout)) == IDS[7:]
-    assert verify_collection(layout) == []
 
 
 def test_new_metadata_column_reaches_every_partition(
     layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
 ) -> None:
-    pq.write_table(pa.Table.from_pylist([{**document(3, 1), "kind": "hill"}]), tmp_path / "b.parquet")
-    build_index([str(tmp_path / "b.parquet")], layout.root, "c", partitioned)
+    ingest_rows([{**document(3, 1), "kind": "hill"}], layout.root, partitioned)
     collection = open_collection("c", root=layout.root)
     assert collection.documents.ids({"kind": "hill"}) == ["doc-003"]
     assert len(collection.documents.ids({"kind": None})) == 23
 
 
-def test_partitions_of_fewer_documents_than_there_are_partitions(
-    root: Path, tmp_path: Path, partitioned: IngestConfig
-) -> None:
+def test_partitions_of_fewer_documents_than_there_are_partitions(root: Path, ingest: Ingest) -> None:
     layout = CollectionLayout(root, "c")
-    ingest(root, tmp_path, partitioned, [1])
+    ingest({1: 0})
     assert sorted(generations(layout)) == [0, 0, 1]
     assert open_collection("c", root=root).search("stone").hits[0].doc_id == "doc-001"
     Collection(layout).delete("doc-001")
     assert len(open_collection("c", root=root).documents) == 0
-    ingest(root, tmp_path, partitioned, range(6), {1: 1})
+    ingest({**dict.fromkeys(range(6), 0), 1: 1})
     assert len(contents(layout)) == 6
 
 
@@ -272,63 +275,48 @@ def test_partitions_of_fewer_documents_than_there_are_partitions(
     ],
 )
 def test_kill_of_a_publication_leaves_the_old_or_the_new_collection(
-    layout: CollectionLayout,
-    tmp_path: Path,
-    partitioned: IngestConfig,
-    stop_at: Callable[..., None],
-    point: str,
-    times: int,
+    layout: CollectionLayout, stop_at: Callable[..., None], point: str, times: int, ingest: Ingest
 ) -> None:
     before = contents(layout)
-    versions = dict.fromkeys(range(24), 1)
     stop_at(point, times)
     with pytest.raises(KeyboardInterrupt):
-        ingest(layout.root, tmp_path, partitioned, range(24), versions)
+        ingest(NEXT)
     after = {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
     assert contents(layout) == (after if (point, times) == ("current-replaced", 4) else before)
-    assert verify_collection(layout) == []
-    report = ingest(layout.root, tmp_path, partitioned, range(24), versions)
+    report = ingest(NEXT)
     assert report.encoded == 0  # what was encoded is kept
     assert contents(layout) == after
-    assert verify_collection(layout) == []
     assert generations(layout) == [2] * PARTITIONS
 
 
 @pytest.mark.parametrize(("point", "times"), [("partition-published", 2), ("documents-added", 1)])
 def test_kill_of_a_first_ingest_leaves_nothing_and_the_next_goes_on(
-    root: Path,
-    tmp_path: Path,
-    partitioned: IngestConfig,
-    stop_at: Callable[..., None],
-    point: str,
-    times: int,
+    root: Path, stop_at: Callable[..., None], point: str, times: int, ingest: Ingest
 ) -> None:
     stop_at(point, times)
     with pytest.raises(KeyboardInterrupt):
-        ingest(root, tmp_path, partitioned, range(24))
+        ingest(FIRST)
     layout = CollectionLayout(root, "c")
     assert not layout.exists()
-    report = ingest(root, tmp_path, partitioned, range(24))
+    report = ingest(FIRST)
     assert report.encoded == 0
     assert sorted(contents(layout)) == IDS
-    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("cuts", [False, True])
 def test_reader_two_generations_behind_answers_from_the_newest(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, cuts: bool
+    layout: CollectionLayout, partitioned: IngestConfig, cuts: bool, ingest: Ingest
 ) -> None:
     met: list[int] = []
 
     def read(served: Served) -> str | None:
         met.append(served.generation.number)
         if len(met) == 1:
-            ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+            ingest(NEXT)
             if cuts:
                 repartition(layout, 2)
             index = replace(partitioned.index, partitions=2 if cuts else PARTITIONS)
-            config = replace(partitioned, index=index)
-            ingest(layout.root, tmp_path, config, range(24), dict.fromkeys(range(24), 2))
+            ingest(dict.fromkeys(range(24), 2), index=index)
         found = read_document(served, "doc-005")
         return None if found is None else found.text
 
@@ -339,20 +327,19 @@ def test_reader_two_generations_behind_answers_from_the_newest(
 
 @pytest.mark.parametrize("numbers", [(6,), (2, 4), (1, 2, 1)])
 def test_repartition_copies_every_row_and_later_ingests_go_on(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, numbers: tuple[int, ...]
+    layout: CollectionLayout, partitioned: IngestConfig, numbers: tuple[int, ...], ingest: Ingest
 ) -> None:
     before, hits = contents(layout), open_collection("c", root=layout.root).search("stone path").hits
     for number in numbers:
         repartition(layout, number)
         assert contents(layout) == before
         assert open_collection("c", root=layout.root).search("stone path").hits == hits
-        assert verify_collection(layout) == []
-    config = replace(partitioned, index=replace(partitioned.index, partitions=numbers[-1]))
-    report = ingest(layout.root, tmp_path, config, range(24), {5: 1, 6: 1})
+    index = replace(partitioned.index, partitions=numbers[-1])
+    report = ingest({**FIRST, 5: 1, 6: 1}, index=index)
     assert (report.encoded, report.unchanged) == (2, 22)
     assert verify_collection(layout) == []
     if numbers[-1] > 1:
-        ingest(layout.root, tmp_path, config, range(24), {5: 2, 6: 1})
+        ingest({**FIRST, 5: 2, 6: 1}, index=index)
         assert len(list(layout.partitions_folder.iterdir())) == numbers[-1]
         assert not layout.lance_folder.exists()
 
@@ -374,7 +361,6 @@ def test_kill_of_a_repartition_leaves_the_collection_as_it_was(
     with pytest.raises(KeyboardInterrupt):
         repartition(layout, 4)
     assert contents(layout) == before
-    assert verify_collection(layout) == []
     repartition(layout, 4)
     assert contents(layout) == before
     assert len(generations(layout)) == 4
@@ -403,23 +389,23 @@ def test_failed_repartition_leaves_no_copies_on_the_disk(
 
 
 def test_write_that_waited_through_a_repartition_is_published(
-    layout: CollectionLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: CollectionLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ingest: Ingest
 ) -> None:
     def build_after_a_repartition(*arguments: Any, **options: Any) -> Any:
         repartition(layout, 2)
         return build_index(*arguments, **options)
 
     monkeypatch.setattr(live, "build_index", build_after_a_repartition)
-    pq.write_table(pa.Table.from_pylist([document(5, 1)]), tmp_path / "b.parquet")
+    source = write_rows(tmp_path / "b.parquet", [document(5, 1)])
     writer = LiveWriter(layout, backbone=lambda: None, take_up=lambda _: None)
-    outcome = writer.ingest(str(tmp_path / "b.parquet")).published.result(600)
+    outcome = writer.ingest(source).published.result(600)
     writer.stop(1)
     assert (outcome.state, outcome.fault) == ("searchable", None)
     assert contents(layout)["doc-005"] == document(5, 1)["text"]
 
 
 def test_change_that_comes_after_the_collection_has_moved_on_undoes_nothing(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+    layout: CollectionLayout, ingest: Ingest
 ) -> None:
     number = layout.current_generation_number()
     assert number is not None
@@ -432,7 +418,7 @@ def test_change_that_comes_after_the_collection_has_moved_on_undoes_nothing(
         )
         for record in read_manifest(layout, number).partitions
     ]
-    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    ingest(NEXT)
     for change in late:
         with pytest.raises(CollectionBusyError, match="was changed by another run meanwhile"):
             change.run()
@@ -440,7 +426,7 @@ def test_change_that_comes_after_the_collection_has_moved_on_undoes_nothing(
 
 
 def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, monkeypatch: pytest.MonkeyPatch
+    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch, ingest: Ingest
 ) -> None:
     """The twin works between the first answer and the end of the tasks, and once more after that."""
     made: list[ChangePartition] = []
@@ -458,14 +444,13 @@ def test_worker_that_wakes_when_another_has_done_its_task_changes_nothing(
 
     monkeypatch.setattr(tasks, "WorkerPool", lambda *_, **__: Pool())
     monkeypatch.setattr(EncoderWorker, "run_tasks", TaskPool(None, 1, 1))
-    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    ingest(NEXT)
     assert len(made) == PARTITIONS
     for task in made:
         assert not TaskWorker().run(task, None)
         with pytest.raises(CollectionBusyError, match="was given up"):
             task.run()
     assert contents(layout) == {f"doc-{number:03d}": document(number, 1)["text"] for number in range(24)}
-    assert verify_collection(layout) == []
 
 
 def test_repartition_to_one_that_is_killed_leaves_no_generation_damaged(
@@ -478,7 +463,6 @@ def test_repartition_to_one_that_is_killed_leaves_no_generation_damaged(
     with pytest.raises(KeyboardInterrupt):
         repartition(layout, 1)
     assert contents(layout) == before
-    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("are_partitions_damaged", [False, True])
@@ -497,10 +481,10 @@ def test_context_that_the_collection_has_lost_is_that_of_a_partition(
 
 
 def test_repair_returns_to_the_generation_before_where_the_newest_does_not_say_what_it_is(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+    layout: CollectionLayout, ingest: Ingest
 ) -> None:
     before = contents(layout)
-    ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+    ingest({**FIRST, 5: 1})
     for folder in (layout.generation_folder(2), layout.copies_folder(2)):
         (folder / "MANIFEST.json").write_bytes(b"damaged")
     report = repair_collection(layout)
@@ -508,14 +492,13 @@ def test_repair_returns_to_the_generation_before_where_the_newest_does_not_say_w
     assert "returned to generation 1" in report.action
     assert "generation 2 had changed cannot be told" in report.action
     assert contents(layout) == before
-    assert verify_collection(layout) == []
-    assert ingest(layout.root, tmp_path, replace(partitioned, reread=True), range(24), {5: 1}).encoded == 1
+    assert ingest({**FIRST, 5: 1}, reread=True).encoded == 1
     assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("remnant", [None, "file", "FIFO", "generations", "copies", "lance"])
 def test_lost_partition_is_told_and_filled_again_by_an_ingest(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, remnant: str | None
+    layout: CollectionLayout, remnant: str | None, ingest: Ingest
 ) -> None:
     lost = next(layout.partitions_folder.iterdir())
     if remnant is None:
@@ -537,7 +520,7 @@ def test_lost_partition_is_told_and_filled_again_by_an_ingest(
     assert any(
         lost.name in warning for warning in open_collection("c", root=layout.root).status()["warnings"]
     )
-    assert ingest(layout.root, tmp_path, partitioned, range(24)).encoded == 24 - len(left)
+    assert ingest(FIRST).encoded == 24 - len(left)
     assert sorted(contents(layout)) == IDS
 
 
@@ -551,7 +534,6 @@ def test_killed_repair_of_damaged_rows_is_told_by_the_next(
     report = repair_collection(layout)
     assert 0 < len(report.lost) < 24
     assert sorted([*contents(layout), *report.lost]) == IDS
-    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("name", ["runs", "quarantine", "origins", "pending"])
@@ -560,16 +542,15 @@ def test_file_in_the_place_of_a_folder_stops_no_ingest(
 ) -> None:
     put(layout.folder / name, "FIFO")
     rows = [document(5, 1), {**document(6), "text": ""}]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "b.parquet")
-    report = build_index([str(tmp_path / "b.parquet")], layout.root, "c", partitioned)
+    report = ingest_rows(rows, layout.root, partitioned)
     assert (report.encoded, report.quarantined, report.generation) == (1, 1, 2)
     assert contents(layout)["doc-005"] == document(5, 1)["text"]
 
 
 def test_folders_of_partitions_that_were_swapped_give_no_row_of_another(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+    layout: CollectionLayout, tmp_path: Path, ingest: Ingest
 ) -> None:
-    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    ingest(NEXT)
     one, other, _ = sorted(layout.partitions_folder.iterdir())
     for source, target in ((one, tmp_path / "aside"), (other, one), (tmp_path / "aside", other)):
         source.rename(target)
@@ -578,7 +559,6 @@ def test_folders_of_partitions_that_were_swapped_give_no_row_of_another(
     one.rename(tmp_path / "moved")
     other.rename(one)
     (tmp_path / "moved").rename(other)
-    assert verify_collection(layout) == []
     assert sorted(contents(layout)) == IDS
 
 
@@ -590,7 +570,6 @@ def test_current_and_generations_of_all_partitions_lost_are_made_again(layout: C
     assert repair_collection(layout).lost == ()
     assert contents(layout) == before
     assert generations(layout) == [2] * PARTITIONS
-    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize(("name", "words"), [("partitions", "got a file"), ("one of them", "symbolic link")])
@@ -608,13 +587,13 @@ def test_file_or_link_in_place_of_partitions_is_named_with_what_helps(
 
 
 def test_fifo_in_place_of_rows_of_a_partition_stops_the_writer_at_once(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig
+    layout: CollectionLayout, ingest: Ingest
 ) -> None:
     put(next(layout.partitions_folder.glob("*/lance/documents.lance/data/*")), "FIFO")
     with pytest.raises(IntegrityError, match=r"data/.* of generation 1 .*run `cairn repair c"):
-        ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+        ingest({**FIRST, 5: 1})
     assert repair_collection(layout).lost
-    ingest(layout.root, tmp_path, partitioned, range(24), {5: 1})
+    ingest({**FIRST, 5: 1})
     assert sorted(contents(layout)) == IDS
 
 
@@ -627,20 +606,15 @@ def test_damaged_file_of_a_partition_is_made_again(layout: CollectionLayout) -> 
     report = repair_collection(layout)
     assert (report.generation, report.lost) == (2, ())
     assert sorted(contents(layout)) == IDS
-    assert verify_collection(layout) == []
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.json", "context.arrow", "chunks.arrow", "*.faiss", "*.manifest"])
 @pytest.mark.parametrize("are_copies_damaged", [False, True])
 def test_damage_of_the_generation_before_in_a_partition_is_named_and_mended_or_removed(
-    layout: CollectionLayout,
-    tmp_path: Path,
-    partitioned: IngestConfig,
-    name: str,
-    are_copies_damaged: bool,
+    layout: CollectionLayout, name: str, are_copies_damaged: bool, ingest: Ingest
 ) -> None:
     stood = {path for path in layout.partitions_folder.rglob(name) if path.is_file()}
-    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    ingest(NEXT)
     for path in stood:
         if are_copies_damaged or "copies" not in path.parts:
             content = bytearray(path.read_bytes())
@@ -682,25 +656,18 @@ def test_new_context_of_partitions_is_published_as_one_also_after_a_killed_run(
     assert (report.documents, report.encoded) == (len(texts), 0)
     assert contents(layout) == texts
     assert all(now > then for now, then in zip(generations(layout), before, strict=True))
-    assert verify_collection(layout) == []
 
 
 def test_what_partitions_do_not_have_is_refused_with_a_sentence(
-    layout: CollectionLayout,
-    config: IngestConfig,
-    partitioned: IngestConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    layout: CollectionLayout, config: IngestConfig, monkeypatch: pytest.MonkeyPatch, ingest: Ingest
 ) -> None:
     monkeypatch.setattr(EncoderWorker, "begin", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(FingerprintMismatchError, match=r"index.partitions is 3, got 2"):
-        ingest(
-            layout.root, tmp_path, replace(partitioned, index=replace(config.index, partitions=2)), range(24)
-        )
+        ingest(FIRST, index=replace(config.index, partitions=2))
 
 
 def test_change_of_a_partition_travels_to_another_process(
-    layout: CollectionLayout, tmp_path: Path, partitioned: IngestConfig, monkeypatch: pytest.MonkeyPatch
+    layout: CollectionLayout, monkeypatch: pytest.MonkeyPatch, ingest: Ingest
 ) -> None:
     travelled: list[str] = []
 
@@ -710,7 +677,7 @@ def test_change_of_a_partition_travels_to_another_process(
         return [pickle.loads(pickle.dumps(task)).run() for task in tasks]
 
     monkeypatch.setattr(EncoderWorker, "run_tasks", staticmethod(run_tasks))
-    ingest(layout.root, tmp_path, partitioned, range(24), dict.fromkeys(range(24), 1))
+    ingest(NEXT)
     assert len(travelled) == PARTITIONS
     assert contents(layout)["doc-005"] == document(5, 1)["text"]
     assert compact_collection(layout, run_tasks=run_tasks).documents == 24

@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.errors import FingerprintMismatchError
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.rows import LanceTables, vectors_of
 from cairn.pipeline.index.verify import verify_collection
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import recontextualise
+
+from tests import small_ingests
+from tests.small_ingests import ingest_rows, text_of
 
 TOPICS = {
     "stone": ["stone", "hill", "path", "mountain"],
@@ -24,24 +24,26 @@ TOPICS = {
 }
 
 
-def corpus(path: Path, counts: dict[str, int]) -> str:
-    rows = []
-    for topic, count in counts.items():
-        for number in range(count):
-            rng = np.random.default_rng([len(topic), number])
-            rows.append(
-                {"id": f"{topic}{number}", "text": " ".join(rng.choice(TOPICS[topic], size=10 + number % 7))}
-            )
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
+def corpus(counts: dict[str, int]) -> list[dict[str, str]]:
+    return [
+        {"id": f"{topic}{number}", "text": text_of([len(topic), number], 10 + number % 7, TOPICS[topic])}
+        for topic, count in counts.items()
+        for number in range(count)
+    ]
+
+
+BEFORE = corpus({"stone": 12, "water": 12})
+NOW = corpus({"stone": 12, "water": 12, "cat": 40})
 
 
 def settings(model: Path, *, use_context: bool = True) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=use_context),
-        cluster=ClusterConfig(num_clusters=3),
-        context=ContextConfig(context_documents=6, max_document_tokens=16),
+    return small_ingests.settings(
+        model,
+        num_clusters=3,
+        context_documents=6,
+        max_document_tokens=16,
         shard_characters=400,
+        use_context=use_context,
     )
 
 
@@ -66,15 +68,8 @@ def require_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def drifted(tmp_path: Path, tiny_model_folder: Path) -> Path:
     """A collection begun with stones and water, which is mostly about cats now."""
     config = settings(tiny_model_folder)
-    build_index(
-        [corpus(tmp_path / "before.parquet", {"stone": 12, "water": 12})], tmp_path / "root", "c", config
-    )
-    build_index(
-        [corpus(tmp_path / "now.parquet", {"stone": 12, "water": 12, "cat": 40})],
-        tmp_path / "root",
-        "c",
-        config,
-    )
+    ingest_rows(BEFORE, tmp_path / "root", config)
+    ingest_rows(NOW, tmp_path / "root", config)
     return tmp_path / "root"
 
 
@@ -96,7 +91,7 @@ def test_recontextualised_collection_is_the_one_a_first_ingest_of_the_corpus_wou
     old = vectors(drifted)
     report = recontextualise(drifted, "c", config)
     assert (report.generation, report.documents, report.encoded) == (3, 64, 64)
-    build_index([str(tmp_path / "now.parquet")], tmp_path / "fresh", "c", config)
+    ingest_rows(NOW, tmp_path / "fresh", config)
     require_equal(vectors(drifted), vectors(tmp_path / "fresh"))
     assert max(float(np.abs(vectors(drifted)[key] - vector).max()) for key, vector in old.items()) > 1e-3
     answers = [open_collection("c", root=root).search("old river") for root in (drifted, tmp_path / "fresh")]
@@ -127,16 +122,14 @@ def test_recontextualised_collection_has_not_drifted_and_takes_the_next_ingest(
     recontextualise(drifted, "c", config)
     drift = open_collection("c", root=drifted).status()["context"]["drift"]
     assert (drift["verdict"], drift["changed_clusters"], drift["added_share"]) == ("none", [], 0.0)
-    report = build_index(
-        [corpus(tmp_path / "more.parquet", {"stone": 13, "water": 12, "cat": 40})], drifted, "c", config
-    )
+    report = ingest_rows(corpus({"stone": 13, "water": 12, "cat": 40}), drifted, config)
     assert (report.indexed, report.unchanged, report.encoded) == (1, 64, 1)
 
 
 def test_encoder_that_reads_no_context_has_nothing_to_encode(tmp_path: Path, tiny_model_folder: Path) -> None:
     config = settings(tiny_model_folder, use_context=False)
-    build_index([corpus(tmp_path / "before.parquet", {"stone": 12})], tmp_path / "root", "c", config)
-    build_index([corpus(tmp_path / "now.parquet", {"stone": 12, "cat": 40})], tmp_path / "root", "c", config)
+    ingest_rows(corpus({"stone": 12}), tmp_path / "root", config)
+    ingest_rows(corpus({"stone": 12, "cat": 40}), tmp_path / "root", config)
     context = open_collection("c", root=tmp_path / "root").status()["context"]
     assert context["drift"]["verdict"] == "re-contextualise"
     assert context["recontextualisation"] == {"documents": 0, "tokens": 0, "seconds": 0.0}

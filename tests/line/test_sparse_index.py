@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import encode_sparse, load_query_encoder, open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.encode.sparse import SparseEncoder
 from cairn.pipeline.errors import ConfigError, FingerprintMismatchError
 from cairn.pipeline.index import tiers
@@ -24,21 +22,19 @@ from cairn.pipeline.index.names import SPARSE_ARROW
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line import build_index as line
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.types import SPARSE_STEP, SPARSE_WEIGHT
 
 from tests.search.shards.in_process import shards_of
+from tests.small_ingests import ingest_rows, settings, text_of
 from tests.sparse_models import make_sparse_model
 
-WORDS = ("stone", "path", "river", "mountain", "walk", "old", "cat", "mat", "way", "mark")
 QUERIES = ("old stone path", "the cat sat", "zebra")
 
 
 def document(number: int, version: int = 0) -> dict[str, Any]:
-    generator = np.random.default_rng([number, version])
-    text = " ".join(generator.choice(WORDS, size=6 + 9 * (number % 5)))
+    text = text_of([number, version], 6 + 9 * (number % 5))
     return {"id": f"d{number:02d}", "title": f"{number}", "text": text, "year": 2000 + number % 3}
 
 
@@ -52,17 +48,8 @@ def sparse_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(tiny_model_folder: Path, sparse_model: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder),
-            landmark_interval=8,
-            precision="fp32",
-            token_bytes=8,
-            sparse_model=str(sparse_model),
-        ),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=2, max_document_tokens=16),
-    )
+    own = {"landmark_interval": 8, "precision": "fp32", "token_bytes": 8, "sparse_model": str(sparse_model)}
+    return settings(tiny_model_folder, context_documents=2, **own)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +71,7 @@ def encoder_of(model: Path) -> SparseEncoder:
 
 
 def ingest(root: Path, config: IngestConfig, rows: list[dict[str, Any]]) -> None:
-    root.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), root.parent / "corpus.parquet")
-    build_index([str(root.parent / "corpus.parquet")], root, "c", config)
+    ingest_rows(rows, root, config)
 
 
 def expected_scores(

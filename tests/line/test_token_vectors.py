@@ -7,21 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
+from cairn.pipeline.config import IngestConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.index.generation import Generation, open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.recovery import repair_collection
 from cairn.pipeline.index.verify import verify_collection
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.recontextualise import recontextualise
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.model.folders.checkpoint import weights_sha256_of
 from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection
+
+from tests import small_ingests
+from tests.small_ingests import ingest_rows
 
 ROWS: list[dict[str, Any]] = [
     {"id": "a", "title": "old stone", "text": "the old stone path over the mountain. " * 3},
@@ -31,24 +31,13 @@ ROWS: list[dict[str, Any]] = [
 
 
 def settings(model: Path, token_bytes: int = 8) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(
-            model=str(model),
-            landmark_interval=16,
-            use_context=False,
-            precision="fp32",
-            token_bytes=token_bytes,
-        ),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=2, max_document_tokens=16),
-    )
+    return small_ingests.settings(model, context_documents=2, precision="fp32", token_bytes=token_bytes)
 
 
 def ingest(
     tmp_path: Path, model: Path, rows: list[dict[str, Any]] = ROWS, token_bytes: int = 8
 ) -> Generation:
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")
-    build_index([str(tmp_path / "corpus.parquet")], tmp_path / "root", "c", settings(model, token_bytes))
+    ingest_rows(rows, tmp_path / "root", settings(model, token_bytes))
     return open_generation(layout(tmp_path))
 
 

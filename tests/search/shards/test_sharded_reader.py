@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import Collection, load_query_encoder, open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.config import IndexConfig
 from cairn.pipeline.errors import CairnError, PartitionsMissingError, StorageError
 from cairn.pipeline.index import tiers
 from cairn.pipeline.index.generation import open_generation, open_parts
@@ -20,7 +19,6 @@ from cairn.pipeline.index.layout import SIZES, CollectionLayout, read_manifest
 from cairn.pipeline.index.names import partition_of
 from cairn.pipeline.index.publish import remove_generations
 from cairn.pipeline.index.repartition import repartition
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.search.contents import list_matches, summarise_columns
 from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
@@ -31,7 +29,9 @@ from cairn.pipeline.search_options import SearchOptions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import small_ingests
 from tests.search.shards.in_process import Shards, shards_of
+from tests.small_ingests import ingest_rows
 
 QUERIES = ("granite basalt", "stone3 slate slate marble", "title 7", "nothing of this", "é flint chert tuff")
 FILTERS = (
@@ -259,29 +259,8 @@ def late_collection(tmp_path: Path, tiny_model_folder: Path) -> Collection:
     """A collection with token vectors, in four partitions of several segments."""
     root = tmp_path
     generator = np.random.default_rng(0)
-    words = [
-        "old",
-        "stone",
-        "path",
-        "over",
-        "the",
-        "mountain",
-        "a",
-        "river",
-        "sea",
-        "cat",
-        "sat",
-        "on",
-        "mat",
-    ]
-    config = IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, use_context=False, token_bytes=8
-        ),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=2, max_document_tokens=16),
-        index=IndexConfig(partitions=4),
-    )
+    words = ("old", "stone", "path", "over", "the", "mountain", "river", "sea", "cat", "sat", "on", "mat")
+    config = small_ingests.settings(tiny_model_folder, partitions=4, token_bytes=8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiers, "WHOLE_CHUNKS", 0)
         patch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
@@ -295,8 +274,7 @@ def late_collection(tmp_path: Path, tiny_model_folder: Path) -> Collection:
                 }
                 for number in part
             ]
-            pq.write_table(pa.Table.from_pylist(rows), root / "corpus.parquet")
-            build_index([str(root / "corpus.parquet")], root / "data", "c", config)
+            ingest_rows(rows, root / "data", config)
     return open_collection("c", root=root / "data")
 
 

@@ -1,0 +1,57 @@
+"""Ingests of a few documents by a tiny model: their settings, their words and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.corpus.sources import TableSource
+from cairn.pipeline.line.build_index import build_index
+from cairn.pipeline.types import IngestReport
+
+WORDS = ("stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat")
+WINDOWS: Mapping[str, Any] = {"window_tokens": 64, "window_overlap_tokens": 16}
+
+
+def settings(
+    model: Path,
+    *,
+    num_clusters: int = 2,
+    max_sample_documents: int = 32_768,
+    context_documents: int = 4,
+    max_document_tokens: int = 32,
+    partitions: int = 1,
+    shard_characters: int = 1 << 18,
+    **encoder: Any,
+) -> IngestConfig:
+    """Return settings for a few short documents; ``encoder`` are those of the encoder."""
+    return IngestConfig(
+        encoder=EncoderConfig(**{"model": str(model), "landmark_interval": 16, **encoder}),
+        cluster=ClusterConfig(num_clusters=num_clusters, max_sample_documents=max_sample_documents),
+        context=ContextConfig(context_documents=context_documents, max_document_tokens=max_document_tokens),
+        index=IndexConfig(partitions=partitions),
+        shard_characters=shard_characters,
+    )
+
+
+def text_of(seed: int | Sequence[int], size: int, words: Sequence[str] = WORDS) -> str:
+    """Return so many words that depend on the seed alone."""
+    return " ".join(np.random.default_rng(seed).choice(words, size=size))
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as a source."""
+    pq.write_table(pa.Table.from_pylist(list(rows)), path)
+    return str(path)
+
+
+def ingest_rows(
+    rows: Sequence[Mapping[str, Any]], root: Path, config: IngestConfig, name: str = "c"
+) -> IngestReport:
+    """Ingest rows without a file."""
+    return build_index([TableSource(table=pa.Table.from_pylist(list(rows)))], root, name, config)
