@@ -8,9 +8,11 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from cairn.pipeline.errors import CairnError, DiskFullError, StorageError
@@ -20,10 +22,11 @@ from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.segments import writer
 from cairn.pipeline.index.verify import verify_collection
 
+from tests.faults.test_ingest_kills import corpus, ingest, same, visible
 from tests.index import stones
 from tests.nightly.forks import forked
 
-DISK_BYTES = 16 << 20
+DISK_BYTES = 64 << 20
 FREE_KIB = (140, 180, 220, 260, 300, 340, 380)
 """The merged segment has no room with most of them, CURRENT alone with the last."""
 
@@ -157,3 +160,46 @@ def test_folder_that_cannot_be_written_gives_one_sentence(published: CollectionL
     assert caught.value.exit_code == 1
     published.lock_path.rmdir()
     assert_unchanged_and_converges(published)
+
+
+INGEST_FREE_KIB = (8, 32, 64, 96, 128, 160, 192, 256)
+"""From no room for the ledger to almost enough for everything.
+
+The disk fills at a different step each time.
+"""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("disk-world")
+    old = corpus(folder / "old.parquet", dict.fromkeys(range(14), 0))
+    new = corpus(folder / "new.parquet", {**dict.fromkeys(range(1, 60), 0), 3: 1, 7: 1})
+    ingest(folder / "old", tiny_model_folder, old)
+    shutil.copytree(folder / "old", folder / "both")
+    ingest(folder / "both", tiny_model_folder, new)
+    seen = {name: visible(folder / name) for name in ("old", "both")}
+    return {"folder": folder, "model": tiny_model_folder, "new": new, **seen}
+
+
+@pytest.mark.parametrize(
+    "free_kib",
+    [pytest.param(kib, marks=() if kib in (8, 128) else pytest.mark.slow) for kib in INGEST_FREE_KIB],
+)
+def test_ingest_on_a_full_disk_keeps_the_published_and_converges_with_room(
+    world: dict[str, Any], disk: Path, free_kib: int
+) -> None:
+    root = disk / "root"
+    shutil.copytree(world["folder"] / "old", root)
+    filler = disk / "filler"
+    status = os.statvfs(disk)
+    filler.write_bytes(b"\0" * (status.f_bavail * status.f_frsize - (free_kib << 10)))
+    with pytest.raises(CairnError) as caught:
+        ingest(root, world["model"], world["new"])
+    assert caught.value.exit_code in (1, 75)
+    assert str(disk) not in str(caught.value)
+    assert CollectionLayout(root, "c").current_generation_number() == 1
+    assert same(visible(root), world["old"])
+    filler.unlink()
+    ingest(root, world["model"], world["new"])
+    assert same(visible(root), world["both"])
+    assert verify_collection(CollectionLayout(root, "c")) == []

@@ -8,27 +8,24 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.jobs.schedule.history import ScheduledRun, read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
-pytestmark = pytest.mark.slow
+from tests.small_ingests import settings, text_of, write_rows
 
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
+pytestmark = pytest.mark.slow
 SECONDS = 600.0
 """How long a test waits for what takes a few; a busy machine needs more."""
-
 # The ingest of the command line, with small shards, which at commit point argv[1] sends the signals of
 # argv[2], "child" or "scheduler" by name and by number. It goes on once the scheduler is gone: one that stops
 # politely interrupts it before.
@@ -52,7 +49,6 @@ def disturb(name):
 durable.observe_commit_points(disturb)
 sys.exit(run(cairn, sys.argv[3:], "cairn"))
 """
-
 SCHEDULER = """
 import signal, sys
 from pathlib import Path
@@ -68,19 +64,9 @@ scheduler.run()
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("scheduled")
-    rng = np.random.default_rng(0)
-    rows = [
-        {"id": f"d{number}", "text": " ".join(rng.choice(WORDS, size=12 + number % 9))}
-        for number in range(30)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "corpus.parquet")
-    config = IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=4),
-        shard_characters=300,
-    )
-    build_index([str(folder / "corpus.parquet")], folder / "undisturbed", "c", config)
+    rows = [{"id": f"d{number}", "text": text_of(number, 12 + number % 9)} for number in range(30)]
+    source = write_rows(folder / "corpus.parquet", rows)
+    build_index([source], folder / "undisturbed", "c", settings(tiny_model_folder, shard_characters=300))
     return {
         "corpus": folder / "corpus.parquet",
         "model": tiny_model_folder,
@@ -190,3 +176,32 @@ def test_sigterm_interrupts_the_ingest_and_the_next_start_finishes_it(
     assert (run.exit_code, run.counts["indexed"]) == (0, 30)
     assert run.counts["encoded"] < 30
     require_whole(file, world)
+
+
+@pytest.mark.faults
+def test_host_asleep_at_two_scheduled_times_runs_once_when_it_wakes(tmp_path: Path) -> None:
+    file = ScheduleFile(tmp_path / "schedules.toml")
+    file.path.write_text(
+        '[often]\ncron = "* * * * *"\ntime-zone = "UTC"\nrun = ["ingest", "a", "--collection", "c"]\n'
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", SCHEDULER, str(file.path), "print('{}')"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert "event=armed" in process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    before = len(read_history(file.history_path))
+    asleep_at = datetime.now(UTC)
+    wake_at = asleep_at.replace(second=0, microsecond=0) + timedelta(minutes=2, seconds=1)
+    while datetime.now(UTC) < wake_at:
+        time.sleep(0.5)
+    process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + SECONDS
+    while len(read_history(file.history_path)) == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    process.communicate(timeout=SECONDS)
+    made_up = [run.started_at for run in read_history(file.history_path)[before:]]
+    assert [moment.replace(second=0, microsecond=0) for moment in made_up] == [wake_at.replace(second=0)]

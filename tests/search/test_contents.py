@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.collection import Collection
-from cairn.pipeline.errors import ConfigError, FilterError
+from cairn.pipeline.errors import ConfigError, FilterError, RestrictionError
 from cairn.pipeline.search.contents import list_matches, summarise_columns
-from cairn.pipeline.search.documents import count_documents
+from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
 
 LATE = {"type": "gte", "key": "year", "value": 1993}
@@ -90,3 +90,45 @@ def test_half_precision_numbers_have_bounds(tiny_model_folder: Path, tmp_path: P
     columns = {column.name: column for column in collection.columns()}
     assert (columns["half"].low, columns["half"].high) == (0.5, 2)
     assert (columns["halves"].low, columns["halves"].high) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [None, {"type": "ne", "key": "Odd name", "value": "o1"}, {"type": "gte", "key": "year", "value": 1993}],
+)
+def test_search_within_a_restriction_is_the_search_with_both_filters(searcher: Searcher, filters) -> None:
+    both = OWN if filters is None else {"type": "and", "filters": [OWN, filters]}
+    found = searcher.search("granite", top_k=200, filters=filters, restriction=OWN)
+    assert found == searcher.search("granite", top_k=200, filters=both)
+
+
+def test_filter_of_the_deepest_kind_still_fits_beside_a_restriction(searcher: Searcher) -> None:
+    deep = {"type": "gte", "key": "year", "value": 1990}
+    for _ in range(7):
+        deep = {"type": "or", "filters": [deep]}
+    assert searcher.search("granite", filters=deep, restriction=OWN).hits
+
+
+def test_restriction_that_does_not_fit_is_not_the_filters_fault(searcher: Searcher) -> None:
+    wrong = {"type": "eq", "key": "nothing", "value": 1}
+    with pytest.raises(RestrictionError):
+        searcher.search("granite", restriction=wrong)
+    with pytest.raises(RestrictionError):
+        searcher.reading(read_document, "doc-0-001", restriction=wrong)
+    with pytest.raises(FilterError) as caught:
+        searcher.search("granite", filters=wrong, restriction=OWN)
+    assert not isinstance(caught.value, RestrictionError)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"offset": 1},
+        {"offset": 1, "max_candidates": 50, "max_characters": 9},
+        {"offset": -1, "max_candidates": 50},
+        {"offset": 41, "max_candidates": 50},
+    ],
+)
+def test_offset_without_a_ranking_of_fixed_depth_is_refused(searcher: Searcher, options) -> None:
+    with pytest.raises(ConfigError, match="offset"):
+        searcher.search("granite", top_k=10, **options)
