@@ -92,13 +92,10 @@ def test_refusal_or_useless_answer_costs_its_chunk_the_line_alone(embedding_serv
     embedding_server.answer = reply
     describer = Describer(settings(embedding_server))
     describer.keep_paid(tmp_path / "paid.sqlite")
-    lines = lines_of(describer, "The ferry stays in the harbour. " + "y stays in the old harbour path " * 2)
-    assert lines == ["A line.", "", ""]
+    text = "The ferry stays in the harbour. " + "y stays in the old harbour path " * 2
+    assert lines_of(describer, text) == ["A line.", "", ""]
     asked = len(embedding_server.requests)
-    assert (
-        lines_of(describer, "The ferry stays in the harbour. " + "y stays in the old harbour path " * 2)
-        == lines
-    )
+    assert lines_of(describer, text) == ["A line.", "", ""]
     assert len(embedding_server.requests) == asked  # no line is an answer, too
     describer.close()
 
@@ -128,11 +125,7 @@ def test_lines_are_asked_for_once_across_a_failure(embedding_server, tmp_path):
 @pytest.mark.parametrize(
     ("reply", "error", "sentence"),
     [
-        (
-            (200, {"content-type": "text/html"}, b"<html>"),
-            EndpointDownError,
-            r"must answer with a chat com.*html",
-        ),
+        ((200, {"content-type": "text/html"}, b"<html>"), EndpointDownError, "with a chat com.*html"),
         ((200, {}, b'{"data": []}'), EndpointDownError, "must answer with a chat completion in JSON"),
         ((200, {}, b'{"choices": []}'), EndpointDownError, "must answer with a chat completion in JSON"),
         ((429, {}, b""), EndpointDownError, "must take requests, got status 429; try again later"),
@@ -193,13 +186,8 @@ def test_model_that_thinks_gives_its_line_or_is_refused_at_the_first_question(
 
 
 def test_native_vectors_read_the_line_before_the_chunk_and_spans_stay(embedding_server, tiny_model):
-    plain = encoder_config({"model": tiny_model, "landmark_interval": 16, "title_tokens": 4})
-    own = encoder_config(
-        {
-            "model": tiny_model, "landmark_interval": 16, "title_tokens": 4,
-            "describe": embedding_server.host + "/v1",
-        }
-    )  # fmt: skip
+    given = {"model": tiny_model, "landmark_interval": 16, "title_tokens": 4}
+    plain, own = encoder_config(given), encoder_config({**given, "describe": f"{embedding_server.host}/v1"})
     embedding_server.answer = lambda question: "" if "A short text" in question else "ferry river stone"
     before, after = (DocumentEncoder(config).encode(TEXTS, titles=TITLES) for config in (plain, own))
     np.testing.assert_array_equal(before.start_char, after.start_char)

@@ -125,14 +125,33 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
 
 
+@pytest.fixture(scope="module")
+def encoder_of(config, backbone):
+    """Return a maker of encoders with some settings changed."""
+
+    def make(context=None, backbone=backbone, codebook=None, **changes):
+        return DocumentEncoder(dataclasses.replace(config, **changes), context, backbone, codebook)
+
+    return make
+
+
+def require_naive(encoder, context=None):
+    """Hold the vectors of all texts together to those of one text, one row at a time."""
+    encoded = encoder.encode(TEXTS)
+    for index, text in enumerate(TEXTS):
+        own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
+        naive = _naive_chunk_vectors(encoder.backbone, encoder.config, text, context)
+        np.testing.assert_allclose(own, naive, atol=1e-5)
+
+
 @pytest.mark.parametrize(("use_context", "prefix", "batch_tokens", "temperature"), VARIANTS)
 @pytest.mark.parametrize(("attention", "pooling"), MODES)
 def test_encode_batch_equals_naive_loop_over_texts(
-    config, backbone, make_context, attention, pooling, use_context, prefix, batch_tokens, temperature
+    encoder_of, make_context, attention, pooling, use_context, prefix, batch_tokens, temperature
 ):
     context = make_context() if use_context else None
-    config = dataclasses.replace(
-        config,
+    encoder = encoder_of(
+        context,
         attention=attention,
         pooling=pooling,
         use_context=use_context,
@@ -140,13 +159,7 @@ def test_encode_batch_equals_naive_loop_over_texts(
         batch_tokens=batch_tokens,
         temperature=temperature,
     )
-    encoded = DocumentEncoder(config, context, backbone).encode(TEXTS)
-    for index, text in enumerate(TEXTS):
-        own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
-        naive = _naive_chunk_vectors(
-            backbone, config, text, None if context is None else context.embeddings_CD
-        )
-        np.testing.assert_allclose(own, naive, atol=1e-5)
+    require_naive(encoder, None if context is None else context.embeddings_CD)
 
 
 def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
@@ -170,42 +183,34 @@ def headless(tiny_latent_folder, tmp_path_factory):
 @pytest.mark.parametrize("prefix", ["", "old stone:"], ids=["bare", "prefixed"])
 @pytest.mark.parametrize(("attention", "pooling"), [mode for mode in MODES if "cls" not in mode[1]])
 def test_encode_without_a_cls_token_equals_naive_rows_that_begin_with_text(
-    config, headless, attention, pooling, prefix
+    encoder_of, headless, attention, pooling, prefix
 ):
-    config = dataclasses.replace(config, attention=attention, pooling=pooling, document_prefix=prefix)
-    encoded = DocumentEncoder(config, None, headless).encode(TEXTS)
-    for index, text in enumerate(TEXTS):
-        own = encoded.chunk_vectors_MV[slice(*encoded.chunk_offsets[index : index + 2])]
-        np.testing.assert_allclose(own, _naive_chunk_vectors(headless, config, text), atol=1e-5)
+    require_naive(encoder_of(backbone=headless, attention=attention, pooling=pooling, document_prefix=prefix))
 
 
 @pytest.mark.parametrize(("attention", "pooling"), [("chunk", "cls"), ("full", "multi_cls")])
-def test_encode_cls_pooling_without_a_cls_token_is_refused(config, headless, attention, pooling):
+def test_encode_cls_pooling_without_a_cls_token_is_refused(encoder_of, headless, attention, pooling):
     with pytest.raises(ConfigError, match=f"pooling {pooling} must go with a model that has"):
-        DocumentEncoder(dataclasses.replace(config, attention=attention, pooling=pooling), None, headless)
+        encoder_of(backbone=headless, attention=attention, pooling=pooling)
 
 
-def test_encode_without_a_cls_token_has_room_for_one_more(config, headless, backbone):
-    longest = dataclasses.replace(config, landmark_interval=95, window_tokens=97)
-    text = "cat " * 95
-    assert DocumentEncoder(longest, None, headless).encode([text]).chunk_offsets.tolist() == [0, 1]
+def test_encode_without_a_cls_token_has_room_for_one_more(encoder_of, headless):
+    longest = {"landmark_interval": 95, "window_tokens": 97}
+    encoded = encoder_of(backbone=headless, **longest).encode(["cat " * 95])
+    assert encoded.chunk_offsets.tolist() == [0, 1]
     with pytest.raises(ConfigError, match="choose at most 94"):
-        DocumentEncoder(longest, None, backbone)
+        encoder_of(**longest)
 
 
-def test_encode_queries_with_a_temperature_of_their_own_use_it(config, backbone):
-    config = dataclasses.replace(config, temperature=0.9)
-    encoder = DocumentEncoder(dataclasses.replace(config, query_temperature=0.5), None, backbone)
-    sharp = DocumentEncoder(dataclasses.replace(config, temperature=0.5), None, backbone).encode(TEXTS)
-    np.testing.assert_allclose(encoder.encode_queries(TEXTS), sharp.document_vectors_NV, atol=1e-6)
-    as_documents = DocumentEncoder(config, None, backbone)
-    np.testing.assert_allclose(
-        encoder.encode(TEXTS).document_vectors_NV, as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6
+def test_encode_queries_with_a_temperature_of_their_own_use_it(encoder_of):
+    encoder, as_documents = encoder_of(temperature=0.9, query_temperature=0.5), encoder_of(temperature=0.9)
+    sharp, plain = (
+        each.encode(TEXTS).document_vectors_NV for each in (encoder_of(temperature=0.5), as_documents)
     )
-    np.testing.assert_allclose(
-        as_documents.encode_queries(TEXTS), as_documents.encode(TEXTS).document_vectors_NV, atol=1e-6
-    )
-    assert not np.allclose(encoder.encode_queries(TEXTS), as_documents.encode_queries(TEXTS), atol=1e-3)
+    np.testing.assert_allclose(encoder.encode_queries(TEXTS), sharp, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(TEXTS).document_vectors_NV, plain, atol=1e-6)
+    np.testing.assert_allclose(as_documents.encode_queries(TEXTS), plain, atol=1e-6)
+    assert not np.allclose(sharp, plain, atol=1e-3)
 
 
 def test_encode_vectors_of_a_text_in_bf16_do_not_depend_on_the_texts_beside_it(config):
@@ -217,17 +222,15 @@ def test_encode_vectors_of_a_text_in_bf16_do_not_depend_on_the_texts_beside_it(c
         np.testing.assert_allclose(encoder.encode([text]).chunk_vectors_MV, vectors, atol=1e-5)
 
 
-def test_encode_counts_a_texts_own_tokens(config, backbone):
-    encoded = DocumentEncoder(config, None, backbone).encode(["the cat sat", "\u200b"])
+def test_encode_counts_a_texts_own_tokens(encoder_of):
+    encoded = encoder_of().encode(["the cat sat", "\u200b"])
     assert encoded.num_tokens.tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("truncate_dim", [1, 7, 32])
-def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(
-    config, backbone, truncate_dim
-):
-    encoded = DocumentEncoder(dataclasses.replace(config, dims=truncate_dim), None, backbone).encode(TEXTS)
-    whole = DocumentEncoder(config, None, backbone).encode(TEXTS)
+def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(encoder_of, truncate_dim):
+    encoded = encoder_of(dims=truncate_dim).encode(TEXTS)
+    whole = encoder_of().encode(TEXTS)
     for index in range(len(TEXTS)):
         own = slice(*whole.chunk_offsets[index : index + 2])
         heads = [
@@ -240,33 +243,27 @@ def test_encode_truncated_vectors_are_the_heads_of_whole_ones_normalised_again(
         )
 
 
-def test_encode_truncated_leaves_the_context_whole(config, backbone, make_context):
-    contextual = dataclasses.replace(config, use_context=True)
-    whole = DocumentEncoder(contextual, make_context(), backbone).encode(TEXTS[:1]).document_vectors_NV[0, :8]
-    truncated = DocumentEncoder(dataclasses.replace(contextual, dims=8), make_context(), backbone).encode(
-        TEXTS[:1]
+def test_encode_truncated_leaves_the_context_whole(encoder_of, make_context):
+    whole, truncated = (
+        encoder_of(make_context(), use_context=True, dims=dims).encode(TEXTS[:1]).document_vectors_NV[0, :8]
+        for dims in (None, 8)
     )
-    np.testing.assert_allclose(truncated.document_vectors_NV[0], whole / np.linalg.norm(whole), atol=1e-6)
+    np.testing.assert_allclose(truncated, whole / np.linalg.norm(whole), atol=1e-6)
 
 
-def test_encode_sentence_landmarks_end_chunks_at_sentences(config, backbone):
+def test_encode_sentence_landmarks_end_chunks_at_sentences(encoder_of):
     text = "the cat sat. old path! a river, a mountain, a stone on a path and a way. Walk on the path"
-    encoded = DocumentEncoder(
-        dataclasses.replace(config, landmarks="sentence", landmark_interval=18), None, backbone
-    ).encode([text])
+    encoded = encoder_of(landmarks="sentence", landmark_interval=18).encode([text])
     pieces = [text[start:end] for start, end in zip(encoded.start_char, encoded.end_char, strict=True)]
-    assert pieces == [
-        "the cat sat. old path! ",
-        "a river, a mountain, a stone on a path and a way. ",
-        "Walk on the path",
-    ]
+    of_two = "a river, a mountain, a stone on a path and a way. "
+    assert pieces == ["the cat sat. old path! ", of_two, "Walk on the path"]
 
 
-def test_encode_codes_of_tokens_stand_with_the_chunk_that_shows_them(config, backbone):
+def test_encode_codes_of_tokens_stand_with_the_chunk_that_shows_them(encoder_of, backbone):
     text = "The old cat sat on the river. " * 12
     states_TD = np.random.default_rng(0).normal(size=(300, backbone.model_dim)).astype(np.float32)
     codebook = TokenCodebook.fit(states_TD, np.ones(backbone.tokenizer.get_vocab_size(), np.float32), 1)
-    encoded = DocumentEncoder(config, None, backbone, codebook).encode([text])
+    encoded = encoder_of(codebook=codebook).encode([text])
     start_T = tokenize(backbone.tokenizer, [text]).start_char
     owner_T = np.searchsorted(encoded.start_char, start_T, side="right") - 1
     sizes_M = np.bincount(owner_T)
@@ -278,11 +275,9 @@ def test_encode_codes_of_tokens_stand_with_the_chunk_that_shows_them(config, bac
 
 
 @pytest.mark.parametrize("attention", ["chunk", "full"])
-def test_encode_progress_counts_every_token_once(config, backbone, attention):
+def test_encode_progress_counts_every_token_once(encoder_of, attention):
     heard = []
-    encoded = DocumentEncoder(dataclasses.replace(config, attention=attention), None, backbone).encode(
-        TEXTS, heard.append
-    )
+    encoded = encoder_of(attention=attention).encode(TEXTS, heard.append)
     assert len(heard) > 1
     assert sum(heard) == encoded.num_tokens.sum()
 
@@ -306,23 +301,23 @@ class _Broken(WrappedBackbone):
         return hidden
 
 
-def test_encode_nan_from_the_model_names_the_document(config, backbone):
+def test_encode_nan_from_the_model_names_the_document(encoder_of, backbone):
     broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
     with pytest.raises(
         ModelError, match="chunk 0 of document 4 of those encoded together; check the model's weights"
     ):
-        DocumentEncoder(config, None, broken).encode(TEXTS)
+        encoder_of(backbone=broken).encode(TEXTS)
 
 
-def test_encode_queries_nan_from_the_model_names_the_query(config, backbone):
+def test_encode_queries_nan_from_the_model_names_the_query(encoder_of, backbone):
     broken = _Broken(backbone, nan_id=backbone.tokenizer.token_to_id("walk"))
     with pytest.raises(ModelError, match="chunk 0 of query 1 of those encoded together"):
-        DocumentEncoder(config, None, broken).encode_queries(["old path", "walk"])
+        encoder_of(backbone=broken).encode_queries(["old path", "walk"])
 
 
-def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(config, backbone):
-    expected = DocumentEncoder(config, None, backbone).encode(TEXTS)
-    small = DocumentEncoder(config, None, _Broken(backbone, max_rows=2)).encode(TEXTS)
+def test_encode_out_of_memory_gives_the_same_vectors_in_smaller_batches(encoder_of, backbone):
+    expected = encoder_of().encode(TEXTS)
+    small = encoder_of(backbone=_Broken(backbone, max_rows=2)).encode(TEXTS)
     np.testing.assert_allclose(small.chunk_vectors_MV, expected.chunk_vectors_MV, atol=1e-5)
 
 
@@ -348,11 +343,8 @@ def test_encode_query_with_its_prefix_equals_a_document_with_the_same(config):
 
 def test_encode_queries_keep_their_order(queries):
     both = queries.encode_queries(["cat", "old stone path"])
-    np.testing.assert_allclose(
-        both,
-        np.concatenate([queries.encode_queries(["cat"]), queries.encode_queries(["old stone path"])]),
-        atol=1e-5,
-    )
+    apart = np.concatenate([queries.encode_queries([text]) for text in ("cat", "old stone path")])
+    np.testing.assert_allclose(both, apart, atol=1e-5)
 
 
 @pytest.mark.parametrize("text", ["", " \n\t"])
@@ -394,12 +386,12 @@ class RollingEncoder(EncoderConfig):
     roll_metres: int = 3
 
 
-def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(config, backbone):
+def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(encoder_of, config, backbone):
     encoders = [
         DocumentEncoder(RollingEncoder(**dataclasses.asdict(config), roll_metres=metres), None, backbone)
         for metres in (3, 4)
     ]
-    before = DocumentEncoder(config, None, backbone).fingerprint
+    before = encoder_of().fingerprint
     assert [encoder.fingerprint == before for encoder in encoders] == [True, False]
 
 
@@ -423,19 +415,13 @@ def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(config,
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_fingerprint_setting_that_moves_vectors_changes_it(config, backbone, change):
-    other = DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
-    assert other.fingerprint != DocumentEncoder(config, None, backbone).fingerprint
+def test_fingerprint_setting_that_moves_vectors_changes_it(encoder_of, change):
+    other = encoder_of(**change)
+    assert other.fingerprint != encoder_of().fingerprint
 
 
-def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(config, backbone):
-    older = (
-        "pooling",
-        "attention",
-        "landmark_interval",
-        "window_overlap_tokens",
-        "temperature",
-    )
+def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(encoder_of, config, backbone):
+    older = ("pooling", "attention", "landmark_interval", "window_overlap_tokens", "temperature")
     expected = fingerprint(
         kind="encoder",
         format=1,
@@ -444,20 +430,19 @@ def test_fingerprint_of_settings_older_than_the_younger_ones_stays_as_it_was(con
         max_window_tokens=config.window_tokens,
         **{name: getattr(config, name) for name in older},
     )
-    assert DocumentEncoder(config, None, backbone).fingerprint == expected
+    assert encoder_of().fingerprint == expected
 
 
-def test_fingerprint_precision_and_batch_size_leave_it_alone(config, backbone):
+def test_fingerprint_precision_and_batch_size_leave_it_alone(encoder_of, config):
     other = DocumentEncoder(dataclasses.replace(config, precision="bf16", batch_tokens=7))
-    assert other.fingerprint == DocumentEncoder(config, None, backbone).fingerprint
+    assert other.fingerprint == encoder_of().fingerprint
 
 
-def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_context):
-    used = dataclasses.replace(config, use_context=True)
-    one, two = (DocumentEncoder(used, make_context(seed=seed), backbone).fingerprint for seed in (0, 1))
-    alone = DocumentEncoder(config, None, backbone).fingerprint
+def test_fingerprint_context_changes_it_only_when_used(encoder_of, make_context):
+    one, two = (encoder_of(make_context(seed=seed), use_context=True).fingerprint for seed in (0, 1))
+    alone = encoder_of().fingerprint
     assert len({one, two, alone}) == 3
-    assert DocumentEncoder(config, make_context(), backbone).fingerprint == alone
+    assert encoder_of(make_context()).fingerprint == alone
 
 
 @pytest.mark.parametrize(
@@ -474,9 +459,9 @@ def test_fingerprint_context_changes_it_only_when_used(config, backbone, make_co
         ({"query_prefix": "a " * 27}, "query_prefix must leave a chunk of 12 tokens room"),
     ],
 )
-def test_encoder_setting_that_does_not_fit_is_refused(config, backbone, change, sentence):
+def test_encoder_setting_that_does_not_fit_is_refused(encoder_of, change, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        DocumentEncoder(dataclasses.replace(config, **change), None, backbone)
+        encoder_of(**change)
 
 
 SHORT, LONG = " ".join(["word"] * 7), " ".join(["word"] * 30)

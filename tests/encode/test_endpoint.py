@@ -36,6 +36,13 @@ def encoder_of(server: EmbeddingServer, **settings) -> EndpointEncoder:
     return EndpointEncoder(encoder_config({"model": server.model, **settings}))
 
 
+def checked(server: EmbeddingServer, **settings) -> EndpointEncoder:
+    """Return an encoder that has asked what its server gives."""
+    encoder = encoder_of(server, **settings)
+    encoder.check()
+    return encoder
+
+
 def unit(row: np.ndarray) -> np.ndarray:
     return row / np.linalg.norm(row)
 
@@ -96,8 +103,7 @@ def test_batch_that_is_refused_for_its_size_is_halved(embedding_server):
 
 
 def test_text_that_is_refused_makes_later_batches_no_smaller(embedding_server):
-    encoder = encoder_of(embedding_server, endpoint_requests=1)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=1)
     embedding_server.faults = [lambda texts, _: (400, {}, b"") if "bad" in texts else None] * 40
     with pytest.raises(ModelError, match="status 400"):
         encoder.encode([*TEXTS[:30], "bad"])
@@ -113,8 +119,7 @@ def test_server_that_takes_one_text_a_request_is_asked_so(embedding_server):
 
 @pytest.mark.parametrize("places", [2, 1])
 def test_retry_after_holds_for_all_requests(embedding_server, monkeypatch, places):
-    encoder = encoder_of(embedding_server, endpoint_requests=2)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=2)
     encoder._endpoint._most_at_once = places
     pause_of, is_told = endpoint_requests._pause_of, threading.Event()
     monkeypatch.setattr(endpoint_requests, "_pause_of", lambda state: is_told.set() or pause_of(state))
@@ -134,8 +139,7 @@ def test_retry_after_holds_for_all_requests(embedding_server, monkeypatch, place
 
 
 def test_server_that_answers_several_requests_too_late_is_asked_fewer_at_once(embedding_server, monkeypatch):
-    encoder = encoder_of(embedding_server, endpoint_requests=3)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=3)
     monkeypatch.setattr(endpoint_requests, "ANSWER_SECONDS", 1.0)
     running, most, is_over = set[int](), list[int](), threading.Event()
 
@@ -153,8 +157,7 @@ def test_server_that_answers_several_requests_too_late_is_asked_fewer_at_once(em
 
 def test_server_that_was_slow_for_a_while_is_asked_as_much_as_before_again(embedding_server, monkeypatch):
     monkeypatch.setattr(endpoint_requests, "GOOD_ANSWERS", 3)
-    encoder = encoder_of(embedding_server, endpoint_requests=2)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=2)
     with monkeypatch.context() as hurried:
         hurried.setattr(endpoint_requests, "ANSWER_SECONDS", 1.0)
         is_over = threading.Event()
@@ -172,8 +175,7 @@ def test_server_that_was_slow_for_a_while_is_asked_as_much_as_before_again(embed
 def test_connections_that_fail_take_no_place_away(embedding_server, monkeypatch):
     import httpx2
 
-    encoder = encoder_of(embedding_server, endpoint_requests=2)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=2)
     post, blips = httpx2.Client.post, iter(range(3))
 
     def post_after_blips(client, *arguments, **settings):
@@ -199,8 +201,7 @@ PASSING = {
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 def test_bad_answer_that_comes_once_is_asked_for_again(embedding_server, fault):
-    encoder = encoder_of(embedding_server)
-    encoder.check()
+    encoder = checked(embedding_server)
     embedding_server.faults = [fault]
     assert np.isfinite(encoder.encode(TEXTS[:3]).document_vectors_NV).all()
 
@@ -235,8 +236,7 @@ LASTING = {
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("fault", "error", "sentence"), LASTING.values(), ids=LASTING)
 def test_bad_answer_that_stays_ends_in_one_sentence(embedding_server, fault, error, sentence):
-    encoder = encoder_of(embedding_server)
-    encoder.check()
+    encoder = checked(embedding_server)
     embedding_server.faults = [fault] * 99
     with pytest.raises(error, match=sentence) as raised:
         encoder.encode(TEXTS[:3])
@@ -245,8 +245,7 @@ def test_bad_answer_that_stays_ends_in_one_sentence(embedding_server, fault, err
 
 @pytest.mark.usefixtures("impatient")
 def test_query_that_is_answered_late_ends_at_its_deadline_and_the_outage_is_told(embedding_server):
-    encoder = encoder_of(embedding_server)
-    encoder.check()
+    encoder = checked(embedding_server)
     assert encoder.outage is None
     embedding_server.latency_seconds = 20.0
     started = time.monotonic()
@@ -282,8 +281,7 @@ def test_other_model_behind_the_name_is_refused(embedding_server):
 
 
 def test_model_that_changes_in_the_middle_is_noticed_at_its_first_answer(embedding_server, tmp_path):
-    encoder = encoder_of(embedding_server, endpoint_requests=1)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=1)
     encoder.keep_paid(tmp_path / "paid.sqlite")
     before = dict.fromkeys(TEXTS[:31], 1)
 
@@ -328,8 +326,7 @@ def test_check_of_an_ingest_obeys_retry_after_and_that_of_a_query_gives_up(embed
 
 def test_key_goes_into_one_header_and_into_no_sentence(embedding_server, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "secret-key-1")
-    encoder = encoder_of(embedding_server)
-    encoder.check()
+    encoder = checked(embedding_server)
     assert embedding_server.headers[-1]["Authorization"] == "Bearer secret-key-1"
     told = b'{"error": {"message": "bad secret-key-1"}}'
     for status in (401, 404, 422):
@@ -362,8 +359,7 @@ def test_setting_of_a_backbone_is_refused(embedding_server):
 
 def test_paid_vectors_are_not_asked_for_again(embedding_server, tmp_path):
     path = tmp_path / "paid.sqlite"
-    encoder = encoder_of(embedding_server, endpoint_requests=1)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=1)
     encoder.keep_paid(path)
     embedding_server.faults = [None, lambda *_: (401, {}, b"")]
     with pytest.raises(ConfigError):
@@ -379,8 +375,7 @@ def test_paid_vectors_are_not_asked_for_again(embedding_server, tmp_path):
 
 
 def test_half_of_a_refused_batch_that_was_answered_is_paid_for(embedding_server, tmp_path):
-    encoder = encoder_of(embedding_server, endpoint_requests=1)
-    encoder.check()
+    encoder = checked(embedding_server, endpoint_requests=1)
     encoder.keep_paid(tmp_path / "paid.sqlite")
     embedding_server.faults = [lambda *_: (413, {}, b""), None, lambda *_: (401, {}, b"")]
     with pytest.raises(ConfigError, match="status 401"):
@@ -402,8 +397,7 @@ def test_file_of_paid_vectors_that_is_damaged_is_begun_again(embedding_server, t
 
 def test_text_that_several_threads_need_at_once_is_paid_for_once(embedding_server, tmp_path):
     embedding_server.latency_seconds = 0.05
-    encoder = encoder_of(embedding_server)
-    encoder.check()
+    encoder = checked(embedding_server)
     encoder.keep_paid(tmp_path / "paid.sqlite")
     embedding_server.faults = [lambda *_: (401, {}, b"")]  # who fails leaves its texts to those who wait
     with ThreadPoolExecutor(4) as threads:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import warnings
 
@@ -100,17 +101,13 @@ def make_routed(make_folder, tiny_model_folder):
             table_VD = torch.randn(tokenizer.get_vocab_size(), rows, generator=generator)
             save_file({"embedding.weight": table_VD}, query / "model.safetensors")
         else:
-            names = {
-                "Transformer": "query_0_Transformer",
-                "Pooling": "query_1_Pooling",
-                "Dense": "query_2_Dense",
-            }
+            kinds = ("Transformer", "Pooling", "Dense")
+            names = {kind: f"query_{place}_{kind}" for place, kind in enumerate(kinds)}
             types |= {name: kind for kind, name in names.items()}
             shutil.copytree(folder / "document_0_Transformer", folder / names["Transformer"])
             weights = folder / names["Transformer"] / "model.safetensors"
-            save_file(
-                {name: 1.1 * each for name, each in load_file(weights).items()}, weights, {"format": "pt"}
-            )
+            tensors = {name: 1.1 * each for name, each in load_file(weights).items()}
+            save_file(tensors, weights, {"format": "pt"})
             (folder / names["Pooling"]).mkdir()
             pooling = {"embedding_dimension": 32, "pooling_mode": "cls"}
             (folder / names["Pooling"] / "config.json").write_text(json.dumps(pooling))
@@ -201,10 +198,7 @@ FOLDERS = {
             [
                 {"prompts": {"query": "old mark: ", "document": "stone:"}},
                 {"prompts": {"query": "a path, "}},
-                {
-                    "prompts": {"query": "", "document": "", "any": "the way "},
-                    "default_prompt_name": None,
-                },
+                {"prompts": {"query": "", "document": "", "any": "the way "}, "default_prompt_name": None},
             ]
         )
     },
@@ -230,25 +224,14 @@ def make_decoder_folder(make_folder):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.post_processor = TemplateProcessing(single="$A [MASK]", special_tokens=[("[MASK]", 4)])
         tokenizer.save(str(folder / "tokenizer.json"))
-        names = {
-            "eos_token": "[SEP]",
-            "pad_token": "[PAD]",
-            "unk_token": "[UNK]",
-            "tokenizer_class": "PreTrainedTokenizerFast",
-        }
+        names = {"eos_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+        names["tokenizer_class"] = "PreTrainedTokenizerFast"
         (folder / "tokenizer_config.json").write_text(json.dumps(names))
         torch.manual_seed(0)
-        sizes = {
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        }
-        scale = {"initializer_range": 0.3, "head_dim": 8, "max_position_embeddings": 96}
-        Qwen3Model(
-            Qwen3Config(vocab_size=tokenizer.get_vocab_size(), **sizes, **scale, **config)
-        ).save_pretrained(folder)
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 96}
+        config = {"vocab_size": tokenizer.get_vocab_size(), "initializer_range": 0.3, **sizes, **config}
+        Qwen3Model(Qwen3Config(**config)).save_pretrained(folder)
         return folder
 
     return make
@@ -257,17 +240,14 @@ def make_decoder_folder(make_folder):
 @pytest.mark.parametrize("pooling", [{"pooling_mode_lasttoken": True}, MEAN], ids=["last", "mean"])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_vectors_of_a_decoder_equal_sentence_transformers(make_decoder_folder, pooling, is_causal):
-    encoder = assert_equal_vectors(
-        make_decoder_folder(pooling, **({} if is_causal else {"is_causal": False})), landmark_interval=90
-    )
+    folder = make_decoder_folder(pooling, **({} if is_causal else {"is_causal": False}))
+    encoder = assert_equal_vectors(folder, landmark_interval=90)
     assert encoder.config.causal is is_causal
 
 
 def test_vector_of_a_long_text_differs_from_sentence_transformers_only_where_it_is_cut(make_decoder_folder):
-    folder, text = (
-        make_decoder_folder({"pooling_mode_lasttoken": True}),
-        "the cat sat on the old stone path. " * 9,
-    )
+    folder = make_decoder_folder({"pooling_mode_lasttoken": True})
+    text = "the cat sat on the old stone path. " * 9
     theirs = published(folder).encode_document([text], normalize_embeddings=True, show_progress_bar=False)
     whole, cut = (ours(folder, landmark_interval=interval).encode([text]) for interval in (90, 16))
     assert (len(whole.chunk_vectors_MV), len(cut.chunk_vectors_MV)) == (1, 6)
@@ -312,11 +292,7 @@ def test_vectors_through_several_modules_equal_sentence_transformers(make_folder
 def test_vectors_of_a_model_that_lowercases_equal_sentence_transformers(make_folder):
     folder = make_folder(transformer_settings={"do_lower_case": True})
     path = folder / "tokenizer.json"
-    path.write_text(
-        path.read_text()
-        .replace('"lowercase":true', '"lowercase":false')
-        .replace('"lowercase": true', '"lowercase": false')
-    )
+    path.write_text(re.sub(r'"lowercase": ?true', '"lowercase":false', path.read_text()))
     upper = ours(folder).encode(["THE OLD CAT"]).document_vectors_NV
     np.testing.assert_array_equal(upper, ours(folder).encode(["the old cat"]).document_vectors_NV)
     assert_equal_vectors(folder)
@@ -330,25 +306,10 @@ def test_fingerprint_of_a_tokenizer_that_lowercases_anyway_does_not_change(make_
 
 
 def test_settings_chosen_win_over_what_the_folder_brings(make_folder):
-    folder = make_folder(
-        {"pooling_mode": "cls"},
-        settings={"prompts": {"query": "old mark: ", "document": "stone: "}, "truncate_dim": 20},
-    )
-    config = encoder_config(
-        {
-            "model": str(folder),
-            "pooling": "mean",
-            "query_prefix": "",
-            "document_prefix": "",
-            "dims": 8,
-        }
-    )
-    assert (config.pooling, config.query_prefix, config.document_prefix, config.dims) == (
-        "mean",
-        "",
-        "",
-        8,
-    )
+    folder = make_folder({"pooling_mode": "cls"}, settings={**PROMPTS, "truncate_dim": 20})
+    chosen = {"pooling": "mean", "query_prefix": "", "document_prefix": "", "dims": 8}
+    config = encoder_config({"model": str(folder), **chosen})
+    assert {name: getattr(config, name) for name in chosen} == chosen
     assert not config.pool_prefix
 
 
@@ -363,14 +324,10 @@ def test_fingerprint_any_changed_dense_layer_changes_it(make_folder):
     folder = make_folder(modules=[("2_Dense", "Dense")])
     write_dense(folder / "2_Dense", 24, 32)
     prints = {ours(folder).fingerprint}
-    (folder / "2_Dense" / "config.json").write_text(
-        (folder / "2_Dense" / "config.json").read_text().replace("activation.Tanh", "activation.ReLU")
-    )
+    config, weights = folder / "2_Dense" / "config.json", folder / "2_Dense" / "model.safetensors"
+    config.write_text(config.read_text().replace("activation.Tanh", "activation.ReLU"))
     prints.add(ours(folder).fingerprint)
-    tensors = load_file(folder / "2_Dense" / "model.safetensors")
-    save_file(
-        {name: tensor + 1 for name, tensor in tensors.items()}, folder / "2_Dense" / "model.safetensors"
-    )
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
     prints.add(ours(folder).fingerprint)
     assert len(prints) == 3
 
@@ -405,12 +362,7 @@ WHOLE = {"linear.weight": torch.ones(24, 32, dtype=torch.int8), "linear.bias": t
     [
         (32, {"activation_function": "elsewhere.Mystery"}, None, "activation_function .* must be one of"),
         (32, {"module_input_name": "token_embeddings"}, None, "must read and write sentence_embedding"),
-        (
-            31,
-            {},
-            None,
-            r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31\)",
-        ),
+        (31, {}, None, r"linear\.weight of the model's 2_Dense must have the shape \(24, 32\), got \(24, 31"),
         (32, {"out_features": 40}, None, "out_features of the model's 2_Dense must be the 24 of its weights"),
         (32, {"in_features": 40}, None, "in_features of the model's 2_Dense must be the 32 .*, got 40"),
         (32, {}, WHOLE, r"linear\.weight of 2_Dense of the model must hold numbers of .*, got int8"),
