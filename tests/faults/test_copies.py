@@ -81,6 +81,14 @@ def require_all_named(layout: CollectionLayout, report: RepairReport) -> None:
     assert lost <= set(report.lost) or "cannot be told" in report.action
 
 
+def saved(layout: CollectionLayout, *generations: int) -> RepairReport:
+    """Repair a collection that must lose nothing, and serve one of these generations then."""
+    report = repair_collection(layout)
+    assert (report.generation in (generations or (report.generation,)), report.lost) == (True, ())
+    assert whole(layout) == RIGHT[2]
+    return report
+
+
 HARMS = (cut, lambda path: put(path, "FIFO"), lambda path: path.write_bytes(b""))
 
 
@@ -99,9 +107,7 @@ def test_removed_copies_are_found_and_made_again(layout: CollectionLayout) -> No
     shutil.rmtree(copies)
     found = {(problem.generation, problem.file) for problem in verify_collection(layout)}
     assert {(1, f"{COPIES}/MANIFEST.json"), (2, f"{COPIES}/MANIFEST.json")} <= found
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (2, ())
-    assert verify_collection(layout) == []
+    saved(layout, 2)
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -111,8 +117,7 @@ def test_damaged_copy_is_found_and_mended(layout: CollectionLayout, kind: str) -
     replace_by_random_bytes(path)
     found = [problem.file for problem in verify_collection(layout)]
     assert found == [f"{COPIES}/{path.relative_to(layout.copies_folder(2))}"]
-    assert repair_collection(layout).lost == ()
-    assert verify_collection(layout) == []
+    saved(layout)
     assert open_generation(layout).warning is None
 
 
@@ -127,31 +132,21 @@ def test_both_copies_damaged_leave_a_whole_collection_and_the_lost_named(
     require_all_named(layout, repair_collection(layout))
 
 
-def remove(folder: Path, _: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def empty(folder: Path, _: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def replace_by_older(folder: Path, older: Path) -> None:
-    shutil.rmtree(folder)
-    shutil.copytree(older, folder)
-
-
-@pytest.mark.parametrize("damage", [remove, empty, replace_by_older])
+@pytest.mark.parametrize("damage", ["gone", "the older one", *KINDS])
 @pytest.mark.parametrize("is_current_lost", [False, True])
 def test_lost_folder_of_the_newest_generation_costs_no_document(
-    layout: CollectionLayout, damage: Callable[[Path, Path], None], is_current_lost: bool
+    layout: CollectionLayout, damage: str, is_current_lost: bool
 ) -> None:
-    damage(layout.generation_folder(2), layout.generation_folder(1))
+    folder = layout.generation_folder(2)
+    shutil.rmtree(folder)
+    if damage == "the older one":
+        shutil.copytree(layout.generation_folder(1), folder)
+    elif damage != "gone":
+        put(folder, damage)
     if is_current_lost:
         layout.current_path.unlink()
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (3, ())
-    assert whole(layout) == RIGHT[2]
+    saved(layout, 3)
+    assert layout.generation_numbers() == [3]
     assert delete_documents(layout, ["d4"]).generation == 4
 
 
@@ -175,9 +170,7 @@ def test_rows_without_generations_are_no_new_collection(
             repair_collection(layout)
         assert path_of(layout, "documents: last rows").is_file()
         return
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (3, ())
-    assert whole(layout) == RIGHT[2]
+    saved(layout, 3)
 
 
 def test_first_generation_lost_beside_pending_work_is_no_new_collection(tmp_path: Path) -> None:
@@ -206,10 +199,7 @@ def test_current_of_another_collection_costs_no_document(
     for verb in (open_generation, lambda own: stones.publish_documents(own, ["z"])):
         with pytest.raises(CairnError, match="run `cairn repair stones"):
             verb(layout)
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (2, ())
-    assert "CURRENT names it again" in report.action
-    assert whole(layout) == RIGHT[2]
+    assert "CURRENT names it again" in saved(layout, 2).action
 
 
 def test_lost_folder_with_damaged_rows_names_what_they_held(layout: CollectionLayout) -> None:
@@ -389,11 +379,8 @@ def test_damaged_older_generation_is_dropped_by_repair(layout: CollectionLayout,
     else:
         cut(layout.generation_folder(1) / "chunks.faiss")
     assert [problem.generation for problem in verify_collection(layout)] == [1]
-    report = repair_collection(layout)
-    assert report.generation == 2
-    assert report.action.endswith("generation 1, which was damaged, is removed")
+    assert saved(layout, 2).action.endswith("generation 1, which was damaged, is removed")
     assert layout.generation_numbers() == [2]
-    assert whole(layout) == RIGHT[2]
 
 
 def test_without_any_whole_context_repair_and_writers_refuse_and_change_nothing(
@@ -421,9 +408,7 @@ def test_current_of_another_kind_is_damaged_and_replaced(layout: CollectionLayou
     assert [problem.file for problem in verify_collection(layout)] == ["CURRENT"]
     with pytest.raises(DamageError, match="run `cairn repair"):
         delete_documents(layout, ["n1"])
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (2, ())
-    assert whole(layout) == RIGHT[2]
+    saved(layout, 2)
     require_answers(running, 2)
     assert running.warnings == ()
 
@@ -432,18 +417,8 @@ def test_current_of_another_kind_is_damaged_and_replaced(layout: CollectionLayou
 def test_stray_entry_among_the_generations_stops_no_writer(layout: CollectionLayout, kind: str) -> None:
     stray = layout.generations_folder / ".x.tmp"
     put(stray, kind)
-    assert repair_collection(layout).generation == 2
-    assert not stray.is_symlink()
-    assert not stray.exists()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_generation_folder_of_another_kind_is_removed(layout: CollectionLayout, kind: str) -> None:
-    put(layout.generation_folder(2), kind)
-    report = repair_collection(layout)
-    assert (report.generation, report.lost) == (3, ())
-    assert whole(layout) == RIGHT[2]
-    assert layout.generation_numbers() == [3]
+    saved(layout, 2)
+    assert not os.path.lexists(stray)
 
 
 FILES = (
@@ -482,10 +457,7 @@ def test_damaged_small_file_or_entry_of_another_kind_costs_no_right_answer_and_n
     require_answers(running)
     require_answers(Searcher(layout, Encoder()))
     assert verify_collection(layout) != []
-    report = repair_collection(layout)
-    assert report.lost == ()
-    assert report.generation == 2 or damage != "random bytes"
-    assert whole(layout) == RIGHT[2]
+    report = saved(layout, *(2, 3)[: 1 + (damage != "random bytes")])
     require_answers(running, report.generation)
     assert running.warnings == ()
     delete_documents(layout, ["n1"])
@@ -522,8 +494,7 @@ def test_lock_of_another_kind_is_found_and_replaced(layout: CollectionLayout, ki
     assert [problem.file for problem in verify_collection(layout)] == [".lock"]
     with pytest.raises(StorageError, match="opening the lock of collection"):
         delete_documents(layout, ["d4"])
-    assert repair_collection(layout).generation == 2
-    assert verify_collection(layout) == []
+    saved(layout, 2)
     assert delete_documents(layout, ["d4"]).generation == 3
 
 
@@ -532,9 +503,7 @@ def test_derived_file_of_another_kind_is_made_again(layout: CollectionLayout, na
     path = min(layout.generation_folder(2).glob(f"*{name}"))
     put(path, kind)
     require_answers(Searcher(layout, Encoder()), 1)
-    report = repair_collection(layout)
-    assert report.lost == ()
-    assert whole(layout) == RIGHT[2]
+    saved(layout)
 
 
 def test_link_in_place_of_a_folder_stays_and_is_named(layout: CollectionLayout) -> None:
@@ -565,8 +534,7 @@ def test_dangling_link_in_place_of_the_rows_gives_nothing_up(layout: CollectionL
         repair_collection(layout)
     rows.unlink()
     rows.symlink_to(disk)
-    assert repair_collection(layout).lost == ()
-    assert whole(layout) == RIGHT[2]
+    saved(layout)
 
 
 def test_file_overwritten_during_a_search_costs_a_second_attempt_and_no_wrong_answer(

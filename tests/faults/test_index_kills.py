@@ -17,6 +17,7 @@ from cairn.pipeline.index.publish import COMMIT_POINTS
 from cairn.pipeline.index.verify import verify_collection
 
 from tests.index import stones
+from tests.index.stones import served
 from tests.nightly import readings
 from tests.nightly.forks import forked
 
@@ -45,10 +46,6 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def ids(layout: CollectionLayout) -> list[str]:
-    return sorted(open_generation(layout).doc_ids.to_pylist())
-
-
 @pytest.mark.parametrize("point", COMMIT_POINTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_writer_killed_at_a_commit_point_leaves_one_whole_generation_and_a_rerun_converges(
@@ -56,9 +53,9 @@ def test_writer_killed_at_a_commit_point_leaves_one_whole_generation_and_a_rerun
 ) -> None:
     assert forked(change, layout.root, kind, kill=point).signal == signal.SIGKILL
     is_published = COMMIT_POINTS.index(point) >= COMMIT_POINTS.index("current-replaced")
-    assert ids(layout) == sorted(NEW if is_published else OLD)
+    assert served(layout) == sorted(NEW if is_published else OLD)
     forked(change, layout.root, kind).value_of("the same again")
-    assert ids(layout) == NEW
+    assert served(layout) == NEW
     assert (len(open_generation(layout).segments) > 1) == (kind == "added")
     assert verify_collection(layout) == []
 
@@ -68,7 +65,7 @@ def test_first_writer_killed_at_a_commit_point_is_completed_by_a_rerun(tmp_path:
     layout = CollectionLayout(tmp_path, "stones")
     assert forked(change, tmp_path, "whole", kill=point).signal == signal.SIGKILL
     stones.publish_change(layout, "n")
-    assert ids(layout) == sorted([*stones.document_ids(10, "n"), "d0"])
+    assert served(layout) == sorted([*stones.document_ids(10, "n"), "d0"])
     assert verify_collection(layout) == []
 
 
@@ -92,7 +89,7 @@ def test_writers_killed_at_random_times_under_searches_tear_nothing(template: Pa
         searches.start()
         for _ in range(KILLS_A_MERGE if seconds else 0):
             kills += forked(change, layout.root, "merged", kill=rng.uniform(0.01, seconds)).was_killed
-            assert ids(layout) in (sorted(OLD), NEW)
+            assert served(layout) in (sorted(OLD), NEW)
         begun = time.monotonic()
         forked(change, layout.root, "merged").value_of("a merge")
         seconds = time.monotonic() - begun

@@ -33,6 +33,7 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.line.build_index import build_index
 
 from tests.index import stones
+from tests.index.stones import served
 from tests.nightly import served as served_forks
 from tests.nightly.acknowledged import Acknowledged
 from tests.nightly.forks import forked
@@ -60,10 +61,6 @@ def kill() -> Kill:
         time.sleep(0.2)  # until its lease has expired
 
     return kill_at
-
-
-def served(layout: CollectionLayout) -> list[str]:
-    return sorted(open_generation(layout).doc_ids.to_pylist())
 
 
 @pytest.mark.parametrize("same_machine", [True, False], ids=["rerun-here", "rerun-elsewhere"])

@@ -216,6 +216,11 @@ def publish_change(layout: CollectionLayout, prefix: str) -> Manifest:
     return publish_documents(layout, changed, replaced=changed, version=1)
 
 
+def served(layout: CollectionLayout) -> list[str]:
+    """Return the sorted ids of the served generation."""
+    return sorted(open_generation(layout).doc_ids.to_pylist())
+
+
 def served_ids(layout: CollectionLayout) -> list[str]:
     """Return the ids of the served generation, none where nothing is served yet."""
     try:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cairn.pipeline.errors import CollectionBusyError, ConfigError, StorageError, TryAgainError
-from cairn.pipeline.index import replica as lease_module
 from cairn.pipeline.index import replica as replica_module
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout, list_collections
@@ -20,15 +19,12 @@ from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.manifest import MANIFEST_NAME, record_file
 
 from tests.index import stones
+from tests.index.stones import served
 
 if TYPE_CHECKING:
     from tests.object_stores import ObjectStore
 ROOT = "s3://cairn/indexes"
 Machine = Callable[[str], CollectionLayout]
-
-
-def served(layout: CollectionLayout) -> list[str]:
-    return sorted(open_generation(layout).doc_ids.to_pylist())
 
 
 @pytest.fixture
@@ -73,12 +69,9 @@ def test_older_generation_damaged_in_the_store_does_not_stop_a_publication(machi
     for prefix in ("d", "n"):
         stones.publish_documents(writer, stones.document_ids(3, prefix))
     key = f"files/{record_file(writer.generation_folder(1) / MANIFEST_NAME).sha256}"
-    store = ObjectFolder(f"{ROOT}/stones")
-    store.write(key, b"x")
+    ObjectFolder(f"{ROOT}/stones").write(key, b"x")
     stones.publish_documents(machine("b"), stones.document_ids(3, "o"))
-    assert served(machine("c")) == sorted(
-        stones.document_ids(3) + stones.document_ids(3, "n") + stones.document_ids(3, "o")
-    )
+    assert served(machine("c")) == sorted(each for prefix in "dno" for each in stones.document_ids(3, prefix))
     assert verify_collection(machine("c")) == []
 
 
@@ -173,10 +166,6 @@ def test_collections_of_a_store_are_listed_once_they_are_published(
     assert list_collections(Path(ROOT)) == list_collections(ROOT) == ["stones"]
 
 
-if TYPE_CHECKING:
-    from tests.object_stores import ObjectStore
-
-
 @pytest.fixture
 def folder(object_store: ObjectStore) -> ObjectFolder:
     return ObjectFolder("s3://cairn/c")
@@ -200,8 +189,8 @@ def test_lease_is_refused_to_others_while_it_is_held_and_free_afterwards(folder:
 
 
 def test_lease_is_renewed_beyond_its_time(folder: ObjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 300.0)
-    monkeypatch.setattr(lease_module, "RENEWALS", 3_000)
+    monkeypatch.setattr(replica_module, "LEASE_SECONDS", 300.0)
+    monkeypatch.setattr(replica_module, "RENEWALS", 3_000)
     with Lease(folder, "c").held():
         first = holder(folder)
         while (later := holder(folder)) == first:
@@ -223,10 +212,8 @@ def test_lease_that_expired_or_says_nothing_is_taken_over(folder: ObjectFolder, 
 
 def test_lease_that_was_taken_over_is_not_released(folder: ObjectFolder) -> None:
     with Lease(folder, "c").held():
-        folder.write(
-            LEASE_KEY,
-            json.dumps({"token": "another", "holder": "x", "until": "2999-01-01T00:00:00+00:00"}).encode(),
-        )
+        other = {"token": "another", "holder": "x", "until": "2999-01-01T00:00:00+00:00"}
+        folder.write(LEASE_KEY, json.dumps(other).encode())
     assert folder.read(LEASE_KEY) is not None
 
 
