@@ -24,7 +24,6 @@ from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.index.segments.segment import JoinedColumns
 from cairn.pipeline.lexical.bm25 import FewDocuments, Totals
 from cairn.pipeline.lexical.tokenizer import Variants, terms_of_query
-from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.vector_index.faiss_index import NO_POSITION
 from jaxtyping import Bool, Float, Float32, Int64
@@ -173,12 +172,12 @@ def window_scores(
     """
     size = min(size, len(vectors_MV))
     if size <= 1:
-        return inner_products(vectors_MV, query_V)
+        return np.vecdot(vectors_MV, query_V)
     scores_W = np.empty(len(vectors_MV) - size + 1, np.float32)
     for start in range(0, len(scores_W), BLOCK_WINDOWS):
         sums_WV = sliding_sums(vectors_MV[start : start + BLOCK_WINDOWS + size - 1], size)
         norms_W = np.sqrt(np.einsum("wv,wv->w", sums_WV, sums_WV))
-        products_W = inner_products(sums_WV, query_V)
+        products_W = np.vecdot(sums_WV, query_V)
         scores_W[start : start + BLOCK_WINDOWS] = products_W / np.maximum(norms_W, np.finfo(np.float32).tiny)
     return scores_W
 

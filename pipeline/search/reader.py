@@ -19,7 +19,6 @@ import pyarrow as pa
 from cairn.pipeline.index.columns import TokenVectors
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.lexical.bm25 import FewDocuments
-from cairn.pipeline.products import inner_products
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import (
     BLOCK_CHUNKS,
@@ -415,11 +414,12 @@ class LocalScores:
             yield counts_K, kept[ranges(firsts, counts_K)]
 
     def documents(self) -> Float32[np.ndarray, " N"]:
-        return inner_products(self.generation.documents.reconstruct(self.positions), self.vector_V)
+        # It sums every row alike, whatever stands beside it: shards have the scores of one whole, copies tie.
+        return np.vecdot(self.generation.documents.reconstruct(self.positions), self.vector_V)
 
     def chunks(self) -> Float32[np.ndarray, " N"]:
         blocks_of_all = self._vectors(np.arange(len(self.positions)))
-        scores = [inner_products(vectors_MV, self.vector_V) for _, vectors_MV in blocks_of_all]
+        scores = [np.vecdot(vectors_MV, self.vector_V) for _, vectors_MV in blocks_of_all]
         return best_of_documents(np.concatenate(scores), self._num_chunks)
 
     def words(self) -> Float32[np.ndarray, " N"]:

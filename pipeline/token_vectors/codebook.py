@@ -26,8 +26,12 @@ from cairn.pipeline.errors import DamageError, ModelError
 from cairn.pipeline.faiss_device import train_kmeans
 from cairn.pipeline.faiss_library import faiss
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.products import inner_products
-from cairn.pipeline.token_vectors.projection import LATE_NAME, TokenProjection, load_token_projection
+from cairn.pipeline.token_vectors.projection import (
+    LATE_NAME,
+    TokenProjection,
+    load_token_projection,
+    looked_up,
+)
 from jaxtyping import Float16, Float32, Int, Int32, Int64, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -98,15 +102,12 @@ class TokenCodebook:
         """Return the codes of unit states."""
         return self._quantiser.compute_codes(np.ascontiguousarray(states_TD, np.float32))
 
-    def decode(self, codes: UInt8[np.ndarray, "T M"]) -> Float32[np.ndarray, "T D"]:
-        """Return the vectors that codes stand for."""
-        return self._quantiser.decode(np.ascontiguousarray(codes))
-
     def similarities(
         self, codes: UInt8[np.ndarray, "T M"], query_qD: Float32[np.ndarray, "q D"]
     ) -> Float32[np.ndarray, "T q"]:
         """Return the inner products of what codes stand for with a query's unit states."""
-        return inner_products(self.decode(codes), np.ascontiguousarray(query_qD.T))
+        parts_Mdq = query_qD.reshape(len(query_qD), len(self.centroids), -1).transpose(1, 2, 0)
+        return looked_up(self.centroids.astype(np.float32) @ parts_Mdq, codes)
 
     def average_similarities(self, query_qD: Float32[np.ndarray, "q D"]) -> Float32[np.ndarray, " q"]:
         """Return the inner products of the mean of all centroids with a query's unit states."""

@@ -25,7 +25,6 @@ import numpy as np
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ModelError
 from cairn.pipeline.manifest import fingerprint
-from cairn.pipeline.products import inner_products
 from jaxtyping import Float, Float32, Int, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -44,6 +43,23 @@ _LEVELS_OF_BYTES: Final = np.stack(
     [((np.arange(256) >> shift) & (_LEVELS - 1)) + 0.5 - _LEVELS / 2 for shift in _SHIFTS], axis=1
 ).astype(np.float32)
 """The middles of the steps that each byte stands for, in steps."""
+
+
+def looked_up(
+    table_MBq: Float32[np.ndarray, "M 256 q"], codes: UInt8[np.ndarray, "T M"]
+) -> Float32[np.ndarray, "T q"]:
+    """Return the sum of what the bytes of each code stand for, a table for each byte.
+
+    Every code is summed alike whatever stands beside it, so that shards have the scores of one whole and
+    copies tie; a product of matrices does not do that.
+    """
+    sum_Tq = table_MBq[0].take(codes[:, 0], axis=0)
+    next_Tq = np.empty_like(sum_Tq)
+    for table_Bq, code_T in zip(table_MBq[1:], codes.T[1:], strict=True):
+        # A byte is within its table; "clip" spares the check and a copy.
+        table_Bq.take(code_T, axis=0, out=next_Tq, mode="clip")
+        sum_Tq += next_Tq
+    return sum_Tq
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -92,11 +108,14 @@ class TokenProjection:
     ) -> Float32[np.ndarray, "T q"]:
         """Return the cosines of what codes stand for, the middles of their steps, with a query's tokens.
 
-        The steps go to the query, and a byte's levels are looked up.
+        The last column looked up is the squared norm of a token.
         """
-        levels_TV = _LEVELS_OF_BYTES[codes].reshape(len(codes), len(self.rms_V))
-        norms_T = np.sqrt(inner_products(levels_TV * levels_TV, self._steps * self._steps))
-        return inner_products(levels_TV, (query_qV * self._steps).T) / norms_T[:, None]
+        shape, steps_V = (-1, len(_SHIFTS), 1), self._steps
+        parts_M4q = (query_qV * steps_V).reshape(len(query_qV), -1, len(_SHIFTS)).transpose(1, 2, 0)
+        squares_MB1 = _LEVELS_OF_BYTES**2 @ (steps_V * steps_V).reshape(shape)
+        table_MBq1 = np.concatenate([_LEVELS_OF_BYTES @ parts_M4q, squares_MB1], axis=2)
+        product_Tq1 = looked_up(table_MBq1, codes)
+        return product_Tq1[:, :-1] / np.sqrt(product_Tq1[:, -1:])
 
     def average_similarities(self, query_qV: Float32[np.ndarray, "q V"]) -> Float32[np.ndarray, " q"]:
         """Return zeros: it was trained to tell tokens apart, so that they have nothing in common."""

@@ -53,10 +53,9 @@ def make_query(ids: list[int]) -> QueryTokens:
 
 
 def naive_max_sim(stored: TokenVectors, query: LateQuery, first: int, end: int, title: int) -> float:
-    decode = stored.codebook.decode
-    tokens = decode(stored.chunks.read(np.arange(first, end)).codes)
-    heading = decode(stored.titles.read(np.array([title])).codes)
-    both = np.concatenate([tokens, heading])
+    read = (stored.chunks.read(np.arange(first, end)), stored.titles.read(np.array([title])))
+    codes, centroids = np.concatenate([each.codes for each in read]), stored.codebook.centroids
+    both = centroids[np.arange(len(centroids)), codes].reshape(len(codes), MODEL_DIM).astype(np.float32)
     return float((both @ query.vectors_qV.T).max(axis=0) @ query.weights_q) if len(both) else 0.0
 
 
