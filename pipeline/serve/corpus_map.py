@@ -28,7 +28,7 @@ import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -37,7 +37,7 @@ from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.lexical.languages import UNTOLD_WORDS
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.serve.problems import OVERLOADED, ProblemError
+from cairn.pipeline.serve.problems import Kind
 from jaxtyping import Float32, Int32, Int64
 
 FIRST_SAMPLE: Final = 1_000
@@ -381,8 +381,10 @@ class MapCache:
     is no longer asked for is not: writes would leave more and more of them.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="cairn-map", initializer=_lower_thread_priority
+        )
         self._entries: OrderedDict[CacheKey, asyncio.Future[CorpusMap]] = OrderedDict()
         self._progress: dict[CacheKey, float] = {}
         self._asked: dict[str, int] = {}
@@ -392,6 +394,7 @@ class MapCache:
     def stop(self) -> None:
         """Let what is being computed end soon: a server that stops waits for its threads."""
         self._is_stopped.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def progress(self, key: CacheKey) -> float:
         """Return the share of an entry that has been computed so far, 0 to 1."""
@@ -425,10 +428,10 @@ class MapCache:
         while len(self._entries) >= MAX_ENTRIES:
             self._entries.popitem(last=False)
         if sum(not entry.done() for entry in self._entries.values()) >= MAX_PENDING:
-            raise ProblemError(OVERLOADED, "too many maps are being drawn")
+            raise Kind.OVERLOADED("too many maps are being drawn")
 
 
-def lower_thread_priority() -> None:
+def _lower_thread_priority() -> None:
     """Let this thread yield to all others of the machine: searches come before maps."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

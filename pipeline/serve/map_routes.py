@@ -15,14 +15,7 @@ from cairn.pipeline.search.filters import matching_documents
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import Served
-from cairn.pipeline.serve.answers import (
-    SearchGrant,
-    ServerState,
-    State,
-    reachable,
-    read_from,
-    with_collection,
-)
+from cairn.pipeline.serve.answers import Asked, Searched
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.corpus_map import (
     MAX_TITLE_CHARACTERS,
@@ -32,8 +25,7 @@ from cairn.pipeline.serve.corpus_map import (
     draw_map,
     place,
 )
-from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Reply
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Reply
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -94,59 +86,59 @@ class HealthReply(Reply):
 
 
 @router.get("/{name}/map")
-async def map_collection(name: CollectionName, state: State, grant: SearchGrant) -> MapReply:
+async def map_collection(asked: Searched) -> MapReply:
     """Lay the documents out in the plane, neighbours beside one another, coloured by cluster."""
 
     def fill(_: Generation, found: CorpusMap) -> dict[str, Any]:
         points = _points(found.doc_ids, found.titles, found.places_N2, found.cluster_ids_N)
         return {"points": points, "clusters": found.clusters}
 
-    return await _with_map(state, grant, name, fill)
+    return await _with_map(asked, fill)
 
 
 @router.get("/{name}/map/places")
-async def place_documents(name: CollectionName, doc_id: DocIds, state: State, grant: SearchGrant) -> MapReply:
+async def place_documents(doc_id: DocIds, asked: Searched) -> MapReply:
     """Say where documents stand on the map, also those that are not among its points.
 
     Unknown ids are left out.
     """
 
     def fill(generation: Generation, found: CorpusMap) -> dict[str, Any]:
-        return {"points": _place(generation, found, doc_id, grant.restriction)}
+        return {"points": _place(generation, found, doc_id, asked.restriction)}
 
-    return await _with_map(state, grant, name, fill)
+    return await _with_map(asked, fill)
 
 
 @router.get("/{name}/health")
-async def examine_collection(name: CollectionName, state: State, grant: SearchGrant) -> HealthReply:
+async def examine_collection(asked: Searched) -> HealthReply:
     """Say how a collection is: its counts and its drift from its context."""
 
     def examine(served: ServedCollection) -> HealthReply:
         searcher = served.searcher
-        return searcher.reading(lambda now: _health(searcher, now, grant.restriction))
+        return searcher.reading(lambda now: _health(searcher, now, asked.restriction))
 
-    return await read_from(state, grant, name, examine)
+    return await asked.read_served(examine)
 
 
-async def _with_map(
-    state: ServerState, grant: Grant, name: str, fill: Callable[[Generation, CorpusMap], dict[str, Any]]
-) -> MapReply:
+async def _with_map(asked: Asked, fill: Callable[[Generation, CorpusMap], dict[str, Any]]) -> MapReply:
+    threads, maps = asked.state.search_threads, asked.state.maps
+
     async def attempt(served: ServedCollection) -> MapReply:
-        generation, visible = await state.search_threads.run(
-            lambda: served.searcher.reading(visible_documents, grant.restriction)
+        generation, visible = await threads.run(
+            lambda: served.searcher.reading(visible_documents, asked.restriction)
         )
-        key = cache_key(generation, grant.restriction)
+        key = cache_key(generation, asked.restriction)
         reply = MapReply(generation=generation.number, status="drawing", documents=len(visible))
-        if key != cache_key(served.searcher.last_generation, grant.restriction):  # it would end a newer one
+        if key != cache_key(served.searcher.last_generation, asked.restriction):  # it would end a newer one
             return reply
-        draw = partial(draw_map, generation, visible, partial(state.maps.report, key))
-        found = await state.maps.get(key, draw, MAP_WAIT_SECONDS)
+        draw = partial(draw_map, generation, visible, partial(maps.report, key))
+        found = await maps.get(key, draw, MAP_WAIT_SECONDS)
         if found is None:
-            return reply.model_copy(update={"progress": state.maps.progress(key)})
-        filled = await state.search_threads.run(lambda: fill(generation, found))
+            return reply.model_copy(update={"progress": maps.progress(key)})
+        filled = await threads.run(lambda: fill(generation, found))
         return reply.model_copy(update={"status": "ready", **filled})
 
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await asked.attempted(attempt)
 
 
 def _place(

@@ -75,7 +75,7 @@ async def behind_a_first(queue: EncoderQueue, gate: Gate, *waiting: Coroutine[An
 
 def problem_of(outcome: object) -> str:
     assert isinstance(outcome, ProblemError), outcome
-    return outcome.kind.name
+    return outcome.kind.code
 
 
 def test_texts_that_gather_during_a_pass_share_the_next(queue: EncoderQueue, gate: Gate) -> None:
@@ -122,7 +122,7 @@ def test_request_with_one_bad_text_fails_whole(queue: EncoderQueue, gate: Gate) 
     gate.is_open.set()
     with pytest.raises(ProblemError) as caught:
         asyncio.run(queue.encode(["a", "poison", "b"]))
-    assert caught.value.kind.name == "encoder-failed"
+    assert caught.value.kind.code == "encoder-failed"
 
 
 def test_full_queue_refuses_and_serves_again_when_it_is_empty(

@@ -67,7 +67,7 @@ async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str)
     async with connected(address, mode="legacy") as client:
         assert len((await client.list_tools()).tools) == 6
         found = (await client.call_tool("list_collections", {})).structured_content
-    assert found == {"collections": ["pebbles", "stones"]}
+    assert found == {"result": ["pebbles", "stones"]}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_key_reaches_its_collection_and_documents_alone(own_root: Path) ->
             other = await client.call_tool("search", {"query": "stone", "collection": "pebbles"})
     tenants = {each["metadata"]["tenant"] for each in everything.structured_content["documents"]}
     assert tenants == {"acme", "zenith"}
-    assert names == {"collections": ["stones"]}
+    assert names == {"result": ["stones"]}
     assert {each["metadata"]["tenant"] for each in own["documents"]} == {"zenith"}
     assert hidden.is_error
     assert other.is_error

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cairn.pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
+from cairn.pipeline.serve.problems import TYPE_PREFIX, Kind
 from jsonschema import Draft202012Validator
 from starlette.testclient import TestClient
 
@@ -36,7 +36,7 @@ def test_every_schema_is_valid_and_every_reference_leads_somewhere(described: di
 
 
 def test_every_operation_describes_its_problems(described: dict[str, Any]) -> None:
-    statuses = {str(kind.status) for kind in PROBLEM_TYPES.values()}
+    statuses = {str(kind.status) for kind in Kind}
     shared = described["components"]["responses"]
     assert {next(iter(reply["content"])) for reply in shared.values()} == {"application/problem+json"}
     for operations in described["paths"].values():
@@ -50,7 +50,7 @@ def test_every_operation_describes_its_problems(described: dict[str, Any]) -> No
 
 def test_every_problem_type_is_described(described: dict[str, Any]) -> None:
     text = json.dumps(described)
-    assert all(f"`{TYPE_PREFIX}{kind.name}`" in text for kind in PROBLEM_TYPES.values())
+    assert all(f"`{TYPE_PREFIX}{kind.code}`" in text for kind in Kind)
 
 
 def test_examples_of_requests_work(client: TestClient, described: dict[str, Any]) -> None:

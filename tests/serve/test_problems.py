@@ -6,12 +6,7 @@ import pytest
 from cairn.pipeline import errors
 from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.serve.problems import (
-    opening_problem,
-    schema_problem,
-    search_problem,
-    unknown_names,
-)
+from cairn.pipeline.serve.problems import opening_problem, schema_problem, search_problem, unknown_names
 from cairn.pipeline.serve.schemas import Request, SearchRequest, field_names
 from pydantic import ValidationError
 
@@ -54,13 +49,13 @@ AT_OPENING = {
 @pytest.mark.parametrize(("name", "expected"), IN_A_SEARCH.items())
 def test_error_of_a_search_has_its_problem(name: str, expected: tuple[str, int]) -> None:
     problem = search_problem(getattr(errors, name)(SENTENCE))
-    assert (problem.kind.name, problem.kind.status) == expected
+    assert (problem.kind.code, problem.kind.status) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), AT_OPENING.items())
 def test_error_of_opening_has_its_problem(name: str, expected: tuple[str, int]) -> None:
     problem = opening_problem(getattr(errors, name)(SENTENCE))
-    assert (problem.kind.name, problem.kind.status) == expected
+    assert (problem.kind.code, problem.kind.status) == expected
 
 
 @pytest.mark.parametrize("kind", kinds_of_errors())
