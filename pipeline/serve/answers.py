@@ -39,7 +39,7 @@ from cairn.pipeline.serve.collections import Collections, LoadEncoder, ServedCol
 from cairn.pipeline.serve.corpus_map import MapCache
 from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.file_ingestion import FileIngestion
-from cairn.pipeline.serve.keys import Grant, KeyFile, Keyring
+from cairn.pipeline.serve.keys import ApiKey, KeyFile, Keyring
 from cairn.pipeline.serve.metrics import Metrics, stage
 from cairn.pipeline.serve.middleware import GRANT
 from cairn.pipeline.serve.problems import (
@@ -168,9 +168,9 @@ async def _state(request: Request) -> ServerState:
     return cast(ServerState, request.app.state.server)
 
 
-def granted(request: Request, scope: str) -> Grant:
+def granted(request: Request, scope: str) -> ApiKey:
     """Return a request's grant, which must have a scope; to write, also a server that takes writes."""
-    grant = cast(Grant, request.scope[GRANT])
+    grant = cast(ApiKey, request.scope[GRANT])
     if scope not in grant.scopes:
         raise Kind.SCOPE_MISSING(f"this address needs a key with the scope {scope}")
     if scope == "write" and grant.restriction is not None:
@@ -186,22 +186,22 @@ def granted(request: Request, scope: str) -> Grant:
 
 
 def _scope(name: str) -> Callable[[Request], Any]:
-    async def require(request: Request) -> Grant:
+    async def require(request: Request) -> ApiKey:
         return granted(request, name)
 
     return require
 
 
-def may_write(state: ServerState, grant: Grant) -> bool:
+def may_write(state: ServerState, grant: ApiKey) -> bool:
     """Tell whether a grant may write here."""
     return state.settings.writable and "write" in grant.scopes and grant.restriction is None
 
 
 State = Annotated[ServerState, Depends(_state)]
-SearchGrant = Annotated[Grant, Depends(_scope("search"))]
-EmbedGrant = Annotated[Grant, Depends(_scope("embed"))]
-WriteGrant = Annotated[Grant, Depends(_scope("write"))]
-AdminGrant = Annotated[Grant, Depends(_scope("admin"))]
+SearchGrant = Annotated[ApiKey, Depends(_scope("search"))]
+EmbedGrant = Annotated[ApiKey, Depends(_scope("embed"))]
+WriteGrant = Annotated[ApiKey, Depends(_scope("write"))]
+AdminGrant = Annotated[ApiKey, Depends(_scope("admin"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class Asked:
     """A collection that a request asks for by its name, and what it may see of it."""
 
     state: ServerState
-    grant: Grant
+    grant: ApiKey
     name: str
 
     @property

@@ -142,12 +142,7 @@ def create_app(
         lifespan=lifespan,
         telemetry=telemetry_config(),
         middleware=[
-            Middleware(
-                Envelope,
-                metrics=state.metrics,
-                max_requests=settings.max_requests,
-                deadline_seconds=settings.deadline_seconds,
-            ),
+            Middleware(Envelope, settings=settings, metrics=state.metrics),
             Middleware(Guard, settings=settings, keyring=state.keyring),
         ],
         exception_handlers={

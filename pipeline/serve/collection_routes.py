@@ -17,7 +17,7 @@ from cairn.pipeline.search.filters import filterable_columns
 from cairn.pipeline.search_options import MAX_TOP_K
 from cairn.pipeline.serve.answers import Asked, Searched, SearchGrant, State, json_response, may_write
 from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.keys import ApiKey
 from cairn.pipeline.serve.problems import Kind
 from cairn.pipeline.serve.schemas import (
     DEFAULT_DOCUMENT_CHARACTERS,
@@ -223,7 +223,7 @@ async def log_click(click: ClickRequest, asked: Searched) -> ClickReply:
     return ClickReply(logged=feedback is not None)
 
 
-def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
+def _visible(summary: CollectionSummary, grant: ApiKey) -> CollectionSummary:
     """Leave out counts that tell a key about documents it may not see."""
     if grant.restriction is None:
         return summary

@@ -18,9 +18,9 @@ from cairn.pipeline.search.served import Served
 from cairn.pipeline.serve.answers import Asked, Searched
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.corpus_map import (
-    MAX_TITLE_CHARACTERS,
     Cluster,
     CorpusMap,
+    Points,
     cache_key,
     draw_map,
     place,
@@ -42,16 +42,6 @@ DocIds = Annotated[
 ]
 
 
-class MapPoints(Reply):
-    """Documents on the map as columns of one length."""
-
-    doc_id: list[str]
-    title: list[str | None] = Field(description="Long ones are cut.")
-    x: list[float] = Field(description="From -1 to 1.")
-    y: list[float] = Field(description="From -1 to 1, upwards.")
-    cluster: list[int]
-
-
 class MapReply(Reply):
     """The documents this key sees, or an even sample of them, laid out so that neighbours are alike."""
 
@@ -63,7 +53,7 @@ class MapReply(Reply):
     progress: float | None = Field(
         default=None, description="While the map is being drawn: the share that is done, 0 to 1."
     )
-    points: MapPoints | None = None
+    points: Points | None = None
     clusters: Sequence[Cluster] | None = None
 
 
@@ -90,8 +80,7 @@ async def map_collection(asked: Searched) -> MapReply:
     """Lay the documents out in the plane, neighbours beside one another, coloured by cluster."""
 
     def fill(_: Generation, found: CorpusMap) -> dict[str, Any]:
-        points = _points(found.doc_ids, found.titles, found.places_N2, found.cluster_ids_N)
-        return {"points": points, "clusters": found.clusters}
+        return {"points": found.points, "clusters": found.clusters}
 
     return await _with_map(asked, fill)
 
@@ -146,7 +135,7 @@ def _place(
     corpus_map: CorpusMap,
     doc_ids: Sequence[str],
     restriction: Mapping[str, Any] | None,
-) -> MapPoints:
+) -> Points:
     timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
     positions = matching_documents(generation, {"doc_id": list(doc_ids)}, restriction, timeout)
     assert positions is not None, "ids are asked for"
@@ -157,15 +146,7 @@ def _place(
         if position in known:
             places[row] = corpus_map.places_N2[known[position]]
     rows = read_rows(generation, positions, ["doc_id", "title"])
-    titles = [None if row["title"] is None else row["title"][:MAX_TITLE_CHARACTERS] for row in rows]
-    return _points([row["doc_id"] for row in rows], titles, places, generation.cluster_ids[positions])
-
-
-def _points(
-    doc_ids: Sequence[str], titles: Sequence[str | None], places: np.ndarray, clusters: np.ndarray
-) -> MapPoints:
-    x, y = np.round(places.astype(np.float64), 4).T.tolist()
-    return MapPoints(doc_id=list(doc_ids), title=list(titles), x=x, y=y, cluster=clusters.tolist())
+    return Points.of(rows, places, generation.cluster_ids[positions])
 
 
 def _health(searcher: Searcher, now: Served, restriction: Mapping[str, Any] | None) -> HealthReply:

@@ -23,7 +23,7 @@ from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import SearchGrant, ServerState
 from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.keys import ApiKey
 from cairn.pipeline.serve.middleware import GRANT, replay
 from cairn.pipeline.serve.problems import Kind, ProblemError
 from cairn.pipeline.serve.write_routes import AskedWrite, delete_one
@@ -163,7 +163,7 @@ class _Visible:
 class _ServedLibrary:
     """The collections that a grant reaches, as the tools read them."""
 
-    def __init__(self, state: ServerState, grant: Grant) -> None:
+    def __init__(self, state: ServerState, grant: ApiKey) -> None:
         self._state = state
         self._grant = grant
 

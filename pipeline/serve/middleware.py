@@ -32,7 +32,7 @@ from urllib.parse import unquote
 from cairn.pipeline.corpus.formats.format import once
 from cairn.pipeline.errors import CairnError, is_panic
 from cairn.pipeline.index.allocator import return_freed_memory
-from cairn.pipeline.serve.keys import EVERYTHING, Grant, Keyring
+from cairn.pipeline.serve.keys import EVERYTHING, ApiKey, Keyring
 from cairn.pipeline.serve.metrics import Metrics
 from cairn.pipeline.serve.page_routes import PAGE_PATHS
 from cairn.pipeline.serve.problems import Kind, ProblemError, problem_response
@@ -72,11 +72,8 @@ GIVE_BACK_SECONDS: Final = 1.0
 class Envelope:
     """The outermost ASGI layer."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, max_requests: int, deadline_seconds: float) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._max_requests = max_requests
-        self._deadline_seconds = deadline_seconds
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
         self._num_requests = 0
         self._giving_back: asyncio.TimerHandle | None = None
 
@@ -132,10 +129,10 @@ class Envelope:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> ProblemError | None:
         """Run the request; return the problem it ended with where none was answered inside."""
-        if self._num_requests > self._max_requests and scope["path"] not in UNBOUNDED_PATHS:
+        if self._num_requests > self._settings.max_requests and scope["path"] not in UNBOUNDED_PATHS:
             return Kind.OVERLOADED("too many requests are in flight")
         is_upload = scope["path"] == UPLOAD_PATH and scope["method"] == "POST"
-        deadline = asyncio.timeout(UPLOAD_SECONDS if is_upload else self._deadline_seconds)
+        deadline = asyncio.timeout(UPLOAD_SECONDS if is_upload else self._settings.deadline_seconds)
         try:
             async with deadline:
                 scope[REQUEST_ENDS] = deadline
@@ -198,13 +195,9 @@ class Guard:
     """An ASGI layer that refuses what must not reach a route."""
 
     def __init__(self, app: ASGIApp, *, settings: ServeSettings, keyring: Keyring) -> None:
-        self._app = app
-        self._keyring = keyring
+        self._app, self._settings, self._keyring = app, settings, keyring
         self._named = frozenset(_without_port(host.lower()) for host in settings.allowed_hosts)
         self._own = frozenset({*_LOCAL_NAMES, settings.host.lower(), f"[{settings.host.lower()}]"})
-        self._is_loopback = settings.is_loopback
-        self._is_writable = settings.writable
-        self._readers_column = settings.readers_column
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request, note its grant, and pass it on with its body read."""
@@ -226,7 +219,7 @@ class Guard:
             bounded = _bounded(headers, receive, MAX_FILE_BYTES + MAX_BODY_BYTES, "multipart/form-data")
             receive = _without_pauses(bounded)
         elif has_body and not _CANCEL.fullmatch(scope["path"]):
-            is_write = self._is_writable and scope["path"].endswith("/documents")
+            is_write = self._settings.writable and scope["path"].endswith("/documents")
             limit = MAX_WRITE_BYTES if is_write else MAX_BODY_BYTES
             receive = replay(await _read_json(headers, receive, limit))
         await self._app(scope, receive, send)
@@ -256,9 +249,9 @@ class Guard:
         """
         if not name or name in self._own or name in self._named:
             return True
-        return not self._is_loopback and (not self._named or _is_address(name))
+        return not self._settings.is_loopback and (not self._named or _is_address(name))
 
-    def _within_rights(self, grant: Grant, headers: Headers) -> Grant:
+    def _within_rights(self, grant: ApiKey, headers: Headers) -> ApiKey:
         """Narrow a grant to what the request's principals, which its key must or must not name, may read."""
         must_name = grant is not EVERYTHING and "principal" in grant.scopes
         lines = headers.getlist("x-cairn-principal")
@@ -268,7 +261,7 @@ class Guard:
         if sent is None and not must_name:
             return grant
         named = [unquote(name.strip(), errors="replace") for name in (sent or "").split(",") if name.strip()]
-        if self._readers_column is None:
+        if self._settings.readers_column is None:
             raise Kind.PRINCIPAL_MISSING("the server has to be started with --readers-column")
         if "principal" not in grant.scopes:
             raise Kind.PRINCIPAL_MISSING("X-Cairn-Principal needs a key with the scope principal")
@@ -276,13 +269,13 @@ class Guard:
             raise Kind.PRINCIPAL_MISSING(
                 f"send 1 to {MAX_PRINCIPALS} names in X-Cairn-Principal, with commas between them"
             )
-        readable: dict[str, Any] = {"type": "in", "key": self._readers_column, "value": named}
+        readable: dict[str, Any] = {"type": "in", "key": self._settings.readers_column, "value": named}
         own = grant.restriction
         return replace(
             grant, restriction=readable if own is None else {"type": "and", "filters": [own, readable]}
         )
 
-    def _grant(self, headers: Headers) -> Grant:
+    def _grant(self, headers: Headers) -> ApiKey:
         if not self._keyring.is_required:
             return EVERYTHING
         kind, _, token = headers.get("authorization", "").partition(" ")

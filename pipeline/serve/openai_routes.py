@@ -44,7 +44,7 @@ from cairn.pipeline.serve.answers import (
 )
 from cairn.pipeline.serve.collection_routes import DocId
 from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
+from cairn.pipeline.serve.keys import ApiKey
 from cairn.pipeline.serve.problems import Kind, ProblemError, invalid_request
 from cairn.pipeline.serve.schemas import (
     MAX_DOC_ID_CHARACTERS,
@@ -818,7 +818,7 @@ async def send_file(request: Request, state: State, grant: WriteGrant) -> Upload
         await form.close()
 
 
-async def _kept(form: FormData, state: ServerState, grant: Grant) -> UploadedFile:
+async def _kept(form: FormData, state: ServerState, grant: ApiKey) -> UploadedFile:
     sent, purpose = form.get("file"), form.get("purpose")
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     wrong: list[FieldProblem] = []
@@ -1057,7 +1057,7 @@ def _check_attributes(attributes: Attributes) -> None:
         raise invalid_request(FieldProblem(pointer="#/attributes", detail=told[0]))
 
 
-async def _own_file(state: ServerState, grant: Grant, file_id: str) -> UploadedFile:
+async def _own_file(state: ServerState, grant: ApiKey, file_id: str) -> UploadedFile:
     """Return a file; one that another key has sent, and that this one may not use, looks unknown."""
     file = await state.writers.run(lambda: state.uploads.file(file_id))
     if file is None or not _is_own(file, grant):
@@ -1065,5 +1065,5 @@ async def _own_file(state: ServerState, grant: Grant, file_id: str) -> UploadedF
     return file
 
 
-def _is_own(file: UploadedFile, grant: Grant) -> bool:
+def _is_own(file: UploadedFile, grant: ApiKey) -> bool:
     return grant.collections is None or file.owner == grant.key_id
