@@ -202,6 +202,15 @@ class EncoderConfig:
             default_text=f"as the model says, else {TITLE_TOKENS}",
         ),
     )
+    document_context: int = option(
+        0,
+        About(
+            "Landmarks of a document's first window that its others read as input vectors, at most; 0: none.",
+            low=0,
+            high=1_000,
+            default_text="as the model says",
+        ),
+    )
     whole_text_tokens: int = option(
         0,
         About(
@@ -326,6 +335,11 @@ class EncoderConfig:
         _require(
             bool(self.describe) or not self.describe_model,
             f"describe_model must go with describe, got {self.describe_model!r} alone; name the server, too",
+        )
+        _require(
+            not self.document_context or self.attention == "full",
+            f"document_context must go with attention full, whose rows are windows, got {self.attention}; "
+            "leave it out",
         )
         _require(
             self.pooling in POOLINGS[self.attention],

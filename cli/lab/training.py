@@ -218,6 +218,11 @@ def distill(config: DistillConfig, limits: Mapping[str, Any], *, texts: tuple[Pa
     type=_PATH,
     help="Table with text, or with document; repeat.",
 )
+@click.option(
+    "--student",
+    help="Model of the same kind whose weights training begins with.  [default: BASE]",
+    show_default=False,
+)
 @_JUDGED
 @_trains(LandmarkConfig)
 def train_landmarks(

@@ -56,7 +56,7 @@ from cairn.pipeline.manifest import fingerprint
 from cairn.pipeline.model.backbone_loader import load_backbone, token_projection_of
 from cairn.pipeline.model.batching import one_torch_thread
 from cairn.pipeline.model.context_encoder import encoded_head
-from cairn.pipeline.model.document_encoder import embed_chunks, first_dims
+from cairn.pipeline.model.document_encoder import embed_chunks, embed_windows, first_dims
 from cairn.pipeline.model.engine.backbone import Backbone
 from cairn.pipeline.model.folders.model_defaults import query_settings
 from cairn.pipeline.model.landmark_mixer import mixer_of
@@ -396,12 +396,16 @@ class DocumentEncoder:
         keeper = None
         if rewrite is not None:
             keeper = TokenKeeper(chunk_tokens, rewrite, self.backbone.model_dim)
-        embeddings_MD = embed_chunks(
+        if config.document_context:
+            text_M = np.repeat(np.arange(len(texts)), np.diff(chunks.chunk_offsets))
+            embed = partial(embed_windows, text_M=text_M, most=config.document_context)
+        else:
+            embed = partial(embed_chunks, context_CD=self._context_CD)
+        embeddings_MD = embed(
             self.backbone,
             rows,
             batch_tokens=config.batch_tokens,
             temperature=temperature,
-            context_CD=self._context_CD,
             token_head=self._token_head,
             on_chunks=report,
             keep_own=None if keeper is None else keeper.keep,

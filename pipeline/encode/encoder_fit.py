@@ -10,7 +10,7 @@ from cairn.pipeline.encode.tokenization import Prefix
 from cairn.pipeline.errors import ConfigError, ModelError
 from cairn.pipeline.model.document_encoder import require_dims
 from cairn.pipeline.model.engine.backbone import Backbone
-from cairn.pipeline.model.folders.own_tensors import NULL_CONTEXT
+from cairn.pipeline.model.folders.own_tensors import LANDMARK_MIXER, NULL_CONTEXT
 from cairn.pipeline.model.latent_attention import require_latent_attention
 from cairn.pipeline.poolings import pooling_rule
 from jaxtyping import Float32
@@ -54,6 +54,14 @@ def require_fit(config: EncoderConfig, backbone: Backbone) -> int:
             f"{what} must leave a chunk of {config.longest_chunk_tokens} tokens room in its row, for "
             f"which they may be {max(0, room - 1)}, got {config.head_tokens}; choose fewer, or a smaller "
             "landmark_interval"
+        )
+    has_others = backbone.own_tensors.keys() & {NULL_CONTEXT} or any(
+        name.startswith(LANDMARK_MIXER) for name in backbone.own_tensors
+    )
+    if config.document_context and (config.use_context or backbone.projection is not None or has_others):
+        raise ConfigError(
+            "document_context must go with a transformer alone that reads no context of the corpus, got "
+            f"{config.document_context} with another; leave it out"
         )
     if rule.needs_latent_attention:
         require_latent_attention(backbone)

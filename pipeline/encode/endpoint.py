@@ -91,7 +91,7 @@ UNIT_TOKENS: Final = 16_000
 
 _UNSUPPORTED: Final = (
     "pooling", "attention", "layers", "causal", "pool_prefix", "temperature", "query_temperature",
-    "use_context", "token_bytes", "precision", "backend",
+    "use_context", "document_context", "token_bytes", "precision", "backend",
 )  # fmt: skip
 """Settings of what a backbone does, which nothing can do for a vector that a server made."""
 

@@ -38,7 +38,14 @@ if TYPE_CHECKING:
     from cairn.pipeline.encode.documents import DocumentEncoder
     from cairn.pipeline.encode.endpoint import EndpointEncoder
 
-_OF_DOCUMENTS: Final = ("token_bytes", "title_tokens", "document_prefix", "use_context", "describe")
+_OF_DOCUMENTS: Final = (
+    "token_bytes",
+    "title_tokens",
+    "document_prefix",
+    "use_context",
+    "document_context",
+    "describe",
+)
 """Settings of what a model does with documents."""
 _OF_CUTTING: Final = frozenset(
     {"given_dims", "landmarks", "landmark_interval", "whole_text_tokens", "window_tokens",

@@ -72,9 +72,11 @@ class FirstStage(BackboneOver[Transformer]):
     """M1: a transformer with an MLP behind its pooling; it reads no context itself."""
 
     takes_document_prefix = True
+    lacks = ("document_context",)
 
     def __init__(self, backbone: Transformer, projection: Projection, max_positions: int) -> None:
-        super().__init__(backbone, {"max_context", "projection", "own_first_stage", "takes_document_prefix"})
+        own = {"max_context", "projection", "own_first_stage", "takes_document_prefix", "lacks"}
+        super().__init__(backbone, own)
         self.max_positions = min(max_positions, backbone.max_positions)
         self.projection = projection
 

@@ -11,13 +11,13 @@ Models", eq. 6; §5.1 takes τ = 0.8 out of 0.1 to 1.0. Not here: a τ that fall
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.model.batching import run_in_batches
-from cairn.pipeline.model.engine.backbone import Backbone
+from cairn.pipeline.model.engine.backbone import Backbone, ContextRows
 from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.ragged import ranges
 from jaxtyping import Float, Float32, Int64
@@ -31,18 +31,22 @@ process megabytes.
 """
 
 
+OnChunks = Callable[[Int64[np.ndarray, " m"]], None]
+KeepOwn = Callable[[Int64[np.ndarray, " m"], Float[torch.Tensor, "T D"]], None]
+
+
 def embed_chunks(
     backbone: Backbone,
     rows: Rows,
     *,
     batch_tokens: int,
     temperature: float = 1.0,
-    context_CD: Float32[np.ndarray, "C D"] | None = None,
+    context_CD: ContextRows = None,
     token_head: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    on_chunks: Callable[[Int64[np.ndarray, " m"]], None] | None = None,
-    keep_own: Callable[[Int64[np.ndarray, " m"], Float[torch.Tensor, "T D"]], None] | None = None,
+    on_chunks: OnChunks | None = None,
+    keep_own: KeepOwn | None = None,
 ) -> Float32[np.ndarray, "M E"]:
-    """Embed every chunk of a layout, in the layout's order.
+    """Embed every chunk of a layout, in the layout's order, behind one context or one for each row.
 
     ``on_chunks`` hears the indices of each batch's chunks when they are done. ``temperature`` divides
     attention logits (TempScale).
@@ -60,7 +64,8 @@ def embed_chunks(
         if len(batch_B) * width <= SMALL_BATCH_TOKENS:
             width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, max(width, backbone.max_positions))
         ids_BT, lengths_B = pad_rows(rows, batch_B, backbone.pad_id, width)
-        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, context_CD, temperature)
+        read = context_CD if context_CD is None or context_CD.ndim == 2 else context_CD[batch_B]
+        hidden_BTD = backbone.hidden_states(ids_BT, lengths_B, read, temperature)
         num_chunks_B = first_chunk_R1[batch_B + 1] - first_chunk_R1[batch_B]
         chunk_M = chunks_by_row[ranges(first_chunk_R1[batch_B], num_chunks_B)]
         row_M = np.repeat(np.arange(len(batch_B)), num_chunks_B)
@@ -76,10 +81,59 @@ def embed_chunks(
         embeddings_ME[chunk_M] = backbone.project(pool_spans(hidden_BTD, *spans)).cpu().numpy()
         return chunk_M
 
-    extra_tokens = 0 if context_CD is None else len(context_CD)
+    extra_tokens = 0 if context_CD is None else context_CD.shape[-2]
     for finished in run_in_batches(lengths_R, batch_tokens, run, backbone.device, extra_tokens=extra_tokens):
         if on_chunks is not None:
             on_chunks(finished)
+    return embeddings_ME
+
+
+def embed_windows(
+    backbone: Backbone,
+    rows: Rows,
+    text_M: Int64[np.ndarray, " M"],
+    most: int,
+    *,
+    on_chunks: OnChunks | None = None,
+    keep_own: KeepOwn | None = None,
+    **settings: Any,
+) -> Float32[np.ndarray, "M E"]:
+    """Embed texts' first windows, then the others behind up to ``most`` landmarks of their text's first.
+
+    ``text_M`` says whose each chunk is. The landmarks are those that are pooled in the first window, as they
+    are pooled, before any normalisation. They stand as input vectors before the row, as a context does (CDE,
+    eq. 5 and 6), and cost a text of one window nothing. ``settings`` are those of :func:`embed_chunks`.
+    """
+    embeddings_ME = np.empty((len(rows.pooled_row), backbone.embedding_dim), np.float32)
+    text_R = np.zeros(len(rows), np.int64)
+    text_R[rows.pooled_row] = text_M
+    # A row that pools nothing is not its text's first, which pools the first chunk.
+    text_R = np.maximum.accumulate(text_R)
+    is_first_R = np.diff(text_R, prepend=-1) > 0
+
+    def embed(row_r: Int64[np.ndarray, " r"], context_rCD: ContextRows) -> None:
+        some, chunk_m = rows.take(row_r)
+
+        def done(own_m: Int64[np.ndarray, " m"]) -> None:
+            if on_chunks is not None:
+                on_chunks(chunk_m[own_m])
+
+        def keep(own_m: Int64[np.ndarray, " m"], states_TD: Float[torch.Tensor, "T D"]) -> None:
+            if keep_own is not None:
+                keep_own(chunk_m[own_m], states_TD)
+
+        embeddings_ME[chunk_m] = embed_chunks(
+            backbone, some, context_CD=context_rCD, on_chunks=done, keep_own=keep, **settings
+        )
+
+    embed(np.flatnonzero(is_first_R), None)
+    is_read_M = is_first_R[rows.pooled_row]
+    begin_N = np.searchsorted(text_M, np.arange(int(text_M[-1]) + 1)) if len(text_M) else text_M
+    num_read_N = np.minimum(np.bincount(text_M[is_read_M], minlength=len(begin_N)), most)
+    others_r = np.flatnonzero(~is_first_R)
+    for count in np.unique(num_read_N[text_R[others_r]]).tolist():
+        own_r = others_r[num_read_N[text_R[others_r]] == count]
+        embed(own_r, embeddings_ME[begin_N[text_R[own_r], None] + np.arange(count)])
     return embeddings_ME
 
 

@@ -74,6 +74,23 @@ class Rows:
         """Return the tokens of each row."""
         return np.diff(self.row_offsets)
 
+    def take(self, row_r: Int64[np.ndarray, " r"]) -> tuple[Rows, Int64[np.ndarray, " m"]]:
+        """Return some of the rows, which must rise, and which chunks they pool."""
+        lengths_r = self.lengths[row_r]
+        place_R = np.full(len(self), -1)
+        place_R[row_r] = np.arange(len(row_r))
+        chunk_m = np.flatnonzero(place_R[self.pooled_row] >= 0)
+        rows = Rows(
+            ids=self.ids[ranges(self.row_offsets[row_r], lengths_r)],
+            row_offsets=np.concatenate([[0], np.cumsum(lengths_r)]),
+            pooled_row=place_R[self.pooled_row[chunk_m]],
+            pooled_start=self.pooled_start[chunk_m],
+            pooled_end=self.pooled_end[chunk_m],
+            own_start=self.own_start[chunk_m],
+            num_own=self.num_own[chunk_m],
+        )
+        return rows, chunk_m
+
 
 def draw_intervals(
     num_texts: int, generator: np.random.Generator, intervals: Sequence[int]

@@ -36,7 +36,7 @@ class LateBackbone(BackboneOver[Backbone]):
             backbone, {"model_dim", "context_dim", "projection", "lacks", "max_context", "own_first_stage"}
         )
         self.model_dim = self.context_dim = projection.output_dim
-        self.lacks = (*backbone.lacks, "use_context")
+        self.lacks = (*backbone.lacks, "use_context", "document_context")
         self.late = late
         self.skipped_ids = _known(self.tokenizer, late.skipped)
         self.expansion_id = self._expansion_id()

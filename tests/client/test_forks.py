@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import cast
 
 import httpx2
@@ -54,7 +55,9 @@ REFUSED = [
     ("method", "used", "in_process"),
     [("fork", 1, True), ("fork", 2, REFUSED), ("spawn", 2, True), ("forkserver", 2, True)],
 )
-def test_children_answer_for_themselves(method, used, in_process, stones_address, stones_root, tmp_path):
+def test_children_answer_for_themselves(
+    method: str, used: int, in_process: object, stones_address: str, stones_root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "asked.py").write_text(ASKED)
     done = subprocess.run(
         [sys.executable, "asked.py", method, str(used), stones_address, str(stones_root)],
@@ -70,16 +73,16 @@ def test_children_answer_for_themselves(method, used, in_process, stones_address
     ]
 
 
-def opened_here(client):
+def opened_here(client: CairnClient) -> int:
     client.collections()
     return id(client._http)  # pyright: ignore[reportPrivateUsage]
 
 
-def no_collections(_):
+def no_collections(_: httpx2.Request) -> httpx2.Response:
     return httpx2.Response(200, json={"collections": []})
 
 
-def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch):
+def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     client = CairnClient(transport=httpx2.MockTransport(no_collections))
     before = opened_here(client)
     assert opened_here(client) == before
@@ -90,12 +93,12 @@ def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch):
     assert not parents.is_closed
 
 
-def test_awaited_client_answers_in_another_event_loop():
+def test_awaited_client_answers_in_another_event_loop() -> None:
     client = AsyncCairnClient(transport=httpx2.MockTransport(no_collections))
     assert [asyncio.run(client.collections()) for _ in range(2)] == [[], []]
 
 
-def test_used_client_and_collection_can_be_copied(stones_address, stones_root):
+def test_used_client_and_collection_can_be_copied(stones_address: str, stones_root: Path) -> None:
     local = open_collection("stones", root=stones_root)
     with CairnClient(stones_address, timeout_seconds=300.0) as client:
         for used in (local, client.collection("stones")):

@@ -58,7 +58,7 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
     tail = [landmark] if config.pooling == "mean_at_k" else []
     is_open = config.pooling == "own"  # no mark ends a row, unless there is nothing else in it
 
-    def hidden(row):
+    def hidden(row, context=context):
         state = backbone.hidden_states(np.array([row]), np.array([len(row)]), context, config.temperature)
         return (latent_attention_of(backbone)(state) if config.pooling == "latent" else state)[0].numpy()
 
@@ -92,7 +92,8 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
             for piece in pieces
         ]
     else:
-        best: dict[int, tuple[int, np.ndarray]] = {}
+        best: dict[int, tuple[int, int]] = {}
+        windows: list[tuple[list[int], dict[int, tuple[int, int]]]] = []
         first = 0
         budget = config.window_tokens - len(prefix) - len(tail) + is_open
         while True:
@@ -105,11 +106,11 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
                 row += [*pieces[index], *mark]
             if is_open and pieces[first]:
                 row.pop()
-            state = hidden([*row, *tail])
-            for index, (start, stop) in places.items():
+            for index, (_, stop) in places.items():
                 room = min(stop + len(mark) - len(opening) - len(prefix), len(row) - stop - len(mark))
                 if index not in best or room > best[index][0]:
-                    best[index] = (room, pooled_span(state, start, stop))
+                    best[index] = (room, len(windows))
+            windows.append(([*row, *tail], places))
             if end == len(pieces):
                 break
             following, first = first + 1, end
@@ -121,7 +122,14 @@ def _naive_chunk_vectors(backbone, config, text, context=None):
                 ):
                     break
                 first -= 1
-        vectors = [best[index][1] for index in range(len(pieces))]
+        found, lead = {}, context
+        for number, (row, places) in enumerate(windows):
+            state = hidden(row, lead)
+            own = [index for index in places if best[index][1] == number]
+            found |= {index: pooled_span(state, *places[index]) for index in own}
+            if number == 0 and config.document_context:
+                lead = np.stack([found[index] for index in own])[: config.document_context]
+        vectors = [found[index] for index in range(len(pieces))]
     return np.stack([vector / np.linalg.norm(vector) for vector in vectors])
 
 
@@ -160,6 +168,37 @@ def test_encode_batch_equals_naive_loop_over_texts(
         temperature=temperature,
     )
     require_naive(encoder, None if context is None else context.embeddings_CD)
+
+
+@pytest.mark.parametrize("most", [1, 16])
+@pytest.mark.parametrize("pooling", POOLINGS["full"])
+def test_encode_later_windows_read_the_first_ones_landmarks_as_input_vectors(config, backbone, pooling, most):
+    plain = dataclasses.replace(config, attention="full", pooling=pooling)
+    reading = dataclasses.replace(plain, document_context=most)
+    without, encoded = (DocumentEncoder(each, None, backbone).encode(TEXTS) for each in (plain, reading))
+    for index, text in enumerate(TEXTS):
+        own = slice(*encoded.chunk_offsets[index : index + 2])
+        naive = _naive_chunk_vectors(backbone, reading, text)
+        np.testing.assert_allclose(encoded.chunk_vectors_MV[own], naive, atol=1e-5)
+        moved = np.abs(encoded.chunk_vectors_MV[own] - without.chunk_vectors_MV[own]).max()
+        # A window has room for three chunks of twelve tokens.
+        assert moved > 1e-3 if own.stop - own.start > 3 else moved < 1e-5, text
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"attention": "chunk"}, "must go with attention full"),
+        ({"use_context": True}, "must go with a transformer alone"),
+    ],
+)
+def test_encode_document_context_where_nothing_reads_it_is_refused(config, backbone, changes, sentence):
+    with pytest.raises(ConfigError, match=f"document_context {sentence}"):
+        DocumentEncoder(
+            dataclasses.replace(config, **{"attention": "full", "document_context": 8} | changes),
+            None,
+            backbone,
+        )
 
 
 def test_encode_latent_of_a_model_without_latents_is_refused(tiny_model_folder):
@@ -412,6 +451,7 @@ def test_fingerprint_added_option_changes_it_where_it_is_not_the_default(encoder
         {"temperature": 0.9},
         {"query_temperature": 0.9},
         {"whole_text_tokens": 38},
+        {"attention": "full", "document_context": 8},
     ],
     ids=lambda change: next(iter(change)),
 )

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,13 +18,14 @@ from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, I
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 SERVER = "http://127.0.0.1:8400"
 
 
-def stone_rows(count=20, version=0):
+def stone_rows(count: int = 20, version: int = 0) -> list[dict[str, Any]]:
     """Two tenants' documents; some ids hold slashes, some titles are missing, texts are of several chunks."""
     return [
         {
@@ -37,7 +40,7 @@ def stone_rows(count=20, version=0):
     ]
 
 
-def ingest_rows(root, name, rows, model, **encoder):
+def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, **encoder: Any) -> None:
     source = root.parent / f"{root.name}-{name}.parquet"
     columns = [
         ("id", "string"),
@@ -63,7 +66,7 @@ def ingest_rows(root, name, rows, model, **encoder):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patience():
+def patience() -> Iterator[None]:
     """Let a busy machine take its time: what is timed on purpose is set in its own test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cairn.pipeline.serve.collections.TABLE_TIMEOUT_SECONDS", 300.0)
@@ -72,7 +75,7 @@ def patience():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory):
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep what servers keep away from this machine's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAIRN_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -80,28 +83,30 @@ def own_cache(tmp_path_factory):
 
 
 @pytest.fixture
-def unhealed(monkeypatch):
+def unhealed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let collections be too large for a server to mend them."""
     monkeypatch.setattr("cairn.pipeline.serve.collections.HEALED_BYTES", 0)
 
 
 @pytest.fixture(scope="session")
-def ingest(tiny_model_folder):
+def ingest(tiny_model_folder: Path) -> Callable[..., None]:
     """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""
 
-    def run(root, name, rows, model=tiny_model_folder, **encoder):
+    def run(
+        root: Path, name: str, rows: list[dict[str, Any]], model: Path = tiny_model_folder, **encoder: Any
+    ) -> None:
         ingest_rows(root, name, rows, model, **encoder)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def make_rows():
+def make_rows() -> Callable[..., list[dict[str, Any]]]:
     return stone_rows
 
 
 @pytest.fixture(scope="session")
-def served_root(tmp_path_factory, ingest):
+def served_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., None]) -> Path:
     """A root with ``stones`` and ``pebbles`` that no test changes."""
     root = tmp_path_factory.mktemp("served") / "root"
     ingest(root, "stones", stone_rows())
@@ -110,18 +115,18 @@ def served_root(tmp_path_factory, ingest):
 
 
 @pytest.fixture
-def own_root(served_root, tmp_path):
+def own_root(served_root: Path, tmp_path: Path) -> Path:
     """A copy of that root which the test may break."""
     return Path(shutil.copytree(served_root, tmp_path / "root"))
 
 
 @pytest.fixture
-def private(own_root, monkeypatch):
+def private(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder under that root of which this process may read nothing, whoever runs it."""
     folder = own_root / "private"
 
-    def refusing(call):
-        def refused(path, *given, **options):
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(path: Any, *given: Any, **options: Any) -> Any:
             if isinstance(path, str | Path) and folder in Path(path).parents:
                 raise PermissionError(13, "Permission denied", str(path))
             return call(path, *given, **options)
@@ -135,11 +140,11 @@ def private(own_root, monkeypatch):
 
 
 @contextmanager
-def starter():
+def starter() -> Iterator[Callable[..., TestClient]]:
     """Give a starter of servers that run until the block ends."""
     with ExitStack() as stack:
 
-        def start(target, *, base_url=SERVER, **options):
+        def start(target: ServeSettings | FastAPI, *, base_url: str = SERVER, **options: Any) -> TestClient:
             if isinstance(target, ServeSettings) and target.deadline_seconds == DEFAULT_DEADLINE_SECONDS:
                 target = replace(target, deadline_seconds=300.0)
             app = create_app(target, **options) if isinstance(target, ServeSettings) else target
@@ -152,7 +157,7 @@ def starter():
 
 
 @pytest.fixture
-def serve():
+def serve() -> Iterator[Callable[..., TestClient]]:
     """Return a starter of servers.
 
     ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried.
@@ -162,13 +167,13 @@ def serve():
 
 
 @pytest.fixture(scope="module")
-def client(served_root):
+def client(served_root: Path) -> Iterator[TestClient]:
     """A client of a server over both collections, without keys, shared by the tests of a module."""
     with starter() as start:
         yield start(ServeSettings(root=served_root))
 
 
 @pytest.fixture
-def own_client(served_root, serve):
+def own_client(served_root: Path, serve: Callable[..., TestClient]) -> TestClient:
     """A client of such a server of the test's own, for what its state or settings change."""
     return serve(ServeSettings(root=served_root))

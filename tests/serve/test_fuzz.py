@@ -7,6 +7,9 @@ A few hundred cases here; the long run is ``pytest tests/serve/test_fuzz.py --ap
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -41,12 +44,12 @@ KNOWN |= dict.fromkeys(("doc_id", "file_id"), "stones/granite/0")
 class ByLength:
     """A reranker without a model: short passages first."""
 
-    def score(self, query, texts):
+    def score(self, query: str, texts: Sequence[str]) -> np.ndarray:
         return np.array([1.0 / (1 + len(text)) for text in texts])
 
 
 @pytest.fixture(scope="module")
-def described(served_root):
+def described(served_root: Path) -> Iterator[Any]:
     """The API's description over an application in this process."""
     app = create_app(
         ServeSettings(root=served_root, allowed_hosts=(HOST,), deadline_seconds=300.0), reranker=ByLength()
@@ -56,7 +59,7 @@ def described(served_root):
 
 
 @st.composite
-def cases(draw, operation, mode):
+def cases(draw: st.DrawFn, operation: Any, mode: GenerationMode) -> Any:
     """Draw a case of one address.
 
     Most are for a collection that is there, or they would all end at its door.
@@ -74,7 +77,7 @@ def cases(draw, operation, mode):
     return case
 
 
-def aimed(draw, value):
+def aimed(draw: st.DrawFn, value: Any) -> Any:
     """Put names that are there where any name fits: a collection's for a model, a column's for a key."""
     if isinstance(value, list):
         return [aimed(draw, item) for item in value]
@@ -87,13 +90,15 @@ def aimed(draw, value):
     }
 
 
-def test_no_case_ends_in_a_server_error_or_beside_the_description(described, request):
+def test_no_case_ends_in_a_server_error_or_beside_the_description(
+    described: Any, request: pytest.FixtureRequest
+) -> None:
     wanted, seed = request.config.getoption("--api-cases"), request.config.getoption("--api-seed")
     operations = [result.ok() for result in described.get_all_operations()]
     with_body = [operation for operation in operations if operation.body]
     seen: Counter[tuple[str, int]] = Counter()
 
-    def fuzz(operation, mode, count):
+    def fuzz(operation: Any, mode: GenerationMode, count: int) -> None:
         @hypothesis.seed(seed)
         @hypothesis.settings(
             max_examples=count,
@@ -103,7 +108,7 @@ def test_no_case_ends_in_a_server_error_or_beside_the_description(described, req
             suppress_health_check=list(HealthCheck),
         )
         @given(case=cases(operation, mode))
-        def run(case):
+        def run(case: Any) -> None:
             response = case.call()
             seen[operation.label, response.status_code] += 1
             is_too_large = response.status_code == 413  # a refusal that Schemathesis does not know as one

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -14,6 +17,7 @@ from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from starlette.testclient import TestClient
 
 from tests.served_stones import serving
 
@@ -22,24 +26,24 @@ ZENITH = {"type": "eq", "key": "tenant", "value": "zenith"}
 
 
 @pytest.fixture
-def anyio_backend():
+def anyio_backend() -> str:
     return "asyncio"
 
 
 @contextmanager
-def served(settings):
+def served(settings: ServeSettings) -> Iterator[str]:
     with serving(replace(settings, port=0, deadline_seconds=300.0)) as address:
         yield f"{address}/mcp"
 
 
 @pytest.fixture(scope="module")
-def address(served_root):
+def address(served_root: Path) -> Iterator[str]:
     with served(ServeSettings(root=served_root)) as url:
         yield url
 
 
 @asynccontextmanager
-async def connected(url, key=None, **options):
+async def connected(url: str, key: str | None = None, **options: Any) -> Any:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=300.0) as http,
@@ -48,7 +52,7 @@ async def connected(url, key=None, **options):
         yield client
 
 
-async def test_search_at_mcp_finds_what_the_collection_does(address, served_root):
+async def test_search_at_mcp_finds_what_the_collection_does(address: str, served_root: Path) -> None:
     async with connected(address) as client:
         asked = {"query": "granite slate", "top_k": 3, "collection": "stones"}
         answer = (await client.call_tool("search", asked)).structured_content
@@ -59,11 +63,11 @@ async def test_search_at_mcp_finds_what_the_collection_does(address, served_root
     assert answer["documents"][0]["passages"][0]["text"] == expected.hits[0].passages[0].text
 
 
-async def test_client_of_the_protocol_with_a_handshake_is_answered(address):
+async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str) -> None:
     async with connected(address, mode="legacy") as client:
         assert len((await client.list_tools()).tools) == 6
         found = (await client.call_tool("list_collections", {})).structured_content
-    assert found == {"result": ["pebbles", "stones"]}
+    assert found == {"collections": ["pebbles", "stones"]}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +80,9 @@ async def test_client_of_the_protocol_with_a_handshake_is_answered(address):
         ("get_document", {"doc_id": "x", "collection": "stones"}, "there is no document of this id"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(address, tool, asked, sentence):
+async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(
+    address: str, tool: str, asked: dict[str, Any], sentence: str
+) -> None:
     async with connected(address) as client:
         result = await client.call_tool(tool, asked)
     assert result.is_error
@@ -94,7 +100,9 @@ async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(address, tool, as
         ({"jsonrpc": "2.0", "id": [1], "method": "tools/list"}, "the id of a message must be"),
     ],
 )
-def test_malformed_message_is_answered_with_one_sentence(client, message, sentence):
+def test_malformed_message_is_answered_with_one_sentence(
+    client: TestClient, message: Any, sentence: str
+) -> None:
     response = client.post("/mcp", json=message)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, -32600)
@@ -102,7 +110,7 @@ def test_malformed_message_is_answered_with_one_sentence(client, message, senten
     assert "\n" not in error["message"]
 
 
-async def test_key_reaches_its_collection_and_documents_alone(own_root):
+async def test_key_reaches_its_collection_and_documents_alone(own_root: Path) -> None:
     settings = ServeSettings(root=own_root)
     keys = KeyFile(settings.keys_path)
     whole = keys.create("whole")[1]
@@ -117,14 +125,16 @@ async def test_key_reaches_its_collection_and_documents_alone(own_root):
             other = await client.call_tool("search", {"query": "stone", "collection": "pebbles"})
     tenants = {each["metadata"]["tenant"] for each in everything.structured_content["documents"]}
     assert tenants == {"acme", "zenith"}
-    assert names == {"result": ["stones"]}
+    assert names == {"collections": ["stones"]}
     assert {each["metadata"]["tenant"] for each in own["documents"]} == {"zenith"}
     assert hidden.is_error
     assert other.is_error
 
 
 @pytest.mark.parametrize(("scopes", "status"), [((), 401), (("embed",), 403)])
-def test_request_without_a_key_for_searches_is_refused(own_root, serve, scopes, status):
+def test_request_without_a_key_for_searches_is_refused(
+    own_root: Path, serve: Callable[..., TestClient], scopes: tuple[str, ...], status: int
+) -> None:
     settings = ServeSettings(root=own_root)
     key = KeyFile(settings.keys_path).create("app", scopes=scopes or ("search",))[1]
     headers = {"Authorization": f"Bearer {key}"} if scopes else {}
@@ -132,12 +142,12 @@ def test_request_without_a_key_for_searches_is_refused(own_root, serve, scopes, 
     assert serve(settings).post("/mcp", json=message, headers=headers).status_code == status
 
 
-def test_get_is_refused_for_there_are_no_streams(client):
+def test_get_is_refused_for_there_are_no_streams(client: TestClient) -> None:
     response = client.get("/mcp")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
-def test_missing_extra_is_named(own_client, monkeypatch):
+def test_missing_extra_is_named(own_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "cairn.pipeline.frameworks.mcp_server", raising=False)
     for name in ("mcp", "mcp.server", "mcp.server.mcpserver"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -146,7 +156,7 @@ def test_missing_extra_is_named(own_client, monkeypatch):
     assert "the extra mcp" in response.json()["detail"]
 
 
-async def test_document_added_by_a_model_is_found_and_deleted(own_root):
+async def test_document_added_by_a_model_is_found_and_deleted(own_root: Path) -> None:
     with served(ServeSettings(root=own_root, writable=True)) as url:
         async with connected(url) as client:
             here = {"collection": "stones"}
@@ -163,7 +173,7 @@ async def test_document_added_by_a_model_is_found_and_deleted(own_root):
             assert (await client.call_tool("delete_document", {"doc_id": "new", **here})).is_error
 
 
-async def test_key_that_only_reads_lets_no_model_write(own_root):
+async def test_key_that_only_reads_lets_no_model_write(own_root: Path) -> None:
     _, reader = KeyFile(own_root / "keys.json").create("reader")
     with served(ServeSettings(root=own_root, writable=True)) as url:
         async with connected(url, reader) as client:
@@ -171,7 +181,7 @@ async def test_key_that_only_reads_lets_no_model_write(own_root):
             assert "scope write" in str((await client.call_tool("add_document", asked)).content)
 
 
-async def test_server_that_takes_no_writes_has_no_tools_for_them(address):
+async def test_server_that_takes_no_writes_has_no_tools_for_them(address: str) -> None:
     async with connected(address) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
     assert not names & {"add_document", "delete_document"}

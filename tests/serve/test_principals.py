@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -10,6 +12,7 @@ from cairn.pipeline.client.clients import CairnClient, Connection
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
+from starlette.testclient import TestClient
 
 from tests.served_stones import serving
 
@@ -17,15 +20,15 @@ STONES = "/v1/collections/stones"
 ACME = {"X-Cairn-Principal": "nobody, acme"}
 
 
-def is_acmes(doc_id):
+def is_acmes(doc_id: str) -> bool:
     return int(doc_id.rpartition("/")[2]) % 2 == 1
 
 
 @pytest.fixture
-def asked(own_root, serve):
+def asked(own_root: Path, serve: Callable[..., TestClient]) -> Callable[..., TestClient]:
     """Return ``asked(column, scopes)``: a client whose key has these scopes."""
 
-    def start(column="tenant", scopes=("search", "principal")):
+    def start(column: str | None = "tenant", scopes: tuple[str, ...] = ("search", "principal")) -> TestClient:
         token = KeyFile(own_root / "keys.json").create("portal", scopes=scopes)[1]
         client = serve(ServeSettings(root=own_root, readers_column=column))
         client.headers["Authorization"] = f"Bearer {token}"
@@ -34,11 +37,11 @@ def asked(own_root, serve):
     return start
 
 
-def test_principal_sees_only_what_it_may_read(asked):
+def test_principal_sees_only_what_it_may_read(asked: Callable[..., TestClient]) -> None:
     client = asked()
     client.headers.update(ACME)
 
-    def post(path, **body):
+    def post(path: str, **body: Any) -> Any:
         response = client.post(path, json=body)
         assert response.status_code == 200
         return response.json()
@@ -61,7 +64,7 @@ def test_principal_sees_only_what_it_may_read(asked):
     assert post(f"{STONES}/search", query="granite", filters=others)["hits"] == []
 
 
-def test_principal_without_documents_finds_none(asked):
+def test_principal_without_documents_finds_none(asked: Callable[..., TestClient]) -> None:
     headers = {"X-Cairn-Principal": "j%C3%B6rg"}
     response = asked().post(f"{STONES}/search", json={"query": "granite"}, headers=headers)
     assert (response.status_code, response.json()["hits"]) == (200, [])
@@ -70,7 +73,7 @@ def test_principal_without_documents_finds_none(asked):
 FRENCH = "Le granite est une pierre très dure que l'on trouve dans les montagnes et que l'on taille pour "
 
 
-def _answers(root, **settings):
+def _answers(root: Path, **settings: Any) -> list[bytes]:
     """Return what acme is told over HTTP, MCP and in Python, as it is sent."""
     token = KeyFile(root / "keys.json").create("portal", scopes=("search", "principal"))[1]
     headers = {"Authorization": f"Bearer {token}", "X-Cairn-Principal": "acme"}
@@ -99,8 +102,11 @@ def _answers(root, **settings):
 
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
-    tmp_path, ingest, make_rows, is_hidden
-):
+    tmp_path: Path,
+    ingest: Callable[..., None],
+    make_rows: Callable[..., list[dict[str, Any]]],
+    is_hidden: bool,
+) -> None:
     own = [row for row in make_rows(60) if row["tenant"] == "acme"]
     others = [
         [{**row, "text": f"{FRENCH}{row['text']}", "tenant": "zenith"} for row in make_rows(120)[60:]],
@@ -132,7 +138,9 @@ def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
         ("readers", ("search", "principal"), ACME, "restriction-unusable"),
     ],
 )
-def test_request_that_may_not_say_for_whom_it_asks_is_refused(asked, column, scopes, headers, problem):
+def test_request_that_may_not_say_for_whom_it_asks_is_refused(
+    asked: Callable[..., TestClient], column: str, scopes: Any, headers: dict[str, str], problem: str
+) -> None:
     client = asked(column, scopes)
     response = client.post(f"{STONES}/search", json={"query": "granite"}, headers=headers)
     assert response.status_code == 403
@@ -140,12 +148,14 @@ def test_request_that_may_not_say_for_whom_it_asks_is_refused(asked, column, sco
 
 
 @pytest.mark.parametrize("other", ["write", "admin"])
-def test_key_that_asks_for_others_only_reads(tmp_path, other):
+def test_key_that_asks_for_others_only_reads(tmp_path: Path, other: str) -> None:
     with pytest.raises(ConfigError, match="a key with the scope principal must only read"):
         KeyFile(tmp_path / "keys.json").create("portal", scopes=("principal", other))
 
 
-def test_empty_list_of_principals_is_refused_without_keys(own_root, serve):
+def test_empty_list_of_principals_is_refused_without_keys(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root, readers_column="tenant"))
     sent = Connection(base_url="http://127.0.0.1", principals=()).settings()["headers"]
     headers = {name: value for name, value in sent.items() if name == "X-Cairn-Principal"}

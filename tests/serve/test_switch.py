@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cairn.cli.main import cairn, run
@@ -14,20 +18,26 @@ from cairn.pipeline.index.aliases import ALIASES_NAME, Alias, switch, target_of
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.settings import ServeSettings
-
-from tests.served_stones import wait_until
+from starlette.testclient import TestClient
 
 SECONDS = 300.0
 
 
-def answering(client, name="stones"):
+def answering(client: TestClient, name: str = "stones") -> str:
     """Return which collection answers: ``pebbles`` has four documents."""
     answer = client.post(f"/v1/collections/{name}/search", json={"query": "slate", "top_k": 20})
     assert answer.status_code == 200, answer.text
     return "pebbles" if len(answer.json()["hits"]) == 4 else "stones"
 
 
-def test_switched_name_is_searched_in_its_target_and_back(own_root):
+def wait_until(claim: Callable[[], bool]) -> None:
+    ends = time.monotonic() + SECONDS
+    while not claim():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+def test_switched_name_is_searched_in_its_target_and_back(own_root: Path) -> None:
     assert switch(own_root, "stones", "pebbles") == Alias(to="pebbles", before="stones")
     assert len(open_collection("stones", root=own_root).documents) == 4
     assert switch(own_root, "stones", None) == Alias(to="stones", before="pebbles")
@@ -35,7 +45,7 @@ def test_switched_name_is_searched_in_its_target_and_back(own_root):
     assert switch(own_root, "stones", None) == Alias(to="pebbles", before="stones")
 
 
-def test_name_is_switched_to_whole_collections_only(own_root):
+def test_name_is_switched_to_whole_collections_only(own_root: Path) -> None:
     switch(own_root, "rocks", "stones")
     with pytest.raises(ConfigError, match="answers from 'stones'; name that one"):
         switch(own_root, "other", "rocks")
@@ -53,7 +63,9 @@ def test_name_is_switched_to_whole_collections_only(own_root):
     assert target_of(own_root, "rocks") == "stones"
 
 
-def test_name_without_a_collection_before_cannot_go_back(own_root, capsys):
+def test_name_without_a_collection_before_cannot_go_back(
+    own_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(cairn, ["switch", "rocks", "stones", "--root", str(own_root)], "cairn") == 0
     assert capsys.readouterr().out == "rocks answers from stones; before from none\n"
     with pytest.raises(ConfigError, match="'rocks' must have answered from a collection before, got none"):
@@ -62,13 +74,18 @@ def test_name_without_a_collection_before_cannot_go_back(own_root, capsys):
 
 
 @pytest.mark.parametrize("collections", [(), ("stones",)])
-def test_server_follows_and_every_request_between_is_answered(own_root, serve, monkeypatch, collections):
+def test_server_follows_and_every_request_between_is_answered(
+    own_root: Path,
+    serve: Callable[..., TestClient],
+    monkeypatch: pytest.MonkeyPatch,
+    collections: tuple[str, ...],
+) -> None:
     client = serve(ServeSettings(root=own_root, collections=collections))
     assert answering(client) == "stones"
     go_on = threading.Event()
     open_now = Collections._open_now
 
-    def slowly(self, name):
+    def slowly(self: Collections, name: str) -> Any:
         assert go_on.wait(SECONDS)
         return open_now(self, name)
 
@@ -85,7 +102,9 @@ def test_server_follows_and_every_request_between_is_answered(own_root, serve, m
 
 
 @pytest.mark.parametrize("change", ["switched", "made anew"])
-def test_cursor_of_the_collection_before_is_refused(own_root, serve, change):
+def test_cursor_of_the_collection_before_is_refused(
+    own_root: Path, serve: Callable[..., TestClient], change: str
+) -> None:
     """Both are in generation 1, so that the number alone does not tell them apart."""
     client = serve(ServeSettings(root=own_root))
     asked = {"query": "slate", "top_k": 1}
@@ -104,7 +123,9 @@ def test_cursor_of_the_collection_before_is_refused(own_root, serve, change):
     assert (refused.status_code, refused.json()["type"]) == (410, "urn:problem-type:cairn:cursor-expired")
 
 
-def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(own_root, serve):
+def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root))
     assert client.get("/v1/collections/rocks").status_code == 404
     switch(own_root, "rocks", "pebbles")
@@ -119,7 +140,9 @@ def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(own_root, 
     assert client.get("/v1/collections/rocks").status_code == 404
 
 
-def test_target_that_is_gone_leaves_the_collection_before(own_root, serve):
+def test_target_that_is_gone_leaves_the_collection_before(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root, collections=("stones",)))
     assert answering(client) == "stones"
     switch(own_root, "stones", "pebbles")
@@ -129,8 +152,8 @@ def test_target_that_is_gone_leaves_the_collection_before(own_root, serve):
     wait_until(lambda: answering(client) == "pebbles")
 
 
-def test_switch_verb_moves_lists_and_goes_back(own_root, capsys):
-    def call(*arguments):
+def test_switch_verb_moves_lists_and_goes_back(own_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def call(*arguments: str) -> tuple[int, str]:
         code = run(cairn, ["switch", *arguments, "--root", str(own_root)], "cairn")
         return code, capsys.readouterr().out.strip()
 
@@ -145,7 +168,9 @@ def test_switch_verb_moves_lists_and_goes_back(own_root, capsys):
     assert call("stones")[0] == call("stones", "pebbles", "--back")[0] == 2
 
 
-def test_ingest_into_a_switched_name_says_where_its_documents_are_not(own_root, ingest, make_rows, caplog):
+def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
+    own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any], caplog: Any
+) -> None:
     from cairn.pipeline.line.build_index import _switch_warnings
 
     layout = CollectionLayout(own_root, "stones")
@@ -159,7 +184,9 @@ def test_ingest_into_a_switched_name_says_where_its_documents_are_not(own_root, 
     assert layout.current_generation_number() == 2
 
 
-def test_write_by_a_switched_name_reaches_neither_collection(own_root, serve):
+def test_write_by_a_switched_name_reaches_neither_collection(
+    own_root: Path, serve: Callable[..., TestClient]
+) -> None:
     client = serve(ServeSettings(root=own_root, writable=True))
     address = "/v1/collections/{}/documents?wait=searchable"
     documents = {"documents": [{"doc_id": "new", "text": "A grey slate."}]}
@@ -184,7 +211,9 @@ def test_write_by_a_switched_name_reaches_neither_collection(own_root, serve):
 
 
 @pytest.mark.parametrize("address", ["/v1/collections/pebbles", "/v1/vector_stores/pebbles"])
-def test_collection_that_another_name_answers_from_is_not_removed(own_root, serve, address):
+def test_collection_that_another_name_answers_from_is_not_removed(
+    own_root: Path, serve: Callable[..., TestClient], address: str
+) -> None:
     client = serve(ServeSettings(root=own_root, writable=True))
     switch(own_root, "stones", "pebbles")
     refused = client.delete(address)

@@ -103,6 +103,8 @@ def varied(base: EncoderConfig, max_positions: int | None = None, **changes: Any
     """Return the configuration with changes, with the window and the prefix's pooling that go with them."""
     attention, pooling = changes.get("attention", base.attention), changes.get("pooling", base.pooling)
     changes["pool_prefix"] = base.pool_prefix and attention != "full" and pooling in PREFIX_POOLINGS
+    if attention != "full":
+        changes["document_context"] = 0
     config = replace(base, **changes)
     if max_positions is None or config.window_tokens <= max_positions:
         return config
@@ -126,6 +128,7 @@ def baseline_systems(base: EncoderConfig, max_positions: int, prefix_tokens: int
         attention="chunk",
         landmarks="fixed",
         use_context=False,
+        document_context=0,
         whole_text_tokens=0,
         title_tokens=0,
         token_bytes=0,

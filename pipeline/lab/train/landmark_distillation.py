@@ -14,22 +14,32 @@ mean of the title alone. The loss is
 over the batch's landmark states s; h_n are the student's states of tokens and x_n the base's, so that token
 vectors stay those that late interaction knows. The input tables stay as the base has them.
 
-Source: landmarks and their windows are those of LMK pooling (algorithm 1, variable granularity); following a
-model's own pooled vectors is a way of our own, after the self-distillation of Furlanello et al. 2018.
+A document's other windows may read the landmarks of its first as input vectors (CDE, eq. 5 and 6). The
+student makes them as it is, and they get no gradient. What such a window follows was read behind the title,
+also where the window shows none. Where files have questions, q times the mean of
 
-    N tokens of a batch    M landmarks of it    D width
+    logsumexp over A and P of s_u s_m / τ - logsumexp over A of s_u s_m / τ
+
+is added over questions u: A are the landmarks of the passage that answers one, P all others of the batch,
+those of the same document among them, but those that the base ranks above all of A (eq. 4).
+
+Source: landmarks and their windows are those of LMK pooling (algorithm 1, variable granularity); following a
+model's own pooled vectors is a way of our own, after the self-distillation of Furlanello et al. 2018. Other
+passages of a document as negatives: Conti et al. 2025 (InSeNT).
+
+    N tokens of a batch    M landmarks of it    Q questions    C landmarks that are read    D width
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,8 +49,8 @@ from cairn.pipeline.corpus.formats.format import SourceFile
 from cairn.pipeline.encode.tokenization import tokenize
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.distill import is_plain
-from cairn.pipeline.lab.train.gradients import Embedded, cached_backward
-from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, autocast
+from cairn.pipeline.lab.train.gradients import Embedded, SecondStage, cached_backward
+from cairn.pipeline.lab.train.landmark_encoder import EncoderFolder, LandmarkEncoder, Lead, autocast
 from cairn.pipeline.lab.train.leakage import read_judged_texts
 from cairn.pipeline.lab.train.packed_rows import own_places, pooled, split
 from cairn.pipeline.lab.train.pairs import counted, read_rows, training_files
@@ -60,9 +70,10 @@ from cairn.pipeline.model.engine.precision import default_device
 from cairn.pipeline.model.folders.checkpoint import Checkpoint, read_checkpoint
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.model.folders.names import model_folder
-from cairn.pipeline.model.landmarks import Chunks, Rows, lay_out, split_into_chunks
+from cairn.pipeline.model.folders.own_tensors import OWN_PREFIXES
+from cairn.pipeline.model.landmarks import Chunks, Rows, chunk_spans, lay_out, split_into_chunks
 from cairn.pipeline.types import ProgressListener, silent_progress
-from jaxtyping import Float32, Int32
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 CHARACTERS_PER_TOKEN: Final = 4
 """So long is a window's text for each of its tokens; what its tokens do not hold is left out."""
@@ -71,13 +82,35 @@ _BATCHES, _DRAWN = 41, 42
 """What is drawn, as part of its seed."""
 
 _SPACE: Final = re.compile(r"\s")
+_SEPARATOR: Final = "\n\n"
+"""Between rows that are one document."""
+
+NEIGHBOURS: Final = 4
+"""Windows side by side that are drawn together where a document's others are read."""
+QUESTIONS: Final = 2
+"""Of a window, drawn for a step at most."""
+RANKING_TEMPERATURE: Final = 0.05
+"""Of a question's ranking of the batch's landmarks."""
+
+
+class Asked(NamedTuple):
+    """A question, and the characters of a text that answer it."""
+
+    question: str
+    start: int
+    end: int
 
 
 class Window(NamedTuple):
-    """A stretch of a document, with the document's title; a query is one without a title."""
+    """A stretch of a document, with the document's title; a question is one without a title.
+
+    ``lead`` is the place of its document's first window among all windows, -1 where it is that one.
+    """
 
     title: str
     text: str
+    asked: tuple[Asked, ...] = ()
+    lead: int = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,32 +123,48 @@ class Windows:
     @property
     def fingerprint(self) -> str:
         """Identify the windows, in their order."""
-        return fingerprint(
-            titles=[one.title for one in self.windows], texts=[one.text for one in self.windows]
-        )
+        return fingerprint(windows=[list(one) for one in self.windows])
 
 
-def read_windows(paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = ()) -> Windows:
-    """Cut the documents of training files into windows."""
-    documents, skipped = read_documents(paths, judged)
+def read_windows(
+    paths: Sequence[Path], window_tokens: int, judged: Sequence[Path] = (), *, asks: bool = False
+) -> Windows:
+    """Cut the documents of training files into windows; questions are some unless they are asked of them."""
+    documents, skipped = read_documents(paths, judged, asks=asks)
     room = CHARACTERS_PER_TOKEN * window_tokens
-    windows = [Window(one.title, part) for one in documents for part in _parts(one.text, room)]
+    windows: list[Window] = []
+    for one in documents:
+        first, start = len(windows), 0
+        for part in _parts(one.text, room):
+            lead = first if start else -1
+            windows.append(Window(one.title, part, _within(one.asked, start, len(part)), lead))
+            start += len(part)
     return Windows(windows=tuple(windows), skipped=skipped)
 
 
-def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[list[Window], dict[str, int]]:
+def _within(asked: Sequence[Asked], start: int, length: int) -> tuple[Asked, ...]:
+    """Return the questions that a part of a text answers by more than half, with the characters there."""
+    inside = (Asked(one.question, max(0, one.start - start), min(length, one.end - start)) for one in asked)
+    return tuple(
+        own for own, one in zip(inside, asked, strict=True) if 2 * (own.end - own.start) > one.end - one.start
+    )
+
+
+def read_documents(
+    paths: Sequence[Path], judged: Sequence[Path] = (), *, asks: bool = False
+) -> tuple[list[Window], dict[str, int]]:
     """Return the documents of training files and why others are left out; their files' order moves nothing.
 
     Neighbouring rows with one title are one document. Files have a column text, or document, and title and
-    query where they have them; a query is a document of its own. What stands in a ``judged`` set is left out
-    and counted, like empty and repeated texts. Files without a text raise :class:`SourceError`, a mistyped
-    column :class:`SchemaError`.
+    query where they have them; a query is a document of its own, unless it ``asks``. What stands in a
+    ``judged`` set is left out and counted, like empty and repeated texts. Files without a text raise
+    :class:`SourceError`, a mistyped column :class:`SchemaError`.
     """
     out = read_judged_texts(judged) if judged else None
     skipped: Counter[str] = Counter()
     documents: dict[Window, None] = {}
     for file in training_files(paths):
-        for one in _joined(file):
+        for one in _joined(file, asks=asks):
             if not one.text.strip():
                 skipped["empty text"] += 1
             elif out is not None and (out.has_document(one.text) or out.has_query(one.text)):
@@ -129,20 +178,24 @@ def read_documents(paths: Sequence[Path], judged: Sequence[Path] = ()) -> tuple[
     return sorted(documents, key=_digest), dict(skipped)
 
 
-def _joined(file: SourceFile) -> Iterator[Window]:
-    """Yield a file's documents and queries."""
-    title, parts = "", list[str]()
+def _joined(file: SourceFile, *, asks: bool) -> Iterator[Window]:
+    """Yield a file's documents and questions; what stands twice in a document stands there once."""
+    title, parts, asked = "", dict[str, int](), list[Asked]()
     columns = ("title", "text", "document", "query")
     for of_row, text, document, query in read_rows(file, columns):
-        if query.strip():
-            yield Window("", query.strip())
+        question, of_row, part = query.strip(), of_row.strip(), text or document
+        if question and not asks:
+            yield Window("", question)
         if parts and (not of_row or of_row != title):
-            yield Window(title, "\n\n".join(parts))
-            parts = []
-        title = of_row.strip()
-        parts.append(text or document)
+            yield Window(title, _SEPARATOR.join(parts), tuple(asked))
+            parts, asked = {}, []
+        title = of_row
+        end = sum(map(len, parts)) + len(_SEPARATOR) * len(parts)
+        start = parts.setdefault(part, end)
+        if question and asks:
+            asked.append(Asked(question, start, start + len(part)))
     if parts:
-        yield Window(title, "\n\n".join(parts))
+        yield Window(title, _SEPARATOR.join(parts), tuple(asked))
 
 
 def _digest(window: Window) -> bytes:
@@ -162,15 +215,49 @@ def _parts(text: str, room: int) -> Iterator[str]:
     yield text[start:]
 
 
+class _Row(NamedTuple):
+    """A window in tokens: those of its title, empty where it shows none, and of its chunks."""
+
+    title: Int32[np.ndarray, " _"]
+    chunks: Sequence[Int32[np.ndarray, " _"]]
+    middles: Float64[np.ndarray, " _"]
+    """Where the middle of each chunk stands in the text, in characters."""
+    unread: Int32[np.ndarray, " _"]
+    """The title, whether it is shown or not."""
+
+    def holding(self, one: Asked) -> Int64[np.ndarray, " _"]:
+        """Return the chunks that answer a question."""
+        return np.flatnonzero((one.start <= self.middles) & (self.middles < one.end))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Lesson:
-    """Rows of a batch as the student reads them, each landmark pooled by itself, and what it is to follow."""
+    """Rows of a batch as the student reads them, each landmark pooled by itself, and what it is to follow.
+
+    Row r reads the landmarks ``read_by_row[r]`` of all those of ``leads``, the first windows of documents.
+    """
 
     rows: Rows
+    leads: Rows | None
+    read_by_row: Sequence[Int64[np.ndarray, " _"]]
     vectors_MD: Float32[torch.Tensor, "M D"]
     states_ND: Float32[torch.Tensor, "N D"]
     is_taught_N: Float32[torch.Tensor, " N"]
     """1 for tokens of chunks and titles, 0 for [CLS] and landmarks."""
+    question_Q: Int64[torch.Tensor, " Q"]
+    """The landmarks of questions."""
+    is_answer_QM: Bool[torch.Tensor, "Q M"]
+    is_passage_M: Bool[torch.Tensor, " M"]
+    """Neither a title's landmark nor a question's."""
+
+    @property
+    def is_reader_M(self) -> Bool[torch.Tensor, " M"]:  # noqa: N802 - the shape's suffix
+        """Mark the landmarks of rows that read a lead."""
+        reads_B = np.array([len(read) > 0 for read in self.read_by_row])
+        return torch.from_numpy(reads_B[self.rows.pooled_row]).to(self.vectors_MD.device)
+
+
+LeadKind = Literal["own", "foreign", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,17 +279,16 @@ class FollowedChunks:
         """See :class:`Objective`."""
         generator = np.random.default_rng([self.config.seed, _DRAWN, step])
         config, num_trained = self.config, len(self.windows) - self.num_heldout
-        places = places_of_step(step, config.batch_windows, num_trained, config.seed, _BATCHES)
-        lesson = self.lesson([self.windows[place] for place in places.tolist()], generator)
-        parts = split(lesson.rows, self.config.micro_batch_tokens)
-        token_ends = np.cumsum([len(part.ids) for part in parts])
-        stages = [
-            partial(self._embed, part, lesson, slice(end - len(part.ids), end))
-            for part, end in zip(parts, token_ends.tolist(), strict=True)
-        ]
+        together = NEIGHBOURS if config.document_context else 1
+        drawn = (max(1, config.batch_windows // together), max(1, num_trained // together))
+        places = places_of_step(step, *drawn, config.seed, _BATCHES)
+        near = np.minimum(together * places[:, None] + np.arange(together), num_trained - 1)
+        lesson = self.lesson([self.windows[place] for place in near.ravel().tolist()], generator)
         measured: dict[str, float] = {}
         return Batch(
-            backward=lambda: cached_backward((), stages, partial(self._loss, lesson, measured)),
+            backward=lambda: cached_backward(
+                (), self._stages(lesson, "own"), partial(self._loss, lesson, measured)
+            ),
             report=lambda: {
                 **measured,
                 "num_landmarks": len(lesson.vectors_MD),
@@ -210,43 +296,99 @@ class FollowedChunks:
             },
         )
 
+    @torch.no_grad()
     def score(self) -> Score | None:
-        """See :class:`Objective`: the mean cosine of held-out landmarks with what they follow."""
+        """See :class:`Objective`: the mean cosine of held-out landmarks with what they follow.
+
+        With a document's context it is told of the landmarks that read one, too, behind their own document's,
+        a foreign one's and none, and so is the loss of questions.
+        """
         if not self.num_heldout:
             return None
-        cosines: list[torch.Tensor] = []
-        of_tokens: list[torch.Tensor] = []
-        with torch.no_grad():
+        measures: dict[str, float] = {}
+        kinds: Sequence[LeadKind] = ("own", "foreign", "none") if self.config.document_context else ("own",)
+        for kind in kinds:
+            found: dict[str, list[torch.Tensor]] = defaultdict(list)
             for lesson in self._heldout:
-                landmarks_MD, distance_N1 = self._embed(lesson.rows, lesson, slice(None), None)
-                cosines.append(F.cosine_similarity(landmarks_MD, lesson.vectors_MD))
-                of_tokens.append(1.0 - distance_N1[lesson.is_taught_N > 0, 0])
-        cosine_M = torch.cat(cosines)
-        measures = {
-            "heldout_cosine": float(cosine_M.mean()),
-            "heldout_cosine_p5": float(cosine_M.quantile(0.05)),
-            "heldout_token_cosine": float(torch.cat(of_tokens).mean()),
-        }
-        return Score(measures=measures, value=measures["heldout_cosine"])
+                s_MD, distance_N1 = self.landmarks(lesson, kind)
+                cosine_M = F.cosine_similarity(s_MD, lesson.vectors_MD)
+                found["cosine"].append(cosine_M)
+                found["token_cosine"].append(1.0 - distance_N1[lesson.is_taught_N > 0, 0])
+                found["cosine_of_readers"].append(cosine_M[lesson.is_reader_M])
+                found["ranking"].append(self._ranking(lesson, s_MD))
+            whole = {name: torch.cat(values) for name, values in found.items()}
+            if kind == "own":
+                measures = {
+                    f"heldout_{name}": float(whole[name].mean()) for name in ("cosine", "token_cosine")
+                }
+                measures["heldout_cosine_p5"] = float(whole["cosine"].quantile(0.05))
+            for name in ("cosine_of_readers", "ranking"):
+                if len(whole[name]):
+                    measures[f"heldout_{name}_{kind}"] = float(whole[name].mean())
+        value = measures["heldout_cosine"]
+        value -= self.config.question_weight * measures.get("heldout_ranking_own", 0.0)
+        return Score(measures=measures, value=value)
 
     def save(self, folder: Path) -> None:
         """See :class:`Objective`."""
         self.folder.save(folder, self.model)
 
+    def landmarks(self, lesson: Lesson, kind: LeadKind = "own") -> Embedded:
+        """Return the landmarks of a lesson's rows, and each token's distance from the base's."""
+        parts = [embed(None) for embed in self._stages(lesson, kind)]
+        return tuple(torch.cat(each) for each in zip(*parts, strict=True))
+
     @cached_property
     def _heldout(self) -> tuple[Lesson, ...]:
-        """Return the held-out windows with the middle interval, their titles shown."""
+        """Return the held-out windows with the middle interval, their titles shown.
+
+        Beside a document's context every other one is shown: the context may stand for the title.
+        """
         held = self.windows[len(self.windows) - self.num_heldout :]
         size = self.config.batch_windows
         groups = [held[start : start + size] for start in range(0, len(held), size)]
         return tuple(self.lesson(group, None) for group in groups)
 
     def lesson(self, windows: Sequence[Window], generator: np.random.Generator | None) -> Lesson:
-        """Lay windows out, without a generator with the middle interval and all titles; ask the base."""
+        """Lay out windows, questions and leads, all of them without a generator, and ask the base."""
+        config = self.config
+        rows = self._laid_out(windows, generator)
+        asked: list[tuple[int, Asked]] = []
+        for row, window in enumerate(windows):
+            held = [one for one in window.asked if config.question_weight and len(rows[row].holding(one))]
+            drawn = np.arange(len(held)) if generator is None else generator.permutation(len(held))
+            asked += [(row, held[place]) for place in drawn[:QUESTIONS].tolist()]
+        leads, read_by_row = self._leads(windows, generator)
+        questions = self._laid_out([Window("", one.question) for _, one in asked], None) if asked else []
+        first_M = np.cumsum([0, *(bool(len(row.title)) + len(row.chunks) for row in (*rows, *questions))])
+        is_passage_M = np.zeros(first_M[-1], np.bool_)
+        is_answer_QM = np.zeros((len(asked), first_M[-1]), np.bool_)
+        begins = [first + bool(len(row.title)) for first, row in zip(first_M.tolist(), rows, strict=False)]
+        for row, begin in zip(rows, begins, strict=True):
+            is_passage_M[begin : begin + len(row.chunks)] = True
+        for number, (row, one) in enumerate(asked):
+            is_answer_QM[number, begins[row] + rows[row].holding(one)] = True
+        followed = [
+            row._replace(unread=row.unread if len(read) else row.title)
+            for row, read in zip(rows, read_by_row, strict=True)
+        ]
+        return self._taught(
+            [*followed, *questions],
+            leads=leads,
+            read_by_row=[*read_by_row, *(np.zeros(0, np.int64) for _ in questions)],
+            question_Q=torch.tensor(first_M[len(rows) : -1], device=self.base.device),
+            is_answer_QM=torch.tensor(is_answer_QM, device=self.base.device),
+            is_passage_M=torch.tensor(is_passage_M, device=self.base.device),
+        )
+
+    def _laid_out(self, windows: Sequence[Window], generator: np.random.Generator | None) -> list[_Row]:
+        """Tokenise and cut windows, as many chunks as fit."""
         config, tokenizer = self.config, self.checkpoint.tokenizer
         if generator is None:
             interval_B = np.full(len(windows), config.served_interval)
-            shows_B = np.ones(len(windows), np.bool_)
+            shows_B = (
+                np.arange(len(windows)) % 2 == 0 if config.document_context else np.full(len(windows), True)
+            )
         else:
             interval_B = generator.choice(np.array(config.landmark_intervals, np.int64), len(windows))
             shows_B = generator.random(len(windows)) < config.title_share
@@ -255,36 +397,79 @@ class FollowedChunks:
         chunks = split_into_chunks(texts.breaks, texts.text_offsets, interval_B)
         chunk_ids = np.split(texts.ids, chunks.token_offsets[1:-1])
         title_ids = np.split(titles.ids, titles.text_offsets[1:-1])
+        starts, ends = chunk_spans(chunks, texts.start_char, np.array([len(one.text) for one in windows]))
         room = config.window_tokens - (self.checkpoint.cls_id is not None)
-        rows: list[list[Int32[np.ndarray, " _"]]] = []
-        title_M: list[Int32[np.ndarray, " _"]] = []
-        """What each part is read behind alone: its title, of a title nothing."""
+        rows: list[_Row] = []
         for row, shows in enumerate(shows_B.tolist()):
-            title = title_ids[row][: config.title_tokens if shows else 0]
-            own = chunk_ids[chunks.chunk_offsets[row] : chunks.chunk_offsets[row + 1]]
-            shown = [title, *own] if len(title) else own
-            ends = np.cumsum([len(part) + 1 for part in shown])
-            rows.append(shown[: max(1, int(np.searchsorted(ends, room, side="right")))])
-            title_M += [title[: len(title) * (place > 0)] for place in range(len(rows[-1]))]
-        return self._taught(rows, title_M)
+            whole = title_ids[row][: config.title_tokens]
+            title = whole[: len(whole) * shows]
+            first, end = chunks.chunk_offsets[row : row + 2].tolist()
+            lengths = [len(ids) + 1 for ids in chunk_ids[first:end]]
+            fill = np.cumsum(lengths) + (len(title) + 1) * bool(len(title))
+            end = first + max(1, int(np.searchsorted(fill, room, side="right")))
+            middles = (starts[first:end] + ends[first:end]) / 2
+            rows.append(_Row(title, chunk_ids[first:end], middles, whole))
+        return rows
 
-    def _taught(
-        self, rows: Sequence[Sequence[Int32[np.ndarray, " _"]]], title_M: Sequence[Int32[np.ndarray, " _"]]
-    ) -> Lesson:
-        """Let the base read each title and each chunk alone, and lay what it makes of them onto the rows."""
-        parts = [part for row in rows for part in row]
+    def _leads(
+        self, windows: Sequence[Window], generator: np.random.Generator | None
+    ) -> tuple[Rows | None, list[Int64[np.ndarray, " _"]]]:
+        """Return the first windows of documents, and which of their landmarks each window reads, as drawn."""
+        config, none = self.config, np.zeros(0, np.int64)
+        most, reads_B = config.document_context, np.array([one.lead >= 0 for one in windows])
+        if generator is not None and most:
+            most = int(generator.integers(1, most + 1))
+            reads_B &= generator.random(len(windows)) >= config.context_absence
+        places = dict.fromkeys(one.lead for one, reads in zip(windows, reads_B, strict=True) if reads)
+        if not most or not places:
+            return None, [none] * len(windows)
+        rows = self._laid_out([self.windows[place] for place in places], generator)
+        laid = self._lay_out(
+            [part for row in rows for part in row.chunks], [len(row.chunks) for row in rows]
+        )(attention="full", pooling="lmk", titles=[row.title for row in rows])
+        ends = np.cumsum([len(row.chunks) for row in rows]).tolist()
+        of_place = {
+            place: np.arange(end - len(row.chunks), end)
+            for place, row, end in zip(places, rows, ends, strict=True)
+        }
+        read_by_row: list[Int64[np.ndarray, " _"]] = []
+        for one, reads in zip(windows, reads_B, strict=True):
+            own = of_place[one.lead] if reads else none
+            read_by_row.append((own if generator is None else generator.permutation(own))[:most])
+        return laid, read_by_row
+
+    def _lay_out(
+        self, parts: Sequence[Int32[np.ndarray, " _"]], counts: Sequence[int]
+    ) -> Callable[..., Rows]:
+        """Return what lays out texts of so many chunks each."""
         chunks = Chunks(
             token_offsets=np.concatenate([[0], np.cumsum([len(part) for part in parts])]),
-            chunk_offsets=np.concatenate([[0], np.cumsum([len(row) for row in rows])]),
+            chunk_offsets=np.concatenate([[0], np.cumsum(counts)]),
         )
-        read = partial(
+        return partial(
             lay_out,
             np.concatenate(parts),
             chunks,
             cls_id=self.checkpoint.cls_id,
             landmark_id=self.checkpoint.landmark_id,
+            max_window_tokens=self.config.window_tokens,
         )
-        student = read(attention="full", pooling="lmk", max_window_tokens=self.config.window_tokens)
+
+    def _taught(self, rows: Sequence[_Row], **of_lesson: Any) -> Lesson:
+        """Let the base read each title and each chunk alone, and lay what it makes of them onto the rows.
+
+        A row that reads its document's context follows chunks behind the title, whether it shows it or not.
+        """
+        shown = [[row.title, *row.chunks] if len(row.title) else row.chunks for row in rows]
+        parts = [part for row in shown for part in row]
+        # What each part is read behind alone: its title, of a title nothing.
+        title_M = [
+            title
+            for row in rows
+            for title in ([row.title[:0]] * bool(len(row.title)) + [row.unread] * len(row.chunks))
+        ]
+        read = self._lay_out(parts, [len(row) for row in shown])
+        student = read(attention="full", pooling="lmk")
         alone = read(attention="chunk", pooling="mean", titles=title_M, are_of_chunks=True)
         means, states = list[torch.Tensor](), list[torch.Tensor]()
         with torch.no_grad(), autocast(self.base, self.config):
@@ -293,22 +478,67 @@ class FollowedChunks:
                 means.append(pooled(of_some_ND, some))
                 states.append(of_some_ND)
         alone_ND = torch.cat(states)
-        own, own_alone = (torch.from_numpy(own_places(rows)) for rows in (student, alone))
+        own, own_alone = (torch.from_numpy(own_places(each)) for each in (student, alone))
         states_ND = alone_ND.new_zeros((len(student.ids), alone_ND.shape[1]))
         states_ND[own] = alone_ND[own_alone]
         return Lesson(
             rows=student,
             vectors_MD=F.normalize(torch.cat(means), dim=1),
             states_ND=states_ND,
-            is_taught_N=torch.zeros(len(student.ids)).index_fill_(0, own, 1.0),
+            is_taught_N=states_ND.new_zeros(len(student.ids)).index_fill_(0, own.to(states_ND.device), 1.0),
+            **of_lesson,
         )
 
-    def _embed(self, part: Rows, lesson: Lesson, tokens: slice, context_CD: torch.Tensor | None) -> Embedded:
-        """Return the landmark states of some rows, and each token's distance from the base's."""
+    def _stages(self, lesson: Lesson, kind: LeadKind) -> list[SecondStage]:
+        """Return what embeds each micro-batch: landmark states, and each token's distance from the base's.
+
+        What rows read of their documents' first windows is made by the student as it is, without a gradient.
+        """
+        read_by_row, made_CD = lesson.read_by_row, torch.zeros((0, self.model.model_dim))
+        if lesson.leads is None or kind == "none":
+            read_by_row = [read[:0] for read in read_by_row]
+        else:
+            with torch.no_grad(), autocast(self.model, self.config):
+                made_CD = torch.cat(
+                    [
+                        pooled(self.model.states(part)[self.model.num_layers], part)
+                        for part in split(lesson.leads, self.config.micro_batch_tokens)
+                    ]
+                )
+            if kind == "foreign":
+                made_CD = made_CD.roll(len(made_CD) // 2, 0)
+        stages: list[SecondStage] = []
+        row = token = 0
+        for part in split(lesson.rows, self.config.micro_batch_tokens):
+            read = read_by_row[row : row + len(part)]
+            lead = Lead(
+                vectors_CD=made_CD[torch.from_numpy(np.concatenate(read))],
+                counts_B=np.array([len(each) for each in read]),
+            )
+            stages.append(partial(self._embed, part, lesson.states_ND[token : token + len(part.ids)], lead))
+            row, token = row + len(part), token + len(part.ids)
+        return stages
+
+    def _embed(self, part: Rows, states_ND: torch.Tensor, lead: Lead, _: torch.Tensor | None) -> Embedded:
         with autocast(self.model, self.config):
-            x_ND = self.model.states(part, context_CD)[self.model.num_layers]
-        distance_N = 1.0 - F.cosine_similarity(x_ND.float(), lesson.states_ND[tokens])
+            x_ND = self.model.states(part, lead)[self.model.num_layers]
+        distance_N = 1.0 - F.cosine_similarity(x_ND.float(), states_ND)
         return F.normalize(pooled(x_ND, part), dim=1), distance_N[:, None]
+
+    def _ranking(self, lesson: Lesson, s_MD: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each question: its answer's landmarks against all passages of the batch.
+
+        What the base scores above the best of its answer is no certain negative (CDE, eq. 4).
+        """
+        y_MD, question_Q, is_answer_QM = lesson.vectors_MD, lesson.question_Q, lesson.is_answer_QM
+        surrogate_QM = y_MD[question_Q] @ y_MD.T
+        best_Q1 = surrogate_QM.masked_fill(~is_answer_QM, -torch.inf).amax(1, keepdim=True)
+        is_ranked_QM = is_answer_QM | (lesson.is_passage_M & (surrogate_QM < best_Q1))
+        logits_QM = s_MD[question_Q] @ s_MD.T / RANKING_TEMPERATURE
+        among = [
+            logits_QM.masked_fill(~is_in, -torch.inf).logsumexp(1) for is_in in (is_ranked_QM, is_answer_QM)
+        ]
+        return among[0] - among[1]
 
     def _loss(self, lesson: Lesson, measured: dict[str, float], embedded: Embedded) -> torch.Tensor:
         s_MD, distance_N1 = embedded
@@ -319,7 +549,12 @@ class FollowedChunks:
         measured.update(
             cosine=1.0 - followed.item(), token_cosine=1.0 - tokens.item(), geometry=geometry.item()
         )
-        return followed + geometry + self.config.token_weight * tokens
+        loss = followed + geometry + self.config.token_weight * tokens
+        if len(lesson.question_Q):
+            ranking = self._ranking(lesson, s_MD).mean()
+            measured["ranking"] = ranking.item()
+            loss = loss + self.config.question_weight * ranking
+        return loss
 
 
 def train_landmarks(
@@ -328,23 +563,29 @@ def train_landmarks(
     folder: Path,
     config: LandmarkConfig,
     *,
+    student: str | None = None,
     judged: Sequence[Path] = (),
     stop_after_seconds: float | None = None,
     progress: ProgressListener = silent_progress,
 ) -> RunReport:
-    """Train the landmark states of ``base`` on the texts of ``sources``; leave the run in ``folder``."""
+    """Train the landmark states of ``base`` on the texts of ``sources``; leave the run in ``folder``.
+
+    ``student`` names other first weights of the same model, such as those of an earlier run.
+    """
     deadline = deadline_in(stop_after_seconds)
     config = resolved(config)
     checkpoint, settings = read_checkpoint(model_folder(base)), encoder_config({"model": base})
     _require_base(checkpoint, settings)
-    model = LandmarkEncoder(checkpoint)
+    begun = checkpoint if student is None else read_checkpoint(model_folder(student))
+    model, teacher = LandmarkEncoder(begun), LandmarkEncoder(checkpoint)
+    _require_kin(begun, model, teacher)
     if config.window_tokens > model.max_positions:
         raise ConfigError(
             f"window_tokens must be at most the base's {model.max_positions} positions, got "
             f"{config.window_tokens}"
         )
     model.freeze_embeddings()
-    read = read_windows(sources, config.window_tokens, judged)
+    read = read_windows(sources, config.window_tokens, judged, asks=config.question_weight > 0)
     num_heldout = min(config.heldout_windows, len(read.windows) // 10)
     served = EncoderConfig(
         model=base,
@@ -353,12 +594,14 @@ def train_landmarks(
         window_tokens=config.window_tokens,
         landmark_interval=config.served_interval,
         title_tokens=config.title_tokens if config.title_share else 0,
+        document_context=config.document_context,
     )
     made_of, device = {"base": checkpoint.fingerprint, "texts": read.fingerprint}, default_device()
+    made_of |= {} if student is None else {"student": begun.fingerprint}
     with claimed_folder(folder, config, made_of, read.skipped):
         objective = FollowedChunks(
             model=model.to(device),
-            base=LandmarkEncoder(checkpoint).requires_grad_(False).to(device),
+            base=teacher.requires_grad_(False).to(device),
             checkpoint=checkpoint,
             windows=read.windows,
             num_heldout=num_heldout,
@@ -375,6 +618,16 @@ def train_landmarks(
         "tokens_per_second": report.rate("num_tokens"),
     }
     return replace(report, skipped=read.skipped, details=details)
+
+
+def _require_kin(student: Checkpoint, model: LandmarkEncoder, base: LandmarkEncoder) -> None:
+    """Require weights of one architecture and tokenizer, and nothing beside them."""
+    shapes = [{name: own.shape for name, own in each.named_parameters()} for each in (model, base)]
+    if shapes[0] != shapes[1] or any(name.startswith(OWN_PREFIXES) for name in student.tensors):
+        raise ModelError(
+            "a student must have the weights of its base's architecture and no others, got another; name a "
+            "model that was trained from this base"
+        )
 
 
 def _require_base(checkpoint: Checkpoint, settings: EncoderConfig) -> None:

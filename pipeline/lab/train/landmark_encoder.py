@@ -55,7 +55,7 @@ from cairn.pipeline.model.folders.own_tensors import (
 from cairn.pipeline.model.landmarks import Rows
 from cairn.pipeline.model.latent_attention import read_latent_attention
 from cairn.pipeline.ragged import places_in_groups, ranges
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32, Int64
 from safetensors.torch import save_file
 from torch import nn
 from typing_extensions import override
@@ -145,18 +145,23 @@ SCORES_PER_STEP: Final = 1 << 22
 """Scores of one head in a block; the graph keeps them all, so this bounds only what is gathered at a time."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Lead:
+    """Input vectors before the text of each row, ``counts`` of them, row after row."""
+
+    vectors_CD: Float[torch.Tensor, "C D"]
+    counts_B: Int64[np.ndarray, " B"]
+
+
 def run_rows(
-    engine: Transformer,
-    rows: Rows,
-    layers: Sequence[int],
-    lead_BCD: Float[torch.Tensor, "B C D"] | None = None,
+    engine: Transformer, rows: Rows, layers: Sequence[int], lead: Lead | None = None
 ) -> dict[int, Float[torch.Tensor, "N D"]]:
-    """Return the states after each of ``layers``, from 1, behind the input vectors ``lead_BCD``, if any."""
-    num_lead = 0 if lead_BCD is None else lead_BCD.shape[1]
-    lengths_B = rows.lengths + num_lead
+    """Return the states after each of ``layers``, from 1, behind a lead, if any."""
+    lead_B = np.zeros(len(rows), np.int64) if lead is None else lead.counts_B
+    lengths_B = rows.lengths + lead_B
     blocks = cut_into_blocks(
         lengths_B,
-        num_lead,
+        lead_B,
         max_scores=SCORES_PER_STEP
         * (CUDA_BATCH_FACTOR if engine.device.type == "cuda" else 1)
         // engine.shape.num_heads,
@@ -167,14 +172,14 @@ def run_rows(
     text_N = torch.from_numpy(ranges(np.cumsum(lengths_B) - rows.lengths, rows.lengths)).to(engine.device)
     places_N = torch.from_numpy(places_in_groups(rows.lengths)).to(engine.device)
     x_ND = _embed(engine, rows, places_N)
-    if lead_BCD is not None:
+    if lead is not None and len(lead.vectors_CD):
         # A lead has no position, and the angle of position 0 is no rotation.
         places_N = places_N.new_zeros(int(lengths_B.sum())).index_copy(0, text_N, places_N)
         is_lead_N = torch.ones(len(places_N), dtype=torch.bool, device=engine.device)
         is_lead_N[text_N] = False
-        lead = engine.norm_embeddings(engine.embed_context(lead_BCD.flatten(0, 1))).to(x_ND.dtype)
+        led_CD = engine.norm_embeddings(engine.embed_context(lead.vectors_CD)).to(x_ND.dtype)
         order = torch.cat([is_lead_N.nonzero()[:, 0], text_N])
-        x_ND = torch.cat([lead, x_ND])[order.argsort()]
+        x_ND = torch.cat([led_CD, x_ND])[order.argsort()]
     angles = {is_local: table.at(places_N) for is_local, table in engine.rotary.items()}
     found: dict[int, torch.Tensor] = {}
     for index in range(max(layers)):
@@ -183,7 +188,7 @@ def run_rows(
         operations = DifferentiableOperations(engine.shape, attend, angles.get(is_local))
         x_ND = run_layer(engine.layers[index], x_ND, operations, norm_first=engine.shape.norm_first)
         if index + 1 in layers:
-            states_ND = x_ND if lead_BCD is None else x_ND[text_N]
+            states_ND = x_ND if len(x_ND) == len(text_N) else x_ND[text_N]
             found[index + 1] = states_ND if engine.final_norm is None else engine.final_norm(states_ND)
     return found
 
@@ -388,7 +393,7 @@ class LandmarkEncoder(_Parameters):
     def states(
         self,
         rows: Rows,
-        context_CD: Float[torch.Tensor, "C D"] | None = None,
+        context_CD: Float[torch.Tensor, "C D"] | Lead | None = None,
         layers: Sequence[int] | None = None,
         *,
         dropped_BC: Bool[torch.Tensor, "B C"] | None = None,
@@ -396,18 +401,24 @@ class LandmarkEncoder(_Parameters):
     ) -> dict[int, Float[torch.Tensor, "N D"]]:
         """Return the states of all tokens after each of ``layers``, behind the final norm of the family.
 
-        A row reads the null token in the place of the context vectors ``dropped`` for it. ``engine`` = None
-        is the second stage; another one reads no context.
+        A context is read by every row, a :class:`Lead` by its own. A row reads the null token in the place
+        of the context vectors ``dropped`` for it. ``engine`` = None is the second stage; another one reads no
+        context.
         """
         asked = [self.num_layers] if layers is None else list(layers)
         if engine is not None:
             return run_rows(engine, rows, asked)
         if context_CD is None and self.reads_null:
             context_CD = self.null_token[None]
-        lead_BCD = None if context_CD is None else context_CD.expand(len(rows), -1, -1)
-        if lead_BCD is not None and dropped_BC is not None:
+        if context_CD is None or isinstance(context_CD, Lead):
+            return run_rows(self._engine(), rows, asked, context_CD)
+        lead_BCD = context_CD.expand(len(rows), -1, -1)
+        if dropped_BC is not None:
             lead_BCD = torch.where(dropped_BC.to(self.device)[:, :, None], self.null_token, lead_BCD)
-        return run_rows(self._engine(), rows, asked, lead_BCD)
+        counts_B = np.full(len(rows), len(context_CD))
+        return run_rows(
+            self._engine(), rows, asked, Lead(vectors_CD=lead_BCD.flatten(0, 1), counts_B=counts_B)
+        )
 
     def embed_documents(self, rows: Rows) -> Float[torch.Tensor, "B D"]:
         """Embed context documents, a row each, with the first stage: their mean, behind no context."""

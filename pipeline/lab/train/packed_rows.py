@@ -62,23 +62,9 @@ def split(rows: Rows, max_tokens: int) -> tuple[Rows, ...]:
     while first < len(rows):
         reach = np.searchsorted(rows.row_offsets, rows.row_offsets[first] + max_tokens, side="right")
         end = max(first + 1, int(reach) - 1)
-        parts.append(_taken(rows, first, end))
+        parts.append(rows.take(np.arange(first, end))[0])
         first = end
     return tuple(parts)
-
-
-def _taken(rows: Rows, first: int, end: int) -> Rows:
-    start, stop = rows.row_offsets[[first, end]].tolist()
-    chunks = slice(*np.searchsorted(rows.pooled_row, [first, end]).tolist())
-    return Rows(
-        ids=rows.ids[start:stop],
-        row_offsets=rows.row_offsets[first : end + 1] - start,
-        pooled_row=rows.pooled_row[chunks] - first,
-        pooled_start=rows.pooled_start[chunks],
-        pooled_end=rows.pooled_end[chunks],
-        own_start=rows.own_start[chunks],
-        num_own=rows.num_own[chunks],
-    )
 
 
 def pooled(x_ND: torch.Tensor, rows: Rows) -> Float32[torch.Tensor, "M D"]:
@@ -111,32 +97,35 @@ class Block:
 
 def cut_into_blocks(
     lengths_B: Int64[np.ndarray, " B"],
-    num_lead: int,
+    num_lead_B: Int64[np.ndarray, " B"],
     *,
     max_scores: int,
     local_radius: int | None,
     relative_bias: RelativeBias | None = None,
     device: torch.device,
 ) -> tuple[Block, ...]:
-    """Group rows by their lengths, which count ``num_lead`` vectors before each text.
+    """Group rows by their lengths and the ``num_lead`` vectors before each text, which these count.
 
     ``max_scores`` is how many scores of one head a block may have; a row that has more is a block of its own.
     In local layers text sees text within the radius, and each vector of the lead itself alone.
     """
-    order, starts_B = np.argsort(-lengths_B, kind="stable"), np.cumsum(lengths_B) - lengths_B
-    scores = lengths_B[order] ** 2
+    starts_B = np.cumsum(lengths_B) - lengths_B
     blocks: list[Block] = []
-    first = 0
-    while first < len(order):
-        alike = int(np.searchsorted(-scores, -MIN_SHARE_OF_SCORES * scores[first], side="right"))
-        end = max(first + 1, min(alike, first + max_scores // int(scores[first])))
-        rows = order[first:end]
-        block = _block(starts_B[rows], lengths_B[rows], num_lead, local_radius, device)
-        if relative_bias is not None:
-            relative = relative_bias.of_rows(int(lengths_B[order[first]]), num_lead)
-            block = replace(block, bias=relative if block.bias is None else relative + block.bias)
-        blocks.append(block)
-        first = end
+    for num_lead in np.unique(num_lead_B).tolist():
+        order = np.flatnonzero(num_lead_B == num_lead)
+        order = order[np.argsort(-lengths_B[order], kind="stable")]
+        scores = lengths_B[order] ** 2
+        first = 0
+        while first < len(order):
+            alike = int(np.searchsorted(-scores, -MIN_SHARE_OF_SCORES * scores[first], side="right"))
+            end = max(first + 1, min(alike, first + max_scores // int(scores[first])))
+            rows = order[first:end]
+            block = _block(starts_B[rows], lengths_B[rows], num_lead, local_radius, device)
+            if relative_bias is not None:
+                relative = relative_bias.of_rows(int(lengths_B[order[first]]), num_lead)
+                block = replace(block, bias=relative if block.bias is None else relative + block.bias)
+            blocks.append(block)
+            first = end
     return tuple(blocks)
 
 

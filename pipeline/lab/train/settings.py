@@ -258,8 +258,9 @@ class LandmarkConfig(RunConfig):
 
     A batch has ``batch_windows`` windows of up to ``window_tokens`` tokens, special ones and title included,
     each with one of ``landmark_intervals``. A share ``title_share`` of those whose document has a title
-    begins with its first ``title_tokens``. ``token_weight`` is k of the loss
-    (:mod:`cairn.pipeline.lab.train.landmark_distillation`).
+    begins with its first ``title_tokens``. ``token_weight`` and ``question_weight`` are k and q of the loss
+    (:mod:`cairn.pipeline.lab.train.landmark_distillation`). With ``document_context`` every step draws how
+    many landmarks are read, up to so many.
     """
 
     peak_lr: float = option(3e-4, About("Learning rate after the warm-up.", above=0, high=1))
@@ -272,6 +273,18 @@ class LandmarkConfig(RunConfig):
     title_share: float = option(0.75, About("Share of windows that begin with their title.", low=0, high=1))
     title_tokens: int = option(32, About("Tokens of a title that are read.", low=1, high=1_000))
     token_weight: float = option(0.3, About("Weight of the tokens' own states.", low=0))
+    document_context: int = option(
+        0,
+        About(
+            "Landmarks of a document's first window that its others read as input vectors, at most.",
+            low=0,
+            high=1_000,
+        ),
+    )
+    context_absence: float = option(0.25, About("Share of such windows that read none.", low=0, high=1))
+    question_weight: float = option(
+        0.0, About("Weight of the ranking of passages by questions; 0: texts alone.", low=0)
+    )
     heldout_windows: int = option(
         64, About("Windows kept out to find the best step, at most a tenth.", low=0, high=100_000)
     )

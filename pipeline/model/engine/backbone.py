@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 Ids = Int64[np.ndarray, "B T"]
 Lengths = Int64[np.ndarray, " B"]
-ContextRows = Float32[np.ndarray, "C D"] | None
+ContextRows = Float32[np.ndarray, "*B C D"] | None
 
 
 class Backbone(ABC):
@@ -87,10 +87,11 @@ class Backbone(ABC):
     ) -> Float[torch.Tensor, "B T D"]:
         """Return the last hidden states of the text; positions at and after a row's length hold no meaning.
 
-        With a context, its vectors stand before every row's text as input embeddings (CDE eq. 5 and 6): no
-        position embedding and no rotation, so their order does not matter and text positions still start at
-        0; then token type 0 where the family has types, and the embedding norm, as for tokens. Where layers
-        are local, only global ones show the context. Their own outputs are not returned.
+        With a context, its vectors stand before every row's text, or each row's own before its text, as input
+        embeddings (CDE eq. 5 and 6): no position embedding and no rotation, so their order does not matter
+        and text positions still start at 0; then token type 0 where the family has types, and the embedding
+        norm, as for tokens. Where layers are local, only global ones show the context. Their own outputs are
+        not returned.
 
         ``temperature`` divides every attention logit (TempScale: softmax(QKᵀ / (τ √d)); Zhou et al.,
         "Length-Induced Embedding Collapse"): below 1 attention is sharper, against the collapse of long texts

@@ -115,7 +115,7 @@ class Transformer(Backbone):
     def hidden_states(
         self, ids_BT: Ids, lengths_B: Lengths, context_CD: ContextRows = None, temperature: float = 1.0
     ) -> Float[torch.Tensor, "B T D"]:
-        num_lead = 0 if context_CD is None else len(context_CD)
+        num_lead = 0 if context_CD is None else context_CD.shape[-2]
         batch = Batch(
             lengths_B=lengths_B, num_tokens=ids_BT.shape[1], num_lead=num_lead, num_unplaced=num_lead
         )
@@ -132,8 +132,8 @@ class Transformer(Backbone):
         return self.embedding.look_up(torch.from_numpy(ids_BT).to(self.device), slice(num_tokens))
 
     def embed_context(
-        self, context_CD: Float32[np.ndarray, "C D"] | Float[torch.Tensor, "C D"]
-    ) -> Float[torch.Tensor, "C D"]:
+        self, context_CD: Float32[np.ndarray, "*B C D"] | Float[torch.Tensor, "*B C D"]
+    ) -> Float[torch.Tensor, "*B C D"]:
         """Return context vectors as input embeddings, with token type 0, no position, before the norm."""
         x_CD = torch.as_tensor(context_CD, device=self.device)
         return x_CD if self.embedding.token_type_D is None else x_CD + self.embedding.token_type_D

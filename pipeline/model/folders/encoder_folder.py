@@ -75,6 +75,7 @@ def beyond_stock_modules(
         "query_temperature": settings.query_temperature not in (None, 1.0),
         "title_tokens": settings.title_tokens > 0,
         "use_context": settings.use_context,
+        "document_context": settings.document_context > 0,
         "quantised weights": isinstance(tensor_names, QuantizedTensors),
         "landmark mixer": any(name.startswith(LANDMARK_MIXER) for name in tensor_names),
         f"model_type {config.get('model_type')}": not _is_in_transformers(config),

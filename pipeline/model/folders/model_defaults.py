@@ -96,7 +96,7 @@ def given_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of an ingest whose documents bring vectors; a model is one of queries alone."""
     model = chosen.get("model", NO_MODEL)
     brought = {} if model == NO_MODEL else model_defaults(chosen)
-    unread = {"title_tokens": 0, "document_prefix": "", "use_context": False}
+    unread = {"title_tokens": 0, "document_prefix": "", "use_context": False, "document_context": 0}
     own = {"model": model, "given_dims": 0, **ENDPOINT_DEFAULTS, **unread}
     return {name: value for name, value in {**brought, **own}.items() if name not in chosen}
 
@@ -169,6 +169,8 @@ def model_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
             brought |= {} if described.asking is None else {"token_bytes": 0}
     if not (brought.get("pool_prefix") and _can_pool_prefix({**brought, **chosen})):
         brought.pop("pool_prefix", None)
+    if chosen.get("attention", "full") != "full":
+        brought.pop("document_context", None)
     return {name: value for name, value in {"model": model, **brought}.items() if name not in chosen}
 
 
@@ -187,6 +189,7 @@ def query_settings(config: EncoderConfig) -> EncoderConfig | None:
         "document_prefix": "",
         "token_bytes": 0,
         "title_tokens": 0,
+        "document_context": 0,
         **UNDESCRIBED,
         "backend": "torch",
     }
@@ -381,6 +384,7 @@ _COSTLY: Final[Mapping[str, Callable[[Any], bool]]] = {
     "pooling": "lmk".__eq__,
     "attention": "full".__eq__,
     "use_context": bool,
+    "document_context": bool,
     "dims": lambda dims: dims is not None and dims <= 64,
     "landmark_interval": (32).__eq__,
     "temperature": bool,

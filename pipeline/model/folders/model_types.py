@@ -60,6 +60,7 @@ MODEL_TYPES: Final[Mapping[str, ModelType]] = {
 
 LACKED_BY_TRANSFORMERS: Final = (
     "use_context",
+    "document_context",
     "temperature",
     "query_temperature",
     "layers",

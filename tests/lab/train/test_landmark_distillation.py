@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,9 @@ from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import ConfigError, ModelError, SourceError
 from cairn.pipeline.lab.train.landmark_distillation import (
+    Asked,
     FollowedChunks,
+    LeadKind,
     Window,
     read_windows,
     train_landmarks,
@@ -88,6 +90,14 @@ def windows() -> list[Window]:
     return [Window(words(2, 90), words(30, 1)), Window("", words(5, 2)), Window(words(9, 91), words(40, 3))]
 
 
+def document() -> list[Window]:
+    """Return four windows of one document, with questions of the second and the last, and one of another."""
+    parts = [words(48, 20 + number) for number in range(4)]
+    asked = {1: (Asked(words(4, 30), 0, len(parts[1]) // 2),), 3: (Asked(words(5, 31), 0, len(parts[3])),)}
+    own = [Window("", part, asked.get(place, ()), 0 if place else -1) for place, part in enumerate(parts)]
+    return [*own, Window(words(2, 32), words(20, 33), (Asked(words(3, 34), 0, 40),))]
+
+
 def test_rows_are_cls_title_and_chunks_with_a_landmark_behind_each(
     make_objective: Callable[..., FollowedChunks], windows: list[Window]
 ):
@@ -117,7 +127,7 @@ def test_a_landmark_follows_its_chunk_behind_the_title(
     objective = make_objective(windows[:1])
     lesson = objective.lesson(windows[:1], None)
     settings = EncoderConfig(model=str(tiny_model_folder), landmark_interval=12, precision="fp32")
-    title, text = windows[0]
+    title, text = windows[0].title, windows[0].text
     of_title = DocumentEncoder(settings).encode([title]).document_vectors_NV
     encoder = DocumentEncoder(replace(settings, title_tokens=4))
     behind = encoder.encode([text], titles=[title]).chunk_vectors_MV
@@ -132,17 +142,22 @@ def test_tokens_follow_their_states_in_the_chunk_alone(
     """An untrained student reads a window of one chunk as the base does, so nothing is left to follow."""
     objective = make_objective(windows, title_share=0.0)
     lesson = objective.lesson(windows[1:2], np.random.default_rng(0))
-    _, distance_N1 = objective._embed(lesson.rows, lesson, slice(None), None)
+    _, distance_N1 = objective.landmarks(lesson)
 
     assert distance_N1[lesson.is_taught_N > 0].max() < 1e-5
     assert (lesson.states_ND[lesson.is_taught_N == 0] == 0).all()
 
 
+@pytest.mark.parametrize("of_documents", [False, True])
 def test_gradients_do_not_depend_on_micro_batches(
-    make_objective: Callable[..., FollowedChunks], windows: list[Window]
+    make_objective: Callable[..., FollowedChunks], windows: list[Window], of_documents: bool
 ):
+    settings = {"document_context": 3, "question_weight": 0.5} if of_documents else {}
+
     def gradient(micro_batch_tokens: int) -> tuple[float, torch.Tensor]:
-        objective = make_objective(windows, micro_batch_tokens=micro_batch_tokens)
+        objective = make_objective(
+            document() if of_documents else windows, micro_batch_tokens=micro_batch_tokens, **settings
+        )
         loss = objective.batch(0).backward()
         parts = [each.grad.flatten() for each in objective.model.parameters() if each.grad is not None]
         return float(loss), torch.cat(parts)
@@ -219,12 +234,84 @@ def test_the_saved_model_is_served_with_the_vectors_of_training(
     objective.save(tmp_path / "model")
     lesson = objective.lesson(objective.windows, None)
     with torch.no_grad():
-        trained_MD, _ = objective._embed(lesson.rows, lesson, slice(None), None)
+        trained_MD, _ = objective.landmarks(lesson)
     served = DocumentEncoder(
         replace(objective.folder.settings, model=str(tmp_path / "model"), precision="fp32")
     ).encode([window.text for window in windows])
 
     np.testing.assert_allclose(served.chunk_vectors_MV, trained_MD, atol=1e-4)
+
+
+@pytest.mark.parametrize("most", [3, 16])
+def test_a_document_is_served_with_the_vectors_that_training_has_behind_its_first_window(
+    make_objective: Callable[..., FollowedChunks], tmp_path: Path, most: int
+):
+    windows = document()[:4]
+    objective = make_objective(windows, document_context=most)
+    objective.save(tmp_path / "model")
+    lesson = objective.lesson(windows, None)
+    with torch.no_grad():
+        trained, foreign, alone = (objective.landmarks(lesson, kind)[0] for kind in get_args(LeadKind))
+    settings = replace(
+        objective.folder.settings,
+        model=str(tmp_path / "model"),
+        precision="fp32",
+        window_overlap_tokens=0,
+    )
+    text = " ".join(window.text for window in windows)
+    served, without = (
+        DocumentEncoder(replace(settings, document_context=count)).encode([text]).chunk_vectors_MV
+        for count in (most, 0)
+    )
+
+    np.testing.assert_allclose(served, trained, atol=1e-5)
+    np.testing.assert_allclose(without, alone, atol=1e-5)
+    assert np.abs(served - without)[4:].min(axis=0).max() > 1e-4, "the first window's landmarks are not read"
+    assert (trained[:4] == alone[:4]).all(), "the first window reads something"
+    assert not torch.allclose(trained[4:], foreign[4:], atol=1e-4) or most >= 4, (
+        "order counts beyond its number"
+    )
+
+
+def test_the_loss_of_questions_equals_the_rule_written_out(make_objective: Callable[..., FollowedChunks]):
+    """Answers against passages; none counts that the base scores as high as the best answer."""
+    windows = document()
+    objective = make_objective(windows, document_context=4, question_weight=1.0)
+    lesson = objective.lesson(windows, None)
+    with torch.no_grad():
+        s_MD, _ = objective.landmarks(lesson)
+    found = objective._ranking(lesson, s_MD)
+    s, y = s_MD.numpy(), lesson.vectors_MD.numpy()
+    # Landmarks: 4 windows of 4 chunks, the other document's title and 2 chunks, then 3 questions.
+    assert len(s) == 16 + 3 + 3
+    passages, answers = [*range(16), 17, 18], [[4, 5], [12, 13, 14, 15], [17]]
+    for question, of_question, loss in zip((19, 20, 21), answers, found.tolist(), strict=True):
+        best = max(y[question] @ y[answer] for answer in of_question)
+        others = [place for place in passages if place not in of_question and y[question] @ y[place] < best]
+        scores = [
+            sum(np.exp(s[question] @ s[place] / 0.05) for place in some) for some in (of_question, others)
+        ]
+        assert loss == pytest.approx(np.log(sum(scores)) - np.log(scores[0]), abs=1e-4)
+
+
+def test_questions_stand_with_the_characters_that_answer_them(tmp_path: Path):
+    rows = [
+        {"query": "first", "document": "a cat sat", "title": "cat"},
+        {"query": "again", "document": "on the mat", "title": "cat"},
+        {"query": "twice", "document": "a cat sat", "title": "cat"},
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+
+    whole = read_windows([tmp_path / "pairs.parquet"], 64, asks=True).windows
+    parted = read_windows([tmp_path / "pairs.parquet"], 3, asks=True).windows
+
+    assert [(one.title, one.text, one.lead) for one in whole] == [("cat", "a cat sat\n\non the mat", -1)]
+    assert whole[0].asked == (Asked("first", 0, 9), Asked("again", 11, 21), Asked("twice", 0, 9))
+    assert "".join(one.text for one in parted) == whole[0].text
+    assert [one.lead for one in parted] == [-1, 0]
+    for one in parted:
+        assert {one.text[each.start : each.end].strip() for each in one.asked} <= {"a cat sat", "on the mat"}
+    assert [[each.question for each in one.asked] for one in parted] == [["first", "twice"], ["again"]]
 
 
 @pytest.mark.parametrize(

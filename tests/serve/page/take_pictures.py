@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from playwright.sync_api import sync_playwright
 
@@ -18,18 +19,18 @@ LIT = "#map canvas[data-hits='20']"
 WIDE, PHONE = {"width": 1320, "height": 840}, {"width": 390, "height": 780}
 
 
-def save(tab, name):
+def save(tab: Any, name: str) -> None:
     tab.wait_for_timeout(400)
     tab.screenshot(path=PICTURES / f"{name}.jpg", type="jpeg", quality=80)
 
 
-def main(address):
+def main(address: str) -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
 
-        def visit(**options):
+        def visit(**options: Any) -> Any:
             tab = browser.new_context(**options).new_page()
             tab.set_default_timeout(120_000)
             tab.goto(f"{address}/#collection=python-docs")

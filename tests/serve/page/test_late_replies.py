@@ -19,10 +19,10 @@ FOCUSED_HIT = "document.activeElement.closest('.hit')?.dataset.id"
 
 
 @pytest.fixture
-def arrive(visit):
+def arrive(visit: Callable[..., Any]) -> Callable[..., Any]:
     """Return what calls ``prepare(tab)`` and then sends the tab to an address with a state."""
 
-    def run(prepare, **state):
+    def run(prepare: Callable[[Any], object], **state: str) -> Any:
         tab = visit("")
         prepare(tab)
         tab.goto(f"{tab.url.split('#')[0]}?again#{urlencode(state)}", wait_until="commit")
@@ -31,21 +31,21 @@ def arrive(visit):
     return run
 
 
-def refuse(tab, pattern):
+def refuse(tab: Any, pattern: str) -> None:
     """Let requests fail, with a status that leaves a browser's console silent."""
     tab.route(pattern, lambda route: route.fulfill(status=299, body="not JSON"))
 
 
-def body_of(request):
+def body_of(request: Any) -> dict[str, Any]:
     return request.value.post_data_json
 
 
-def is_search(request):
+def is_search(request: Any) -> bool:
     return request.url.endswith("/search")
 
 
 @pytest.mark.parametrize("pattern", ["**/v1/collections", DESCRIPTION])
-def test_address_outlives_a_failure_typing_and_another_try(arrive, pattern):
+def test_address_outlives_a_failure_typing_and_another_try(arrive: Callable[..., Any], pattern: str) -> None:
     tab = arrive(
         lambda tab: refuse(tab, pattern),
         collection="stones",
@@ -68,7 +68,7 @@ def test_address_outlives_a_failure_typing_and_another_try(arrive, pattern):
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_another_try_shows_the_collection_although_nothing_is_asked(arrive):
+def test_another_try_shows_the_collection_although_nothing_is_asked(arrive: Callable[..., Any]) -> None:
     tab = arrive(lambda tab: refuse(tab, DESCRIPTION), collection="stones")
     tab.locator("#notice:not([hidden])").wait_for()
     tab.unroute(DESCRIPTION)
@@ -78,7 +78,7 @@ def test_another_try_shows_the_collection_although_nothing_is_asked(arrive):
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_another_try_loads_a_map_that_failed(arrive, rows):
+def test_another_try_loads_a_map_that_failed(arrive: Callable[..., Any], rows: list[dict[str, Any]]) -> None:
     tab = arrive(lambda tab: refuse(tab, "**/map"), collection="stones")
     tab.locator("#notice:not([hidden])").wait_for()
     tab.unroute("**/map")
@@ -86,7 +86,9 @@ def test_another_try_loads_a_map_that_failed(arrive, rows):
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
 
 
-def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive, hold):
+def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(
+    arrive: Callable[..., Any], hold: Hold
+) -> None:
     held: list[Any] = []
     searches: list[dict[str, Any]] = []
     tab = arrive(
@@ -101,7 +103,9 @@ def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive, ho
     assert [search["filters"] for search in searches] == [ONLY_ACME]
 
 
-def test_collection_that_is_left_before_it_is_described_is_called_off(arrive, hold):
+def test_collection_that_is_left_before_it_is_described_is_called_off(
+    arrive: Callable[..., Any], hold: Hold
+) -> None:
     held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", q="basalt")
     description = held[0].first()
@@ -112,7 +116,9 @@ def test_collection_that_is_left_before_it_is_described_is_called_off(arrive, ho
     assert tab.title() == "pebbles · Cairn"
 
 
-def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_other(visit, ask, hold):
+def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_other(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/v1/collections/pebbles")
@@ -128,7 +134,9 @@ def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_oth
     assert [url.split("/collections/")[1] for url in searches] == ["pebbles/search"]
 
 
-def test_answer_for_a_collection_that_was_left_is_called_off(visit, ask, hold):
+def test_answer_for_a_collection_that_was_left_is_called_off(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/stones/search")
@@ -141,7 +149,9 @@ def test_answer_for_a_collection_that_was_left_is_called_off(visit, ask, hold):
 
 
 @pytest.mark.parametrize("view", ["map", "health"])
-def test_view_that_is_chosen_before_the_collections_came_stays(arrive, hold, view):
+def test_view_that_is_chosen_before_the_collections_came_stays(
+    arrive: Callable[..., Any], hold: Hold, view: str
+) -> None:
     held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, "**/v1/collections")), collection="stones")
     found = held[0].first()
@@ -151,7 +161,9 @@ def test_view_that_is_chosen_before_the_collections_came_stays(arrive, hold, vie
     assert tab.locator(f"#tab-{view}[aria-selected=true]").count() == 1
 
 
-def test_description_without_a_column_takes_its_filter_away_and_asks_again(visit, ask, address):
+def test_description_without_a_column_takes_its_filter_away_and_asks_again(
+    visit: Callable[..., Any], ask: Callable[..., None], address: str
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator(".hit .chip", has_text="tenant").first.click()
@@ -176,7 +188,9 @@ def test_description_without_a_column_takes_its_filter_away_and_asks_again(visit
     assert "filters" not in tab.evaluate("location.hash")
 
 
-def test_filter_that_is_added_after_another_collection_was_chosen_has_its_columns(visit, ask, address):
+def test_filter_that_is_added_after_another_collection_was_chosen_has_its_columns(
+    visit: Callable[..., Any], ask: Callable[..., None], address: str
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.click("#add-filter")
@@ -189,7 +203,9 @@ def test_filter_that_is_added_after_another_collection_was_chosen_has_its_column
     assert tab.locator(".filter option[value=polished]").count() == 1
 
 
-def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit, hold, rows):
+def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
+    visit: Callable[..., Any], hold: Hold, rows: list[dict[str, Any]]
+) -> None:
     tab = visit()
     canvas = tab.locator(f"#map canvas[data-points='{len(rows)}']")
     canvas.wait_for()
@@ -209,7 +225,9 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit, h
     assert tab.locator(".map-label").is_hidden()
 
 
-def test_address_that_is_changed_while_one_types_wins(visit, ask):
+def test_address_that_is_changed_while_one_types_wins(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.evaluate(
@@ -222,7 +240,7 @@ def test_address_that_is_changed_while_one_types_wins(visit, ask):
     assert tab.title() == "pebbles · Cairn"
 
 
-def test_of_two_addresses_the_later_holds_whatever_comes_first(visit, hold):
+def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[..., Any], hold: Hold) -> None:
     tab = visit("#collection=stones")
     tab.locator("#holds", has_text="generation 1").wait_for()
     held = hold(tab, DESCRIPTION)
@@ -238,7 +256,7 @@ def test_of_two_addresses_the_later_holds_whatever_comes_first(visit, hold):
     assert tab.locator(".filter").count() == 0
 
 
-def test_what_is_typed_before_the_page_runs_is_kept(arrive, hold):
+def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], hold: Hold) -> None:
     held: list[Any] = []
     tab = arrive(
         lambda tab: held.append(hold(tab, "**/page/page.js")), collection="stones", q="old", bm25="off"
@@ -250,7 +268,7 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive, hold):
     assert (body_of(request)["query"], body_of(request)["hybrid"]) == ("granite", False)
 
 
-def press_before_the_text_comes(tab, key, ask, hold):
+def press_before_the_text_comes(tab: Any, key: str, ask: Callable[..., None], hold: Hold) -> None:
     """Open the best document and press a key while its text is on its way."""
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
@@ -260,20 +278,26 @@ def press_before_the_text_comes(tab, key, ask, hold):
     text.continue_()
 
 
-def test_keys_wait_for_the_document_that_is_opened(visit, ask, hold):
+def test_keys_wait_for_the_document_that_is_opened(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     press_before_the_text_comes(tab, "n", ask, hold)
     tab.locator("#document .steps", has_text="passage 1 of").wait_for()
 
 
-def test_document_takes_no_focus_from_who_went_on_meanwhile(visit, ask, hold):
+def test_document_takes_no_focus_from_who_went_on_meanwhile(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     press_before_the_text_comes(tab, "/", ask, hold)
     tab.locator("mark.active").first.wait_for()
     assert tab.evaluate("document.activeElement.id") == "query"
 
 
-def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(visit, ask, hold):
+def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     """What is called off while its body is on the way has a status that says all is well."""
     tab = visit()
     ask(tab, "basalt", "Basalt")
@@ -302,7 +326,9 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(visit, 
     assert tab.locator("#notice").is_hidden()
 
 
-def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(visit, ask, hold):
+def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(
+    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
+) -> None:
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/search")
@@ -316,10 +342,12 @@ def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(visit,
     assert tab.evaluate(FOCUSED_HIT) == place
 
 
-def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(new_tab, address, ask):
+def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
+    new_tab: Callable[[], Any], address: str, ask: Callable[..., None]
+) -> None:
     left = ["once"]
 
-    def overloaded(route):
+    def overloaded(route: Any) -> None:
         if not left:
             return route.continue_()
         left.pop()
@@ -340,9 +368,11 @@ def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(new_
     assert tab.inner_text("#status") == said
 
 
-def test_second_refusal_leaves_the_key_that_is_being_typed(new_tab, address, ask, hold):
+def test_second_refusal_leaves_the_key_that_is_being_typed(
+    new_tab: Callable[[], Any], address: str, ask: Callable[..., None], hold: Hold
+) -> None:
 
-    def refusal(title):
+    def refusal(title: str) -> dict[str, Any]:
         return {"status": 401, "json": {"type": "urn:x", "title": title, "status": 401}}
 
     tab = new_tab()

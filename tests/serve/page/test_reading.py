@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import httpx2
 import pytest
 
@@ -12,7 +15,15 @@ pytestmark = pytest.mark.xdist_group("page")
     ("query", "doc_id", "title"),
     [("pumice river", "astral/🪨", "Letters 🏔🪨"), ("basalt river", "plain/basalt", "Basalt")],
 )
-def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query, doc_id, title, ask, rows):
+def test_marked_passages_stand_at_the_spans_the_api_gives(
+    visit: Callable[..., Any],
+    address: str,
+    query: str,
+    doc_id: str,
+    title: str,
+    ask: Callable[..., None],
+    rows: list[dict[str, Any]],
+) -> None:
     tab = visit()
     with tab.expect_response("**/search") as response:
         ask(tab, query, title)
@@ -38,7 +49,9 @@ def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query,
     assert {position for mark in marks for position in range(int(mark["start"]), int(mark["end"]))} == covered
 
 
-def test_text_that_looks_like_markup_stays_text(visit, ask, evil):
+def test_text_that_looks_like_markup_stays_text(
+    visit: Callable[..., Any], ask: Callable[..., None], evil: str
+) -> None:
     tab = visit()
     ask(tab, "obsidian cuts", evil)
     tab.locator(".hit .open", has_text="onerror").first.click()
@@ -50,7 +63,7 @@ def test_text_that_looks_like_markup_stays_text(visit, ask, evil):
 
 
 @pytest.mark.slow
-def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit):
+def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit: Callable[..., Any]) -> None:
     tab = visit()
     whole = "a😀bé𐍈c🪨d" * 9
     spans = [(3, 11), (8, 20), (8, 20), (30, 31), (50, 72), (60, 400)]
@@ -69,7 +82,9 @@ def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit):
 
 
 @pytest.mark.slow
-def test_long_document_is_read_where_its_passage_stands(visit, ask):
+def test_long_document_is_read_where_its_passage_stands(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     text = "".join(f"{number:09d}\n" for number in range(50_000))
     spans = [(450_000, 450_040), (90, 120)]
@@ -89,7 +104,7 @@ def test_long_document_is_read_where_its_passage_stands(visit, ask):
         "passages": passages,
     }
 
-    def stretch(route):
+    def stretch(route: Any) -> None:
         params = httpx2.URL(route.request.url).params
         start = int(params["start_char"])
         piece = text[start : start + int(params["max_characters"])]
@@ -125,7 +140,9 @@ def test_long_document_is_read_where_its_passage_stands(visit, ask):
 
 
 @pytest.mark.slow
-def test_text_runs_in_the_direction_of_its_script(visit, ask):
+def test_text_runs_in_the_direction_of_its_script(
+    visit: Callable[..., Any], ask: Callable[..., None]
+) -> None:
     tab = visit()
     ask(tab, "נהר", "אבני דרך")
     hit = tab.locator(".hit", has_text="אבני דרך").first
