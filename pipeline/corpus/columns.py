@@ -12,10 +12,12 @@ measured before they are made plain: a dictionary of a thousand rows may be a gi
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from decimal import Decimal
 from functools import reduce
 from typing import Any, Final, cast
 
@@ -227,6 +229,8 @@ def type_of(value: object) -> pa.DataType:
         return pa.float64()
     if isinstance(value, str | bytes):
         return pa.string()
+    if isinstance(value, dt.date | dt.time | dt.timedelta | Decimal | np.generic):
+        return pa.scalar(cast("Any", value)).type
     if not _is_flat(value):
         return OBJECT
     elements = cast("Sequence[object]", value)
@@ -253,6 +257,10 @@ def kind_of(arrow_type: pa.DataType) -> str | None:
         return "numbers"
     if pa.types.is_boolean(arrow_type):
         return "booleans"
+    if pa.types.is_date(arrow_type):
+        return "dates"
+    if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
+        return "times of zones"
     return "times" if pa.types.is_temporal(arrow_type) else None
 
 
@@ -553,7 +561,8 @@ def _natural(values: Sequence[Any]) -> pa.Array:
 def _as_bytes(value: Any) -> bytes:
     if isinstance(value, bytes):
         return value
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    is_of_json = isinstance(value, bool | int | float | list | dict)
+    text = json.dumps(value, ensure_ascii=False, default=str) if is_of_json else str(value)
     return text.encode("utf-8", "surrogatepass")
 
 

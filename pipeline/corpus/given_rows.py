@@ -6,17 +6,22 @@ types of their values (``columns``). Everything is in memory at once. It does no
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from functools import reduce
+from itertools import chain
+from pathlib import PurePath
 from typing import Any, Final, cast
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 from cairn.pipeline.config import CorpusConfig
-from cairn.pipeline.corpus.columns import batch_of, joined, learned_field, types_of
+from cairn.pipeline.corpus.columns import BIG_INTEGER, batch_of, is_list, joined, learned_field, types_of
 from cairn.pipeline.corpus.formats.format import damage_of
 from cairn.pipeline.errors import UsageError
 from cairn.pipeline.options import shown
@@ -43,7 +48,14 @@ def table_of(given: GivenRows, config: CorpusConfig) -> pa.Table:
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
     if isinstance(given, ArrowStream):
-        table = _made(pa.table, given)
+        frame = cast("Any", given)
+        try:
+            table = _made(pa.table, given)
+        except UsageError:  # of pandas, as objects of several kinds in a column
+            if not (hasattr(frame, "iterrows") and frame.columns.is_unique):
+                raise
+            frame = frame if frame.index.name is None else frame.reset_index()
+            return table_of(frame.to_dict("records"), config)
         return table.select([name for name in table.schema.names if not _PANDAS_INDEX.fullmatch(name)])
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise _refused(shown(given))
@@ -73,8 +85,7 @@ def _fields(row: object, config: CorpusConfig) -> Mapping[str, Any]:
 
 def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> pa.Table:
     names = dict.fromkeys(name for row in rows for name in row)
-    if not rows:
-        names = {config.id_column: None, config.text_column: None}
+    names = names or {config.id_column: None, config.text_column: None}
     columns = {name: _column(name, [_plain(row.get(name)) for row in rows]) for name in names}
     fields = [learned_field(name, column.type, met) for name, (column, met) in columns.items()]
     return pa.table([column for column, _ in columns.values()], schema=pa.schema(fields))
@@ -82,9 +93,9 @@ def _table_of_rows(rows: Sequence[Mapping[str, Any]], config: CorpusConfig) -> p
 
 def _plain(value: Any) -> Any:
     """Return a value as Python has it; what pandas has for a missing one is None."""
-    if (isinstance(value, float) and math.isnan(value)) or type(value).__name__ in _MISSING:
+    if (isinstance(value, float | Decimal) and math.isnan(value)) or type(value).__name__ in _MISSING:
         return None
-    if isinstance(value, UUID):
+    if isinstance(value, UUID | PurePath):
         return str(value)
     if isinstance(value, np.ndarray) and not value.ndim:
         return _plain(value[()])
@@ -104,19 +115,33 @@ def _first(values: Sequence[object]) -> object:
 
 def _column(name: str, values: Sequence[Any]) -> tuple[pa.Array, Sequence[pa.DataType]]:
     """Return values as a column, and their types where Arrow has none for all."""
-    try:
-        return pa.array(values), ()  # knows dates, decimals and numpy's numbers
-    except (pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError):
-        pass
+    items = chain.from_iterable(value if isinstance(value, list | tuple) else (value,) for value in values)
+    if len({*map(_kind, items)} - {None}) <= 1:  # of several, Arrow cuts times to dates, and the like
+        with contextlib.suppress(pa.ArrowException, UnicodeEncodeError, OverflowError, TypeError):
+            return pa.array(values), ()  # knows dates, decimals and numpy's numbers
     try:
         types = [found for value in values for found in types_of(value)]
         target = reduce(joined, types, pa.null())
-        column, faults = batch_of([{name: value} for value in values], {name: target}, ()).columns
+        rows = [{name: value} for value in values]
+        column, faults = batch_of(rows, {name: target}, ()).columns
+        if faults.null_count < len(faults):  # as of a whole number that no double holds
+            text = pa.list_(pa.string()) if is_list(target) else pa.string()
+            column, faults = batch_of(rows, {name: text}, ()).columns
+            types = [*types, BIG_INTEGER]
     except (pa.ArrowException, TypeError) as error:
         raise _unfit(name, damage_of(error)) from error
     if faults.null_count < len(faults):
         raise _unfit(name, "numbers that no type holds, or NaN beside texts")
     return column, types
+
+
+def _kind(value: object) -> object:
+    """Return what values have in common that Arrow may put into one column."""
+    if isinstance(value, int | float | Decimal | np.number) and not isinstance(value, bool):
+        return Decimal
+    if isinstance(value, dt.datetime | np.datetime64):
+        return dt.datetime, getattr(value, "tzinfo", None) is None
+    return None if value is None else type(value)
 
 
 def _unfit(name: str, got: str) -> UsageError:

@@ -185,7 +185,8 @@ def _unusable(file: SourceFile, schema: pa.Schema, found: Mapping[str, str]) -> 
             )
         own = pa.null() if column not in schema.names else schema.field(column).type
         if contract := _contract(role, own, file):
-            fault = f"{label} column {column!r} must {contract}, got {own} in {file.name}; "
+            got = "objects or nested lists" if own == OBJECT else own
+            fault = f"{label} column {column!r} must {contract}, got {got} in {file.name}; "
             return ColumnError(fault, "another", f"{label}-column")
     return None
 

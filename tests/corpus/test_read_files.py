@@ -248,6 +248,26 @@ def test_damaged_file_is_read_each_time_and_keeps_sync_from_deleting(
     assert not published.ingest(corpus, sync=True)["is_complete"]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "cut"),
+    [
+        ("b.csv", "id,text\nx,y\n", "id,te"),
+        ("b.jsonl", '{"id": "x", "text": "y"}\n', '{"error": "rate limited"}\n'),
+    ],
+)
+def test_a_table_that_gave_documents_and_lacks_a_column_keeps_sync_from_deleting(
+    published: Published, corpus: Path, name: str, content: str, cut: str
+) -> None:
+    (corpus / name).write_text(content)
+    published.ingest(corpus)
+    for _ in range(2):
+        (corpus / name).write_text(cut)
+        done = published.ingest(corpus, sync=True)
+        assert (done["is_complete"], done["quarantine_reasons"]) == (False, {"damaged_file": 1})
+        assert "it gave documents before" in done["refused"][0]["detail"]
+        assert "x" in done["documents"]
+
+
 def test_file_with_damaged_rows_is_read_each_time(published: Published, corpus: Path) -> None:
     path = corpus / "b.parquet"
     table = pa.table({"id": [f"b{number}" for number in range(9)], "text": ["some text"] * 9})
