@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +56,22 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
     return folder / "root"
 
 
+def wait_until(claim: Callable[[], object]) -> None:
+    """Wait until a claim holds, five minutes at most on a busy machine."""
+    ends = time.monotonic() + 300.0
+    while not claim():
+        assert time.monotonic() < ends, "it never came to hold"
+        time.sleep(0.01)
+
+
 @contextlib.contextmanager
-def serving(settings: Any) -> Iterator[str]:
-    """Give the address of a server in a thread of this process."""
-    import uvicorn
+def serving(settings: Any, app: Any = None, *, is_forced: bool = False) -> Iterator[str]:
+    """Give the address of a server on a thread; one that is forced to end waits for no connection."""
     from cairn.pipeline.serve.app import create_app
-    from cairn.pipeline.serve.server import bind
+    from cairn.pipeline.serve.server import bind, server_of
 
     with bind(settings) as listener:
-        server = uvicorn.Server(
-            uvicorn.Config(create_app(settings), lifespan="on", ws="none", log_config=None, access_log=False)
-        )
+        server = server_of(app or create_app(settings), settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="stones-server")
         thread.start()
         try:
@@ -74,7 +79,7 @@ def serving(settings: Any) -> Iterator[str]:
                 time.sleep(0.01)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
+            server.should_exit, server.force_exit = True, is_forced
             thread.join()
 
 

@@ -27,10 +27,9 @@ from cairn.pipeline.frameworks.source import (
     WrittenCollection,
     as_cairn_has_it,
     as_json,
-    columns_of,
     find_passages,
     open_source,
-    title_of,
+    row_of,
 )
 from cairn.pipeline.search.filters import MAX_LIST_VALUES
 from cairn.pipeline.search_options import SearchParameters
@@ -234,13 +233,8 @@ class CairnDocumentStore:
 
 
 def _row(document: Document) -> dict[str, Any]:
-    return {
-        **columns_of(document.meta),
-        "id": document.id,
-        "title": title_of(document.meta),
-        "text": document.content,
-        HAYSTACK_COLUMN: as_json(document.meta, "meta"),
-    }
+    kept = {HAYSTACK_COLUMN: as_json(document.meta, "meta")}
+    return row_of(document.id, document.content, document.meta, **kept)
 
 
 def _as_document(stored: StoredDocument) -> Document:

@@ -184,14 +184,8 @@ class CairnVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """Add texts as documents; see :meth:`add_documents`."""
-        own = list(texts)  # a generator can be read once
-        if metadatas is not None and len(metadatas) != len(own):
-            raise UsageError(f"there must be one metadata a text, got {len(metadatas)} and {len(own)} texts")
-        given = metadatas or [{} for _ in own]
-        documents = [
-            Document(page_content=text, metadata=metadata) for text, metadata in zip(own, given, strict=True)
-        ]
-        return self.add_documents(documents, ids=ids, **kwargs)
+        texts = list(texts)  # LangChain reads a generator twice
+        return super().add_texts(texts, metadatas, ids=ids, **kwargs)
 
     @override
     def delete(self, ids: list[str] | str | None = None, **kwargs: Any) -> bool:
@@ -213,7 +207,7 @@ class CairnVectorStore(VectorStore):
     @override
     def similarity_search(self, query: str, k: int = 4, **kwargs: Any) -> list[Document]:
         """Return the best documents; keywords are those of :meth:`similarity_search_with_score`."""
-        return _documents(self.similarity_search_with_score(query, k, **kwargs))
+        return [document for document, _ in self.similarity_search_with_score(query, k, **kwargs)]
 
     @override
     def similarity_search_with_score(

@@ -27,9 +27,8 @@ from cairn.pipeline.frameworks.source import (
     WrittenCollection,
     as_cairn_has_it,
     as_json,
-    columns_of,
     find_passages,
-    title_of,
+    row_of,
 )
 from cairn.pipeline.search_options import SearchParameters
 from cairn.pipeline.types import Document as StoredDocument
@@ -292,15 +291,13 @@ def _both(*trees: dict[str, Any] | None) -> dict[str, Any] | None:
 
 def _row(node: BaseNode) -> dict[str, Any]:
     metadata: dict[str, Any] = node_to_metadata_dict(node, remove_text=True, flat_metadata=False)
-    return {
-        **columns_of(node.metadata),
-        "id": node.node_id,
-        "title": title_of(node.metadata),
-        "text": node.get_content(metadata_mode=MetadataMode.NONE),
+    kept = {
         SOURCE_COLUMN: node.ref_doc_id
         or "None",  # as LlamaIndex's own store has it: there is always a column
         LLAMA_COLUMN: as_json({name: metadata[name] for name in ("_node_content", "_node_type")}, "metadata"),
     }
+    text = node.get_content(metadata_mode=MetadataMode.NONE)
+    return row_of(node.node_id, text, node.metadata, **kept)
 
 
 def _as_node(stored: StoredDocument) -> BaseNode:

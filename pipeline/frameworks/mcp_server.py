@@ -11,6 +11,7 @@ Answers are bounded in characters, since a model reads them whole. Where collect
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from typing import Annotated, Any, Final, Protocol, TypeVar
@@ -20,7 +21,7 @@ from cairn.pipeline.errors import CairnError, extra_missing
 from cairn.pipeline.frameworks.source import Readable, Searchable
 from cairn.pipeline.manifest import COLLECTION_NAME
 from cairn.pipeline.search_options import SearchKeywords
-from cairn.pipeline.types import Document, Hit, Passage, SearchResult, json_value
+from cairn.pipeline.types import Document, Hit, ListedDocument, Passage, SearchResult, json_value
 from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import Unpack, override
 
@@ -107,47 +108,11 @@ class ColumnAnswer(BaseModel):
     high: Any
 
 
-class ColumnsAnswer(BaseModel):
-    """The columns of a collection."""
-
-    collection: str
-    columns: list[ColumnAnswer]
-
-
-class CountAnswer(BaseModel):
-    """How many documents match."""
-
-    collection: str
-    documents: int
-
-
-class ListedAnswer(BaseModel):
-    """A document without its text."""
-
-    doc_id: str
-    title: str | None
-    metadata: dict[str, Any]
-
-
 class ListAnswer(BaseModel):
     """Documents that match, in the order of their ids; ``next_after`` asks for more, null where none are."""
 
-    collection: str
-    documents: list[ListedAnswer]
+    documents: list[ListedDocument]
     next_after: str | None
-
-
-class CollectionNames(BaseModel):
-    """The collections that can be asked."""
-
-    collections: list[str]
-
-
-class Written(BaseModel):
-    """A document that searches find from now on, or no longer."""
-
-    collection: str
-    doc_id: str
 
 
 class Library(Protocol):
@@ -238,8 +203,14 @@ FilterArgument = Annotated[
 ]
 
 
-def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServer:
-    """Return a server whose tools read the library that ``open_library`` gives for each call."""
+def make_server(
+    open_library: Callable[[Context[Any, Any]], Library],
+    open_writable: Callable[[Context[Any, Any]], WritableLibrary] | None = None,
+) -> MCPServer:
+    """Return a server whose tools read the library that ``open_library`` gives for each call.
+
+    With ``open_writable`` it has tools that change documents, too.
+    """
     server = _Server(
         "cairn",
         title="Cairn",
@@ -249,10 +220,17 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
         log_level="WARNING",
     )
 
+    async def chosen(context: Context, name: str | None) -> tuple[Library, str]:
+        library = open_library(context)
+        names = [name] if name is not None else await library.names()
+        if len(names) != 1:
+            raise ToolError("a collection must be named, as list_collections gives them")
+        return library, names[0]
+
     @server.tool(annotations=_READS)
-    async def list_collections(context: Context) -> CollectionNames:
+    async def list_collections(context: Context) -> list[str]:
         """List the collections that can be searched."""
-        return CollectionNames(collections=await open_library(context).names())
+        return await open_library(context).names()
 
     @server.tool(annotations=_READS)
     async def search(
@@ -269,8 +247,7 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
         collection: CollectionArgument = None,
     ) -> SearchAnswer:
         """Find the passages of a collection that answer a query best, with their documents."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
+        library, name = await chosen(context, collection)
         result = await library.search(
             name, query, top_k=top_k, max_characters=max_characters, filters=filters
         )
@@ -292,41 +269,33 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
         collection: CollectionArgument = None,
     ) -> DocumentStretch:
         """Read a document of a collection, or a stretch of its text."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
+        library, name = await chosen(context, collection)
         document = await library.read(name, lambda own: own.read_document(doc_id))
         if document is None:
             raise ToolError("there is no document of this id; take a doc_id that search gave")
         return _stretch(document, start_char, max_characters)
 
     @server.tool(annotations=_READS)
-    async def list_columns(context: Context, collection: CollectionArgument = None) -> ColumnsAnswer:
+    async def list_columns(context: Context, collection: CollectionArgument = None) -> list[ColumnAnswer]:
         """Name the columns that filters may ask for, with their types, most frequent values and ranges."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
-        return ColumnsAnswer(
-            collection=name,
-            columns=[
-                ColumnAnswer(
-                    name=column.name,
-                    type=column.type,
-                    values={str(each.value): each.documents for each in column.values},
-                    **json_value({"low": column.low, "high": column.high}),
-                )
-                for column in await library.read(name, lambda own: own.columns())
-            ],
-        )
+        library, name = await chosen(context, collection)
+        return [
+            ColumnAnswer(
+                name=column.name,
+                type=column.type,
+                values={str(each.value): each.documents for each in column.values},
+                **json_value({"low": column.low, "high": column.high}),
+            )
+            for column in await library.read(name, lambda own: own.columns())
+        ]
 
     @server.tool(annotations=_READS)
     async def count_documents(
         context: Context, filters: FilterArgument = None, collection: CollectionArgument = None
-    ) -> CountAnswer:
+    ) -> int:
         """Count the documents that match a filter, all without one."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
-        return CountAnswer(
-            collection=name, documents=await library.read(name, lambda own: own.count(filters))
-        )
+        library, name = await chosen(context, collection)
+        return await library.read(name, lambda own: own.count(filters))
 
     @server.tool(annotations=_READS)
     async def list_documents(
@@ -340,27 +309,17 @@ def make_server(open_library: Callable[[Context[Any, Any]], Library]) -> MCPServ
         collection: CollectionArgument = None,
     ) -> ListAnswer:
         """List all documents that match a filter, page by page, without ranking and without their texts."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
+        library, name = await chosen(context, collection)
         found = await library.read(
             name, lambda own: list(islice(own.list_documents(filters, after=after), limit + 1))
         )
-        documents = [
-            ListedAnswer(doc_id=each.doc_id, title=each.title, metadata=json_value(each.metadata))
-            for each in found[:limit]
-        ]
-        has_more = len(found) > limit
+        documents = [replace(each, metadata=json_value(each.metadata)) for each in found[:limit]]
         return ListAnswer(
-            collection=name, documents=documents, next_after=documents[-1].doc_id if has_more else None
+            documents=documents, next_after=documents[-1].doc_id if len(found) > limit else None
         )
 
-    return server
-
-
-def add_writing_tools(
-    server: MCPServer, open_library: Callable[[Context[Any, Any]], WritableLibrary]
-) -> None:
-    """Give a server the tools that change documents."""
+    if open_writable is None:
+        return server
 
     @server.tool(annotations=_WRITES)
     async def add_document(
@@ -372,24 +331,22 @@ def add_writing_tools(
             dict[str, Any] | None, Field(description="Columns with values, to filter by.")
         ] = None,
         collection: CollectionArgument = None,
-    ) -> Written:
+    ) -> None:
         """Add a document to a collection, or replace the one of this id."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
-        await library.add_document(name, doc_id, text, title, metadata or {})
-        return Written(collection=name, doc_id=doc_id)
+        _, name = await chosen(context, collection)
+        await open_writable(context).add_document(name, doc_id, text, title, metadata or {})
 
     @server.tool(annotations=_WRITES)
     async def delete_document(
         context: Context,
         doc_id: Annotated[str, Field(min_length=1, max_length=1_024)],
         collection: CollectionArgument = None,
-    ) -> Written:
+    ) -> None:
         """Delete a document of a collection."""
-        library = open_library(context)
-        name = await _chosen(library, collection)
-        await library.delete_document(name, doc_id)
-        return Written(collection=name, doc_id=doc_id)
+        _, name = await chosen(context, collection)
+        await open_writable(context).delete_document(name, doc_id)
+
+    return server
 
 
 def session_manager(server: MCPServer) -> StreamableHTTPSessionManager:
@@ -400,15 +357,6 @@ def session_manager(server: MCPServer) -> StreamableHTTPSessionManager:
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     )
     return server.session_manager
-
-
-async def _chosen(library: Library, name: str | None) -> str:
-    if name is not None:
-        return name
-    names = await library.names()
-    if len(names) != 1:
-        raise ToolError("a collection must be named, as list_collections gives them")
-    return names[0]
 
 
 def _document_answer(hit: Hit) -> DocumentAnswer:

@@ -240,7 +240,7 @@ class WrittenCollection:
         if self.is_remote:
             collection = cast("RemoteCollection", self.collection)
             given = cast("Any", rows).to_pylist() if isinstance(rows, pa.Table) else rows
-            documents = [_without_nulls(row) for row in given]
+            documents = [{name: row[name] for name in row if row[name] is not None} for row in given]
             try:
                 collection.add(documents)
             except errors.NotFoundError:
@@ -310,13 +310,17 @@ def _warn_of_unknown(name: str) -> None:
     log.warning("there is no collection %r, so a search finds nothing; check the name or add texts", name)
 
 
-def columns_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of metadata can be filtered by; other values are kept in the whole, as JSON."""
-    return {
+def row_of(doc_id: str, text: str | None, metadata: Mapping[str, Any], **kept: str) -> dict[str, Any]:
+    """Return a document as a collection takes it, with what a store keeps in columns of its own.
+
+    Of metadata, columns have what can be filtered by.
+    """
+    columns = {
         name: value
         for name, value in metadata.items()
         if name not in RESERVED_COLUMNS and name != "id" and (_is_plain(value) or _is_list_of_texts(value))
     }
+    return {**columns, "id": doc_id, "title": title_of(metadata), "text": text, **kept}
 
 
 def title_of(metadata: Mapping[str, Any]) -> str | None:
@@ -339,10 +343,6 @@ def _is_plain(value: Any) -> bool:
 
 def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, str) for each in value)
-
-
-def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if value is not None}
 
 
 _OPPOSITES: Final = {

@@ -1,25 +1,24 @@
 """What routes share: the server's state, a grant of the needed scope, and a search from options to JSON.
 
 A search may turn the pages of one ranking. A cursor holds a hash of the generation, the offset and a hash of
-the request. It is a small JSON object in base64, not signed. A forged one can only name another place in the
-same ranking, since filters come with the request and the key, never with the cursor. The generation is that
-of one collection: a name that was switched to another one has no further page, even where the numbers are the
-same.
+the request. It is not signed: a forged one can only name another place in the same ranking, since filters
+come with the request and the key, never with the cursor. The generation is that of one collection: a name
+that was switched to another one has no further page, even where the numbers are the same.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import json
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast, get_origin
 
 import numpy as np
@@ -30,29 +29,24 @@ from cairn.pipeline.errors import (
     FingerprintMismatchError,
     IntegrityError,
 )
+from cairn.pipeline.index.generation import OpenOne
+from cairn.pipeline.index.names import resolve_root
 from cairn.pipeline.search.rerank import reranked, widened
 from cairn.pipeline.search.searcher import check_queries
 from cairn.pipeline.search.served import Served
 from cairn.pipeline.search_options import MAX_TOP_K, SearchKeywords, SearchOptions
-from cairn.pipeline.serve.collections import Collections, ServedCollection
+from cairn.pipeline.serve.collections import Collections, LoadEncoder, ServedCollection
 from cairn.pipeline.serve.corpus_map import MapCache
 from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.file_ingestion import FileIngestion
-from cairn.pipeline.serve.keys import Grant, Keyring
+from cairn.pipeline.serve.keys import ApiKey, KeyFile, Keyring
 from cairn.pipeline.serve.metrics import Metrics, stage
 from cairn.pipeline.serve.middleware import GRANT
 from cairn.pipeline.serve.problems import (
-    CURSOR_EXPIRED,
-    INVALID_CURSOR,
-    INVALID_REQUEST,
-    READ_ONLY,
-    RERANKER_FAILED,
-    SCOPE_MISSING,
-    ProblemError,
+    Kind,
     contract,
     invalid_request,
     search_problem,
-    unknown_collection,
     unknown_names,
 )
 from cairn.pipeline.serve.schemas import (
@@ -68,7 +62,7 @@ from cairn.pipeline.serve.schemas import (
     rerank_pairs,
     search_keywords,
 )
-from cairn.pipeline.serve.settings import ServeSettings
+from cairn.pipeline.serve.settings import ServeSettings, num_processors
 from cairn.pipeline.serve.uploads import Uploads
 from cairn.pipeline.serve.writers import Writers
 from cairn.pipeline.types import Hit, Reranker, SearchResult, json_value
@@ -76,23 +70,29 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
+from threadpoolctl import threadpool_limits
+
+log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
-@dataclass(slots=True)
 class SearchThreads:
     """Threads for the blocking work of requests, reading and ranking, never encoding; calls are timed."""
 
-    pool: ThreadPoolExecutor
-    num_threads: int
-    observe_seconds: Callable[[float], None]
-    _num_asked: int = 0
+    def __init__(self, num_threads: int, observe_seconds: Callable[[float], None]) -> None:
+        self._num_threads, self._observe_seconds, self._num_asked = num_threads, observe_seconds, 0
+        # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for
+        # more, where others could work.
+        self.pool = ThreadPoolExecutor(
+            num_threads, thread_name_prefix="cairn-search", initializer=partial(threadpool_limits, limits=1)
+        )
 
     @property
     def is_busy(self) -> bool:
         """Tell whether calls wait for a thread."""
-        return self._num_asked > self.num_threads
+        return self._num_asked > self._num_threads
 
     async def run(self, call: Callable[[], _Result]) -> _Result:
         """Await a blocking call; used from one event loop."""
@@ -102,7 +102,7 @@ class SearchThreads:
             try:
                 return call()
             finally:
-                self.observe_seconds(time.perf_counter() - started_seconds)
+                self._observe_seconds(time.perf_counter() - started_seconds)
 
         self._num_asked += 1
         try:
@@ -111,77 +111,222 @@ class SearchThreads:
             self._num_asked -= 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ServerState:
-    """Everything the routes of one server share."""
+    """Everything the routes of one server share, started and stopped together."""
 
-    settings: ServeSettings
-    keyring: Keyring
-    collections: Collections
-    metrics: Metrics
-    search_threads: SearchThreads
-    rerank_pool: ThreadPoolExecutor
-    reranker: Reranker | None
-    maps: MapCache
-    feedback: FeedbackLog | None
-    writers: Writers
-    uploads: Uploads
-    ingestion: FileIngestion
+    def __init__(
+        self,
+        settings: ServeSettings,
+        load_encoder: LoadEncoder,
+        reranker: Reranker | None,
+        on_encoder_thread: Callable[[], None] | None,
+        open_one: OpenOne | None,
+    ) -> None:
+        self.settings, self.reranker, self.metrics = settings, reranker, Metrics()
+        self.keyring = Keyring(KeyFile(settings.keys_path), is_required=not settings.is_loopback)
+        self.collections = Collections(
+            settings,
+            load_encoder,
+            on_start=on_encoder_thread,
+            observe=self.metrics.observe_pass,
+            open_one=open_one,
+        )
+        num_threads = settings.search_threads or num_processors()
+        self.search_threads = SearchThreads(num_threads, self.metrics.observe_search)
+        self.rerank_pool = ThreadPoolExecutor(
+            1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread
+        )
+        self.maps = MapCache()
+        folder, megabytes = settings.feedback_log, settings.feedback_log_megabytes
+        self.feedback = None if folder is None else FeedbackLog(folder, megabytes << 20)
+        self.writers = Writers(settings, self.collections, is_busy=lambda: self.search_threads.is_busy)
+        self.uploads = Uploads(resolve_root(settings.root))
+        self.ingestion = FileIngestion(settings.root, self.uploads, self.writers)
+
+    def start(self) -> None:
+        """Open collections, and go on with what a server before has left."""
+        self.collections.start_preloading()
+        if self.settings.writable:
+            self.writers.start()
+            self.ingestion.start()
+        if self.feedback is not None:
+            self.feedback.start()
+
+    async def close(self) -> None:
+        """Stop all threads."""
+        if self.feedback is not None:
+            await asyncio.to_thread(self.feedback.stop)
+        self.maps.stop()
+        await self.ingestion.close()
+        await self.writers.close()
+        await self.collections.close()
+        for pool in (self.search_threads.pool, self.rerank_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def _state(request: Request) -> ServerState:
     return cast(ServerState, request.app.state.server)
 
 
-def _scope(name: str) -> Callable[[Request], Any]:
-    async def require(request: Request) -> Grant:
-        grant = cast(Grant, request.scope[GRANT])
-        if name not in grant.scopes:
-            raise ProblemError(SCOPE_MISSING, f"this address needs a key with the scope {name}")
-        return grant
-
-    return require
-
-
-async def _require_whole_server(request: Request) -> Grant:
-    """Return a grant of the scope admin for all collections and documents, as figures are of all."""
-    grant = await _scope("admin")(request)
-    if grant.collections is not None or grant.restriction is not None:
-        raise ProblemError(
-            SCOPE_MISSING,
+def granted(request: Request, scope: str) -> ApiKey:
+    """Return a request's grant, which must have a scope; to write, also a server that takes writes."""
+    grant = cast(ApiKey, request.scope[GRANT])
+    if scope not in grant.scopes:
+        raise Kind.SCOPE_MISSING(f"this address needs a key with the scope {scope}")
+    if scope == "write" and grant.restriction is not None:
+        raise Kind.SCOPE_MISSING("writes are for all documents: send no X-Cairn-Principal")
+    if scope == "write" and not cast(ServerState, request.app.state.server).settings.writable:
+        raise Kind.READ_ONLY("start it with --writable")
+    if scope == "admin" and (grant.collections is not None or grant.restriction is not None):
+        raise Kind.SCOPE_MISSING(
             "the server's figures are of all collections: they need a key without a filter and for all "
-            "of them",
+            "of them"
         )
     return grant
 
 
-async def _require_writable(request: Request) -> Grant:
-    """Return a grant of the scope write, where the server takes writes."""
-    grant = await _scope("write")(request)
-    if grant.restriction is not None:
-        raise ProblemError(SCOPE_MISSING, "writes are for all documents: send no X-Cairn-Principal")
-    if not cast(ServerState, request.app.state.server).settings.writable:
-        raise ProblemError(READ_ONLY, "start it with --writable")
-    return grant
+def _scope(name: str) -> Callable[[Request], Any]:
+    async def require(request: Request) -> ApiKey:
+        return granted(request, name)
+
+    return require
 
 
-def may_write(state: ServerState, grant: Grant) -> bool:
+def may_write(state: ServerState, grant: ApiKey) -> bool:
     """Tell whether a grant may write here."""
     return state.settings.writable and "write" in grant.scopes and grant.restriction is None
 
 
 State = Annotated[ServerState, Depends(_state)]
-SearchGrant = Annotated[Grant, Depends(_scope("search"))]
-EmbedGrant = Annotated[Grant, Depends(_scope("embed"))]
-WriteGrant = Annotated[Grant, Depends(_require_writable)]
-AdminGrant = Annotated[Grant, Depends(_require_whole_server)]
+SearchGrant = Annotated[ApiKey, Depends(_scope("search"))]
+EmbedGrant = Annotated[ApiKey, Depends(_scope("embed"))]
+WriteGrant = Annotated[ApiKey, Depends(_scope("write"))]
+AdminGrant = Annotated[ApiKey, Depends(_scope("admin"))]
 
 
-async def reachable(state: ServerState, grant: Grant, name: str) -> ServedCollection:
-    """Return an opened collection that the grant is for; others look unknown."""
-    if not grant.reaches(name):
-        raise unknown_collection()
-    return await state.collections.get(name)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A collection that a request asks for by its name, and what it may see of it."""
+
+    state: ServerState
+    grant: ApiKey
+    name: str
+
+    @property
+    def restriction(self) -> Mapping[str, Any] | None:
+        """The filter that every document must match."""
+        return self.grant.restriction
+
+    async def served(self) -> ServedCollection:
+        """Return it opened; one that the grant is not for looks unknown."""
+        if not self.grant.reaches(self.name):
+            raise Kind.UNKNOWN_COLLECTION()
+        return await self.state.collections.get(self.name)
+
+    async def read_served(self, read: Callable[[ServedCollection], _Result]) -> _Result:
+        """Return what a search thread reads of it."""
+        return await self.attempted(lambda opened: self.state.search_threads.run(lambda: read(opened)))
+
+    async def read(
+        self,
+        read: Callable[Concatenate[Served, _Arguments], _Result],
+        *args: _Arguments.args,
+        **keywords: _Arguments.kwargs,
+    ) -> _Result:
+        """Return what a search thread reads of the generation that answers."""
+        return await self.read_served(lambda served: served.searcher.reading(read, *args, **keywords))
+
+    async def attempted(
+        self,
+        attempt: Callable[[ServedCollection], Awaitable[_Result]],
+        served: ServedCollection | None = None,
+    ) -> _Result:
+        """Await ``attempt(collection)``; errors become problems.
+
+        Where another encoder has made the newest generation, the collection is opened and asked once more;
+        where no generation is whole, it is mended and asked again.
+        """
+        collections = self.state.collections
+        served = served or await self.served()
+        try:
+            try:
+                reply = await attempt(served)
+            except FingerprintMismatchError:
+                reply = await attempt(await collections.reopen(served))
+            except IntegrityError:
+                if not await collections.is_healed(served.name):
+                    raise
+                reply = await attempt(served)
+        except CollectionNotFoundError as error:
+            collections.forget(served)
+            raise search_problem(error) from None
+        except CairnError as error:
+            problem = search_problem(error)
+            if problem.kind.status >= 500:
+                log.error(  # noqa: TRY400 - the sentence says it
+                    "serve.read_failed collection=%s error=%s sentence=%s",
+                    served.name,
+                    type(error).__name__,
+                    contract(error),
+                )
+            raise problem from error
+        collections.heal_outdated(served)
+        return reply
+
+    async def search(
+        self,
+        queries: Sequence[str],
+        options: SearchKeywords,
+        *,
+        rerank: bool = False,
+        vector: Sequence[float] | None = None,
+    ) -> list[SearchResult]:
+        """Answer queries from one generation; ``vector`` is a single query's."""
+        state = self.state
+        if rerank and state.reranker is None:
+            detail = "this server has no cross-encoder; leave it out"
+            raise invalid_request(FieldProblem(pointer="#/rerank", detail=detail))
+        reranker = state.reranker if rerank else None
+        served = await self.served()
+        try:
+            keywords: SearchKeywords = {
+                **options,
+                "restriction": self.restriction,
+                "hide_word_statistics": state.settings.hide_word_statistics,
+            }
+            asked = SearchOptions(**keywords)
+            check_queries(queries)
+            chosen = asked if reranker is None else widened(asked)
+        except CairnError as error:
+            raise search_problem(error) from None
+
+        async def attempt(opened: ServedCollection) -> list[SearchResult]:
+            encoded = None if vector is None else np.array([vector])
+            if encoded is None:
+                with stage("search.encode"):
+                    encoded = await opened.encoder.encode(queries, "search")
+            with stage("search.rank"):
+                return await state.search_threads.run(
+                    lambda: opened.searcher.answer(queries, chosen, encoded=encoded)
+                )
+
+        with stage("search", collection=self.name, queries=len(queries)):
+            results = await self.attempted(attempt, served)
+        state.metrics.generation.labels(self.name).set(results[0].generation)
+        if reranker is not None:
+            with stage("search.rerank"):
+                results = await _reranked(state, reranker, results, asked)
+        if state.feedback is not None and asked.offset == 0:  # a further page is no other query
+            state.feedback.searched(self.name, results)
+        return results
+
+
+async def _searched(name: CollectionName, request: Request) -> Asked:
+    return Asked(request.app.state.server, granted(request, "search"), name)
+
+
+Searched = Annotated[Asked, Depends(_searched)]
+"""The collection of a route's ``{name}``, for a key with the scope search."""
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
@@ -211,90 +356,6 @@ def _query_parameters(dependant: Dependant) -> Iterator[tuple[str, bool]]:
         yield from _query_parameters(each)
 
 
-log = logging.getLogger(__name__)
-
-_Reply = TypeVar("_Reply")
-_Arguments = ParamSpec("_Arguments")
-
-
-async def search(
-    state: ServerState,
-    grant: Grant,
-    name: str,
-    queries: Sequence[str],
-    options: SearchKeywords,
-    *,
-    rerank: bool = False,
-    vector: Sequence[float] | None = None,
-) -> list[SearchResult]:
-    """Answer queries from one generation within the grant's restriction; ``vector`` is a single query's."""
-    reranker = _reranker(state) if rerank else None
-    served = await reachable(state, grant, name)
-    try:
-        keywords: SearchKeywords = {
-            **options,
-            "restriction": grant.restriction,
-            "hide_word_statistics": state.settings.hide_word_statistics,
-        }
-        asked = SearchOptions(**keywords)
-        check_queries(queries)
-        chosen = asked if reranker is None else widened(asked)
-    except CairnError as error:
-        raise search_problem(error) from None
-
-    async def attempt(opened: ServedCollection) -> list[SearchResult]:
-        encoded = None if vector is None else np.array([vector])
-        if encoded is None:
-            with stage("search.encode"):
-                encoded = await opened.encoder.encode(queries, "search")
-        with stage("search.rank"):
-            return await state.search_threads.run(
-                lambda: opened.searcher.answer(queries, chosen, encoded=encoded)
-            )
-
-    with stage("search", collection=name, queries=len(queries)):
-        results = await with_collection(state, served, attempt)
-    state.metrics.generation.labels(name).set(results[0].generation)
-    if reranker is not None:
-        with stage("search.rerank"):
-            results = await _reranked(state, reranker, results, asked)
-    if state.feedback is not None and asked.offset == 0:  # a further page is no other query
-        state.feedback.searched(name, results)
-    return results
-
-
-async def read_from(
-    state: ServerState, grant: Grant, name: str, read: Callable[[ServedCollection], _Reply]
-) -> _Reply:
-    """Return what a search thread reads of a collection that the grant reaches."""
-
-    async def attempt(opened: ServedCollection) -> _Reply:
-        return await state.search_threads.run(lambda: read(opened))
-
-    return await with_collection(state, await reachable(state, grant, name), attempt)
-
-
-async def read_generation(
-    state: ServerState,
-    grant: Grant,
-    name: str,
-    read: Callable[Concatenate[Served, _Arguments], _Reply],
-    *args: _Arguments.args,
-    **keywords: _Arguments.kwargs,
-) -> _Reply:
-    """Return what a search thread reads of the generation that answers."""
-    return await read_from(
-        state, grant, name, lambda served: served.searcher.reading(read, *args, **keywords)
-    )
-
-
-def _reranker(state: ServerState) -> Reranker:
-    if state.reranker is None:
-        field = FieldProblem(pointer="#/rerank", detail="this server has no cross-encoder; leave it out")
-        raise invalid_request(field)
-    return state.reranker
-
-
 async def _reranked(
     state: ServerState, reranker: Reranker, results: Sequence[SearchResult], asked: SearchOptions
 ) -> list[SearchResult]:
@@ -309,44 +370,8 @@ async def _reranked(
             )
         except CairnError as error:
             log.error("serve.reranker_failed error=%s", type(error).__name__)  # noqa: TRY400 - its message may hold text
-            raise ProblemError(
-                RERANKER_FAILED, "the model gave no score; the server's log says more"
-            ) from None
+            raise Kind.RERANKER_FAILED("the model gave no score; the server's log says more") from None
     return found
-
-
-async def with_collection(
-    state: ServerState, served: ServedCollection, attempt: Callable[[ServedCollection], Awaitable[_Reply]]
-) -> _Reply:
-    """Await ``attempt(collection)``; errors become problems.
-
-    Where another encoder has made the newest generation, the collection is opened and asked once more; where
-    no generation is whole, it is mended and asked again.
-    """
-    try:
-        try:
-            reply = await attempt(served)
-        except FingerprintMismatchError:
-            reply = await attempt(await state.collections.reopen(served))
-        except IntegrityError:
-            if not await state.collections.is_healed(served.name):
-                raise
-            reply = await attempt(served)
-    except CollectionNotFoundError as error:
-        state.collections.forget(served)
-        raise search_problem(error) from None
-    except CairnError as error:
-        problem = search_problem(error)
-        if problem.kind.status >= 500:
-            log.error(  # noqa: TRY400 - the sentence says it
-                "serve.read_failed collection=%s error=%s sentence=%s",
-                served.name,
-                type(error).__name__,
-                contract(error),
-            )
-        raise problem from error
-    state.collections.heal_outdated(served)
-    return reply
 
 
 def json_response(reply: Mapping[str, Any]) -> Response:
@@ -355,8 +380,8 @@ def json_response(reply: Mapping[str, Any]) -> Response:
 
 
 def hit_reply(hit: Hit, *, include_text: bool) -> Hit:
-    """Return a hit as a :class:`HitReply` has it."""
-    without_text = [] if include_text else [replace(each, text=cast("str", None)) for each in hit.passages]
+    """Return a hit with values of JSON, and with texts where they are asked for."""
+    without_text = [] if include_text else [replace(each, text="") for each in hit.passages]
     metadata = {name: json_value(value) for name, value in hit.metadata.items()}
     return replace(hit, metadata=metadata, passages=without_text or hit.passages)
 
@@ -365,9 +390,7 @@ router = APIRouter(tags=["search"])
 
 
 @router.post("/v1/collections/{name}/search", response_model=SearchReply | SearchReplies)
-async def search_collection(
-    name: CollectionName, request: SearchRequest, state: State, grant: SearchGrant
-) -> Response:
+async def search_collection(request: SearchRequest, asked: Searched) -> Response:
     """Rank the collection's documents for a query, each with its best passages.
 
     A list of queries gives a list of answers, all from one generation, encoded in one pass.
@@ -375,29 +398,29 @@ async def search_collection(
     vector, cursor, is_list = request.query_vector, request.cursor, isinstance(request.query, list)
     if answer_tokens(request) > MAX_ANSWER_TOKENS:
         told = f"queries, top_k, passages and chunk_tokens may ask for {MAX_ANSWER_TOKENS:,} tokens together"
-        raise ProblemError(INVALID_REQUEST, told)
+        raise Kind.INVALID_REQUEST(told)
     if rerank_pairs(request) > MAX_RERANK_PAIRS:
         told = f"queries, top_k and passages may ask to rerank {MAX_RERANK_PAIRS:,} passages together"
-        raise ProblemError(INVALID_REQUEST, told)
+        raise Kind.INVALID_REQUEST(told)
     if vector is not None and (is_list or cursor is not None):
         told = "a query_vector is of a single query and one page; leave the others out"
-        raise ProblemError(INVALID_REQUEST, told)
+        raise Kind.INVALID_REQUEST(told)
     if cursor is not None and (is_list or request.rerank or request.max_characters is not None):
         told = "pages are of a single query, not reranked and without max_characters; leave the cursor out"
-        raise ProblemError(INVALID_CURSOR, told)
+        raise Kind.INVALID_CURSOR(told)
     options = search_keywords(request)
     if cursor is None:
         queries = request.query if isinstance(request.query, list) else [request.query]
-        found = await search(state, grant, name, queries, options, rerank=request.rerank, vector=vector)
+        found = await asked.search(queries, options, rerank=request.rerank, vector=vector)
         answers = [_reply(result, request) for result in found]
         many = {"generation": found[0].generation, "answers": answers}
         return json_response(many if is_list else answers[0])
     assert isinstance(request.query, str), "a list of queries has no pages"
     page = Page.of(cursor, request.query, options)
-    served = await reachable(state, grant, name)
-    (result,) = await search(state, grant, name, [request.query], page.options(options, request.top_k))
-    if await reachable(state, grant, name) is not served:  # which of the two answered cannot be told
-        raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
+    served = await asked.served()
+    (result,) = await asked.search([request.query], page.options(options, request.top_k))
+    if await asked.served() is not served:  # which of the two answered cannot be told
+        raise Kind.CURSOR_EXPIRED("start again with the first page")
     return json_response(_reply(result, request, page.next_cursor(result, served, request.top_k)))
 
 
@@ -414,10 +437,10 @@ def _reply(result: SearchResult, request: SearchRequest, next_cursor: str | None
 
 MAX_DEPTH: Final = MAX_TOP_K
 """Documents that all pages together may hold; the ranking looks that far from the first page on."""
-_DIGEST_CHARACTERS: Final = 16
+_CURSOR: Final = re.compile(r"([0-9a-f]{16})-([0-9]{1,3})-([0-9a-f]{16})")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Page:
     """A page of a request's ranking; ``generation`` is the hash of one, None on the first page."""
 
@@ -427,21 +450,20 @@ class Page:
 
     @classmethod
     def of(cls, cursor: str, query: str, options: Mapping[str, Any]) -> Page:
-        """Read a cursor; one of another query or other options raises :class:`ProblemError`."""
-        request = _digest(query, options)
+        """Read a cursor; one of another query or other options raises :class:`ProblemError`.
+
+        The size of a page and its text may differ.
+        """
+        changing = ("top_k", "passages", "chunk_tokens")
+        request = _hash([query, {name: value for name, value in options.items() if name not in changing}])
         if cursor == START_CURSOR:
-            return cls(request=request, offset=0, generation=None)
-        try:
-            content = json.loads(base64.b64decode(cursor, altchars=b"-_", validate=True))
-            generation, offset, digest = content["g"], content["o"], content["r"]
-        except (ValueError, KeyError, TypeError, binascii.Error, RecursionError):
-            raise _invalid() from None
-        is_valid = (
-            type(generation) is str and type(offset) is int and 0 < offset < MAX_DEPTH and digest == request
-        )
-        if not is_valid:
-            raise _invalid()
-        return cls(request=request, offset=offset, generation=generation)
+            return cls(request, 0, None)
+        found = _CURSOR.fullmatch(cursor)
+        if found is None or not 0 < int(found[2]) < MAX_DEPTH or found[3] != request:
+            raise Kind.INVALID_CURSOR(
+                "a cursor goes with the query and the options of the page that gave it out"
+            )
+        return cls(request, int(found[2]), found[1])
 
     def options(self, options: SearchKeywords, top_k: int) -> SearchKeywords:
         """Return the options that answer this page: a ranking of one depth, whatever the page's size."""
@@ -453,29 +475,13 @@ class Page:
         run = served.searcher.generation.manifest.run_id  # a collection made anew counts from 1 again
         generation = _hash([served.name, run, result.generation])
         if self.generation not in (None, generation):
-            raise ProblemError(CURSOR_EXPIRED, "start again with the first page")
+            raise Kind.CURSOR_EXPIRED("start again with the first page")
         offset = self.offset + len(result.hits)
         most = min(MAX_DEPTH, served.searcher.generation.num_documents)
-        if len(result.hits) < top_k or offset >= most:
-            return None
-        content = json.dumps({"g": generation, "o": offset, "r": self.request}, separators=(",", ":"))
-        return base64.urlsafe_b64encode(content.encode()).decode("ascii")
-
-
-def _digest(query: str, options: Mapping[str, Any]) -> str:
-    """Hash what must be the same on every page; the size of a page and its text may differ."""
-    kept = {
-        name: value for name, value in options.items() if name not in ("top_k", "passages", "chunk_tokens")
-    }
-    return _hash([query, kept])
+        has_more = len(result.hits) >= top_k and offset < most
+        return f"{generation}-{offset}-{self.request}" if has_more else None
 
 
 def _hash(values: Sequence[Any]) -> str:
     content = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(content.encode(errors="replace")).hexdigest()[:_DIGEST_CHARACTERS]
-
-
-def _invalid() -> ProblemError:
-    return ProblemError(
-        INVALID_CURSOR, "a cursor goes with the query and the options of the page that gave it out"
-    )
+    return hashlib.sha256(content.encode(errors="replace")).hexdigest()[:16]

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.metadata import version
 from typing import Any, Final
@@ -20,7 +19,6 @@ from typing import Any, Final
 from cairn.pipeline.collection import load_query_encoder
 from cairn.pipeline.errors import StorageError
 from cairn.pipeline.index.generation import OpenOne
-from cairn.pipeline.index.names import resolve_root
 from cairn.pipeline.serve import (
     answers,
     collection_routes,
@@ -33,40 +31,24 @@ from cairn.pipeline.serve import (
 )
 from cairn.pipeline.serve.answers import (
     AdminGrant,
-    SearchThreads,
     ServerState,
     State,
     refuse_unknown_parameters,
 )
-from cairn.pipeline.serve.collections import Collections, LoadEncoder
-from cairn.pipeline.serve.corpus_map import MapCache, lower_thread_priority
-from cairn.pipeline.serve.feedback_log import FeedbackLog
-from cairn.pipeline.serve.file_ingestion import FileIngestion
-from cairn.pipeline.serve.keys import KeyFile, Keyring
+from cairn.pipeline.serve.collections import LoadEncoder
 from cairn.pipeline.serve.metrics import MEDIA_TYPE as METRICS_TYPE
-from cairn.pipeline.serve.metrics import Metrics, telemetry_config
+from cairn.pipeline.serve.metrics import telemetry_config
 from cairn.pipeline.serve.middleware import OPEN_PATHS, Envelope, Guard
 from cairn.pipeline.serve.problems import (
-    BODY_SLOW,
-    BODY_TOO_LARGE,
-    INTERNAL_ERROR,
-    INVALID_JSON,
     MEDIA_TYPE,
-    MEDIA_TYPE_REFUSED,
-    METHOD_REFUSED,
-    NOT_FOUND,
-    NOT_READY,
-    PROBLEM_TYPES,
     TYPE_PREFIX,
+    Kind,
     Problem,
-    ProblemError,
     schema_problem,
     search_problem,
 )
 from cairn.pipeline.serve.schemas import Health
-from cairn.pipeline.serve.settings import ServeSettings, num_processors
-from cairn.pipeline.serve.uploads import Uploads
-from cairn.pipeline.serve.writers import Writers
+from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import Reranker
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -74,7 +56,6 @@ from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
-from threadpoolctl import threadpool_limits
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +69,10 @@ _PARAMETERS: Final = frozenset(
     | {"vector_store_id", "file_id", "batch_id", "limit", "order", "after", "before", "filter", "purpose"}
 )
 _KNOWN_FIELDS: Final = schemas.field_names(schemas.Request) | _PARAMETERS
-_STATUSES: Final = sorted({kind.status for kind in PROBLEM_TYPES.values()})
-_OF_A_BODY: Final = {kind.status for kind in (INVALID_JSON, BODY_SLOW, BODY_TOO_LARGE, MEDIA_TYPE_REFUSED)}
+_STATUSES: Final = sorted({kind.status for kind in Kind})
+_OF_A_BODY: Final = {
+    kind.status for kind in (Kind.INVALID_JSON, Kind.BODY_SLOW, Kind.BODY_TOO_LARGE, Kind.MEDIA_TYPE_REFUSED)
+}
 
 _health = APIRouter(tags=["server"])
 
@@ -107,12 +90,11 @@ async def ready(state: State) -> Health:
     One that is published later is opened when it is first asked for.
     """
     if not state.keyring.is_readable:
-        raise ProblemError(NOT_READY, "the server's keeper has to restore the file of keys")
+        raise Kind.NOT_READY("the server's keeper has to restore the file of keys")
     reason = state.collections.readiness()
     if reason is not None:
-        raise ProblemError(NOT_READY, reason)
-    unopened = await asyncio.to_thread(state.collections.unopened_damage)
-    reasons = [*state.collections.degraded(), *unopened, *state.writers.troubles()]
+        raise Kind.NOT_READY(reason)
+    reasons = [*await asyncio.to_thread(state.collections.degraded), *state.writers.troubles()]
     return Health(status="degraded", reason="; ".join(reasons)) if reasons else Health(status="ready")
 
 
@@ -140,52 +122,15 @@ def create_app(
     thread in all of the process, unless another thread has set a limit. ``open_one`` opens generations
     elsewhere than in this process.
     """
-    metrics = Metrics()
-    keys = KeyFile(settings.keys_path)
-    keyring = Keyring(keys, is_required=not settings.is_loopback)
-    collections = Collections(
-        settings,
-        load_encoder,
-        on_start=on_encoder_thread,
-        observe=metrics.observe_pass,
-        open_one=open_one,
-    )
-    # A search thread is one processor's work: threads of FAISS and BLAS would spin beside it, waiting for
-    # more, where others could work.
-    num_threads = settings.search_threads or num_processors()
-    pool = ThreadPoolExecutor(
-        num_threads, thread_name_prefix="cairn-search", initializer=partial(threadpool_limits, limits=1)
-    )
-    search_threads = SearchThreads(pool, num_threads, metrics.observe_search)
-    rerank_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-rerank", initializer=on_encoder_thread)
-    map_pool = ThreadPoolExecutor(1, thread_name_prefix="cairn-map", initializer=lower_thread_priority)
-    maps = MapCache(map_pool)
-    feedback = settings.feedback_log and FeedbackLog(
-        settings.feedback_log, settings.feedback_log_megabytes << 20
-    )
+    state = ServerState(settings, load_encoder, reranker, on_encoder_thread, open_one)
     mcp = mcp_routes.McpEndpoint(is_writable=settings.writable)
-    writers = Writers(settings, collections, is_busy=lambda: search_threads.is_busy)
-    uploads = Uploads(resolve_root(settings.root))
-    ingestion = FileIngestion(settings.root, uploads, writers)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        collections.start_preloading()
-        writers.start()
-        if settings.writable:
-            ingestion.start()
-        if feedback is not None:
-            feedback.start()
+        state.start()
         yield
-        if feedback is not None:
-            await asyncio.to_thread(feedback.stop)
-        maps.stop()
         await mcp.close()
-        await ingestion.close()
-        await writers.close()
-        await collections.close()
-        for each in (pool, rerank_pool, map_pool):
-            each.shutdown(wait=False, cancel_futures=True)
+        await state.close()
 
     app = FastAPI(
         title="Cairn",
@@ -197,13 +142,8 @@ def create_app(
         lifespan=lifespan,
         telemetry=telemetry_config(),
         middleware=[
-            Middleware(
-                Envelope,
-                metrics=metrics,
-                max_requests=settings.max_requests,
-                deadline_seconds=settings.deadline_seconds,
-            ),
-            Middleware(Guard, settings=settings, keyring=keyring),
+            Middleware(Envelope, settings=settings, metrics=state.metrics),
+            Middleware(Guard, settings=settings, keyring=state.keyring),
         ],
         exception_handlers={
             RequestValidationError: _refuse_request,
@@ -211,20 +151,7 @@ def create_app(
             StorageError: _refuse_storage,
         },
     )
-    app.state.server = ServerState(
-        settings=settings,
-        keyring=keyring,
-        collections=collections,
-        metrics=metrics,
-        search_threads=search_threads,
-        rerank_pool=rerank_pool,
-        reranker=reranker,
-        maps=maps,
-        feedback=feedback,
-        writers=writers,
-        uploads=uploads,
-        ingestion=ingestion,
-    )
+    app.state.server = state
     app.state.mcp = mcp
     searching = (answers.router, collection_routes.router, collection_routes.clicks, map_routes.router)
     openai = (openai_routes.files_router, openai_routes.router)
@@ -244,11 +171,11 @@ async def _refuse_request(_: Request, error: Exception) -> Response:
 async def _refuse_route(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        raise ProblemError(NOT_FOUND, "see GET /openapi.json for the addresses there are")
+        raise Kind.NOT_FOUND("see GET /openapi.json for the addresses there are")
     if error.status_code == 405:
         allowed = {name: value.replace("GET", "GET, HEAD") for name, value in (error.headers or {}).items()}
-        raise ProblemError(METHOD_REFUSED, "see GET /openapi.json for its methods", headers=allowed)
-    raise ProblemError(INTERNAL_ERROR, "the server's log says more")
+        raise Kind.METHOD_REFUSED("see GET /openapi.json for its methods", headers=allowed)
+    raise Kind.INTERNAL_ERROR()
 
 
 async def _refuse_storage(_: Request, error: Exception) -> Response:
@@ -282,9 +209,9 @@ def _describe(app: FastAPI) -> dict[str, Any]:
 
 
 def _response(status: int) -> dict[str, Any]:
-    kinds = [kind for kind in PROBLEM_TYPES.values() if kind.status == status]
+    kinds = [kind for kind in Kind if kind.status == status]
     return {
-        "description": "; ".join(f"`{TYPE_PREFIX}{kind.name}`: {kind.title}" for kind in kinds),
+        "description": "; ".join(f"`{TYPE_PREFIX}{kind.code}`: {kind.title}" for kind in kinds),
         "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
 

@@ -27,14 +27,7 @@ import numpy as np
 from cairn.pipeline.config import EncoderConfig
 from cairn.pipeline.errors import EndpointDownError, FingerprintMismatchError
 from cairn.pipeline.search.searcher import Vectors, encode_for_search
-from cairn.pipeline.serve.problems import (
-    ENCODER_FAILED,
-    INVALID_REQUEST,
-    OVERLOADED,
-    STOPPING,
-    ProblemError,
-    search_problem,
-)
+from cairn.pipeline.serve.problems import Kind, ProblemError, search_problem
 from cairn.pipeline.types import EncodedQueries, QueryEncoder
 from jaxtyping import Float32
 
@@ -51,7 +44,7 @@ MAX_REQUEST_BYTES: Final = 128 << 10
 """About 32,000 tokens, some 3 s on two cores: what one request may have encoded within its deadline."""
 STOP_SECONDS: Final = 5.0
 
-Kind = Literal["query", "document", "search"]
+TextKind = Literal["query", "document", "search"]
 """A search takes a query with its tokens, where the encoder shows them: :class:`EncodedQueries`."""
 
 
@@ -87,7 +80,7 @@ class _Job:
 
     texts: Sequence[str]
     sizes: Sequence[int]
-    kind: Kind
+    kind: TextKind
     future: Future[Any] = field(default_factory=Future[Any])
     rows: list[Vectors] = field(default_factory=list[Vectors])
     num_taken: int = 0
@@ -126,11 +119,11 @@ class EncoderQueue:
         if check is not None:
             check()
 
-    async def encode(self, texts: Sequence[str], kind: Kind = "query") -> Any:
+    async def encode(self, texts: Sequence[str], kind: TextKind = "query") -> Any:
         """Await what :meth:`submit` returns."""
         return await asyncio.wrap_future(self.submit(texts, kind))
 
-    def submit(self, texts: Sequence[str], kind: Kind = "query") -> Future[Any]:
+    def submit(self, texts: Sequence[str], kind: TextKind = "query") -> Future[Any]:
         """Let the texts wait for the next pass; return what resolves to their vectors in their order.
 
         Too much text, a full queue, a failing encoder or a stop raises :class:`ProblemError`, here or from
@@ -138,17 +131,16 @@ class EncoderQueue:
         """
         sizes = [len(text.encode(errors="replace")) for text in texts]
         if sum(sizes) > MAX_REQUEST_BYTES:
-            raise ProblemError(
-                INVALID_REQUEST,
-                f"its texts may have {MAX_REQUEST_BYTES:,} bytes together; send several requests",
+            raise Kind.INVALID_REQUEST(
+                f"its texts may have {MAX_REQUEST_BYTES:,} bytes together; send several requests"
             )
         job = _Job(texts, sizes, kind)
         with self._condition:
             if self._is_stopping:
-                raise _stopping()
+                raise Kind.STOPPING()
             # What is larger than the queue is let in where nothing waits, or it never would be.
             if self._waiting_bytes and self._waiting_bytes + sum(sizes) > MAX_WAITING_BYTES:
-                raise ProblemError(OVERLOADED, "the encoder's queue is full")
+                raise Kind.OVERLOADED("the encoder's queue is full")
             self._waiting_bytes += sum(sizes)
             self._jobs.append(job)
             self._condition.notify()
@@ -173,7 +165,7 @@ class EncoderQueue:
         while taken := self._wait():
             self._encode(taken)
         while self._jobs:
-            self._finish(self._jobs.popleft(), _stopping())
+            self._finish(self._jobs.popleft(), Kind.STOPPING())
 
     def _wait(self) -> list[tuple[_Job, str]]:
         """Return the texts of the next pass, nothing when the queue stops."""
@@ -210,53 +202,37 @@ class EncoderQueue:
 
     def _encode(self, taken: Sequence[tuple[_Job, str]]) -> None:
         started_seconds = time.perf_counter()
-        kind, texts = taken[0][0].kind, [text for _, text in taken]
-        outcome = self._outcome(texts, kind)
-        if outcome is None and len(texts) > 1:
-            outcomes = [_first(self._outcome([text], kind)) for text in texts]
-        elif isinstance(outcome, ProblemError | None):
-            outcomes = [outcome] * len(texts)
-        else:
-            outcomes = _rows(outcome)
-        self._observe(len(texts), time.perf_counter() - started_seconds)
+        outcomes = self._outcomes([text for _, text in taken], taken[0][0].kind)
+        self._observe(len(taken), time.perf_counter() - started_seconds)
         for (job, _), outcome in zip(taken, outcomes, strict=True):
-            self._deliver(job, outcome)
+            if not job.is_over and not isinstance(outcome, ProblemError):
+                job.rows.append(outcome)
+                outcome = _joined(job.rows) if len(job.rows) == len(job.texts) else None
+            if not job.is_over and outcome is not None:
+                self._finish(job, outcome)
 
-    def _outcome(self, texts: Sequence[str], kind: Kind) -> Vectors | ProblemError | None:
-        """Return a pass's vectors, or an endpoint's problem; None where the encoder failed in any way."""
+    def _outcomes(self, texts: Sequence[str], kind: TextKind) -> Sequence[Vectors | ProblemError]:
+        """Return each text's vectors or problem; where the encoder fails in any way, each is tried alone."""
         try:
             encoded = self._encoded(list(texts), kind)
+            vectors = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
+            if vectors.shape == (len(texts), self.encoder.vector_dim) and np.isfinite(vectors).all():
+                return list(encoded) if isinstance(encoded, np.ndarray) else encoded.split()
+            fault = "vectors-not-finite"
         except (EndpointDownError, FingerprintMismatchError) as error:
             log.error("serve.endpoint_failed texts=%d sentence=%s", len(texts), error)  # noqa: TRY400 - it says it
-            return search_problem(error)
+            return [search_problem(error)] * len(texts)
         except BaseException as error:  # noqa: BLE001 - a model may raise anything, a tokenizer's panic too
-            log.error("serve.encoder_failed texts=%d error=%s", len(texts), type(error).__name__)  # noqa: TRY400 - its message may hold text
-            return None
-        vectors = encoded.vectors_QV if isinstance(encoded, EncodedQueries) else encoded
-        if vectors.shape != (len(texts), self.encoder.vector_dim) or not np.isfinite(vectors).all():
-            log.error("serve.encoder_failed texts=%d error=vectors-not-finite", len(texts))
-            return None
-        return encoded
+            fault = type(error).__name__  # its message may hold text
+        log.error("serve.encoder_failed texts=%d error=%s", len(texts), fault)
+        if len(texts) > 1:
+            return [self._outcomes([text], kind)[0] for text in texts]
+        return [Kind.ENCODER_FAILED("the model gave no vector; the server's log says more")]
 
-    def _encoded(self, texts: list[str], kind: Kind) -> Vectors:
+    def _encoded(self, texts: list[str], kind: TextKind) -> Vectors:
         if kind == "search":
             return encode_for_search(self.encoder, texts)
         return self.encoder.encode_queries(texts) if kind == "query" else self.encoder.encode_documents(texts)
-
-    def _deliver(self, job: _Job, row: Vectors | ProblemError | None) -> None:
-        if job.is_over:
-            return
-        if isinstance(row, ProblemError):
-            self._finish(job, row)
-            return
-        if row is None:
-            self._finish(
-                job, ProblemError(ENCODER_FAILED, "the model gave no vector; the server's log says more")
-            )
-            return
-        job.rows.append(row)
-        if len(job.rows) == len(job.texts):
-            self._finish(job, _joined(job.rows))
 
     def _finish(self, job: _Job, outcome: Vectors | ProblemError) -> None:
         job.is_over = True
@@ -268,22 +244,9 @@ class EncoderQueue:
             job.future.set_result(outcome)
 
 
-def _first(outcome: Vectors | ProblemError | None) -> Vectors | ProblemError | None:
-    return outcome if isinstance(outcome, ProblemError | None) else _rows(outcome)[0]
-
-
-def _rows(vectors: Vectors) -> Sequence[Vectors]:
-    """Return the vectors of each text."""
-    return list(vectors) if isinstance(vectors, np.ndarray) else vectors.split()
-
-
 def _joined(rows: Sequence[Vectors]) -> Vectors:
     """Return the vectors of a request's texts, of which there is one each."""
     parts = [row for row in rows if isinstance(row, EncodedQueries)]
     if parts:
         return EncodedQueries.joined(parts)
     return np.stack([row for row in rows if isinstance(row, np.ndarray)])
-
-
-def _stopping() -> ProblemError:
-    return ProblemError(STOPPING, "try again with the server that takes its place")

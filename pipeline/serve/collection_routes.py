@@ -15,25 +15,15 @@ from cairn.pipeline.search.contents import (
 )
 from cairn.pipeline.search.filters import filterable_columns
 from cairn.pipeline.search_options import MAX_TOP_K
-from cairn.pipeline.serve.answers import (
-    SearchGrant,
-    ServerState,
-    State,
-    json_response,
-    may_write,
-    reachable,
-    read_from,
-    read_generation,
-)
+from cairn.pipeline.serve.answers import Asked, Searched, SearchGrant, State, json_response, may_write
 from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.problems import unknown_document
+from cairn.pipeline.serve.keys import ApiKey
+from cairn.pipeline.serve.problems import Kind
 from cairn.pipeline.serve.schemas import (
     DEFAULT_DOCUMENT_CHARACTERS,
     MAX_DOC_ID_CHARACTERS,
     MAX_DOCUMENT_CHARACTERS,
     CollectionList,
-    CollectionName,
     DocumentReply,
     Filter,
     Reply,
@@ -137,88 +127,68 @@ async def list_collections(state: State, grant: SearchGrant) -> CollectionList:
 
 
 @router.get("/{name}")
-async def describe_collection(
-    name: CollectionName, state: State, grant: SearchGrant
-) -> CollectionDescription:
+async def describe_collection(asked: Searched) -> CollectionDescription:
     """Say what a collection holds and how it may be asked."""
-    return await read_from(state, grant, name, lambda served: _describe(served, grant, state))
+    return await asked.read_served(lambda served: _describe(served, asked))
 
 
 @router.get("/{name}/columns", response_model=ColumnSummaries)
-async def list_columns(name: CollectionName, state: State, grant: SearchGrant) -> Response:
+async def list_columns(asked: Searched) -> Response:
     """Say which columns there are, with their most frequent values and their range, of what this key may see.
 
     Columns whose values mostly differ, such as ids, are without values.
     """
-    found = await read_generation(state, grant, name, summarise_columns, restriction=grant.restriction)
+    found = await asked.read(summarise_columns, restriction=asked.restriction)
     return json_response({"columns": json_value([asdict(each) for each in found])})
 
 
 @router.post("/{name}/facets", response_model=ColumnSummaries)
-async def count_values(
-    name: CollectionName, request: FacetsRequest, state: State, grant: SearchGrant
-) -> Response:
+async def count_values(request: FacetsRequest, asked: Searched) -> Response:
     """Count the values of columns over the documents that match a filter."""
-    within = request.columns, plain(request.filters), request.num_values, grant.restriction
-    found = await read_generation(state, grant, name, summarise_columns, *within)
+    within = request.columns, plain(request.filters), request.num_values, asked.restriction
+    found = await asked.read(summarise_columns, *within)
     return json_response({"columns": json_value([asdict(each) for each in found])})
 
 
 @router.post("/{name}/count")
-async def count_documents(
-    name: CollectionName, request: CountRequest, state: State, grant: SearchGrant
-) -> CountReply:
+async def count_documents(request: CountRequest, asked: Searched) -> CountReply:
     """Count the documents that match a filter."""
-    within = grant.restriction, plain(request.filters)
-    generation, positions = await read_generation(state, grant, name, documents.visible_documents, *within)
+    within = asked.restriction, plain(request.filters)
+    generation, positions = await asked.read(documents.visible_documents, *within)
     return CountReply(generation=generation.number, documents=len(positions))
 
 
 @router.post("/{name}/documents/list", response_model=DocumentPage)
-async def list_documents(
-    name: CollectionName, request: ListRequest, state: State, grant: SearchGrant
-) -> Response:
+async def list_documents(request: ListRequest, asked: Searched) -> Response:
     """Give all documents that match a filter, page by page in the order of their ids, without their texts."""
-    within = plain(request.filters), request.after, request.limit, grant.restriction
-    page = await read_generation(state, grant, name, list_matches, *within)
+    within = plain(request.filters), request.after, request.limit, asked.restriction
+    page = await asked.read(list_matches, *within)
     return json_response(cast("dict[str, Any]", json_value(asdict(page))))
 
 
-@router.get("/{name}/documents/{doc_id:doc_id}")
+@router.get("/{name}/documents/{doc_id:doc_id}", response_model=DocumentReply)
 async def read_document(
-    name: CollectionName,
     doc_id: DocId,
-    state: State,
-    grant: SearchGrant,
+    asked: Searched,
     start_char: Annotated[int, Query(ge=0, le=MAX_OFFSET, description="First character to give.")] = 0,
     max_characters: Annotated[int, Query(ge=1, le=MAX_DOCUMENT_CHARACTERS)] = DEFAULT_DOCUMENT_CHARACTERS,
-) -> DocumentReply:
+) -> Response:
     """Give a document by its id, or a stretch of its text."""
-    document = await read_generation(state, grant, name, documents.read_document, doc_id, grant.restriction)
+    document = await asked.read(documents.read_document, doc_id, asked.restriction)
     if document is None:
-        raise unknown_document()
+        raise Kind.UNKNOWN_DOCUMENT()
     text = document.text[start_char : start_char + max_characters]
     first = min(start_char, len(document.text))
-    return DocumentReply(
-        doc_id=document.doc_id,
-        title=document.title,
-        metadata={name: json_value(value) for name, value in document.metadata.items()},
-        generation=document.generation,
-        content_sha256=document.content_sha256,
-        num_tokens=document.num_tokens,
-        num_characters=len(document.text),
-        start_char=first,
-        end_char=first + len(text),
-        text=text,
-    )
+    span = {"num_characters": len(document.text), "start_char": first, "end_char": first + len(text)}
+    return json_response({**json_value(asdict(document)), **span, "text": text})
 
 
 @router.get("/{name}/lineage/{doc_id:doc_id}")
-async def read_lineage(name: CollectionName, doc_id: DocId, state: State, grant: SearchGrant) -> Lineage:
+async def read_lineage(doc_id: DocId, asked: Searched) -> Lineage:
     """Say where a document came from, and what its vectors were made with."""
-    found = await read_generation(state, grant, name, documents.read_lineage, doc_id, grant.restriction)
+    found = await asked.read(documents.read_lineage, doc_id, asked.restriction)
     if found is None:
-        raise unknown_document()
+        raise Kind.UNKNOWN_DOCUMENT()
     return found
 
 
@@ -239,30 +209,28 @@ class ClickReply(Reply):
 
 
 @clicks.post("/{name}/clicks")
-async def log_click(
-    name: CollectionName, click: ClickRequest, state: State, grant: SearchGrant
-) -> ClickReply:
+async def log_click(click: ClickRequest, asked: Searched) -> ClickReply:
     """Note in the feedback log, where the server keeps one, that a hit of a query was opened.
 
     A document that is not there, or that the key does not see, is refused and not logged.
     """
-    await reachable(state, grant, name)
-    if state.feedback is not None:
-        asked = click.doc_id, grant.restriction
-        if await read_generation(state, grant, name, documents.read_document, *asked) is None:
-            raise unknown_document()
-        state.feedback.clicked(name, click.query, click.doc_id, click.rank)
-    return ClickReply(logged=state.feedback is not None)
+    await asked.served()
+    feedback = asked.state.feedback
+    if feedback is not None:
+        if await asked.read(documents.read_document, click.doc_id, asked.restriction) is None:
+            raise Kind.UNKNOWN_DOCUMENT()
+        feedback.clicked(asked.name, click.query, click.doc_id, click.rank)
+    return ClickReply(logged=feedback is not None)
 
 
-def _visible(summary: CollectionSummary, grant: Grant) -> CollectionSummary:
+def _visible(summary: CollectionSummary, grant: ApiKey) -> CollectionSummary:
     """Leave out counts that tell a key about documents it may not see."""
     if grant.restriction is None:
         return summary
     return replace(summary, documents=None, chunks=None)
 
 
-def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> CollectionDescription:
+def _describe(served: ServedCollection, asked: Asked) -> CollectionDescription:
     searcher = served.searcher
     generation = searcher.generation
     manifest = generation.manifest
@@ -270,14 +238,14 @@ def _describe(served: ServedCollection, grant: Grant, state: ServerState) -> Col
         name=served.name,
         generation=generation.number,
         created_at=manifest.created_at,
-        documents=searcher.reading(documents.count_documents, grant.restriction),
-        chunks=manifest.chunks if grant.restriction is None else None,
+        documents=searcher.reading(documents.count_documents, asked.restriction),
+        chunks=manifest.chunks if asked.restriction is None else None,
         vector_dim=manifest.vector_dim,
         landmark_interval=manifest.encoder.landmark_interval,
-        context_documents=manifest.context_documents if grant.restriction is None else None,
+        context_documents=manifest.context_documents if asked.restriction is None else None,
         uses_context=manifest.encoder.use_context,
-        reranks=state.reranker is not None,
-        is_writable=may_write(state, grant),
+        reranks=asked.state.reranker is not None,
+        is_writable=may_write(asked.state, asked.grant),
         filter_columns=[
             FilterColumn(name=name, type=str(data_type))
             for name, data_type in filterable_columns(generation.document_schema).items()

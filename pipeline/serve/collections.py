@@ -50,18 +50,7 @@ from cairn.pipeline.manifest import Manifest
 from cairn.pipeline.model.folders.checkpoint import weights_in_memory
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.batching import EncoderQueue, Observer, TextVectors
-from cairn.pipeline.serve.problems import (
-    COLLECTION_BUILDING,
-    COLLECTION_DAMAGED,
-    COLLECTION_EMPTY,
-    COLLECTION_OPENING,
-    COLLECTION_UNFINISHED,
-    INTERNAL_ERROR,
-    ProblemError,
-    ProblemType,
-    opening_problem,
-    unknown_collection,
-)
+from cairn.pipeline.serve.problems import Kind, ProblemError, opening_problem
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS, ServeSettings
 from cairn.pipeline.types import CollectionSummary
 
@@ -71,12 +60,19 @@ RETRY_SECONDS: Final = 5.0
 OPENING_SHARE: Final = 0.8
 """Of a request's time, what it waits for its collection to be opened; the rest is left to answer in."""
 
-_UNPUBLISHED: Final[Mapping[FirstIngest, ProblemType]] = {
-    "building": COLLECTION_BUILDING,
-    "empty": COLLECTION_EMPTY,
-    "unfinished": COLLECTION_UNFINISHED,
-    "damaged": COLLECTION_DAMAGED,
+HEAL_AGAIN_SECONDS: Final = 60.0
+"""Until another attempt, which hashes all files again."""
+HEALED_BYTES: Final = 2**30
+"""Size of the files of a generation up to which a server makes some of them again: some seconds' work."""
+
+_UNPUBLISHED: Final[Mapping[FirstIngest, Kind]] = {
+    "building": Kind.COLLECTION_BUILDING,
+    "empty": Kind.COLLECTION_EMPTY,
+    "unfinished": Kind.COLLECTION_UNFINISHED,
+    "damaged": Kind.COLLECTION_DAMAGED,
 }
+
+_CANNOT: Final = "cannot be served: {}"
 
 LoadEncoder = Callable[[Generation], TextVectors]
 
@@ -114,7 +110,8 @@ class Collections:
         self._load_encoder = load_encoder
         self._on_start = on_start
         self._observe = observe
-        self._healer = Healer()
+        self._healing: dict[str, asyncio.Task[float]] = {}
+        """What became of mending each collection: when to try again, 0 where it was mended."""
         self._opened: dict[str, asyncio.Task[ServedCollection | _Failure]] = {}
         self._encoders: dict[str, EncoderQueue] = {}
         self._encoder_of: dict[str, EncoderQueue] = {}
@@ -145,7 +142,7 @@ class Collections:
         answers from the collection before until the new one is open.
         """
         if not self.serves(name):
-            raise unknown_collection()
+            raise Kind.UNKNOWN_COLLECTION()
         target = self.target(name)
         before = self._outcome(self._answering.get(name, target))
         if isinstance(before, ServedCollection) and before.name != target and name in self._switched:
@@ -186,9 +183,8 @@ class Collections:
         if not task.done():
             await asyncio.wait({task}, timeout=timeout_seconds)
         if not task.done():
-            raise ProblemError(
-                COLLECTION_OPENING,
-                "its files are checked and its model is loaded; that goes on, so try again",
+            raise Kind.COLLECTION_OPENING(
+                "its files are checked and its model is loaded; that goes on, so try again"
             )
         outcome = task.result()
         if isinstance(outcome, _Failure):
@@ -212,14 +208,26 @@ class Collections:
         return await self._opened_within(stale.name, OPENING_SHARE * self._settings.deadline_seconds)
 
     async def is_healed(self, name: str) -> bool:
-        """Mend a damaged collection where that costs no row; tell whether another attempt may succeed."""
-        layout = CollectionLayout.at(self._settings.root, name)
-        return await self._healer.heal(layout, OPENING_SHARE * self._settings.deadline_seconds)
+        """Mend a damaged collection where that costs no row; tell whether another attempt may succeed.
+
+        What failed, or takes longer, is not tried again for :data:`HEAL_AGAIN_SECONDS`; callers share the
+        work.
+        """
+        task = self._heal(name)
+        await asyncio.wait({task}, timeout=OPENING_SHARE * self._settings.deadline_seconds)
+        return task.done() and task.result() == 0
 
     def heal_outdated(self, served: ServedCollection) -> None:
         """Begin to mend the published generation where an older one answers."""
         if served.searcher.is_outdated:
-            self._healer.start(CollectionLayout.at(self._settings.root, served.name))
+            self._heal(served.name)
+
+    def _heal(self, name: str) -> asyncio.Task[float]:
+        task = self._healing.get(name)
+        if task is None or (task.done() and time.monotonic() >= task.result()):
+            work = asyncio.to_thread(_heal, CollectionLayout.at(self._settings.root, name))
+            task = self._healing[name] = asyncio.create_task(work)
+        return task
 
     def forget(self, gone: ServedCollection) -> None:
         """Let go of a collection that is no longer there."""
@@ -259,40 +267,33 @@ class Collections:
         )
 
     def degraded(self) -> list[str]:
-        """Say which open collections are not served as they were published, and why."""
-        reasons: list[str] = []
-        for name in self._standing():
-            found = self._outcome(name)
-            if isinstance(found, _Failure):
-                reasons.append(f"collection {name!r} cannot be served: {found.problem.kind.title}")
-            elif found is not None and not found.searcher.is_answering:
-                reasons.append(f"collection {name!r} cannot be served: {COLLECTION_DAMAGED.title}")
-            elif found is not None and found.searcher.is_outdated:
-                reasons.append(
-                    f"collection {name!r} serves an older generation: the published one is damaged"
-                )
-            elif found is not None and found.encoder.outage is not None:
-                reasons.append(
-                    f"collection {name!r} cannot encode queries: its endpoint gives no vectors; the server's "
-                    "log says why"
-                )
-            elif found is not None and found.searcher.warnings:
-                reasons.append(
-                    f"collection {name!r} answers, but not all of its files are whole or up to date: its "
-                    "keeper has to verify and repair it"
-                )
-        return reasons
+        """Say which collections are not served as they were published, and why.
 
-    def unopened_damage(self) -> list[str]:
-        """Say which unopened collections are listed as damaged; of a store, which takes long, none."""
-        if store_uri(self._settings.root) is not None:
-            return []
-        unopened = (name for name in self.listed() if self.target(name) not in self._opened)
-        return [
-            f"collection {name!r} cannot be served: {COLLECTION_DAMAGED.title}"
-            for name in unopened
-            if self.summarise(name).status == "damaged"
-        ]
+        Of those that are not open, which are listed as damaged; of a store, which takes long, none.
+        """
+        told = {name: self._trouble(found) for name in self._standing() if (found := self._outcome(name))}
+        if store_uri(self._settings.root) is None:
+            unopened = (name for name in self.listed() if self.target(name) not in self._opened)
+            damaged = (name for name in unopened if self.summarise(name).status == "damaged")
+            told |= dict.fromkeys(damaged, _CANNOT.format(Kind.COLLECTION_DAMAGED.title))
+        return [f"collection {name!r} {trouble}" for name, trouble in told.items() if trouble is not None]
+
+    @staticmethod
+    def _trouble(found: ServedCollection | _Failure) -> str | None:
+        if isinstance(found, _Failure):
+            return _CANNOT.format(found.problem.kind.title)
+        if not found.searcher.is_answering:
+            return _CANNOT.format(Kind.COLLECTION_DAMAGED.title)
+        if found.searcher.is_outdated:
+            return "serves an older generation: the published one is damaged"
+        if found.encoder.outage is not None:
+            return "cannot encode queries: its endpoint gives no vectors; the server's log says why"
+        if found.searcher.warnings:
+            return (
+                "answers, but not all of its files are whole or up to date: its keeper has to verify and "
+                "repair it"
+            )
+        return None
 
     def _standing(self) -> list[str]:
         """List the collections that were opened and have not been removed since, by name."""
@@ -305,7 +306,7 @@ class Collections:
 
     def _summary(self, name: str) -> CollectionSummary:
         found = self._outcome(name)
-        if isinstance(found, _Failure) and found.problem.kind is COLLECTION_DAMAGED:
+        if isinstance(found, _Failure) and found.problem.kind is Kind.COLLECTION_DAMAGED:
             return CollectionSummary(name=name, status="damaged")
         if isinstance(found, ServedCollection):
             try:
@@ -343,7 +344,7 @@ class Collections:
             try:
                 await self._opened_within(name, None)
             except ProblemError as problem:
-                log.warning("serve.not_opened collection=%s problem=%s", name, problem.kind.name)
+                log.warning("serve.not_opened collection=%s problem=%s", name, problem.kind.code)
         gc.freeze()  # else collections of garbage stop all searches for 0.3 s: they look through all modules
 
     def _require_published(self, name: str) -> None:
@@ -351,13 +352,13 @@ class Collections:
         try:
             layout = CollectionLayout.at(self._settings.root, name)
         except ConfigError:
-            raise unknown_collection() from None
+            raise Kind.UNKNOWN_COLLECTION() from None
         if not _stands(layout):
             self._opened.pop(name, None)
             begun = layout.first_ingest()
             if begun is not None:
-                raise ProblemError(_UNPUBLISHED[begun], FIRST_INGEST[begun])
-            raise unknown_collection()
+                raise _UNPUBLISHED[begun](FIRST_INGEST[begun])
+            raise Kind.UNKNOWN_COLLECTION()
 
     async def _open(self, name: str) -> ServedCollection | _Failure:
         loop = asyncio.get_running_loop()
@@ -375,7 +376,7 @@ class Collections:
             problem = opening_problem(error)
         except Exception as error:
             log.exception("serve.open_failed collection=%s error=%s", name, type(error).__name__)
-            problem = ProblemError(INTERNAL_ERROR, "the server's log says more")
+            problem = Kind.INTERNAL_ERROR()
         return _Failure(problem, time.monotonic() + RETRY_SECONDS)
 
     def _open_now(self, name: str) -> ServedCollection:
@@ -448,51 +449,20 @@ def _ready(name: str, manifest: Manifest) -> CollectionSummary:
     )
 
 
-HEAL_AGAIN_SECONDS: Final = 60.0
-"""Until another attempt, which hashes all files again."""
-HEALED_BYTES: Final = 2**30
-"""Size of the files of a generation up to which a server makes some of them again: some seconds' work."""
-
-
-class Healer:
-    """Mends collections, each on a thread of its own; used from one event loop."""
-
-    def __init__(self) -> None:
-        self._tried: dict[str, asyncio.Task[bool]] = {}
-        self._retry_at: dict[str, float] = {}
-
-    async def heal(self, layout: CollectionLayout, timeout_seconds: float) -> bool:
-        """Mend a collection, tell whether that was done; concurrent callers share the work.
-
-        What failed, or takes longer, is not tried again for :data:`HEAL_AGAIN_SECONDS`.
-        """
-        task = self.start(layout)
-        await asyncio.wait({task}, timeout=timeout_seconds)
-        return task.done() and task.result()
-
-    def start(self, layout: CollectionLayout) -> asyncio.Task[bool]:
-        """Begin to mend a collection and return at once; see :meth:`heal`."""
-        task = self._tried.get(layout.name)
-        if task is None or (task.done() and time.monotonic() >= self._retry_at[layout.name]):
-            work = asyncio.to_thread(self._heal, layout)
-            task = self._tried[layout.name] = asyncio.create_task(work)
-        return task
-
-    def _heal(self, layout: CollectionLayout) -> bool:
-        self._retry_at[layout.name] = time.monotonic() + HEAL_AGAIN_SECONDS
-        try:
-            action = _mend(layout)
-        except CairnError as error:
-            log.warning("serve.not_healed collection=%s sentence=%s", layout.name, error)
-            return False
-        except Exception:
-            log.exception("serve.not_healed collection=%s", layout.name)
-            return False
-        if action is None:
-            return False
-        log.warning("serve.healed collection=%s action=%s", layout.name, action)
-        self._retry_at[layout.name] = 0.0
-        return True
+def _heal(layout: CollectionLayout) -> float:
+    """Mend a collection; return when to try again, 0 where that was done."""
+    try:
+        action = _mend(layout)
+    except CairnError as error:
+        log.warning("serve.not_healed collection=%s sentence=%s", layout.name, error)
+        action = None
+    except Exception:
+        log.exception("serve.not_healed collection=%s", layout.name)
+        action = None
+    if action is None:
+        return time.monotonic() + HEAL_AGAIN_SECONDS
+    log.warning("serve.healed collection=%s action=%s", layout.name, action)
+    return 0.0
 
 
 def _mend(layout: CollectionLayout) -> str | None:

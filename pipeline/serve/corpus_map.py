@@ -28,7 +28,7 @@ import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -37,7 +37,7 @@ from cairn.pipeline.errors import TryAgainError
 from cairn.pipeline.index.generation import Generation
 from cairn.pipeline.lexical.languages import UNTOLD_WORDS
 from cairn.pipeline.search.hits import read_rows
-from cairn.pipeline.serve.problems import OVERLOADED, ProblemError
+from cairn.pipeline.serve.problems import Kind
 from jaxtyping import Float32, Int32, Int64
 
 FIRST_SAMPLE: Final = 1_000
@@ -86,15 +86,34 @@ class Cluster:
     y: float
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Points:
+    """Documents on the map as columns of one length; long titles are cut.
+
+    ``x`` and ``y`` are from -1 to 1, the latter upwards.
+    """
+
+    doc_id: list[str]
+    title: list[str | None]
+    x: list[float]
+    y: list[float]
+    cluster: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], places: np.ndarray, clusters: np.ndarray) -> Points:
+        """Return the points of rows with ``doc_id`` and ``title``."""
+        x, y = np.round(places.astype(np.float64), 4).T.tolist()
+        titles = [None if row["title"] is None else row["title"][:MAX_TITLE_CHARACTERS] for row in rows]
+        return cls(doc_id=[row["doc_id"] for row in rows], title=titles, x=x, y=y, cluster=clusters.tolist())
+
+
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class CorpusMap:
     """Where documents stand; ``sample_vectors_SV`` is what further ones are placed by."""
 
     positions_N: Int64[np.ndarray, " N"]
     places_N2: Float32[np.ndarray, "N 2"]
-    titles: Sequence[str | None]
-    doc_ids: Sequence[str]
-    cluster_ids_N: Int32[np.ndarray, " N"]
+    points: Points
     clusters: Sequence[Cluster]
     sample_vectors_SV: Float32[np.ndarray, "S V"]
     sample_places_S2: Float32[np.ndarray, "S 2"]
@@ -111,16 +130,13 @@ def draw_map(
     places_N2 = place(vectors_NV, vectors_NV[sample_S], places_S2)
     places_N2[sample_S] = places_S2
     rows = read_rows(generation, positions_N, ["doc_id", "title"])
-    titles = [row["title"] for row in rows]
     cluster_ids_N = generation.cluster_ids[positions_N]
-    texts = telling_texts(generation, positions_N, titles, cluster_ids_N)
+    texts = telling_texts(generation, positions_N, [row["title"] for row in rows], cluster_ids_N)
     names = name_clusters(texts, cluster_ids_N, tuple(generation.manifest.languages))
     return CorpusMap(
         positions_N=positions_N,
         places_N2=places_N2,
-        titles=[None if title is None else title[:MAX_TITLE_CHARACTERS] for title in titles],
-        doc_ids=[row["doc_id"] for row in rows],
-        cluster_ids_N=cluster_ids_N,
+        points=Points.of(rows, places_N2, cluster_ids_N),
         clusters=_clusters(cluster_ids_N, places_N2, names),
         sample_vectors_SV=vectors_NV[sample_S],
         sample_places_S2=places_N2[sample_S],
@@ -381,8 +397,10 @@ class MapCache:
     is no longer asked for is not: writes would leave more and more of them.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="cairn-map", initializer=_lower_thread_priority
+        )
         self._entries: OrderedDict[CacheKey, asyncio.Future[CorpusMap]] = OrderedDict()
         self._progress: dict[CacheKey, float] = {}
         self._asked: dict[str, int] = {}
@@ -392,6 +410,7 @@ class MapCache:
     def stop(self) -> None:
         """Let what is being computed end soon: a server that stops waits for its threads."""
         self._is_stopped.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def progress(self, key: CacheKey) -> float:
         """Return the share of an entry that has been computed so far, 0 to 1."""
@@ -425,10 +444,10 @@ class MapCache:
         while len(self._entries) >= MAX_ENTRIES:
             self._entries.popitem(last=False)
         if sum(not entry.done() for entry in self._entries.values()) >= MAX_PENDING:
-            raise ProblemError(OVERLOADED, "too many maps are being drawn")
+            raise Kind.OVERLOADED("too many maps are being drawn")
 
 
-def lower_thread_priority() -> None:
+def _lower_thread_priority() -> None:
     """Let this thread yield to all others of the machine: searches come before maps."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

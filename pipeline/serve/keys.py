@@ -44,7 +44,10 @@ _NO_DIGEST: Final = "0" * 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiKey:
-    """One stored key; without ``collections`` it is for all, without ``revoked_at`` it is good."""
+    """A key, and what a request with it may do.
+
+    Without ``collections`` it is for all, without ``revoked_at`` it is good.
+    """
 
     key_id: str
     name: str
@@ -55,22 +58,14 @@ class ApiKey:
     created_at: str
     revoked_at: str | None = None
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grant:
-    """What a request may do."""
-
-    key_id: str
-    scopes: frozenset[str]
-    collections: frozenset[str] | None
-    restriction: Mapping[str, Any] | None
-
     def reaches(self, collection: str) -> bool:
-        """Tell whether the grant is for this collection."""
+        """Tell whether the key is for this collection."""
         return self.collections is None or collection in self.collections
 
 
-EVERYTHING: Final = Grant(key_id="", scopes=frozenset(SCOPES), collections=None, restriction=None)
+EVERYTHING: Final = ApiKey(
+    key_id="", name="", sha256="", scopes=SCOPES, collections=None, restriction=None, created_at=""
+)
 """What a request may do where no key exists: on this machine's own address, before the first key is made."""
 
 
@@ -237,8 +232,8 @@ class Keyring:
         self._refresh()
         return self._failure is None
 
-    def grant_of(self, token: str) -> Grant | None:
-        """Return what a token's key allows, None for no key's; unreadable keys raise their error."""
+    def grant_of(self, token: str) -> ApiKey | None:
+        """Return the good key of a token, None where there is none; unreadable keys raise their error."""
         self._refresh()
         if self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -246,14 +241,7 @@ class Keyring:
         key = self._keys.get(match["key_id"]) if match else None
         # Compared also where no key has this id, so that the time taken does not tell.
         is_equal = hmac.compare_digest(digest(token), _NO_DIGEST if key is None else key.sha256)
-        if key is None or not is_equal or key.revoked_at is not None:
-            return None
-        return Grant(
-            key_id=key.key_id,
-            scopes=frozenset(key.scopes),
-            collections=None if key.collections is None else frozenset(key.collections),
-            restriction=key.restriction,
-        )
+        return key if key is not None and is_equal and key.revoked_at is None else None
 
     def _refresh(self) -> None:
         stamp = self._read_stamp()

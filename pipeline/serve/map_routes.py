@@ -15,25 +15,17 @@ from cairn.pipeline.search.filters import matching_documents
 from cairn.pipeline.search.hits import read_rows
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search.served import Served
-from cairn.pipeline.serve.answers import (
-    SearchGrant,
-    ServerState,
-    State,
-    reachable,
-    read_from,
-    with_collection,
-)
+from cairn.pipeline.serve.answers import Asked, Searched
 from cairn.pipeline.serve.collections import ServedCollection
 from cairn.pipeline.serve.corpus_map import (
-    MAX_TITLE_CHARACTERS,
     Cluster,
     CorpusMap,
+    Points,
     cache_key,
     draw_map,
     place,
 )
-from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, CollectionName, Reply
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Reply
 from cairn.pipeline.serve.settings import TABLE_TIMEOUT_SECONDS
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -50,16 +42,6 @@ DocIds = Annotated[
 ]
 
 
-class MapPoints(Reply):
-    """Documents on the map as columns of one length."""
-
-    doc_id: list[str]
-    title: list[str | None] = Field(description="Long ones are cut.")
-    x: list[float] = Field(description="From -1 to 1.")
-    y: list[float] = Field(description="From -1 to 1, upwards.")
-    cluster: list[int]
-
-
 class MapReply(Reply):
     """The documents this key sees, or an even sample of them, laid out so that neighbours are alike."""
 
@@ -71,7 +53,7 @@ class MapReply(Reply):
     progress: float | None = Field(
         default=None, description="While the map is being drawn: the share that is done, 0 to 1."
     )
-    points: MapPoints | None = None
+    points: Points | None = None
     clusters: Sequence[Cluster] | None = None
 
 
@@ -94,59 +76,58 @@ class HealthReply(Reply):
 
 
 @router.get("/{name}/map")
-async def map_collection(name: CollectionName, state: State, grant: SearchGrant) -> MapReply:
+async def map_collection(asked: Searched) -> MapReply:
     """Lay the documents out in the plane, neighbours beside one another, coloured by cluster."""
 
     def fill(_: Generation, found: CorpusMap) -> dict[str, Any]:
-        points = _points(found.doc_ids, found.titles, found.places_N2, found.cluster_ids_N)
-        return {"points": points, "clusters": found.clusters}
+        return {"points": found.points, "clusters": found.clusters}
 
-    return await _with_map(state, grant, name, fill)
+    return await _with_map(asked, fill)
 
 
 @router.get("/{name}/map/places")
-async def place_documents(name: CollectionName, doc_id: DocIds, state: State, grant: SearchGrant) -> MapReply:
+async def place_documents(doc_id: DocIds, asked: Searched) -> MapReply:
     """Say where documents stand on the map, also those that are not among its points.
 
     Unknown ids are left out.
     """
 
     def fill(generation: Generation, found: CorpusMap) -> dict[str, Any]:
-        return {"points": _place(generation, found, doc_id, grant.restriction)}
+        return {"points": _place(generation, found, doc_id, asked.restriction)}
 
-    return await _with_map(state, grant, name, fill)
+    return await _with_map(asked, fill)
 
 
 @router.get("/{name}/health")
-async def examine_collection(name: CollectionName, state: State, grant: SearchGrant) -> HealthReply:
+async def examine_collection(asked: Searched) -> HealthReply:
     """Say how a collection is: its counts and its drift from its context."""
 
     def examine(served: ServedCollection) -> HealthReply:
         searcher = served.searcher
-        return searcher.reading(lambda now: _health(searcher, now, grant.restriction))
+        return searcher.reading(lambda now: _health(searcher, now, asked.restriction))
 
-    return await read_from(state, grant, name, examine)
+    return await asked.read_served(examine)
 
 
-async def _with_map(
-    state: ServerState, grant: Grant, name: str, fill: Callable[[Generation, CorpusMap], dict[str, Any]]
-) -> MapReply:
+async def _with_map(asked: Asked, fill: Callable[[Generation, CorpusMap], dict[str, Any]]) -> MapReply:
+    threads, maps = asked.state.search_threads, asked.state.maps
+
     async def attempt(served: ServedCollection) -> MapReply:
-        generation, visible = await state.search_threads.run(
-            lambda: served.searcher.reading(visible_documents, grant.restriction)
+        generation, visible = await threads.run(
+            lambda: served.searcher.reading(visible_documents, asked.restriction)
         )
-        key = cache_key(generation, grant.restriction)
+        key = cache_key(generation, asked.restriction)
         reply = MapReply(generation=generation.number, status="drawing", documents=len(visible))
-        if key != cache_key(served.searcher.last_generation, grant.restriction):  # it would end a newer one
+        if key != cache_key(served.searcher.last_generation, asked.restriction):  # it would end a newer one
             return reply
-        draw = partial(draw_map, generation, visible, partial(state.maps.report, key))
-        found = await state.maps.get(key, draw, MAP_WAIT_SECONDS)
+        draw = partial(draw_map, generation, visible, partial(maps.report, key))
+        found = await maps.get(key, draw, MAP_WAIT_SECONDS)
         if found is None:
-            return reply.model_copy(update={"progress": state.maps.progress(key)})
-        filled = await state.search_threads.run(lambda: fill(generation, found))
+            return reply.model_copy(update={"progress": maps.progress(key)})
+        filled = await threads.run(lambda: fill(generation, found))
         return reply.model_copy(update={"status": "ready", **filled})
 
-    return await with_collection(state, await reachable(state, grant, name), attempt)
+    return await asked.attempted(attempt)
 
 
 def _place(
@@ -154,7 +135,7 @@ def _place(
     corpus_map: CorpusMap,
     doc_ids: Sequence[str],
     restriction: Mapping[str, Any] | None,
-) -> MapPoints:
+) -> Points:
     timeout = dt.timedelta(seconds=TABLE_TIMEOUT_SECONDS)
     positions = matching_documents(generation, {"doc_id": list(doc_ids)}, restriction, timeout)
     assert positions is not None, "ids are asked for"
@@ -165,15 +146,7 @@ def _place(
         if position in known:
             places[row] = corpus_map.places_N2[known[position]]
     rows = read_rows(generation, positions, ["doc_id", "title"])
-    titles = [None if row["title"] is None else row["title"][:MAX_TITLE_CHARACTERS] for row in rows]
-    return _points([row["doc_id"] for row in rows], titles, places, generation.cluster_ids[positions])
-
-
-def _points(
-    doc_ids: Sequence[str], titles: Sequence[str | None], places: np.ndarray, clusters: np.ndarray
-) -> MapPoints:
-    x, y = np.round(places.astype(np.float64), 4).T.tolist()
-    return MapPoints(doc_id=list(doc_ids), title=list(titles), x=x, y=y, cluster=clusters.tolist())
+    return Points.of(rows, places, generation.cluster_ids[positions])
 
 
 def _health(searcher: Searcher, now: Served, restriction: Mapping[str, Any] | None) -> HealthReply:

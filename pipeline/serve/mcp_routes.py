@@ -21,12 +21,11 @@ from cairn.pipeline.search.contents import list_matches, summarise_columns
 from cairn.pipeline.search.documents import count_documents, read_document
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.search_options import SearchKeywords
-from cairn.pipeline.serve import answers
 from cairn.pipeline.serve.answers import SearchGrant, ServerState
 from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.middleware import GRANT
-from cairn.pipeline.serve.problems import NOT_FOUND, SCOPE_MISSING, UNKNOWN_COLLECTION, ProblemError
+from cairn.pipeline.serve.keys import ApiKey
+from cairn.pipeline.serve.middleware import GRANT, replay
+from cairn.pipeline.serve.problems import Kind, ProblemError
 from cairn.pipeline.serve.write_routes import AskedWrite, delete_one
 from cairn.pipeline.types import ColumnSummary, Document, ListedDocument, SearchResult
 from fastapi import APIRouter, Request, Response
@@ -36,7 +35,7 @@ from typing_extensions import Unpack, override
 if TYPE_CHECKING:
     from mcp.server.mcpserver import Context
     from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 router = APIRouter()
 _Answer = TypeVar("_Answer")
@@ -85,12 +84,7 @@ class _Exchange(Response):
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        parts = iter([{"type": "http.request", "body": self._body, "more_body": False}])
-
-        async def received() -> Message:
-            return next(parts, None) or await receive()
-
-        await self._manager.handle_request(scope, received, send)
+        await self._manager.handle_request(scope, replay(self._body), send)
 
 
 class McpEndpoint:
@@ -109,8 +103,8 @@ class McpEndpoint:
                 try:
                     manager = await asyncio.to_thread(_make_manager, self._is_writable)
                 except ConfigError:
-                    raise ProblemError(
-                        NOT_FOUND, "MCP needs the server's keeper to install the extra mcp of cairn-index"
+                    raise Kind.NOT_FOUND(
+                        "MCP needs the server's keeper to install the extra mcp of cairn-index"
                     ) from None
                 is_running = asyncio.Event()
                 self._task = asyncio.create_task(_run(manager, is_running))
@@ -134,17 +128,14 @@ async def _run(manager: StreamableHTTPSessionManager, is_running: asyncio.Event)
 
 
 def _make_manager(is_writable: bool) -> StreamableHTTPSessionManager:
-    from cairn.pipeline.frameworks.mcp_server import add_writing_tools, make_server, session_manager
+    from cairn.pipeline.frameworks.mcp_server import make_server, session_manager
 
     def open_library(context: Context[Any, Request]) -> _ServedLibrary:
         request = context.request_context.request
         assert request is not None
         return _ServedLibrary(request.app.state.server, request.scope[GRANT])
 
-    server = make_server(open_library)
-    if is_writable:
-        add_writing_tools(server, open_library)
-    return session_manager(server)
+    return session_manager(make_server(open_library, open_library if is_writable else None))
 
 
 class _Visible:
@@ -172,7 +163,7 @@ class _Visible:
 class _ServedLibrary:
     """The collections that a grant reaches, as the tools read them."""
 
-    def __init__(self, state: ServerState, grant: Grant) -> None:
+    def __init__(self, state: ServerState, grant: ApiKey) -> None:
         self._state = state
         self._grant = grant
 
@@ -182,14 +173,14 @@ class _ServedLibrary:
 
     async def search(self, collection: str, query: str, **options: Unpack[SearchKeywords]) -> SearchResult:
         with _sentences():
-            return (await answers.search(self._state, self._grant, collection, [query], options))[0]
+            return (await self._asked(collection).search([query], options))[0]
 
     async def read(self, collection: str, read: Callable[[Readable], _Answer]) -> _Answer:
         def visible(served: ServedCollection) -> _Answer:
             return read(_Visible(served.searcher, self._grant.restriction))
 
         with _sentences():
-            return await answers.read_from(self._state, self._grant, collection, visible)
+            return await self._asked(collection).read_served(visible)
 
     async def add_document(
         self, collection: str, doc_id: str, text: str, title: str | None, metadata: dict[str, Any]
@@ -203,10 +194,13 @@ class _ServedLibrary:
     async def _write(self, collection: str, write: Callable[[LiveWriter, Stored], Receipt | None]) -> None:
         with _sentences():
             if "write" not in self._grant.scopes:
-                raise ProblemError(SCOPE_MISSING, "writing needs a key with the scope write")
+                raise Kind.SCOPE_MISSING("writing needs a key with the scope write")
             if self._grant.restriction is not None:
-                raise ProblemError(SCOPE_MISSING, "writing needs a key that finds all documents")
-            await AskedWrite(collection, self._state, self._grant, Response(), "searchable").answered(write)
+                raise Kind.SCOPE_MISSING("writing needs a key that finds all documents")
+            await self._asked(collection).answered(write)
+
+    def _asked(self, collection: str) -> AskedWrite:
+        return AskedWrite(self._state, self._grant, collection, wait="searchable")
 
 
 @contextlib.contextmanager
@@ -217,7 +211,7 @@ def _sentences() -> Generator[None]:
     try:
         yield
     except ProblemError as problem:
-        if problem.kind is UNKNOWN_COLLECTION:
+        if problem.kind is Kind.UNKNOWN_COLLECTION:
             raise ToolError(f"{problem.kind.title}; list_collections names those there are") from None
         errors = (f"{error.pointer}: {error.detail}" for error in problem.errors)
         raise ToolError("; ".join([problem.kind.title, problem.detail, *errors])) from None

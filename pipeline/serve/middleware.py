@@ -32,28 +32,10 @@ from urllib.parse import unquote
 from cairn.pipeline.corpus.formats.format import once
 from cairn.pipeline.errors import CairnError, is_panic
 from cairn.pipeline.index.allocator import return_freed_memory
-from cairn.pipeline.serve.keys import EVERYTHING, Grant, Keyring
+from cairn.pipeline.serve.keys import EVERYTHING, ApiKey, Keyring
 from cairn.pipeline.serve.metrics import Metrics
 from cairn.pipeline.serve.page_routes import PAGE_PATHS
-from cairn.pipeline.serve.problems import (
-    BODY_AMBIGUOUS,
-    BODY_SLOW,
-    BODY_TOO_LARGE,
-    BODY_UNEXPECTED,
-    DEADLINE,
-    HOST_REFUSED,
-    INTERNAL_ERROR,
-    INVALID_JSON,
-    KEY_MISSING,
-    KEY_UNKNOWN,
-    KEYS_UNREADABLE,
-    MEDIA_TYPE_REFUSED,
-    ORIGIN_REFUSED,
-    OVERLOADED,
-    PRINCIPAL_MISSING,
-    ProblemError,
-    problem_response,
-)
+from cairn.pipeline.serve.problems import Kind, ProblemError, problem_response
 from cairn.pipeline.serve.settings import MAX_BODY_BYTES, MAX_FILE_BYTES, MAX_WRITE_BYTES, ServeSettings
 from pydantic_core import from_json
 from starlette.datastructures import Headers
@@ -90,11 +72,8 @@ GIVE_BACK_SECONDS: Final = 1.0
 class Envelope:
     """The outermost ASGI layer."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, max_requests: int, deadline_seconds: float) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._max_requests = max_requests
-        self._deadline_seconds = deadline_seconds
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
         self._num_requests = 0
         self._giving_back: asyncio.TimerHandle | None = None
 
@@ -134,7 +113,7 @@ class Envelope:
         try:
             problem = await self._run(scope, receive, send_with_headers)
             if problem is not None:
-                self._metrics.problems.labels(problem.kind.name).inc()
+                self._metrics.problems.labels(problem.kind.code).inc()
                 if not status:
                     await problem_response(problem, scope["path"])(scope, receive, send_with_headers)
         finally:
@@ -150,26 +129,23 @@ class Envelope:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> ProblemError | None:
         """Run the request; return the problem it ended with where none was answered inside."""
-        if self._num_requests > self._max_requests and scope["path"] not in UNBOUNDED_PATHS:
-            return ProblemError(OVERLOADED, "too many requests are in flight")
+        if self._num_requests > self._settings.max_requests and scope["path"] not in UNBOUNDED_PATHS:
+            return Kind.OVERLOADED("too many requests are in flight")
         is_upload = scope["path"] == UPLOAD_PATH and scope["method"] == "POST"
-        deadline = asyncio.timeout(UPLOAD_SECONDS if is_upload else self._deadline_seconds)
+        deadline = asyncio.timeout(UPLOAD_SECONDS if is_upload else self._settings.deadline_seconds)
         try:
             async with deadline:
                 scope[REQUEST_ENDS] = deadline
                 await self._app(scope, receive, send)
         except ProblemError as problem:
             return problem
-        except Exception as error:  # noqa: BLE001 - no error may leave as it is
-            if isinstance(error, TimeoutError) and deadline.expired():
-                return ProblemError(DEADLINE, "try again, or ask for less")
-            log_failure("serve.request_failed", error)
-            return ProblemError(INTERNAL_ERROR, "the server's log says more")
         except BaseException as error:
-            if not is_panic(error):
+            if isinstance(error, TimeoutError) and deadline.expired():
+                return Kind.DEADLINE("try again, or ask for less")
+            if not isinstance(error, Exception) and not is_panic(error):
                 raise
             log_failure("serve.request_failed", error)
-            return ProblemError(INTERNAL_ERROR, "the server's log says more")
+            return Kind.INTERNAL_ERROR()
         return None
 
     def _record(self, method: str, scope: Scope, status: int, seconds: float) -> None:
@@ -210,6 +186,7 @@ PROBED_PATHS: Final = frozenset({"/healthz", "/readyz"})
 _LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_PRINCIPALS: Final = 256
 """Names of one request: a user and the groups it is in."""
+_CLOSES: Final = {"Connection": "close"}
 BODY_SECONDS: Final = 5.0
 """Within which a body must have arrived; of a file, the next part of it."""
 
@@ -218,13 +195,9 @@ class Guard:
     """An ASGI layer that refuses what must not reach a route."""
 
     def __init__(self, app: ASGIApp, *, settings: ServeSettings, keyring: Keyring) -> None:
-        self._app = app
-        self._keyring = keyring
+        self._app, self._settings, self._keyring = app, settings, keyring
         self._named = frozenset(_without_port(host.lower()) for host in settings.allowed_hosts)
         self._own = frozenset({*_LOCAL_NAMES, settings.host.lower(), f"[{settings.host.lower()}]"})
-        self._is_loopback = settings.is_loopback
-        self._is_writable = settings.writable
-        self._readers_column = settings.readers_column
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the request, note its grant, and pass it on with its body read."""
@@ -236,37 +209,35 @@ class Guard:
         if (
             "transfer-encoding" in headers and "content-length" in headers
         ):  # a proxy may have gone by the other one (RFC 9112 §6.1)
-            raise ProblemError(
-                BODY_AMBIGUOUS, "send Content-Length or Transfer-Encoding", headers={"Connection": "close"}
-            )
+            raise Kind.BODY_AMBIGUOUS("send Content-Length or Transfer-Encoding", headers=_CLOSES)
         if scope["path"] not in OPEN_PATHS:
             scope[GRANT] = self._within_rights(self._grant(headers), headers)
         has_body = scope["method"] in ("POST", "PATCH")
         if not has_body and "transfer-encoding" in headers:  # of any length
-            raise ProblemError(BODY_UNEXPECTED, "send none", headers={"Connection": "close"})
+            raise Kind.BODY_UNEXPECTED("send none", headers=_CLOSES)
         if has_body and scope["path"] == UPLOAD_PATH:
-            receive = _bounded(headers, receive)
+            bounded = _bounded(headers, receive, MAX_FILE_BYTES + MAX_BODY_BYTES, "multipart/form-data")
+            receive = _without_pauses(bounded)
         elif has_body and not _CANCEL.fullmatch(scope["path"]):
-            is_write = self._is_writable and scope["path"].endswith("/documents")
+            is_write = self._settings.writable and scope["path"].endswith("/documents")
             limit = MAX_WRITE_BYTES if is_write else MAX_BODY_BYTES
-            receive = _replay(await _read_json(headers, receive, limit))
+            receive = replay(await _read_json(headers, receive, limit))
         await self._app(scope, receive, send)
 
     def _check_addressee(self, headers: Headers, path: str) -> None:
         host = headers.get("host", "").lower()
         if len(headers.getlist("host")) > 1:  # what stands in front may have gone by the other one
-            raise ProblemError(HOST_REFUSED, "send one Host")
+            raise Kind.HOST_REFUSED("send one Host")
         if path not in PROBED_PATHS and not self._answers_for(_without_port(host)):
-            raise ProblemError(HOST_REFUSED, "name it with --allowed-host where it is this server's")
+            raise Kind.HOST_REFUSED("name it with --allowed-host where it is this server's")
         origin = headers.get("origin", "").lower().partition("://")[2]
         # A page of another site cannot add a header of its own: that needs a preflight, and gets none.
         addressed = (host, headers.get("x-forwarded-host", "").lower())
         is_own = bool(origin) and (origin in addressed or _without_port(origin) in self._named)
         if "origin" in headers and not is_own:
-            raise ProblemError(
-                ORIGIN_REFUSED,
+            raise Kind.ORIGIN_REFUSED(
                 "call it from a page it serves itself, or from a program; behind a proxy under another name "
-                "or port, give that name with --allowed-host",
+                "or port, give that name with --allowed-host"
             )
 
     def _answers_for(self, name: str) -> bool:
@@ -278,49 +249,44 @@ class Guard:
         """
         if not name or name in self._own or name in self._named:
             return True
-        return not self._is_loopback and (not self._named or _is_address(name))
+        return not self._settings.is_loopback and (not self._named or _is_address(name))
 
-    def _within_rights(self, grant: Grant, headers: Headers) -> Grant:
+    def _within_rights(self, grant: ApiKey, headers: Headers) -> ApiKey:
         """Narrow a grant to what the request's principals, which its key must or must not name, may read."""
         must_name = grant is not EVERYTHING and "principal" in grant.scopes
         lines = headers.getlist("x-cairn-principal")
         if len(lines) > 1:  # a caller's own beside that of what stands in front
-            raise ProblemError(PRINCIPAL_MISSING, "send one X-Cairn-Principal, with commas between names")
+            raise Kind.PRINCIPAL_MISSING("send one X-Cairn-Principal, with commas between names")
         sent = lines[0] if lines else None
         if sent is None and not must_name:
             return grant
         named = [unquote(name.strip(), errors="replace") for name in (sent or "").split(",") if name.strip()]
-        if self._readers_column is None:
-            raise ProblemError(PRINCIPAL_MISSING, "the server has to be started with --readers-column")
+        if self._settings.readers_column is None:
+            raise Kind.PRINCIPAL_MISSING("the server has to be started with --readers-column")
         if "principal" not in grant.scopes:
-            raise ProblemError(PRINCIPAL_MISSING, "X-Cairn-Principal needs a key with the scope principal")
+            raise Kind.PRINCIPAL_MISSING("X-Cairn-Principal needs a key with the scope principal")
         if not 1 <= len(named) <= MAX_PRINCIPALS:
-            raise ProblemError(
-                PRINCIPAL_MISSING,
-                f"send 1 to {MAX_PRINCIPALS} names in X-Cairn-Principal, with commas between them",
+            raise Kind.PRINCIPAL_MISSING(
+                f"send 1 to {MAX_PRINCIPALS} names in X-Cairn-Principal, with commas between them"
             )
-        readable: dict[str, Any] = {"type": "in", "key": self._readers_column, "value": named}
+        readable: dict[str, Any] = {"type": "in", "key": self._settings.readers_column, "value": named}
         own = grant.restriction
         return replace(
             grant, restriction=readable if own is None else {"type": "and", "filters": [own, readable]}
         )
 
-    def _grant(self, headers: Headers) -> Grant:
+    def _grant(self, headers: Headers) -> ApiKey:
         if not self._keyring.is_required:
             return EVERYTHING
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not token.strip():
-            raise ProblemError(
-                KEY_MISSING, "send it as `Authorization: Bearer KEY`; `cairn keys create` makes one"
-            )
+            raise Kind.KEY_MISSING("send it as `Authorization: Bearer KEY`; `cairn keys create` makes one")
         try:
             grant = self._keyring.grant_of(token.strip())
         except CairnError:
-            raise ProblemError(
-                KEYS_UNREADABLE, "the server's keeper has to restore the file of keys"
-            ) from None
+            raise Kind.KEYS_UNREADABLE("the server's keeper has to restore the file of keys") from None
         if grant is None:
-            raise ProblemError(KEY_UNKNOWN, "it is mistyped, or was revoked")
+            raise Kind.KEY_UNKNOWN("it is mistyped, or was revoked")
         return grant
 
 
@@ -340,84 +306,74 @@ def _without_port(host: str) -> str:
 
 async def _read_json(headers: Headers, receive: Receive, limit: int) -> bytes:
     """Return the whole body, which is JSON; anything else ends as early as it shows."""
-    _check_headers(headers, limit)
+    receive, parts = _bounded(headers, receive, limit), list[bytes]()
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            body = await _read(receive, limit)
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":  # what came may be JSON all the same
+                    raise Kind.INVALID_JSON("send all of it; the connection ended before the body did")
+                parts.append(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
     except TimeoutError:
-        raise ProblemError(
-            BODY_SLOW, f"it may take {BODY_SECONDS:.0f} seconds", headers={"Connection": "close"}
-        ) from None
+        raise Kind.BODY_SLOW(f"it may take {BODY_SECONDS:.0f} seconds", headers=_CLOSES) from None
+    body = b"".join(parts)
     try:
         from_json(body, allow_inf_nan=False, cache_strings="none")
     except ValueError:
-        raise ProblemError(
-            INVALID_JSON,
+        raise Kind.INVALID_JSON(
             "send UTF-8 JSON without a byte order mark, halves of surrogates, NaN, Infinity and numbers of "
-            "thousands of digits, at most 200 deep",
+            "thousands of digits, at most 200 deep"
         ) from None
     try:
         json.loads(body, object_pairs_hook=once)
     except ValueError:
-        raise ProblemError(INVALID_JSON, "send every key of an object once; one got two values") from None
+        raise Kind.INVALID_JSON("send every key of an object once; one got two values") from None
     return body
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    num_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":  # the caller has gone; what came may be JSON all the same
-            raise ProblemError(INVALID_JSON, "send all of it; the connection ended before the body did")
-        part: bytes = message.get("body", b"")
-        num_bytes += len(part)
-        if num_bytes > limit:
-            raise _too_large(limit)
-        parts.append(part)
-        if not message.get("more_body", False):
-            break
-    return b"".join(parts)
-
-
-def _bounded(headers: Headers, receive: Receive) -> Receive:
-    """Return a receive of a form with a file, which a route reads as it comes: of bounded size and pauses."""
-    _check_headers(headers, MAX_FILE_BYTES + MAX_BODY_BYTES, "multipart/form-data")
+def _bounded(headers: Headers, receive: Receive, limit: int, media_type: str = "application/json") -> Receive:
+    """Return a receive of a body of this media type, of bounded size."""
+    sent_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if sent_type != media_type or headers.get("content-encoding", "identity").lower() != "identity":
+        raise Kind.MEDIA_TYPE_REFUSED(f"send `Content-Type: {media_type}`, not compressed")
+    length = headers.get("content-length", "")
+    num_bytes = int(length[:20]) if length.isdecimal() else 0
+    if num_bytes > limit:
+        raise _too_large(limit)
     num_bytes = 0
 
     async def bounded() -> Message:
         nonlocal num_bytes
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                message = await receive()
-        except TimeoutError:
-            raise ProblemError(
-                BODY_SLOW,
-                f"no more of it came for {BODY_SECONDS:.0f} seconds",
-                headers={"Connection": "close"},
-            ) from None
+        message = await receive()
         num_bytes += len(message.get("body", b""))
-        if num_bytes > MAX_FILE_BYTES + MAX_BODY_BYTES:
-            raise _too_large(MAX_FILE_BYTES)
+        if num_bytes > limit:
+            raise _too_large(limit)
         return message
 
     return bounded
 
 
-def _check_headers(headers: Headers, limit: int, expected: str = "application/json") -> None:
-    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != expected or headers.get("content-encoding", "identity").lower() != "identity":
-        raise ProblemError(MEDIA_TYPE_REFUSED, f"send `Content-Type: {expected}`, not compressed")
-    length = headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > limit:
-        raise _too_large(limit)
-
-
 def _too_large(limit: int) -> ProblemError:
-    return ProblemError(BODY_TOO_LARGE, f"it may have {limit:,} bytes", headers={"Connection": "close"})
+    return Kind.BODY_TOO_LARGE(f"it may have {limit:,} bytes", headers=_CLOSES)
 
 
-def _replay(body: bytes) -> Callable[[], Awaitable[Message]]:
+def _without_pauses(receive: Receive) -> Receive:
+    """Return a receive of a file, which a route reads as it comes."""
+
+    async def prompt() -> Message:
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await receive()
+        except TimeoutError:
+            told = f"no more of it came for {BODY_SECONDS:.0f} seconds"
+            raise Kind.BODY_SLOW(told, headers=_CLOSES) from None
+
+    return prompt
+
+
+def replay(body: bytes) -> Callable[[], Awaitable[Message]]:
     """Return a receive that gives the body once more, and then the end of the connection."""
     messages: list[Mapping[str, object]] = [{"type": "http.request", "body": body, "more_body": False}]
 

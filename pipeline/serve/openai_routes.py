@@ -17,6 +17,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_args
@@ -33,32 +34,18 @@ from cairn.pipeline.search.documents import count_documents, read_document, read
 from cairn.pipeline.search.served import Served
 from cairn.pipeline.search_options import SearchKeywords
 from cairn.pipeline.serve.answers import (
+    Asked,
     EmbedGrant,
     SearchGrant,
     ServerState,
     State,
     WriteGrant,
-    reachable,
-    read_from,
-    read_generation,
-    search,
+    granted,
 )
 from cairn.pipeline.serve.collection_routes import DocId
 from cairn.pipeline.serve.collections import ServedCollection
-from cairn.pipeline.serve.keys import Grant
-from cairn.pipeline.serve.problems import (
-    BODY_SLOW,
-    BODY_TOO_LARGE,
-    COLLECTION_BUILDING,
-    COLLECTION_EMPTY,
-    INVALID_FORM,
-    INVALID_REQUEST,
-    UNKNOWN_DOCUMENT,
-    UNKNOWN_FILE,
-    ProblemError,
-    invalid_request,
-    unknown_document,
-)
+from cairn.pipeline.serve.keys import ApiKey
+from cairn.pipeline.serve.problems import Kind, ProblemError, invalid_request
 from cairn.pipeline.serve.schemas import (
     MAX_DOC_ID_CHARACTERS,
     MAX_QUERIES,
@@ -69,7 +56,7 @@ from cairn.pipeline.serve.schemas import (
     plain,
 )
 from cairn.pipeline.serve.schemas import Query as SearchedQuery
-from cairn.pipeline.serve.schemas import Request as Asked
+from cairn.pipeline.serve.schemas import Request as Sent
 from cairn.pipeline.serve.settings import MAX_FILE_BYTES
 from cairn.pipeline.serve.uploads import (
     FILE_PREFIX,
@@ -84,12 +71,10 @@ from cairn.pipeline.serve.uploads import (
     UploadedFile,
 )
 from cairn.pipeline.serve.write_routes import (
+    AskedWrite,
     NewCollection,
     create_collection,
     delete_collection,
-    open_writer,
-    published,
-    reached,
 )
 from cairn.pipeline.types import RESERVED_COLUMNS, Document, Highlight, Hit, SearchResult, json_value
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -108,7 +93,7 @@ MAX_INPUT_CHARACTERS: Final = 32 << 10
 """Characters of one text to embed: about 8,000 tokens."""
 
 
-class RankingOptions(Asked):
+class RankingOptions(Sent):
     """How results are ranked: ``ranker`` names are accepted and mean the same ranking."""
 
     ranker: Literal["auto", "none", "default-2024-11-15"] = "auto"
@@ -123,7 +108,7 @@ class RankingOptions(Asked):
     ] = 0.0
 
 
-class VectorStoreSearch(Asked):
+class VectorStoreSearch(Sent):
     """OpenAI's search of a vector store; several queries are answered by the best documents of any."""
 
     model_config = ConfigDict(
@@ -278,7 +263,7 @@ def _not_token_ids(sent: Any) -> Any:
 Input = Annotated[str, Field(min_length=1, max_length=MAX_INPUT_CHARACTERS), AfterValidator(not_blank)]
 
 
-class EmbeddingsRequest(Asked):
+class EmbeddingsRequest(Sent):
     """OpenAI's embeddings in the space of a collection, which ``model`` names.
 
     Its context stands before every text. ``input_type`` is an extension: documents and queries may be
@@ -355,7 +340,7 @@ Metadata = Annotated[
 ]
 
 
-class NewVectorStore(Asked):
+class NewVectorStore(Sent):
     """A collection to be made; its id is made of the name."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -366,7 +351,7 @@ class NewVectorStore(Asked):
     expires_after: None = Field(default=None, description="Collections do not expire.")
 
 
-class VectorStoreChanges(Asked):
+class VectorStoreChanges(Sent):
     """What is said of a collection."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -374,7 +359,7 @@ class VectorStoreChanges(Asked):
     expires_after: None = Field(default=None, description="Collections do not expire.")
 
 
-class NewFileBatch(Asked):
+class NewFileBatch(Sent):
     """Files to put into a collection: ``file_ids`` with the same attributes, or ``files`` with their own."""
 
     file_ids: Annotated[list[FileId], Field(min_length=1, max_length=MAX_FILES)] | None = None
@@ -389,30 +374,16 @@ class NewFileBatch(Asked):
         return self
 
 
-class FileChanges(Asked):
+class FileChanges(Sent):
     """Attributes of a file to take the place of those it has."""
 
     attributes: Attributes
 
 
-class StoredFile(Reply):
-    """A file that was sent; `error`: no collection that it was put into could take it."""
-
-    id: str
-    object: Literal["file"] = "file"
-    bytes: int
-    created_at: int
-    expires_at: int | None
-    filename: str
-    purpose: str
-    status: Literal["processed", "error"]
-    status_details: str | None
-
-
 class StoredFiles(Page):
     """A page of files."""
 
-    data: list[StoredFile]
+    data: list[UploadedFile]
 
 
 class FileBatch(Reply):
@@ -438,23 +409,116 @@ router = APIRouter(prefix="/v1", tags=["openai"], redirect_slashes=False)
 
 Positions = Int64[np.ndarray, " A"]
 Place = Annotated[str | None, Query(min_length=1, max_length=MAX_DOC_ID_CHARACTERS)]
+StoreId = Annotated[CollectionName, Path(alias="vector_store_id")]
+_Result = TypeVar("_Result")
 _CONTENT: Final = b"/content"
 MAX_CONTENTS: Final = 100
 """Documents of a table whose texts are given at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class AskedStore(AskedWrite):
+    """A collection as OpenAI's clients see it: with files, some of which are not documents yet."""
+
+    async def described(self, describe: Callable[[ServedCollection | None], _Result]) -> _Result:
+        """Return what is read of it, where it is written here also before it has documents: of None."""
+        try:
+            return await self.read_served(describe)
+        except ProblemError as problem:
+            is_writable = self.state.settings.writable
+            if problem.kind is Kind.COLLECTION_EMPTY or (
+                problem.kind is Kind.COLLECTION_BUILDING and is_writable
+            ):
+                return describe(None)
+            raise
+
+    async def unfinished(self) -> list[Attachment]:
+        """Return its files that are not documents; none for a key that sees a part of it."""
+        if not self._shows_files() or not self.grant.reaches(self.name):
+            return []
+        found = await run_in_threadpool(self.state.uploads.attachments, self._target())
+        return [each for each in found if each.status != "completed"]
+
+    async def attachment(self, file_id: str) -> Attachment | None:
+        """Return a file that was sent."""
+        if not self._shows_files():
+            return None
+        await self.described(lambda _: None)
+        return await run_in_threadpool(self.state.uploads.attachment, self._target(), file_id)
+
+    def _shows_files(self) -> bool:
+        return self.state.settings.writable and self.restriction is None
+
+    def _target(self) -> str:
+        return self.state.collections.target(self.name)
+
+    async def attach(self, files: Sequence[NewVectorStoreFile], batch_id: str | None) -> list[Attachment]:
+        """Put files into it, to be read in the background."""
+        self.layout()
+        for each in files:
+            _check_attributes(each.attributes or {})
+            await _own_file(self.state, self.grant, each.file_id)
+        uploads = self.state.uploads
+        try:
+            attached = await self.state.writers.run(lambda: uploads.attach(self.name, files, batch_id))
+        except DocumentsRefusedError:  # removed since it was looked for
+            raise Kind.UNKNOWN_FILE() from None
+        self.state.ingestion.begin(attached)
+        return attached
+
+    async def batch(self, batch_id: str) -> tuple[int, list[Attachment]]:
+        """Return when a batch was made, and its files."""
+        self.layout()
+        found = await self.state.writers.run(lambda: self.state.uploads.batch(self.name, batch_id))
+        if found is None:
+            raise Kind.UNKNOWN_FILE("there is no batch of this id in the collection")
+        return found
+
+    async def take_out(self, attachment: Attachment) -> None:
+        """Delete the documents of a file; where that fails, its entry stays, and the next try goes on.
+
+        Other files with some of these documents are read again.
+        """
+        state = self.state
+        async with state.ingestion.order:
+            doc_ids, others = await state.writers.run(lambda: state.uploads.cancel(attachment))
+        try:
+            if doc_ids and CollectionLayout.at(state.settings.root, self.name).is_begun():
+                await self.delete(doc_ids)
+        finally:
+            state.ingestion.begin(others)
+        await state.writers.run(lambda: state.uploads.detach(attachment))
+
+    async def delete(self, doc_ids: Sequence[str]) -> int:
+        """Delete documents; searches find them no more, unless that takes longer than a request may."""
+        writer, stored = await self.writer()
+        receipt = await self.state.writers.run(lambda: writer.delete(doc_ids, stored))
+        await self.published(receipt)
+        return receipt.answer["deleted"]
+
+
+async def _store(name: StoreId, request: Request) -> AskedStore:
+    return AskedStore(request.app.state.server, granted(request, "search"), name)
+
+
+async def _written_store(name: StoreId, request: Request) -> AskedStore:
+    return AskedStore(request.app.state.server, granted(request, "write"), name)
+
+
+SearchedStore = Annotated[AskedStore, Depends(_store)]
+WrittenStore = Annotated[AskedStore, Depends(_written_store)]
+
+
 @router.post("/vector_stores/{vector_store_id}/search")
-async def search_vector_store(
-    vector_store_id: CollectionName, request: VectorStoreSearch, state: State, grant: SearchGrant
-) -> FileResults:
+async def search_vector_store(request: VectorStoreSearch, store: SearchedStore) -> FileResults:
     """Search a collection as OpenAI's clients search a vector store."""
     queries = request.query if isinstance(request.query, list) else [request.query]
     options: SearchKeywords = {"top_k": request.max_num_results, "filters": plain(request.filters)}
     if request.ranking_options and request.ranking_options.score_threshold:
         options["min_probability"] = request.ranking_options.score_threshold
-    results = await search(state, grant, vector_store_id, queries, options)
+    results = await store.search(queries, options)
     hits = _best_of(results)[: request.max_num_results]
-    names = await run_in_threadpool(_names_of_files, state, hits)
+    names = await run_in_threadpool(_names_of_files, store.state, hits)
     return FileResults(
         search_query=list(queries),
         data=[_file_result(hit, names.get(hit.doc_id)) for hit in hits],
@@ -472,29 +536,21 @@ async def list_models(state: State, grant: SearchGrant) -> Models:
 @router.post("/embeddings")
 async def embed(request: EmbeddingsRequest, state: State, grant: EmbedGrant) -> Embeddings:
     """Embed texts with a collection's encoder and context."""
-    served = await reachable(state, grant, request.model)
+    served = await Asked(state, grant, request.model).served()
     encoder = served.encoder.encoder
     is_document = request.input_type == "document"
     if encoder.config.given_dims is not None and (is_document or encoder.config.model == NO_MODEL):
         detail = "documents of this collection bring their vectors; nothing embeds them here"
-        raise ProblemError(INVALID_REQUEST, detail)
+        raise Kind.INVALID_REQUEST(detail)
     if request.dimensions not in (None, encoder.vector_dim):
-        field = FieldProblem(
-            pointer="#/dimensions",
-            detail=f"the collection's vectors have {encoder.vector_dim} dimensions; leave it out",
-        )
-        raise invalid_request(field)
+        detail = f"the collection's vectors have {encoder.vector_dim} dimensions; leave it out"
+        raise invalid_request(FieldProblem(pointer="#/dimensions", detail=detail))
     texts = request.input if isinstance(request.input, list) else [request.input]
     num_tokens = await state.search_threads.run(lambda: encoder.count_tokens(texts))
     vectors = await served.encoder.encode(texts, request.input_type)
+    encoded = _encoded if request.encoding_format == "base64" else np.ndarray.tolist
     return Embeddings(
-        data=[
-            Embedding(
-                index=index,
-                embedding=_encoded(vector) if request.encoding_format == "base64" else vector.tolist(),
-            )
-            for index, vector in enumerate(vectors)
-        ],
+        data=[Embedding(index=index, embedding=encoded(vector)) for index, vector in enumerate(vectors)],
         model=request.model,
         usage=Usage(prompt_tokens=num_tokens, total_tokens=num_tokens),
     )
@@ -569,39 +625,56 @@ async def list_vector_stores(state: State, grant: SearchGrant, paging: Pages) ->
     found: list[VectorStore] = []
     for name in await state.search_threads.run(state.collections.listed):
         if grant.reaches(name):
-            try:
-                found.append(await _store(state, grant, name))
-            except ProblemError:  # not published yet, or damaged
-                continue
+            with suppress(ProblemError):  # not published yet, or damaged
+                found.append(await retrieve_vector_store(AskedStore(state, grant, name)))
     found.sort(key=lambda store: (store.created_at, store.id))
     return paged(VectorStores, found, paging)
 
 
 @router.get("/vector_stores/{vector_store_id}")
-async def retrieve_vector_store(
-    vector_store_id: CollectionName, state: State, grant: SearchGrant
-) -> VectorStore:
+async def retrieve_vector_store(store: SearchedStore) -> VectorStore:
     """Describe a collection as OpenAI describes a vector store."""
-    return await _store(state, grant, vector_store_id)
+    state = store.state
+    others = Counter(each.status for each in await store.unfinished())
+    own = None
+    if state.settings.writable:
+        own = await run_in_threadpool(state.uploads.store, state.collections.target(store.name))
+
+    def describe(served: ServedCollection | None) -> VectorStore:
+        made = own.created_at if own else 0
+        count = size_bytes = 0
+        if served is not None:
+            count = served.searcher.reading(count_documents, store.restriction)
+            files = served.searcher.generation.manifest.files.values()
+            size_bytes = 0 if store.restriction else sum(each.size_bytes for each in files)
+        return VectorStore(
+            id=store.name,
+            name=own.name if own else store.name,
+            created_at=made or (0 if served is None else _created_at(served)),
+            last_active_at=made if served is None else _created_at(served),
+            status="in_progress" if others["in_progress"] else "completed",
+            file_counts=FileCounts(total=count + others.total(), completed=count, **others),
+            usage_bytes=size_bytes,
+            metadata=None if own is None or own.metadata is None else dict(own.metadata),
+        )
+
+    return await store.described(describe)
 
 
 @router.get("/vector_stores/{vector_store_id}/files")
 async def list_files(
-    vector_store_id: CollectionName,
-    state: State,
-    grant: SearchGrant,
+    store: SearchedStore,
     paging: Pages,
     filter: Status | None = None,  # noqa: A002 - OpenAI's name
 ) -> VectorStoreFiles:
     """List documents in the order of their ingest, then the files that are not documents yet."""
-    others = await _unfinished(state, grant, vector_store_id)
+    others = [each for each in await store.unfinished() if filter in (None, each.status)]
 
-    def read(whole: Served) -> tuple[list[Document], list[Attachment], bool]:
-        generation, positions = visible_documents(whole, grant.restriction)
+    def read(whole: Served, served: ServedCollection) -> VectorStoreFiles:
+        generation, positions = visible_documents(whole, store.restriction)
         num_documents = generation.num_documents
         behind = {each.file_id: num_documents + place for place, each in enumerate(others)}
-        if filter is None:
-            positions = np.append(positions, np.array([*behind.values()], np.int64))
+        positions = np.append(positions, np.array([*behind.values()], np.int64))
 
         def position_of(doc_id: str) -> int | None:
             found = generation.position_of(doc_id)
@@ -610,34 +683,24 @@ async def list_files(
         chosen, has_more = paging.page(positions, position_of)
         documents = read_documents(generation, chosen[chosen < num_documents])
         waiting = [others[place - num_documents] for place in chosen if place >= num_documents]
-        return documents, waiting, has_more
-
-    def files_of(served: ServedCollection) -> VectorStoreFiles:
-        documents, waiting, has_more = served.searcher.reading(read)
         files = [_file(served, document) for document in documents]
-        unread = [attached_file(vector_store_id, each) for each in waiting]
+        unread = [attached_file(store.name, each) for each in waiting]
         both = [*files, *unread] if paging.order == "asc" else [*unread, *files]
         return page_of(VectorStoreFiles, both, has_more)
 
-    if filter in (None, "completed"):
-        try:
-            return await read_from(state, grant, vector_store_id, files_of)
-        except ProblemError as problem:
-            if not _is_begun(state, problem):
-                raise
-    else:
-        await _reach(state, grant, vector_store_id)
-    chosen = [attached_file(vector_store_id, each) for each in others if filter in (None, each.status)]
-    return paged(VectorStoreFiles, chosen, paging)
+    def files_of(served: ServedCollection | None) -> VectorStoreFiles:
+        if served is not None and filter in (None, "completed"):
+            return served.searcher.reading(read, served)
+        return paged(VectorStoreFiles, [attached_file(store.name, each) for each in others], paging)
+
+    return await store.described(files_of)
 
 
 @router.get("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
 async def retrieve_file(
-    vector_store_id: CollectionName,
     file_id: Annotated[str, Path(min_length=1, max_length=MAX_DOC_ID_CHARACTERS + len(_CONTENT))],
     request: Request,
-    state: State,
-    grant: SearchGrant,
+    store: SearchedStore,
 ) -> VectorStoreFile | FileContent:
     """Describe a document, or give its text where the address ends in ``/content``.
 
@@ -646,22 +709,19 @@ async def retrieve_file(
     doc_id = file_id.removesuffix(_CONTENT.decode())
     wants_content = doc_id != file_id and request.scope.get("raw_path", b"").endswith(_CONTENT)
     doc_id = doc_id if wants_content else file_id
-    attached = await _attached(state, grant, vector_store_id, doc_id)
+    attached = await store.attachment(doc_id)
     if attached is not None and attached.status != "completed" and not wants_content:
-        return attached_file(vector_store_id, attached)
+        return attached_file(store.name, attached)
     own = [doc_id] if attached is None else attached.doc_ids
-    read = [
-        await read_generation(state, grant, vector_store_id, read_document, each, grant.restriction)
-        for each in own[:MAX_CONTENTS]
-    ]
+    read = [await store.read(read_document, each, store.restriction) for each in own[:MAX_CONTENTS]]
     documents = [document for document in read if document is not None]
     if not documents:
-        raise unknown_document()
+        raise Kind.UNKNOWN_DOCUMENT()
     if wants_content:
         return FileContent(data=[TextContent(text=document.text) for document in documents])
     if attached is not None:
-        return attached_file(vector_store_id, attached)
-    return _file(await reachable(state, grant, vector_store_id), documents[0])
+        return attached_file(store.name, attached)
+    return _file(await store.served(), documents[0])
 
 
 _Page = TypeVar("_Page", VectorStores, VectorStoreFiles, StoredFiles)
@@ -680,80 +740,15 @@ def page_of(kind: type[_Page], entries: Sequence[Any], has_more: bool) -> _Page:
     return kind(data=list(entries), first_id=first, last_id=last, has_more=has_more)
 
 
-async def _store(state: ServerState, grant: Grant, name: str) -> VectorStore:
-    others = Counter(each.status for each in await _unfinished(state, grant, name))
-    own = None
-    if state.settings.writable:
-        own = await run_in_threadpool(state.uploads.store, state.collections.target(name))
-
-    def describe(served: ServedCollection | None) -> VectorStore:
-        made = own.created_at if own else 0
-        count = size_bytes = 0
-        if served is not None:
-            count = served.searcher.reading(count_documents, grant.restriction)
-            files = served.searcher.generation.manifest.files.values()
-            size_bytes = 0 if grant.restriction else sum(each.size_bytes for each in files)
-        return VectorStore(
-            id=name,
-            name=own.name if own else name,
-            created_at=made or (0 if served is None else _created_at(served)),
-            last_active_at=made if served is None else _created_at(served),
-            status="in_progress" if others["in_progress"] else "completed",
-            file_counts=FileCounts(total=count + others.total(), completed=count, **others),
-            usage_bytes=size_bytes,
-            metadata=None if own is None or own.metadata is None else dict(own.metadata),
-        )
-
-    try:
-        return await read_from(state, grant, name, describe)
-    except ProblemError as problem:
-        if _is_begun(state, problem):
-            return describe(None)
-        raise
-
-
-def _is_begun(state: ServerState, problem: ProblemError) -> bool:
-    """Tell whether a problem is that a collection, which is written here, has no documents yet."""
-    return problem.kind is COLLECTION_EMPTY or (
-        problem.kind is COLLECTION_BUILDING and state.settings.writable
-    )
-
-
-async def _reach(state: ServerState, grant: Grant, name: str) -> None:
-    """Require a collection that the grant is for; it may be one without documents."""
-    try:
-        await reachable(state, grant, name)
-    except ProblemError as problem:
-        if not _is_begun(state, problem):
-            raise
-
-
-async def _unfinished(state: ServerState, grant: Grant, name: str) -> list[Attachment]:
-    """Return the files of a collection that are not documents; none for a key that sees a part of it."""
-    if not state.settings.writable or grant.restriction is not None or not grant.reaches(name):
-        return []
-    found = await run_in_threadpool(state.uploads.attachments, state.collections.target(name))
-    return [each for each in found if each.status != "completed"]
-
-
-async def _attached(state: ServerState, grant: Grant, name: str, file_id: str) -> Attachment | None:
-    if not state.settings.writable or grant.restriction is not None:
-        return None
-    await _reach(state, grant, name)
-    return await run_in_threadpool(state.uploads.attachment, state.collections.target(name), file_id)
-
-
 def attached_file(name: str, attachment: Attachment) -> VectorStoreFile:
     """Return a file of a collection as OpenAI has it."""
-    fault = None
-    if attachment.error_code is not None:
-        fault = FileFault(code=attachment.error_code, message=attachment.error_message or "")
+    code, message = attachment.error_code, attachment.error_message or ""
     return VectorStoreFile(
         id=attachment.file_id,
         vector_store_id=name,
         created_at=attachment.created_at,
         status=attachment.status,
-        last_error=fault,
+        last_error=None if code is None else FileFault(code=code, message=message),
         usage_bytes=attachment.num_bytes,
         attributes=dict(attachment.attributes),
         warnings=list(attachment.warnings),
@@ -808,22 +803,22 @@ _FORM: Final[dict[str, Any]] = {
 
 
 @files_router.post("/files", openapi_extra=_FORM)
-async def send_file(request: Request, state: State, grant: WriteGrant) -> StoredFile:
+async def send_file(request: Request, state: State, grant: WriteGrant) -> UploadedFile:
     """Keep a file, to be put into collections by its id; half of one is not kept."""
     try:
         form = await request.form(max_files=1, max_fields=8, max_part_size=1_024)
     except ClientDisconnect:
-        raise ProblemError(BODY_SLOW, "the connection ended before it was whole") from None
+        raise Kind.BODY_SLOW("the connection ended before it was whole") from None
     except HTTPException:
         told = "send multipart/form-data with one file, by a name that is not too long, and its purpose"
-        raise ProblemError(INVALID_FORM, told) from None
+        raise Kind.INVALID_FORM(told) from None
     try:
         return await _kept(form, state, grant)
     finally:
         await form.close()
 
 
-async def _kept(form: FormData, state: ServerState, grant: Grant) -> StoredFile:
+async def _kept(form: FormData, state: ServerState, grant: ApiKey) -> UploadedFile:
     sent, purpose = form.get("file"), form.get("purpose")
     anchor, seconds = form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
     wrong: list[FieldProblem] = []
@@ -841,15 +836,12 @@ async def _kept(form: FormData, state: ServerState, grant: Grant) -> StoredFile:
         raise invalid_request(*wrong)
     assert isinstance(sent, UploadFile)
     if any("\ud800" <= character <= "\udfff" for character in sent.filename or ""):
-        raise ProblemError(INVALID_FORM, "the name of the file must be text in UTF-8")
+        raise Kind.INVALID_FORM("the name of the file must be text in UTF-8")
     if (sent.size or 0) > MAX_FILE_BYTES:
-        raise ProblemError(BODY_TOO_LARGE, f"a file may have {MAX_FILE_BYTES:,} bytes")
-    keep = partial(
-        state.uploads.add, sent.file, sent.filename or "", purpose=str(purpose), owner=grant.key_id
-    )
-    return _stored_file(
-        await state.writers.run(lambda: keep(seconds=None if seconds is None else int(str(seconds))))
-    )
+        raise Kind.BODY_TOO_LARGE(f"a file may have {MAX_FILE_BYTES:,} bytes")
+    lasts = None if seconds is None else int(str(seconds))
+    keep = partial(state.uploads.add, sent.file, sent.filename or "", purpose=str(purpose), seconds=lasts)
+    return await state.writers.run(lambda: keep(owner=grant.key_id))
 
 
 def _is_span(seconds: object) -> bool:
@@ -867,13 +859,13 @@ async def list_sent_files(
     """List the files that this key can use."""
     found = await state.writers.run(state.uploads.files)
     found = [file for file in found if _is_own(file, grant) and purpose in (None, file.purpose)]
-    return paged(StoredFiles, [_stored_file(file) for file in found], paging)
+    return paged(StoredFiles, found, paging)
 
 
 @files_router.get("/files/{file_id}")
-async def retrieve_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> StoredFile:
+async def retrieve_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -> UploadedFile:
     """Describe a file."""
-    return _stored_file(await _own_file(state, grant, file_id))
+    return await _own_file(state, grant, file_id)
 
 
 @files_router.get(
@@ -888,7 +880,7 @@ async def read_sent_file(file_id: SentFileId, state: State, grant: WriteGrant) -
     try:
         found = await run_in_threadpool(path.stat)  # it may be removed meanwhile
     except FileNotFoundError:
-        raise _unknown_file() from None
+        raise Kind.UNKNOWN_FILE() from None
     media_type = "application/octet-stream"
     return FileResponse(path, stat_result=found, filename=file.filename, media_type=media_type)
 
@@ -899,7 +891,7 @@ async def delete_sent_file(file_id: SentFileId, state: State, grant: WriteGrant)
     await _own_file(state, grant, file_id)
     for attachment in await state.writers.run(lambda: state.uploads.of_file(file_id)):
         if grant.reaches(attachment.collection):
-            await _take_out(state, attachment)
+            await AskedStore(state, grant, attachment.collection).take_out(attachment)
     await state.writers.run(lambda: state.uploads.remove(file_id))
     return Deleted(id=file_id, object="file")
 
@@ -918,55 +910,51 @@ async def create_vector_store(request: NewVectorStore, state: State, grant: Writ
     await create_collection(NewCollection(name=store_id), state, grant)
     said = Store(name=name, metadata=request.metadata, created_at=int(time.time()))
     await state.writers.run(lambda: state.uploads.name_store(store_id, said))
+    store = AskedStore(state, grant, store_id)
     if files:
-        await _attach(state, grant, store_id, files, None)
-    return await retrieve_vector_store(store_id, state, grant)
+        await store.attach(files, None)
+    return await retrieve_vector_store(store)
 
 
 @files_router.post("/vector_stores/{vector_store_id}")
-async def change_vector_store(
-    vector_store_id: CollectionName, request: VectorStoreChanges, state: State, grant: WriteGrant
-) -> VectorStore:
+async def change_vector_store(request: VectorStoreChanges, store: WrittenStore) -> VectorStore:
     """Change the name that is shown, or the metadata; the id stays."""
-    name = reached(state, grant, vector_store_id).name
-    before = await retrieve_vector_store(vector_store_id, state, grant)
+    store.layout()
+    before = await retrieve_vector_store(store)
     is_said = "metadata" in request.model_fields_set
     said = Store(
         name=request.name or before.name,
         metadata=request.metadata if is_said else before.metadata,
         created_at=before.created_at,
     )
-    await state.writers.run(lambda: state.uploads.name_store(name, said))
-    return await retrieve_vector_store(vector_store_id, state, grant)
+    await store.state.writers.run(lambda: store.state.uploads.name_store(store.name, said))
+    return await retrieve_vector_store(store)
 
 
 @files_router.delete("/vector_stores/{vector_store_id}")
-async def delete_vector_store(vector_store_id: CollectionName, state: State, grant: WriteGrant) -> Deleted:
+async def delete_vector_store(store: WrittenStore) -> Deleted:
     """Remove a collection with all it holds; files that were sent stay."""
-    await delete_collection(vector_store_id, state, grant)
-    return Deleted(id=vector_store_id, object="vector_store.deleted")
+    await delete_collection(store.name, store.state, store.grant)
+    return Deleted(id=store.name, object="vector_store.deleted")
 
 
 @files_router.post("/vector_stores/{vector_store_id}/files")
-async def attach_file(
-    vector_store_id: CollectionName, request: NewVectorStoreFile, state: State, grant: WriteGrant
-) -> VectorStoreFile:
+async def attach_file(request: NewVectorStoreFile, store: WrittenStore) -> VectorStoreFile:
     """Put a file into a collection; it is read in the background."""
-    (attachment,) = await _attach(state, grant, vector_store_id, [request], None)
-    return attached_file(vector_store_id, attachment)
+    (attachment,) = await store.attach([request], None)
+    return attached_file(store.name, attachment)
 
 
 @files_router.post("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
-async def change_file(
-    vector_store_id: CollectionName, file_id: DocId, request: FileChanges, state: State, grant: WriteGrant
-) -> VectorStoreFile:
+async def change_file(file_id: DocId, request: FileChanges, store: WrittenStore) -> VectorStoreFile:
     """Change the attributes of a file that is completed; a document by its id has others as well."""
     _check_attributes(request.attributes)
-    name = reached(state, grant, vector_store_id).name
-    writer, stored = await open_writer(state, name)
-    attachment = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
+    store.layout()
+    name, uploads, run = store.name, store.state.uploads, store.state.writers.run
+    writer, stored = await store.writer()
+    attachment = await run(lambda: uploads.attachment(name, file_id))
     if attachment is not None and attachment.status != "completed":
-        raise ProblemError(UNKNOWN_DOCUMENT, "the file has no documents: it is being read, or was refused")
+        raise Kind.UNKNOWN_DOCUMENT("the file has no documents: it is being read, or was refused")
     before = {} if attachment is None else attachment.attributes
     changed = {**dict.fromkeys(before), **request.attributes}
     doc_ids = [file_id] if attachment is None else attachment.doc_ids
@@ -974,118 +962,91 @@ async def change_file(
     def change() -> list[Receipt]:
         receipts = [writer.patch(doc_id, changed, stored) for doc_id in doc_ids if changed]
         if attachment is not None:
-            state.uploads.change(attachment, request.attributes)
+            uploads.change(attachment, request.attributes)
         return [receipt for receipt in receipts if receipt is not None]
 
-    receipts = await state.writers.run(change)
+    receipts = await run(change)
     if changed and not receipts:
-        raise unknown_document()
+        raise Kind.UNKNOWN_DOCUMENT()
     try:
-        is_found = not receipts or await published(state, *receipts) is not None
+        is_found = not receipts or await store.published(*receipts) is not None
     except ProblemError:
         if attachment is not None:
-            await state.writers.run(lambda: state.uploads.change(attachment, before))
+            await run(lambda: uploads.change(attachment, before))
         raise
     if attachment is None:
         answer = VectorStoreFile(
             id=file_id,
-            vector_store_id=vector_store_id,
+            vector_store_id=name,
             created_at=int(time.time()),
             usage_bytes=0,
             attributes=request.attributes,
         )
     else:
-        now = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
-        answer = attached_file(vector_store_id, now or attachment)
+        answer = attached_file(name, await run(lambda: uploads.attachment(name, file_id)) or attachment)
     return answer if is_found else answer.model_copy(update={"status": "in_progress"})
 
 
 @files_router.delete("/vector_stores/{vector_store_id}/files/{file_id:doc_id}")
-async def detach_file(
-    vector_store_id: CollectionName, file_id: DocId, state: State, grant: WriteGrant
-) -> Deleted:
+async def detach_file(file_id: DocId, store: WrittenStore) -> Deleted:
     """Take the documents of a file out of a collection, or a document by its id; the file stays."""
-    name = reached(state, grant, vector_store_id).name
-    attachment = await state.writers.run(lambda: state.uploads.attachment(name, file_id))
+    store.layout()
+    attachment = await store.state.writers.run(lambda: store.state.uploads.attachment(store.name, file_id))
     if attachment is not None:
-        await _take_out(state, attachment)
-    elif not await _delete(state, name, [file_id]):
-        raise unknown_document()
+        await store.take_out(attachment)
+    elif not await store.delete([file_id]):
+        raise Kind.UNKNOWN_DOCUMENT()
     return Deleted(id=file_id, object="vector_store.file.deleted")
 
 
 @files_router.post("/vector_stores/{vector_store_id}/file_batches")
-async def attach_files(
-    vector_store_id: CollectionName, request: NewFileBatch, state: State, grant: WriteGrant
-) -> FileBatch:
+async def attach_files(request: NewFileBatch, store: WrittenStore) -> FileBatch:
     """Put files into a collection, all of them or none where there is no such file."""
-    common = [
-        NewVectorStoreFile(file_id=file_id, attributes=request.attributes)
-        for file_id in request.file_ids or ()
-    ]
+    named, common = request.file_ids or (), request.attributes
+    files = request.files or [NewVectorStoreFile(file_id=each, attributes=common) for each in named]
     batch_id = f"vsfb-{secrets.token_hex(12)}"
-    await _attach(state, grant, vector_store_id, request.files or common, batch_id)
-    return await retrieve_batch(vector_store_id, batch_id, state, grant)
+    await store.attach(files, batch_id)
+    return await retrieve_batch(batch_id, store)
 
 
 @files_router.get("/vector_stores/{vector_store_id}/file_batches/{batch_id}")
-async def retrieve_batch(
-    vector_store_id: CollectionName, batch_id: BatchId, state: State, grant: WriteGrant
-) -> FileBatch:
+async def retrieve_batch(batch_id: BatchId, store: WrittenStore) -> FileBatch:
     """Say how far a batch is."""
-    created_at, files = await _batch(state, grant, vector_store_id, batch_id)
+    created_at, files = await store.batch(batch_id)
     counts = Counter(each.status for each in files)
     is_cancelled = counts["cancelled"] and not counts["in_progress"]
     return FileBatch(
         id=batch_id,
         created_at=created_at,
-        vector_store_id=vector_store_id,
+        vector_store_id=store.name,
         status="in_progress" if counts["in_progress"] else "cancelled" if is_cancelled else "completed",
         file_counts=FileCounts(**{"completed": 0, **counts}, total=len(files)),
     )
 
 
 @files_router.post("/vector_stores/{vector_store_id}/file_batches/{batch_id}/cancel")
-async def cancel_batch(
-    vector_store_id: CollectionName, batch_id: BatchId, state: State, grant: WriteGrant
-) -> FileBatch:
+async def cancel_batch(batch_id: BatchId, store: WrittenStore) -> FileBatch:
     """Leave out the files of a batch that nothing was written of yet."""
+    state = store.state
     async with state.ingestion.order:
-        _, files = await _batch(state, grant, vector_store_id, batch_id)
+        _, files = await store.batch(batch_id)
         for each in files:
             if each.status == "in_progress" and not each.doc_ids:
                 await state.writers.run(partial(state.uploads.settle, each, "cancelled"))
-    return await retrieve_batch(vector_store_id, batch_id, state, grant)
+    return await retrieve_batch(batch_id, store)
 
 
 @files_router.get("/vector_stores/{vector_store_id}/file_batches/{batch_id}/files")
 async def list_batch_files(
-    vector_store_id: CollectionName,
     batch_id: BatchId,
-    state: State,
-    grant: WriteGrant,
+    store: WrittenStore,
     paging: Pages,
     filter: Status | None = None,  # noqa: A002 - OpenAI's name
 ) -> VectorStoreFiles:
     """List the files of a batch."""
-    _, files = await _batch(state, grant, vector_store_id, batch_id)
-    chosen = [attached_file(vector_store_id, each) for each in files if filter in (None, each.status)]
+    _, files = await store.batch(batch_id)
+    chosen = [attached_file(store.name, each) for each in files if filter in (None, each.status)]
     return paged(VectorStoreFiles, chosen, paging)
-
-
-async def _attach(
-    state: ServerState, grant: Grant, name: str, files: Sequence[NewVectorStoreFile], batch_id: str | None
-) -> list[Attachment]:
-    target = reached(state, grant, name).name
-    for each in files:
-        _check_attributes(each.attributes or {})
-        await _own_file(state, grant, each.file_id)
-    try:
-        attached = await state.writers.run(lambda: state.uploads.attach(target, files, batch_id))
-    except DocumentsRefusedError:  # removed since it was looked for
-        raise _unknown_file() from None
-    state.ingestion.begin(attached)
-    return attached
 
 
 def _check_attributes(attributes: Attributes) -> None:
@@ -1096,61 +1057,13 @@ def _check_attributes(attributes: Attributes) -> None:
         raise invalid_request(FieldProblem(pointer="#/attributes", detail=told[0]))
 
 
-async def _take_out(state: ServerState, attachment: Attachment) -> None:
-    """Delete the documents of a file; where that fails, its entry stays, and the next try goes on.
-
-    Other files with some of these documents are read again.
-    """
-    async with state.ingestion.order:
-        doc_ids, others = await state.writers.run(lambda: state.uploads.cancel(attachment))
-    try:
-        if doc_ids and CollectionLayout.at(state.settings.root, attachment.collection).is_begun():
-            await _delete(state, attachment.collection, doc_ids)
-    finally:
-        state.ingestion.begin(others)
-    await state.writers.run(lambda: state.uploads.detach(attachment))
-
-
-async def _delete(state: ServerState, name: str, doc_ids: Sequence[str]) -> int:
-    """Delete documents; searches do not find them any more, unless that takes longer than a request may."""
-    writer, stored = await open_writer(state, name)
-    receipt = await state.writers.run(lambda: writer.delete(doc_ids, stored))
-    await published(state, receipt)
-    return receipt.answer["deleted"]
-
-
-async def _batch(state: ServerState, grant: Grant, name: str, batch_id: str) -> tuple[int, list[Attachment]]:
-    target = reached(state, grant, name).name
-    found = await state.writers.run(lambda: state.uploads.batch(target, batch_id))
-    if found is None:
-        raise ProblemError(UNKNOWN_FILE, "there is no batch of this id in the collection")
-    return found
-
-
-async def _own_file(state: ServerState, grant: Grant, file_id: str) -> UploadedFile:
+async def _own_file(state: ServerState, grant: ApiKey, file_id: str) -> UploadedFile:
     """Return a file; one that another key has sent, and that this one may not use, looks unknown."""
     file = await state.writers.run(lambda: state.uploads.file(file_id))
     if file is None or not _is_own(file, grant):
-        raise _unknown_file()
+        raise Kind.UNKNOWN_FILE()
     return file
 
 
-def _unknown_file() -> ProblemError:
-    return ProblemError(UNKNOWN_FILE, "ids are those that POST /v1/files gives")
-
-
-def _is_own(file: UploadedFile, grant: Grant) -> bool:
+def _is_own(file: UploadedFile, grant: ApiKey) -> bool:
     return grant.collections is None or file.owner == grant.key_id
-
-
-def _stored_file(file: UploadedFile) -> StoredFile:
-    return StoredFile(
-        id=file.id,
-        bytes=file.num_bytes,
-        created_at=file.created_at,
-        expires_at=file.expires_at,
-        filename=file.filename,
-        purpose=file.purpose,
-        status="processed" if file.refusal is None else "error",
-        status_details=file.refusal,
-    )

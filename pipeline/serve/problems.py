@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, Literal
 
 from cairn.pipeline.client.errors import FieldProblem
@@ -35,6 +36,7 @@ from cairn.pipeline.errors import (
 )
 from cairn.pipeline.serve.schemas import MAX_TOLD, UNKNOWN_FIELD, Reply
 from starlette.responses import Response
+from typing_extensions import override
 
 MEDIA_TYPE: Final = "application/problem+json"
 OPENAI_PATHS: Final = ("/v1/vector_stores", "/v1/embeddings", "/v1/files", "/v1/models")
@@ -65,114 +67,101 @@ class Problem(Reply):
     error: OpenAIError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemType:
-    """One kind of problem; ``retry_seconds`` is its Retry-After, None where trying again does not help."""
+class Kind(Enum):
+    """The kinds of problems, each of which makes the error that ends a request with it.
 
-    name: str
-    status: int
-    title: str
-    retry_seconds: int | None = None
+    They have a status, a title and a Retry-After in seconds, None where trying again does not help.
+    """
 
+    def __init__(self, status: int, title: str, retry_seconds: int | None = None) -> None:
+        self.status, self.title, self.retry_seconds = status, title, retry_seconds
+        self.code = self.name.lower().replace("_", "-")
 
-INVALID_JSON = ProblemType("invalid-json", 400, "The body is not JSON as RFC 8259 has it")
-INVALID_FORM = ProblemType("invalid-form", 400, "The body is not a form with a file")
-BODY_AMBIGUOUS = ProblemType("body-ambiguous", 400, "The length of the body is given in two ways")
-BODY_UNEXPECTED = ProblemType("body-unexpected", 400, "This method takes no body")
-KEY_MISSING = ProblemType("key-missing", 401, "An API key is required")
-KEY_UNKNOWN = ProblemType("key-unknown", 401, "The API key is not known")
-PRINCIPAL_MISSING = ProblemType(
-    "principal-missing", 403, "The request does not say for whom it asks, or may not"
-)
-SCOPE_MISSING = ProblemType("scope-missing", 403, "The request may not ask for this")
-RESTRICTION_UNUSABLE = ProblemType(
-    "restriction-unusable", 403, "What the request may read does not fit this collection"
-)
-READ_ONLY = ProblemType("read-only", 403, "This server takes no writes")
-SOURCE_REFUSED = ProblemType("source-refused", 403, "The server may not read this source")
-ORIGIN_REFUSED = ProblemType("origin-refused", 403, "Pages of other sites may not call this server")
-NOT_FOUND = ProblemType("not-found", 404, "There is nothing at this address")
-UNKNOWN_COLLECTION = ProblemType("unknown-collection", 404, "There is no such collection")
-UNKNOWN_DOCUMENT = ProblemType("unknown-document", 404, "The collection has no such document")
-UNKNOWN_FILE = ProblemType("unknown-file", 404, "There is no such file")
-UNKNOWN_WRITE = ProblemType("unknown-write", 404, "The server knows no such write")
-METHOD_REFUSED = ProblemType("method-refused", 405, "This address does not take this method")
-BODY_SLOW = ProblemType("body-slow", 408, "The body did not arrive in time")
-COLLECTION_EMPTY = ProblemType("collection-empty", 409, "The collection has no documents yet")
-COLLECTION_EXISTS = ProblemType("collection-exists", 409, "There is such a collection")
-COLLECTION_SWITCHED = ProblemType("collection-switched", 409, "A name answers from another collection")
-COLLECTION_BUSY = ProblemType("collection-busy", 409, "The collection is being written", retry_seconds=5)
-CURSOR_EXPIRED = ProblemType(
-    "cursor-expired", 410, "The collection has changed since the cursor was given out"
-)
-DOCUMENT_CHANGED = ProblemType("document-changed", 412, "The document is not as the request says it must be")
-BODY_TOO_LARGE = ProblemType("body-too-large", 413, "The body is too large")
-MEDIA_TYPE_REFUSED = ProblemType(
-    "media-type-refused", 415, "The body is not of the media type that is read here"
-)
-HOST_REFUSED = ProblemType("host-refused", 421, "This server does not answer for this host")
-INVALID_REQUEST = ProblemType("invalid-request", 422, "The request does not follow the schema")
-INVALID_FILTER = ProblemType("invalid-filter", 422, "The filter does not fit this collection")
-KEY_REUSED = ProblemType("key-reused", 422, "The idempotency key came with another request before")
-WRITE_FAILED = ProblemType("write-failed", 422, "The write was kept, and cannot be published")
-INVALID_CURSOR = ProblemType("invalid-cursor", 422, "The cursor does not belong to this request")
-WRITES_WAITING = ProblemType(
-    "writes-waiting", 429, "As many writes wait to be published as are kept", retry_seconds=2
-)
-INTERNAL_ERROR = ProblemType("internal-error", 500, "The server failed")
-ENCODER_FAILED = ProblemType("encoder-failed", 500, "The collection's encoder failed on this text")
-RERANKER_FAILED = ProblemType("reranker-failed", 500, "The server's cross-encoder failed on this text")
-OVERLOADED = ProblemType("overloaded", 503, "The server has as much to do as it accepts", retry_seconds=1)
-NOT_READY = ProblemType("not-ready", 503, "The server is not ready", retry_seconds=5)
-COLLECTION_BUILDING = ProblemType(
-    "collection-building", 503, "The collection is being built", retry_seconds=30
-)
-COLLECTION_OPENING = ProblemType("collection-opening", 503, "The collection is being opened", retry_seconds=2)
-COLLECTION_UNFINISHED = ProblemType(
-    "collection-unfinished", 503, "Nothing of the collection is published yet, and no ingest is running"
-)
-COLLECTION_DAMAGED = ProblemType("collection-damaged", 503, "The collection's files are damaged")
-PARTITIONS_MISSING = ProblemType("partitions-missing", 503, "Partitions of the collection are missing")
-ENCODER_UNAVAILABLE = ProblemType("encoder-unavailable", 503, "The collection's encoder cannot be loaded")
-ENCODER_MISMATCH = ProblemType(
-    "encoder-mismatch", 503, "The collection was built by another encoder than is in its model's place"
-)
-ENDPOINT_DOWN = ProblemType(
-    "endpoint-down", 503, "The endpoint that embeds queries does not answer", retry_seconds=5
-)
-STORAGE_FAILED = ProblemType("storage-failed", 503, "The storage refused a read", retry_seconds=5)
-WRITES_REFUSED = ProblemType("writes-refused", 503, "The collection cannot be written", retry_seconds=5)
-KEYS_UNREADABLE = ProblemType("keys-unreadable", 503, "The API keys cannot be read")
-STOPPING = ProblemType("stopping", 503, "The server is stopping", retry_seconds=5)
-DISK_FULL = ProblemType("disk-full", 507, "The server has no space left", retry_seconds=30)
-DEADLINE = ProblemType("deadline", 504, "The answer was not ready in time", retry_seconds=1)
-
-PROBLEM_TYPES: Final = {kind.name: kind for kind in list(globals().values()) if isinstance(kind, ProblemType)}
-
-
-class ProblemError(Exception):
-    """Ends a request with a problem; ``detail`` must hold nothing that came with the request."""
-
-    def __init__(
+    def __call__(
         self,
-        kind: ProblemType,
-        detail: str,
+        detail: str | None = None,
         *,
         errors: Sequence[FieldProblem] = (),
         headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.detail = detail
-        self.errors = tuple(errors)
-        self.headers = dict(headers or {})
+    ) -> ProblemError:
+        """Return a problem of this kind; ``detail`` must hold nothing that came with the request."""
+        told = _ADVICE.get(self, "the server's log says more") if detail is None else detail
+        return ProblemError(self, told, tuple(errors), headers or {})
+
+    INVALID_JSON = 400, "The body is not JSON as RFC 8259 has it"
+    INVALID_FORM = 400, "The body is not a form with a file"
+    BODY_AMBIGUOUS = 400, "The length of the body is given in two ways"
+    BODY_UNEXPECTED = 400, "This method takes no body"
+    KEY_MISSING = 401, "An API key is required"
+    KEY_UNKNOWN = 401, "The API key is not known"
+    PRINCIPAL_MISSING = 403, "The request does not say for whom it asks, or may not"
+    SCOPE_MISSING = 403, "The request may not ask for this"
+    RESTRICTION_UNUSABLE = 403, "What the request may read does not fit this collection"
+    READ_ONLY = 403, "This server takes no writes"
+    SOURCE_REFUSED = 403, "The server may not read this source"
+    ORIGIN_REFUSED = 403, "Pages of other sites may not call this server"
+    NOT_FOUND = 404, "There is nothing at this address"
+    UNKNOWN_COLLECTION = 404, "There is no such collection"
+    UNKNOWN_DOCUMENT = 404, "The collection has no such document"
+    UNKNOWN_FILE = 404, "There is no such file"
+    UNKNOWN_WRITE = 404, "The server knows no such write"
+    METHOD_REFUSED = 405, "This address does not take this method"
+    BODY_SLOW = 408, "The body did not arrive in time"
+    COLLECTION_EMPTY = 409, "The collection has no documents yet"
+    COLLECTION_EXISTS = 409, "There is such a collection"
+    COLLECTION_SWITCHED = 409, "A name answers from another collection"
+    COLLECTION_BUSY = 409, "The collection is being written", 5
+    CURSOR_EXPIRED = 410, "The collection has changed since the cursor was given out"
+    DOCUMENT_CHANGED = 412, "The document is not as the request says it must be"
+    BODY_TOO_LARGE = 413, "The body is too large"
+    MEDIA_TYPE_REFUSED = 415, "The body is not of the media type that is read here"
+    HOST_REFUSED = 421, "This server does not answer for this host"
+    INVALID_REQUEST = 422, "The request does not follow the schema"
+    INVALID_FILTER = 422, "The filter does not fit this collection"
+    KEY_REUSED = 422, "The idempotency key came with another request before"
+    WRITE_FAILED = 422, "The write was kept, and cannot be published"
+    INVALID_CURSOR = 422, "The cursor does not belong to this request"
+    WRITES_WAITING = 429, "As many writes wait to be published as are kept", 2
+    INTERNAL_ERROR = 500, "The server failed"
+    ENCODER_FAILED = 500, "The collection's encoder failed on this text"
+    RERANKER_FAILED = 500, "The server's cross-encoder failed on this text"
+    OVERLOADED = 503, "The server has as much to do as it accepts", 1
+    NOT_READY = 503, "The server is not ready", 5
+    COLLECTION_BUILDING = 503, "The collection is being built", 30
+    COLLECTION_OPENING = 503, "The collection is being opened", 2
+    COLLECTION_UNFINISHED = 503, "Nothing of the collection is published yet, and no ingest is running"
+    COLLECTION_DAMAGED = 503, "The collection's files are damaged"
+    PARTITIONS_MISSING = 503, "Partitions of the collection are missing"
+    ENCODER_UNAVAILABLE = 503, "The collection's encoder cannot be loaded"
+    ENCODER_MISMATCH = 503, "The collection was built by another encoder than is in its model's place"
+    ENDPOINT_DOWN = 503, "The endpoint that embeds queries does not answer", 5
+    STORAGE_FAILED = 503, "The storage refused a read", 5
+    WRITES_REFUSED = 503, "The collection cannot be written", 5
+    KEYS_UNREADABLE = 503, "The API keys cannot be read"
+    STOPPING = 503, "The server is stopping", 5
+    DISK_FULL = 507, "The server has no space left", 30
+    DEADLINE = 504, "The answer was not ready in time", 1
+
+
+@dataclass(eq=False)
+class ProblemError(Exception):
+    """Ends a request with a problem, which a :class:`Kind` makes."""
+
+    kind: Kind
+    detail: str
+    errors: Sequence[FieldProblem]
+    headers: Mapping[str, str]
+
+    @override
+    def __str__(self) -> str:
+        return self.detail
 
 
 def problem_response(problem: ProblemError, path: str = "") -> Response:
     """Return the response that tells of a problem; ``path`` is the request's."""
     kind = problem.kind
     body = Problem(
-        type=TYPE_PREFIX + kind.name,
+        type=TYPE_PREFIX + kind.code,
         title=kind.title,
         status=kind.status,
         detail=problem.detail,
@@ -198,7 +187,7 @@ def _openai_error(problem: ProblemError) -> OpenAIError:
     return OpenAIError(
         message="; ".join([problem.kind.title, *(told or [problem.detail])]),
         type="invalid_request_error" if problem.kind.status < 500 else "server_error",
-        code=problem.kind.name,
+        code=problem.kind.code,
         param=problem.errors[0].pointer.removeprefix("#/") if problem.errors else None,
     )
 
@@ -208,77 +197,63 @@ def contract(error: CairnError) -> str:
     return str(error).partition(", got ")[0]
 
 
-_OWN_SENTENCE: Final = ""
-_OF_ERRORS: Final[Sequence[tuple[type[CairnError], ProblemType, str]]] = (
-    (CollectionNotFoundError, UNKNOWN_COLLECTION, "see GET /v1/collections for those that can be searched"),
-    (
-        RestrictionError,
-        RESTRICTION_UNUSABLE,
-        (
-            "the filter of its key, or its principals and --readers-column of the server, must fit the "
-            "columns that this collection has and be no longer than a filter may"
-        ),
-    ),
-    (FilterError, INVALID_FILTER, _OWN_SENTENCE),
-    (ChangedDocumentError, DOCUMENT_CHANGED, _OWN_SENTENCE),
-    (KeyReusedError, KEY_REUSED, _OWN_SENTENCE),
-    (CollectionExistsError, COLLECTION_EXISTS, _OWN_SENTENCE),
-    (WritesWaitingError, WRITES_WAITING, _OWN_SENTENCE),
-    (CollectionBusyError, COLLECTION_BUSY, _OWN_SENTENCE),
-    (DiskFullError, DISK_FULL, _OWN_SENTENCE),
-    (
-        FingerprintMismatchError,
-        ENCODER_MISMATCH,
-        "it was made by an encoder this server could not load; the server's log says more",
-    ),
-    (UsageError, INVALID_REQUEST, _OWN_SENTENCE),
-    (PartitionsMissingError, PARTITIONS_MISSING, _OWN_SENTENCE),
-    (
-        IntegrityError,
-        COLLECTION_DAMAGED,
-        "what is stored is not what was written; its keeper has to verify and repair it",
-    ),
-    (EndpointDownError, ENDPOINT_DOWN, "its answer is waited for some seconds; try again"),
-    (TryAgainError, DEADLINE, "the tables took too long; try again, or ask for less"),
-    (StorageError, STORAGE_FAILED, "reading the collection failed; the server's log says more"),
-)
-"""The problem of each error, by the first class that fits; its own sentence where nothing else is said."""
+_ADVICE: Final = {
+    Kind.RESTRICTION_UNUSABLE: "the filter of its key, or its principals and --readers-column of the server, "
+    "must fit the columns that this collection has and be no longer than a filter may",
+    Kind.UNKNOWN_COLLECTION: "see GET /v1/collections for those that can be searched",
+    Kind.UNKNOWN_DOCUMENT: "ids are those of the source's rows, or of files, as results give them",
+    Kind.UNKNOWN_FILE: "ids are those that POST /v1/files gives",
+    Kind.COLLECTION_DAMAGED: "what is stored is not what was written; its keeper has to verify and repair it",
+    Kind.ENCODER_MISMATCH: "it was made by an encoder this server could not load; the server's log says more",
+    Kind.ENCODER_UNAVAILABLE: "its model is not where it was, or does not fit; the server's log says more",
+    Kind.ENDPOINT_DOWN: "its answer is waited for some seconds; try again",
+    Kind.STORAGE_FAILED: "reading the collection failed; the server's log says more",
+    Kind.STOPPING: "try again with the server that takes its place",
+    Kind.DEADLINE: "the tables took too long; try again, or ask for less",
+}
+"""What a problem of a kind says where it is raised without more."""
+
+_OF_ERRORS: Final[Mapping[type[CairnError], Kind]] = {
+    CollectionNotFoundError: Kind.UNKNOWN_COLLECTION,
+    RestrictionError: Kind.RESTRICTION_UNUSABLE,
+    FilterError: Kind.INVALID_FILTER,
+    ChangedDocumentError: Kind.DOCUMENT_CHANGED,
+    KeyReusedError: Kind.KEY_REUSED,
+    CollectionExistsError: Kind.COLLECTION_EXISTS,
+    WritesWaitingError: Kind.WRITES_WAITING,
+    CollectionBusyError: Kind.COLLECTION_BUSY,
+    DiskFullError: Kind.DISK_FULL,
+    FingerprintMismatchError: Kind.ENCODER_MISMATCH,
+    UsageError: Kind.INVALID_REQUEST,
+    PartitionsMissingError: Kind.PARTITIONS_MISSING,
+    IntegrityError: Kind.COLLECTION_DAMAGED,
+    EndpointDownError: Kind.ENDPOINT_DOWN,
+    TryAgainError: Kind.DEADLINE,
+    StorageError: Kind.STORAGE_FAILED,
+    CairnError: Kind.INTERNAL_ERROR,
+}
+"""The kind of problem of each error, by the first class that fits."""
 
 
 def search_problem(error: CairnError) -> ProblemError:
     """Return the problem of an error that a call of an opened collection raised."""
-    for kind, problem, detail in _OF_ERRORS:
-        if isinstance(error, kind):
-            return ProblemError(problem, detail or contract(error))
-    return ProblemError(INTERNAL_ERROR, "the server's log says more")
+    kind = next(kind for of, kind in _OF_ERRORS.items() if isinstance(error, of))
+    says_own = kind not in _ADVICE and kind is not Kind.INTERNAL_ERROR
+    return kind(contract(error)) if says_own else kind()
 
 
 def opening_problem(error: CairnError) -> ProblemError:
     """Return the problem of an error in opening, without its sentence, which speaks of this machine."""
     problem = search_problem(error)
-    if problem.kind in (INVALID_REQUEST, INTERNAL_ERROR):
-        detail = "its model is not where it was, or does not fit; the server's log says more"
-        return ProblemError(ENCODER_UNAVAILABLE, detail)
-    return problem
+    is_model = problem.kind in (Kind.INVALID_REQUEST, Kind.INTERNAL_ERROR)
+    return Kind.ENCODER_UNAVAILABLE() if is_model else problem
 
 
 def invalid_request(*errors: FieldProblem) -> ProblemError:
     """Return the problem of parts of a request."""
-    return ProblemError(
-        INVALID_REQUEST, f"{len(errors)} part(s) of the request must be changed", errors=errors[:MAX_TOLD]
+    return Kind.INVALID_REQUEST(
+        f"{len(errors)} part(s) of the request must be changed", errors=errors[:MAX_TOLD]
     )
-
-
-def unknown_document() -> ProblemError:
-    """Return the problem of a document that is not there, or not for this key."""
-    return ProblemError(
-        UNKNOWN_DOCUMENT, "ids are those of the source's rows, or of files, as results give them"
-    )
-
-
-def unknown_collection() -> ProblemError:
-    """Return the problem of a collection that is not there, or not for this key: which, is not said."""
-    return search_problem(CollectionNotFoundError(""))
 
 
 def schema_problem(errors: Sequence[Mapping[str, Any]], known_fields: frozenset[str]) -> ProblemError:

@@ -16,7 +16,7 @@ from cairn.pipeline.search.filters import MAX_LIST_VALUES, MAX_NODES, MAX_STRING
 from cairn.pipeline.search.passages import DEFAULT_CHUNK_TOKENS
 from cairn.pipeline.search.rerank import RERANK_DOCUMENTS
 from cairn.pipeline.search_options import MAX_QUERY_BYTES, SearchKeywords, SearchOptions
-from cairn.pipeline.types import CollectionSummary, Highlight
+from cairn.pipeline.types import CollectionSummary, Hit
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -260,7 +260,9 @@ class SearchRequest(_WithOptions):
             "where it has one."
         ),
     ] = False
-    include_text: Annotated[bool, Field(description="Give the text of passages beside their spans.")] = True
+    include_text: Annotated[
+        bool, Field(description="Give the text of passages beside their spans; else it is empty.")
+    ] = True
     cursor: Annotated[
         str | None,
         Field(
@@ -272,51 +274,12 @@ class SearchRequest(_WithOptions):
     ] = None
 
 
-class PassageReply(Reply):
-    """A span of the document.
-
-    ``text`` is ``document.text[start_char:end_char]`` in Python's characters (code points).
-    """
-
-    start_char: int
-    end_char: int
-    text: str | None = Field(default=None, description="null where include_text is false.")
-    score: float
-    page: str | None = Field(
-        default=None,
-        description="Where it stands in its file, such as `page 3`, `sheet Prices`, `lines 12-20` or "
-        "`section Install`; null for a row of a table.",
-    )
-    scores: dict[str, float] = Field(description="Parts of the score: chunk is the passage's own cosine.")
-    highlights: list[Highlight] = Field(
-        default=[],
-        description="Words of the passage that answered words of the query, in order; none without token "
-        "vectors, and where no word is like one of the query.",
-    )
-    title_highlights: list[Highlight] = Field(
-        default=[],
-        description="Words of the document's title that answered words of the query better than any of the "
-        "passage; they count in its `late`.",
-    )
-
-
-class HitReply(Reply):
-    """A document of the answer with its best passages, best first."""
-
-    doc_id: str
-    title: str | None
-    score: float
-    scores: dict[str, float] = Field(description="Cosines, BM25, MaxSim; what was not found is missing.")
-    metadata: dict[str, JsonValue]
-    passages: list[PassageReply]
-
-
 class SearchReply(Reply):
     """A ranked answer, all of it from one generation."""
 
     query: str
     generation: int
-    hits: list[HitReply]
+    hits: list[Hit]
     warnings: list[str] = Field(
         default=[],
         description="Sentences on what the answer lacks: a query without a word that carries weight, or a "

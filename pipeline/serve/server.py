@@ -32,7 +32,7 @@ from cairn.pipeline.index.generation import OpenOne
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.middleware import UNBOUNDED_PATHS
-from cairn.pipeline.serve.problems import OVERLOADED, ProblemError, problem_response
+from cairn.pipeline.serve.problems import Kind, problem_response
 from cairn.pipeline.serve.settings import MAX_HEADER_BYTES, ServeSettings, num_processors
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -239,7 +239,7 @@ def _crowded(app: ASGIApp) -> ASGIApp:
         if scope["path"] in UNBOUNDED_PATHS:
             await app(scope, receive, send)
             return
-        problem = ProblemError(OVERLOADED, "too many connections are open", headers={"Connection": "close"})
+        problem = Kind.OVERLOADED("too many connections are open", headers={"Connection": "close"})
         await problem_response(problem)(scope, receive, send)
 
     return refuse

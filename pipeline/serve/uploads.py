@@ -27,7 +27,7 @@ from cairn.pipeline import durable
 from cairn.pipeline.corpus.source_record import sqlite_errors
 from cairn.pipeline.errors import DocumentsRefusedError, StorageError
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Request
+from cairn.pipeline.serve.schemas import MAX_DOC_ID_CHARACTERS, Reply, Request
 from pydantic import Field
 
 FOLDER_NAME: Final = ".files"
@@ -86,21 +86,20 @@ class NewVectorStoreFile(Request):
     doc_id: DocumentId | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UploadedFile:
-    """A file; ``owner`` is the id of the key that sent it.
-
-    ``refusal`` says why no collection could take it that it was attached to.
-    """
+class UploadedFile(Reply):
+    """A file that was sent; `error`: no collection that it was put into could take it."""
 
     id: str
-    filename: str
-    purpose: str
-    num_bytes: int
+    object: Literal["file"] = "file"
+    bytes: int
     created_at: int
     expires_at: int | None
-    owner: str
-    refusal: str | None = None
+    filename: str
+    purpose: str
+    status: Literal["processed", "error"] = "processed"
+    status_details: str | None = None
+    owner: Annotated[str, Field(exclude=True)]
+    """The id of the key that sent it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,22 +157,12 @@ class Uploads:
         ):
             shutil.copyfileobj(content, kept, 1 << 20)
             num_bytes = kept.tell()
-        file = UploadedFile(
-            id=file_id,
-            filename=name,
-            purpose=purpose,
-            num_bytes=num_bytes,
-            created_at=now,
-            expires_at=None if seconds is None else now + seconds,
-            owner=owner,
-        )
-        columns = (file.id, file.filename, purpose, num_bytes, now, file.expires_at, owner)
         self._run(
             "INSERT INTO files (id, filename, purpose, num_bytes, created_at, expires_at, owner)"
             " VALUES (?, ?, ?, ?, ?, ?, ?)",
-            columns,
+            (file_id, name, purpose, num_bytes, now, None if seconds is None else now + seconds, owner),
         )
-        return file
+        return self._files("id = ?", file_id)[0]
 
     def file(self, file_id: str) -> UploadedFile | None:
         """Return a file that has not expired; one that is to be read yet does not."""
@@ -185,14 +174,15 @@ class Uploads:
 
     def _files(self, condition: str, *values: Any) -> list[UploadedFile]:
         found = self._run(
-            f"SELECT id, filename, purpose, num_bytes, created_at, expires_at, owner,"  # noqa: S608 - our own
+            f"SELECT id, filename, purpose, num_bytes AS bytes, created_at, expires_at, owner,"  # noqa: S608 - our own
             " (SELECT CASE WHEN MIN(status = 'failed') THEN MAX(error_message) END FROM attachments"
-            " WHERE file_id = files.id) AS refusal FROM files"
+            " WHERE file_id = files.id) AS status_details FROM files"
             f" WHERE {condition} AND (expires_at IS NULL OR expires_at > ?"
             " OR id IN (SELECT file_id FROM attachments WHERE status = 'in_progress')) ORDER BY number",
             (*values, int(time.time())),
         )
-        return [UploadedFile(**dict(row)) for row in found]
+        rows = ({**row, "status": "error" if row["status_details"] else "processed"} for row in found)
+        return [UploadedFile.model_validate(row) for row in rows]
 
     def remove(self, file_id: str) -> None:
         """Remove a file; what it is attached to stays."""

@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path as FolderPath
 from typing import Annotated, Any, Final, Literal
 
 from cairn.pipeline.collection import Collection
-from cairn.pipeline.errors import CairnError, ConfigError
+from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.line.live import LiveWriter, Receipt
 from cairn.pipeline.line.waiting_writes import Outcome
 from cairn.pipeline.line.written_rows import Stored
 from cairn.pipeline.model.folders.names import MODEL_NAMES
-from cairn.pipeline.serve.answers import ServerState, State, WriteGrant
+from cairn.pipeline.serve.answers import Asked, State, WriteGrant, granted
 from cairn.pipeline.serve.collection_routes import DocId
-from cairn.pipeline.serve.keys import Grant
 from cairn.pipeline.serve.middleware import REQUEST_ENDS
-from cairn.pipeline.serve.problems import (
-    COLLECTION_EXISTS,
-    COLLECTION_SWITCHED,
-    INVALID_REQUEST,
-    SOURCE_REFUSED,
-    UNKNOWN_WRITE,
-    WRITE_FAILED,
-    ProblemError,
-    unknown_collection,
-    unknown_document,
-)
+from cairn.pipeline.serve.problems import Kind
 from cairn.pipeline.serve.schemas import (
     MAX_DOC_ID_CHARACTERS,
     CollectionName,
@@ -42,7 +32,6 @@ from cairn.pipeline.serve.schemas import (
     Request,
     plain,
 )
-from cairn.pipeline.serve.writers import Writers, write_problem
 from cairn.pipeline.types import CollectionSummary, IngestedSource, WriteReport, WrittenDocument
 from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi import Request as HttpRequest
@@ -163,41 +152,60 @@ IfNoneMatch = Annotated[
 ]
 
 
-class AskedWrite:
-    """What every route that writes takes, and how it answers."""
+@dataclass(frozen=True, slots=True)
+class AskedWrite(Asked):
+    """A collection that a request writes, and how it is answered."""
 
-    def __init__(
-        self,
-        name: str,
-        state: ServerState,
-        grant: Grant,
-        response: Response,
-        wait: Literal["durable", "searchable"] = "durable",
-        key: str | None = None,
-        ends: asyncio.Timeout | None = None,
-    ) -> None:
-        self._ends = ends
-        self._name, self._state, self._grant, self._response = name, state, grant, response
-        self._wait, self.key = wait, key
+    response: Response = field(default_factory=Response)
+    wait: Literal["durable", "searchable"] = "durable"
+    key: str | None = None
+    ends: asyncio.Timeout | None = None
+
+    def layout(self, *, is_written: bool = True) -> CollectionLayout:
+        """Return where it is; one that is not there looks as one out of reach.
+
+        Where the name answers from another one, a write is refused: searches by this name would not see it.
+        """
+        if not self.grant.reaches(self.name) or not self.state.collections.serves(self.name):
+            raise Kind.UNKNOWN_COLLECTION()
+        if is_written and self.state.collections.target(self.name) != self.name:
+            raise Kind.COLLECTION_SWITCHED(
+                "write to that one by its own name, or let this name answer from its own"
+            )
+        try:
+            layout = CollectionLayout.at(self.state.settings.root, self.name)
+        except ConfigError:
+            raise Kind.UNKNOWN_COLLECTION() from None
+        if not layout.is_begun():
+            raise Kind.UNKNOWN_COLLECTION()
+        return layout
+
+    async def writer(self) -> tuple[LiveWriter, Stored]:
+        """Return its writer, and what is published of it."""
+        searcher = None
+        if CollectionLayout.at(self.state.settings.root, self.name).exists():
+            searcher = (await self.state.collections.own(self.name)).searcher
+        writers = self.state.writers
+        return await writers.opened(self.name), writers.stored(self.name, searcher)
 
     async def answered(
         self, write: Callable[[LiveWriter, Stored], Receipt | None], *, waits: bool = False
     ) -> WriteReport:
         """Answer a write once it is as durable or searchable as asked; ``waits``: for those before it."""
-        state = self._state
-        writer, stored = await open_writer(state, reached(state, self._grant, self._name).name)
+        self.layout()
+        writer, stored = await self.writer()
         until = None
-        if self._ends is not None and (when := self._ends.when()) is not None:
-            until = when - (1 - WAITING_SHARE) * state.settings.deadline_seconds
-            self._ends.reschedule(None)  # what is in the log must be told, however long it took to get there
-        run = state.writers.run if waits else partial(state.writers.accept, writer)
+        if self.ends is not None and (when := self.ends.when()) is not None:
+            until = when - (1 - WAITING_SHARE) * self.state.settings.deadline_seconds
+            self.ends.reschedule(None)  # what is in the log must be told, however long it took to get there
+        run = self.state.writers.run if waits else partial(self.state.writers.accept, writer)
         receipt = await run(lambda: write(writer, stored))
         if receipt is None:
-            raise unknown_document()
+            raise Kind.UNKNOWN_DOCUMENT()
         outcome = None
-        if self._wait == "searchable":
-            outcome = await published(state, receipt, until=until)
-        self._response.status_code = 202 if outcome is None else 200
+        if self.wait == "searchable":
+            outcome = await self.published(receipt, until=until)
+        self.response.status_code = 202 if outcome is None else 200
         nothing: dict[str, Any] = {"documents": [], "deleted": 0, "missing": [], "warnings": []}
         answer = {**nothing, **receipt.answer, **_ingested(outcome)}
         answer["documents"] = [WrittenDocument(**each) for each in answer["documents"]]
@@ -208,21 +216,36 @@ class AskedWrite:
             **answer,
         )
 
+    async def published(self, *receipts: Receipt, until: float | None = None) -> Outcome | None:
+        """Return what became of the last of some writes; None where they take longer than a request may wait.
+
+        ``until`` is when the wait ends, by the clock of the loop; None: as long from now as a request may.
+        Where one of them has failed, raises the problem of it.
+        """
+        waiting = [asyncio.wrap_future(receipt.published) for receipt in receipts]
+        seconds = WAITING_SHARE * self.state.settings.deadline_seconds
+        if until is not None:
+            seconds = max(0.0, until - asyncio.get_running_loop().time())
+        await asyncio.wait(waiting, timeout=seconds)
+        outcomes = [each.result() for each in waiting if each.done()]
+        failed = next((outcome for outcome in outcomes if outcome.state == "failed"), None)
+        if failed is not None:
+            raise Kind.WRITE_FAILED(_fault(failed))
+        return outcomes[-1] if len(outcomes) == len(waiting) else None
+
 
 async def _asked(
     name: CollectionName,
-    state: State,
-    grant: WriteGrant,
     request: HttpRequest,
     response: Response,
     wait: Wait = "durable",
     idempotency_key: IdempotencyKey = None,
 ) -> AskedWrite:
-    ends = request.scope[REQUEST_ENDS]
-    return AskedWrite(name, state, grant, response, wait, idempotency_key, ends)
+    state, ends = request.app.state.server, request.scope[REQUEST_ENDS]
+    return AskedWrite(state, granted(request, "write"), name, response, wait, idempotency_key, ends)
 
 
-Asked = Annotated[AskedWrite, Depends(_asked)]
+Writing = Annotated[AskedWrite, Depends(_asked)]
 """Not the class itself: FastAPI calls that on another thread, and each hand-over waits for searches."""
 
 
@@ -233,26 +256,22 @@ async def create_collection(
     """Make a collection without documents; its first documents draw its clusters and its context."""
     name, asked = request.name, request.model_dump()
     if not grant.reaches(name) or not state.collections.serves(name):
-        raise unknown_collection()
+        raise Kind.UNKNOWN_COLLECTION()
     encoder = request.settings.get("encoder", {})
     if encoder.get("sparse_model") or request.settings.get("corpus", {}).get("vector_column"):
-        raise ProblemError(
-            INVALID_REQUEST, "sparse_model and vector_column are for `ingest`; leave them out here"
-        )
+        raise Kind.INVALID_REQUEST("sparse_model and vector_column are for `ingest`; leave them out here")
     if any(model not in (None, *MODEL_NAMES) for model in (request.model, encoder.get("model"))):
-        raise ProblemError(
-            INVALID_REQUEST, "a model must be named by a packaged name here; `ingest` takes folders"
-        )
+        raise Kind.INVALID_REQUEST("a model must be named by a packaged name here; `ingest` takes folders")
     layout = CollectionLayout.at(state.settings.root, name)
     if layout.is_begun():
         if idempotency_key is not None:
-            writer = await _writer(state.writers, name)
+            writer = await state.writers.opened(name)
             if await state.writers.run(lambda: writer.was_created_by(asked, idempotency_key)):
                 return CollectionSummary(name=name, status="empty")
-        raise ProblemError(COLLECTION_EXISTS, "write to it, or delete it first")
+        raise Kind.COLLECTION_EXISTS("write to it, or delete it first")
     make = partial(Collection.create, name, root=state.settings.root, model=request.model)
     created = await state.writers.run(lambda: make(settings=request.settings))
-    writer = await _writer(state.writers, name, makes=True)
+    writer = await state.writers.opened(name, makes=True)
     await state.writers.run(lambda: writer.create(created.settings, asked, idempotency_key))
     return CollectionSummary(name=name, status="empty")
 
@@ -264,7 +283,7 @@ async def delete_collection(
     """Remove a collection with all it holds."""
     if grant.reaches(name) and state.writers.was_removed_by(name, idempotency_key):
         return DroppedCollection(name=name, deleted=True)
-    layout = reached(state, grant, name)
+    layout = AskedWrite(state, grant, name).layout()
     await state.writers.drop(layout)
     state.writers.note_removed(name, idempotency_key)
     await state.writers.run(lambda: state.uploads.forget(layout.name))
@@ -274,14 +293,14 @@ async def delete_collection(
 @router.post("/{name}/documents")
 async def write_documents(
     request: NewDocuments,
-    asked: Asked,
+    asked: Writing,
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> WriteReport:
     """Add documents, or replace those of the same ids: all of them, or none where one cannot be stored."""
     wanted = _hashes(if_match) if if_none_match is None else []
     if (wanted is not None and len(request.documents) > 1) or (if_match and if_none_match):
-        raise ProblemError(INVALID_REQUEST, "one of If-Match and If-None-Match goes with one document")
+        raise Kind.INVALID_REQUEST("one of If-Match and If-None-Match goes with one document")
     rows = [document.model_dump() for document in request.documents]
     return await asked.answered(
         lambda writer, stored: writer.write(rows, stored, if_match=wanted, key=asked.key)
@@ -289,9 +308,9 @@ async def write_documents(
 
 
 @router.post("/{name}/documents/delete")
-async def delete_documents(request: Deletion, state: State, asked: Asked) -> WriteReport:
+async def delete_documents(request: Deletion, asked: Writing) -> WriteReport:
     """Delete documents by their ids, or all that match a filter once the writes before are published."""
-    timeout = WAITING_SHARE * state.settings.deadline_seconds
+    timeout = WAITING_SHARE * asked.state.settings.deadline_seconds
 
     def delete(writer: LiveWriter, stored: Stored) -> Receipt:
         if request.filters is not None:
@@ -304,7 +323,7 @@ async def delete_documents(request: Deletion, state: State, asked: Asked) -> Wri
 
 @router.patch("/{name}/documents/{doc_id:doc_id}")
 async def change_document(
-    doc_id: DocId, request: Changes, asked: Asked, if_match: IfMatch = None
+    doc_id: DocId, request: Changes, asked: Writing, if_match: IfMatch = None
 ) -> WriteReport:
     """Change metadata of a document. It is encoded again only where the collection has partitions."""
     return await asked.answered(
@@ -315,7 +334,7 @@ async def change_document(
 
 
 @router.delete("/{name}/documents/{doc_id:doc_id}")
-async def delete_document(doc_id: DocId, asked: Asked, if_match: IfMatch = None) -> WriteReport:
+async def delete_document(doc_id: DocId, asked: Writing, if_match: IfMatch = None) -> WriteReport:
     """Delete a document."""
     return await asked.answered(
         lambda writer, stored: delete_one(writer, stored, doc_id, if_match=_hashes(if_match), key=asked.key)
@@ -323,20 +342,20 @@ async def delete_document(doc_id: DocId, asked: Asked, if_match: IfMatch = None)
 
 
 @router.post("/{name}/sources")
-async def ingest_source(request: NewSource, state: State, asked: Asked) -> WriteReport:
+async def ingest_source(request: NewSource, asked: Writing) -> WriteReport:
     """Ingest a source that the server may read, after the writes before it."""
-    if not _is_allowed(request.source, state.settings.allowed_sources):
-        raise ProblemError(SOURCE_REFUSED, "the server names those it reads with --allowed-source")
+    if not _is_allowed(request.source, asked.state.settings.allowed_sources):
+        raise Kind.SOURCE_REFUSED("the server names those it reads with --allowed-source")
     return await asked.answered(lambda writer, _: writer.ingest(request.source, key=asked.key))
 
 
 @router.get("/{name}/writes/{number}")
 async def read_write(name: CollectionName, number: int, state: State, grant: WriteGrant) -> WriteState:
     """Say what became of a write; the last 10,000 are known, of those before a restart without generation."""
-    layout = reached(state, grant, name, is_written=False)
-    outcome = (await _writer(state.writers, layout.name)).outcome(number)
+    AskedWrite(state, grant, name).layout(is_written=False)
+    outcome = (await state.writers.opened(name)).outcome(number)
     if outcome is None:
-        raise ProblemError(UNKNOWN_WRITE, "it was never acknowledged, or long ago")
+        raise Kind.UNKNOWN_WRITE("it was never acknowledged, or long ago")
     told: dict[str, Any] = {"warnings": [], **_ingested(outcome)}
     return WriteState(
         write=number,
@@ -358,59 +377,6 @@ def delete_one(
     """Delete a document; None where there is none."""
     receipt = writer.delete([doc_id], stored, if_match=if_match, key=key)
     return None if receipt.answer["missing"] else receipt
-
-
-def reached(state: State, grant: Grant, name: str, *, is_written: bool = True) -> CollectionLayout:
-    """Return the collection of a name; one that is not there looks as one out of reach.
-
-    Where the name answers from another one, a write is refused: searches by this name would not see it.
-    """
-    if not grant.reaches(name) or not state.collections.serves(name):
-        raise unknown_collection()
-    if is_written and state.collections.target(name) != name:
-        raise ProblemError(
-            COLLECTION_SWITCHED, "write to that one by its own name, or let this name answer from its own"
-        )
-    try:
-        layout = CollectionLayout.at(state.settings.root, name)
-    except ConfigError:
-        raise unknown_collection() from None
-    if not layout.is_begun():
-        raise unknown_collection()
-    return layout
-
-
-async def published(state: ServerState, *receipts: Receipt, until: float | None = None) -> Outcome | None:
-    """Return what became of the last of some writes; None where they take longer than a request may wait.
-
-    ``until`` is when the wait ends, by the clock of the loop; None: as long from now as a request may. Where
-    one of them has failed, raises the problem of it.
-    """
-    waiting = [asyncio.wrap_future(receipt.published) for receipt in receipts]
-    seconds = WAITING_SHARE * state.settings.deadline_seconds
-    if until is not None:
-        seconds = max(0.0, until - asyncio.get_running_loop().time())
-    await asyncio.wait(waiting, timeout=seconds)
-    outcomes = [each.result() for each in waiting if each.done()]
-    failed = next((outcome for outcome in outcomes if outcome.state == "failed"), None)
-    if failed is not None:
-        raise ProblemError(WRITE_FAILED, _fault(failed) or "the server's log says more")
-    return outcomes[-1] if len(outcomes) == len(waiting) else None
-
-
-async def open_writer(state: ServerState, name: str) -> tuple[LiveWriter, Stored]:
-    """Return the writer of a collection, and what is published of it."""
-    searcher = None
-    if CollectionLayout.at(state.settings.root, name).exists():
-        searcher = (await state.collections.own(name)).searcher
-    return await _writer(state.writers, name), state.writers.stored(name, searcher)
-
-
-async def _writer(writers: Writers, name: str, *, makes: bool = False) -> LiveWriter:
-    try:
-        return await writers.of(name, makes=makes)
-    except CairnError as error:
-        raise write_problem(error) from None
 
 
 def _ingested(outcome: Outcome | None) -> dict[str, Any]:

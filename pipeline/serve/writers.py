@@ -34,16 +34,7 @@ from cairn.pipeline.line.written_rows import SOURCE_NAME
 from cairn.pipeline.search.documents import ids_of_matches, read_document, read_lineage
 from cairn.pipeline.search.searcher import Searcher
 from cairn.pipeline.serve.collections import Collections, ServedCollection
-from cairn.pipeline.serve.problems import (
-    COLLECTION_BUSY,
-    COLLECTION_SWITCHED,
-    INVALID_REQUEST,
-    KEY_REUSED,
-    WRITES_REFUSED,
-    ProblemError,
-    search_problem,
-    unknown_collection,
-)
+from cairn.pipeline.serve.problems import Kind, ProblemError, search_problem
 from cairn.pipeline.serve.schemas import MAX_TOLD
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import RESERVED_COLUMNS, Document
@@ -85,34 +76,34 @@ class ServedDocuments:
             self._known = self._find()
         return self._known
 
+    def _reading(self, read: Callable[..., Any], *args: Any) -> Any:
+        """Return what is read of the generation that answers, None before there is one."""
+        return None if self._searcher is None else self._searcher.reading(read, *args)
+
     def read(self, doc_id: str) -> Document | None:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        searcher = self._searcher
-        return None if searcher is None else searcher.reading(read_document, doc_id)
+        return self._reading(read_document, doc_id)
 
     def present(self, doc_ids: Sequence[str]) -> set[str]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        searcher = self._searcher
-        if searcher is None or not doc_ids:
+        if self._searcher is None or not doc_ids:
             return set()
-        generation = searcher.generation
-        return {doc_id for doc_id in doc_ids if generation.position_of(doc_id) is not None}
+        position_of = self._searcher.generation.position_of
+        return {doc_id for doc_id in doc_ids if position_of(doc_id) is not None}
 
     def source_file(self, doc_id: str) -> str:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        searcher = self._searcher
-        lineage = None if searcher is None else searcher.reading(read_lineage, doc_id)
+        lineage = self._reading(read_lineage, doc_id)
         return SOURCE_NAME if lineage is None else lineage.source_file
 
     def fields(self) -> Sequence[pa.Field[Any]]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        searcher = self._searcher
-        schema = () if searcher is None else searcher.generation.document_schema
+        schema = () if self._searcher is None else self._searcher.generation.document_schema
         return [field.remove_metadata() for field in schema if field.name not in RESERVED_COLUMNS]
 
     def matching(self, filters: Mapping[str, Any]) -> list[str]:
         """See :class:`cairn.pipeline.line.written_rows.Stored`."""
-        return [] if self._searcher is None else self._searcher.reading(ids_of_matches, filters)
+        return self._reading(ids_of_matches, filters) or []
 
 
 class Writers:
@@ -135,8 +126,7 @@ class Writers:
     def start(self) -> None:
         """Publish in the background what killed servers have acknowledged."""
         self._loop = asyncio.get_running_loop()
-        if self._settings.writable:
-            self._starting = asyncio.create_task(self._replay_all())
+        self._starting = asyncio.create_task(self._replay_all())
 
     async def _replay_all(self) -> None:
         names = await asyncio.to_thread(list_states, self._settings.root)
@@ -186,9 +176,9 @@ class Writers:
             writer = self._writers.get(name)
             if writer is None or not writer.is_open:
                 if not makes and not self._layout(name).is_begun():
-                    raise unknown_collection()  # it was removed meanwhile, and would come back empty
+                    raise Kind.UNKNOWN_COLLECTION()  # it was removed meanwhile, and would come back empty
                 if not await self._stop(name, 0):
-                    raise ProblemError(COLLECTION_BUSY, "a part of a write is being finished; try again")
+                    raise Kind.COLLECTION_BUSY("a part of a write is being finished; try again")
                 open_it = partial(
                     LiveWriter,
                     self._layout(name),
@@ -199,6 +189,13 @@ class Writers:
                 )
                 self._writers[name] = await asyncio.get_running_loop().run_in_executor(self._pool, open_it)
             return self._writers[name]
+
+    async def opened(self, name: str, *, makes: bool = False) -> LiveWriter:
+        """Return what :meth:`of` returns; errors become problems."""
+        try:
+            return await self.of(name, makes=makes)
+        except CairnError as error:
+            raise write_problem(error) from None
 
     def _opens(self, name: str) -> asyncio.Lock:
         """Return what is held while the writer of a collection is opened or stopped, and known as long."""
@@ -211,14 +208,13 @@ class Writers:
         """
         if others := await self.run(lambda: other_names_of(layout.root, layout.name)):
             log.warning("writes.not_removed collection=%s answers_for=%s", layout.name, ",".join(others))
-            raise ProblemError(
-                COLLECTION_SWITCHED,
-                "another name answers from it; let that one answer from its own first",
+            raise Kind.COLLECTION_SWITCHED(
+                "another name answers from it; let that one answer from its own first"
             )
         async with self._opens(layout.name):
             writer = self._writers.get(layout.name)
             if not await self._stop(layout.name, 0, DROP_SHARE * self._settings.deadline_seconds):
-                raise ProblemError(COLLECTION_BUSY, "a part of a write is being finished; delete it again")
+                raise Kind.COLLECTION_BUSY("a part of a write is being finished; delete it again")
             await self.run(lambda: drop_collection(layout))
             self._collections.let_go(layout.name)
             if writer is not None:
@@ -236,7 +232,7 @@ class Writers:
         if key is None or key not in self._removed:
             return False
         if self._removed[key] != name:
-            raise ProblemError(KEY_REUSED, "an idempotency key must come with one request; choose a new key")
+            raise Kind.KEY_REUSED("an idempotency key must come with one request; choose a new key")
         return True
 
     def troubles(self) -> list[str]:
@@ -315,10 +311,10 @@ def write_problem(error: CairnError) -> ProblemError:
             FieldProblem(pointer=f"#/documents/{place}", detail=detail)
             for place, detail in error.faults[:MAX_TOLD]
         ]
-        return ProblemError(
-            INVALID_REQUEST, f"{len(error.faults)} document(s) cannot be stored; none was", errors=told
+        return Kind.INVALID_REQUEST(
+            f"{len(error.faults)} document(s) cannot be stored; none was", errors=told
         )
     if isinstance(error, StorageError):
         log.error("writes.refused sentence=%s", error)
-        return ProblemError(WRITES_REFUSED, _REFUSED)
+        return Kind.WRITES_REFUSED(_REFUSED)
     return search_problem(error)

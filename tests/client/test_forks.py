@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 from typing import cast
 
 import httpx2
@@ -55,9 +54,7 @@ REFUSED = [
     ("method", "used", "in_process"),
     [("fork", 1, True), ("fork", 2, REFUSED), ("spawn", 2, True), ("forkserver", 2, True)],
 )
-def test_children_answer_for_themselves(
-    method: str, used: int, in_process: object, stones_address: str, stones_root: Path, tmp_path: Path
-) -> None:
+def test_children_answer_for_themselves(method, used, in_process, stones_address, stones_root, tmp_path):
     (tmp_path / "asked.py").write_text(ASKED)
     done = subprocess.run(
         [sys.executable, "asked.py", method, str(used), stones_address, str(stones_root)],
@@ -73,16 +70,16 @@ def test_children_answer_for_themselves(
     ]
 
 
-def opened_here(client: CairnClient) -> int:
+def opened_here(client):
     client.collections()
     return id(client._http)  # pyright: ignore[reportPrivateUsage]
 
 
-def no_collections(_: httpx2.Request) -> httpx2.Response:
+def no_collections(_):
     return httpx2.Response(200, json={"collections": []})
 
 
-def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch):
     client = CairnClient(transport=httpx2.MockTransport(no_collections))
     before = opened_here(client)
     assert opened_here(client) == before
@@ -93,12 +90,12 @@ def test_client_in_a_forked_process_opens_connections_of_its_own(monkeypatch: py
     assert not parents.is_closed
 
 
-def test_awaited_client_answers_in_another_event_loop() -> None:
+def test_awaited_client_answers_in_another_event_loop():
     client = AsyncCairnClient(transport=httpx2.MockTransport(no_collections))
     assert [asyncio.run(client.collections()) for _ in range(2)] == [[], []]
 
 
-def test_used_client_and_collection_can_be_copied(stones_address: str, stones_root: Path) -> None:
+def test_used_client_and_collection_can_be_copied(stones_address, stones_root):
     local = open_collection("stones", root=stones_root)
     with CairnClient(stones_address, timeout_seconds=300.0) as client:
         for used in (local, client.collection("stones")):

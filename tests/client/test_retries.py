@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -13,7 +13,6 @@ import pytest
 from cairn.pipeline.client.clients import AsyncCairnClient, CairnClient
 from cairn.pipeline.client.errors import (
     AccessError,
-    ApiError,
     CursorExpiredError,
     InvalidRequestError,
     NotFoundError,
@@ -26,7 +25,7 @@ ANSWER = {"query": "q", "generation": 3, "hits": [], "warnings": [], "next_curso
 Reply = tuple[int, Any, dict[str, str]] | Exception
 
 
-def problem(status: int, name: str, **headers: str) -> Reply:
+def problem(status, name, **headers):
     body = {
         "type": f"urn:problem-type:cairn:{name}",
         "title": "Title",
@@ -39,11 +38,11 @@ def problem(status: int, name: str, **headers: str) -> Reply:
 class Script:
     """A server that gives one reply after another and keeps what it was sent."""
 
-    def __init__(self, replies: Sequence[Reply]) -> None:
+    def __init__(self, replies):
         self.replies = list(replies)
         self.requests: list[httpx2.Request] = []
 
-    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+    def __call__(self, request):
         self.requests.append(request)
         reply = self.replies.pop(0)
         if isinstance(reply, Exception):
@@ -55,11 +54,11 @@ class Script:
 
 
 @pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def pauses(monkeypatch):
     """The seconds that clients waited, without waiting."""
     waited: list[float] = []
 
-    async def pause(_: Any, seconds: float) -> None:
+    async def pause(_, seconds):
         waited.append(seconds)
 
     for kind in (CairnClient, AsyncCairnClient):
@@ -67,13 +66,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def search_now(script: Script, **settings: Any) -> Any:
+def search_now(script, **settings):
     with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script), **settings) as client:
         return client.collection("stones").search("q")
 
 
-def search_awaited(script: Script, **settings: Any) -> Any:
-    async def search() -> Any:
+def search_awaited(script, **settings):
+    async def search():
         async with AsyncCairnClient(
             "http://cairn.test", transport=httpx2.MockTransport(script), **settings
         ) as client:
@@ -99,7 +98,7 @@ Search = Callable[..., Any]
         (503, b"", {}),
     ],
 )
-def test_what_may_pass_is_tried_again(search: Search, pauses: list[float], first: Reply) -> None:
+def test_what_may_pass_is_tried_again(search, pauses, first):
     script = Script([first, first, (200, ANSWER, {})])
     assert search(script).generation == 3
     assert len(pauses) == 2
@@ -107,7 +106,7 @@ def test_what_may_pass_is_tried_again(search: Search, pauses: list[float], first
 
 
 @both
-def test_server_says_how_long_to_wait(search: Search, pauses: list[float]) -> None:
+def test_server_says_how_long_to_wait(search, pauses):
     search(Script([problem(503, "overloaded", **{"Retry-After": "7"}), (200, ANSWER, {})]))
     assert 7.0 < pauses[0] < 7.5
     soon = problem(503, "overloaded", **{"Retry-After": "3600"})
@@ -117,7 +116,7 @@ def test_server_says_how_long_to_wait(search: Search, pauses: list[float]) -> No
 
 
 @both
-def test_waits_grow_where_the_server_says_nothing(search: Search, pauses: list[float]) -> None:
+def test_waits_grow_where_the_server_says_nothing(search, pauses):
     search(Script([httpx2.ConnectError("refused")] * 4 + [(200, ANSWER, {})]), max_retries=4)
     assert all(0.125 * 2**step <= pause <= 0.125 * 2**step + 0.25 for step, pause in enumerate(pauses))
 
@@ -145,9 +144,7 @@ def test_waits_grow_where_the_server_says_nothing(search: Search, pauses: list[f
         pytest.param((200, b"[" * 100_000, {}), ServerFailedError, id="deep"),
     ],
 )
-def test_what_stays_as_it_is_is_an_error_at_once(
-    search: Search, pauses: list[float], reply: Reply, kind: type[ApiError]
-) -> None:
+def test_what_stays_as_it_is_is_an_error_at_once(search, pauses, reply, kind):
     script = Script([reply])
     with pytest.raises(kind) as caught:
         search(script)
@@ -157,7 +154,7 @@ def test_what_stays_as_it_is_is_an_error_at_once(
 
 
 @both
-def test_answer_that_takes_too_long_is_not_asked_for_again(search: Search, pauses: list[float]) -> None:
+def test_answer_that_takes_too_long_is_not_asked_for_again(search, pauses):
     script = Script([httpx2.ReadTimeout("slow")])
     with pytest.raises(ServerUnreachableError, match="no answer came in time") as caught:
         search(script)
@@ -165,7 +162,7 @@ def test_answer_that_takes_too_long_is_not_asked_for_again(search: Search, pause
 
 
 @both
-def test_attempts_end(search: Search, pauses: list[float]) -> None:
+def test_attempts_end(search, pauses):
     script = Script([httpx2.ConnectError("connection refused")] * 3)
     with pytest.raises(
         ServerUnreachableError, match=r"http://cairn\.test .* connection refused; is `cairn serve` running"
@@ -177,9 +174,7 @@ def test_attempts_end(search: Search, pauses: list[float]) -> None:
 
 
 @both
-def test_key_is_sent_and_never_shown(
-    search: Search, pauses: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_is_sent_and_never_shown(search, pauses, monkeypatch):
     script = Script([(200, ANSWER, {})] * 3)
     monkeypatch.delenv("CAIRN_API_KEY", raising=False)
     search(script)
@@ -192,7 +187,7 @@ def test_key_is_sent_and_never_shown(
         assert "a-secret" not in repr(client.connection)
 
 
-def test_dates_are_sent_as_iso_8601() -> None:
+def test_dates_are_sent_as_iso_8601():
     script = Script([(200, ANSWER, {})])
     with CairnClient("http://cairn.test", transport=httpx2.MockTransport(script)) as client:
         client.collection("stones").search(
@@ -202,12 +197,12 @@ def test_dates_are_sent_as_iso_8601() -> None:
 
 
 @both
-def test_answer_that_cannot_be_decompressed_is_no_answer(search: Search) -> None:
+def test_answer_that_cannot_be_decompressed_is_no_answer(search):
     with pytest.raises(ServerUnreachableError, match="must answer, got: incorrect header"):
         search(Script([httpx2.DecodingError("incorrect header")]), max_retries=0)
 
 
-def test_password_of_an_address_is_not_shown() -> None:
+def test_password_of_an_address_is_not_shown():
     for kind in (CairnClient, AsyncCairnClient):
         client = kind("http://somebody:secret@cairn.test:1", max_retries=0)
         assert client.connection.shown_url == "http://cairn.test:1"
@@ -220,7 +215,7 @@ def test_password_of_an_address_is_not_shown() -> None:
         client.collections()
 
 
-def test_write_that_is_tried_again_is_one_write(pauses: list[float]) -> None:
+def test_write_that_is_tried_again_is_one_write(pauses):
     told = {"write": 1, "status": "durable", "generation": None, "documents": [], "deleted": 0}
     written = {**told, "missing": [], "warnings": [], "ingested": None}
     script = Script([httpx2.ConnectError("refused"), *[(200, written, {})] * 2])
@@ -231,7 +226,7 @@ def test_write_that_is_tried_again_is_one_write(pauses: list[float]) -> None:
     assert first == again != other
 
 
-def test_page_of_another_server_is_an_error_of_its_own() -> None:
+def test_page_of_another_server_is_an_error_of_its_own():
     with CairnClient("http://cairn.test", transport=httpx2.MockTransport(Script([(200, [], {})]))) as client:
         pages = client.collection("stones").search_pages("q")
         with pytest.raises(ServerFailedError, match="not one of Cairn's search API"):

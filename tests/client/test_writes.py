@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from cairn.pipeline.client import clients as client_module
 from cairn.pipeline.client import errors
-from cairn.pipeline.client.clients import CairnClient, RemoteCollection
+from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.errors import ModelError, TryAgainError, UsageError
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.settings import ServeSettings
@@ -25,14 +23,12 @@ from tests.served_stones import serving
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sources(tmp_path_factory):
     return tmp_path_factory.mktemp("sources")
 
 
 @pytest.fixture(scope="module")
-def client(
-    stones_root: Path, tmp_path_factory: pytest.TempPathFactory, sources: Path
-) -> Iterator[CairnClient]:
+def client(stones_root, tmp_path_factory, sources):
     root = Path(shutil.copytree(stones_root, tmp_path_factory.mktemp("written") / "root"))
     settings = ServeSettings(
         root=root, port=0, deadline_seconds=120.0, writable=True, allowed_sources=(str(sources),)
@@ -42,11 +38,11 @@ def client(
 
 
 @pytest.fixture
-def stones(client: CairnClient) -> RemoteCollection:
+def stones(client):
     return client.collection("stones")
 
 
-def test_added_document_is_found_updated_and_deleted(stones: RemoteCollection) -> None:
+def test_added_document_is_found_updated_and_deleted(stones):
     report = stones.add([{"id": "new", "text": "obsidian", "year": np.int64(2024)}])
     assert report.status == "searchable"
     assert stones.search("obsidian").hits[0].doc_id == "new"
@@ -61,7 +57,7 @@ def test_added_document_is_found_updated_and_deleted(stones: RemoteCollection) -
     assert stones.read_document("new") is None
 
 
-def test_documents_of_another_collection_are_taken(client: CairnClient, stones: RemoteCollection) -> None:
+def test_documents_of_another_collection_are_taken(client, stones):
     document = stones.read_document("stones/granite/0")
     assert document is not None
     client.create("copies", settings={"cluster": {"num_clusters": 1}})
@@ -77,18 +73,14 @@ def test_documents_of_another_collection_are_taken(client: CairnClient, stones: 
         copies.describe()
 
 
-def test_many_documents_are_several_requests(
-    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_documents_are_several_requests(stones, monkeypatch):
     monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 2)
     report = stones.add({"id": f"many-{number}", "text": "obsidian"} for number in range(5))
     assert [document.doc_id for document in report.documents] == [f"many-{number}" for number in range(5)]
     assert stones.delete({"type": "contains", "key": "doc_id", "value": "many-"}).deleted == 5
 
 
-def test_what_became_of_every_request_is_told(
-    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_became_of_every_request_is_told(stones, monkeypatch):
     monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 1)
     rows = [{"id": "mixed", "text": "obsidian", "kinds": [1, "a"]}, {"id": "plain", "text": "jade"}]
     report = stones.add(rows)
@@ -96,7 +88,7 @@ def test_what_became_of_every_request_is_told(
     assert "kinds" in report.warnings[0]
     build = LiveWriter._build
 
-    def failing(writer: LiveWriter, writes: Any) -> Any:
+    def failing(writer, writes):
         if any(each.rows is not None and "mixed" in each.rows["doc_id"].to_pylist() for each in writes):
             raise ModelError("the model cannot read it")
         return build(writer, writes)
@@ -108,15 +100,13 @@ def test_what_became_of_every_request_is_told(
     stones.delete(["mixed", "plain"])
 
 
-def test_id_that_comes_twice_is_refused_in_however_many_requests(
-    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_id_that_comes_twice_is_refused_in_however_many_requests(stones, monkeypatch):
     monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 1)
     with pytest.raises(UsageError, match="an id must come once, got 'twice' 2 times"):
         stones.add([{"id": "twice", "text": "obsidian"}, {"id": "twice", "text": "jade"}])
 
 
-def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection) -> None:
+def test_document_that_cannot_be_stored_names_its_fault(stones):
     with pytest.raises(errors.InvalidRequestError, match="#/documents/0 the text is empty"):
         stones.add([{"id": "new", "text": " "}])
     with pytest.raises(UsageError, match=r"must be of JSON, .*, got a value of type bytes"):
@@ -131,18 +121,18 @@ def test_document_that_cannot_be_stored_names_its_fault(stones: RemoteCollection
         stones.add([])
 
 
-def test_server_that_takes_no_writes_says_so(stones_address: str) -> None:
+def test_server_that_takes_no_writes_says_so(stones_address):
     with CairnClient(stones_address) as reader, pytest.raises(errors.AccessError, match="no writes"):
         reader.collection("stones").delete("new")
 
 
 @pytest.mark.parametrize("documents", [{"id": "a", "text": "one"}, 5, None, "a", ["a"], [None]])
-def test_documents_that_are_no_list_of_them_are_refused_before_anything_is_sent(documents: Any) -> None:
+def test_documents_that_are_no_list_of_them_are_refused_before_anything_is_sent(documents):
     with pytest.raises(UsageError, match="document"):
         CairnClient("http://nowhere.invalid").collection("stones").add(documents)
 
 
-def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> None:
+def test_what_python_takes_as_documents_is_taken(stones):
     own = uuid.uuid4()
     rows = [
         {"id": None, "doc_id": 7, "text": "obsidian", "weight": float("nan"), "sizes": [1.5, float("nan")]},
@@ -165,12 +155,10 @@ def test_what_python_takes_as_documents_is_taken(stones: RemoteCollection) -> No
     stones.delete(["7", str(own), "framed"])
 
 
-def test_write_that_is_not_published_is_not_waited_for_without_end(
-    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_that_is_not_published_is_not_waited_for_without_end(stones, monkeypatch):
     build, goes_on = LiveWriter._build, threading.Event()
 
-    def held(*arguments: Any) -> Any:
+    def held(*arguments):
         goes_on.wait(120)
         return build(*arguments)
 
@@ -182,14 +170,12 @@ def test_write_that_is_not_published_is_not_waited_for_without_end(
     goes_on.set()
 
 
-def test_write_that_takes_longer_than_a_request_may_is_waited_for(
-    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_that_takes_longer_than_a_request_may_is_waited_for(stones, monkeypatch):
     monkeypatch.setattr("cairn.pipeline.serve.write_routes.WAITING_SHARE", 0.0)
     assert stones.add([{"id": "slow", "text": "obsidian"}]).status == "searchable"
     assert stones.search("obsidian").hits[0].doc_id == "slow"
 
-    def fail(*_: Any, **__: Any) -> None:
+    def fail(*_, **__):
         raise ModelError("the model must encode it, got a fault")
 
     monkeypatch.setattr("cairn.pipeline.line.live.build_index", fail)
@@ -201,8 +187,8 @@ def test_write_that_takes_longer_than_a_request_may_is_waited_for(
 
 @pytest.mark.parametrize("share", [0.8, 0.0])
 def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
-    stones: RemoteCollection, sources: Path, monkeypatch: pytest.MonkeyPatch, share: float
-) -> None:
+    stones, sources, monkeypatch, share
+):
     monkeypatch.setattr("cairn.pipeline.serve.write_routes.WAITING_SHARE", share)
     (sources / "latin.txt").write_bytes("der Stein heißt Obsidian".encode("latin-1"))
     report = stones.ingest(str(sources / "latin.txt"))
@@ -211,14 +197,12 @@ def test_ingested_source_is_told_of_with_its_warnings_however_long_it_takes(
     stones.delete("latin.txt")
 
 
-def test_metadata_that_is_no_mapping_is_refused_before_anything_is_sent() -> None:
+def test_metadata_that_is_no_mapping_is_refused_before_anything_is_sent():
     with pytest.raises(UsageError, match="metadata must be a mapping"):
         CairnClient("http://nowhere.invalid").collection("stones").update("a", 5)  # pyright: ignore[reportArgumentType]
 
 
-def test_many_ids_are_deleted_in_several_requests(
-    stones: RemoteCollection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_ids_are_deleted_in_several_requests(stones, monkeypatch):
     stones.add([{"id": f"many{number}", "text": "obsidian"} for number in range(3)], wait="durable")
     monkeypatch.setattr(client_module, "MAX_DOCUMENTS", 2)
     report = stones.delete(["none", "many0", "many1", "nor this", "many2"])
@@ -239,6 +223,6 @@ def test_many_ids_are_deleted_in_several_requests(
         ),
     ],
 )
-def test_document_that_cannot_be_sent_is_named(document: Any, told: str) -> None:
+def test_document_that_cannot_be_sent_is_named(document, told):
     with pytest.raises(UsageError, match=told):
         CairnClient().collection("stones").add([{"id": "a", "text": "agate"}, document])

@@ -79,7 +79,7 @@ def _record(param: click.Parameter, context: click.Context) -> tuple[str, str]:
 
 def _search_api() -> Iterator[str]:
     from cairn.pipeline.serve.app import create_app
-    from cairn.pipeline.serve.problems import PROBLEM_TYPES, TYPE_PREFIX
+    from cairn.pipeline.serve.problems import TYPE_PREFIX, Kind
     from cairn.pipeline.serve.settings import ServeSettings
 
     description = create_app(ServeSettings(root=Path())).openapi()
@@ -95,12 +95,12 @@ def _search_api() -> Iterator[str]:
     yield "## Problems\n"
     rows = [
         (
-            f"`{TYPE_PREFIX}{kind.name}`",
+            f"`{TYPE_PREFIX}{kind.code}`",
             str(kind.status),
             kind.title,
             "" if kind.retry_seconds is None else f"{kind.retry_seconds} s",
         )
-        for kind in sorted(PROBLEM_TYPES.values(), key=lambda kind: (kind.status, kind.name))
+        for kind in sorted(Kind, key=lambda kind: (kind.status, kind.code))
     ]
     yield from _table(("`type`", "status", "title", "`Retry-After`"), rows)
 

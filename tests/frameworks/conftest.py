@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,21 +13,20 @@ os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 os.environ["LANGSMITH_TRACING"] = "false"
 
 from cairn.pipeline.client.clients import CairnClient
-from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from cairn.pipeline.frameworks.source import Searchable
 from cairn.pipeline.line.build_index import build_index
 
 QUERY = "granite and slate"
 
 
 @pytest.fixture(scope="session")
-def local_stones(stones_root: Path) -> Collection:
+def local_stones(stones_root):
     return open_collection("stones", root=stones_root)
 
 
 @pytest.fixture(scope="session")
-def late_stones(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Collection:
+def late_stones(tmp_path_factory, tiny_model_folder):
     """A collection with token vectors."""
     folder = tmp_path_factory.mktemp("late")
     texts = ("granite and slate", "the sea and the salt", "an old mill", "marble stairs")
@@ -47,13 +44,11 @@ def late_stones(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
 
 
 @pytest.fixture(scope="session")
-def stones_client(stones_address: str) -> Iterator[CairnClient]:
+def stones_client(stones_address):
     with CairnClient(stones_address, timeout_seconds=300.0) as client:
         yield client
 
 
 @pytest.fixture(params=["local", "remote"])
-def stones(
-    request: pytest.FixtureRequest, local_stones: Collection, stones_client: CairnClient
-) -> Searchable:
+def stones(request, local_stones, stones_client):
     return local_stones if request.param == "local" else stones_client.collection("stones")

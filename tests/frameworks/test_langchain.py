@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cairn import open_collection
 from cairn.langchain import CairnEmbeddings, CairnRetriever, CairnVectorStore
-from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.encode.text_encoder import load_encoder
 from cairn.pipeline.errors import ConfigError, FilterError, UsageError
-from cairn.pipeline.frameworks.source import Searchable
 from langchain_core.documents import Document
-from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.vectorstores import VectorStore
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_tests.integration_tests import (
     EmbeddingsIntegrationTests,
     RetrieversIntegrationTests,
@@ -31,9 +26,7 @@ MakeStore = Callable[..., CairnVectorStore]
 @pytest.mark.anyio
 class TestCairnEmbeddings(EmbeddingsIntegrationTests):
     @pytest.fixture(autouse=True, params=["local", "remote"])
-    def give(
-        self, request: pytest.FixtureRequest, tiny_model_folder: Path, stones_client: CairnClient
-    ) -> None:
+    def give(self, request, tiny_model_folder, stones_client):
         is_local = request.param == "local"
         self.encoder = (
             load_encoder(str(tiny_model_folder), landmark_interval=16)
@@ -42,15 +35,15 @@ class TestCairnEmbeddings(EmbeddingsIntegrationTests):
         )
 
     @property
-    def embeddings_class(self) -> type[Embeddings]:
+    def embeddings_class(self):
         return CairnEmbeddings
 
     @property
-    def embedding_model_params(self) -> dict[str, Any]:
+    def embedding_model_params(self):
         return {"encoder": self.encoder}
 
 
-def test_vectors_are_unit_length_and_none_are_asked_for_nothing(stones_client: CairnClient) -> None:
+def test_vectors_are_unit_length_and_none_are_asked_for_nothing(stones_client):
     embeddings = CairnEmbeddings(stones_client.collection("stones"))
     assert np.linalg.norm(embeddings.embed_query("granite")) == pytest.approx(1.0, abs=1e-5)
     assert embeddings.embed_documents([]) == []
@@ -59,23 +52,23 @@ def test_vectors_are_unit_length_and_none_are_asked_for_nothing(stones_client: C
 @pytest.mark.anyio
 class TestCairnRetriever(RetrieversIntegrationTests):
     @pytest.fixture(autouse=True)
-    def give(self, stones: Searchable) -> None:
+    def give(self, stones):
         self.stones = stones
 
     @property
-    def retriever_constructor(self) -> type[BaseRetriever]:
+    def retriever_constructor(self):
         return CairnRetriever
 
     @property
-    def retriever_constructor_params(self) -> dict[str, Any]:
+    def retriever_constructor_params(self):
         return {"collection": self.stones}
 
     @property
-    def retriever_query_example(self) -> str:
+    def retriever_query_example(self):
         return QUERY
 
 
-def test_documents_say_where_they_stand(stones: Searchable) -> None:
+def test_documents_say_where_they_stand(stones):
     retriever = CairnRetriever(collection=stones, k=2, filters={"type": "gte", "key": "year", "value": 2005})
     documents = retriever.invoke(QUERY)
     assert all(isinstance(document, Document) and document.metadata["year"] >= 2005 for document in documents)
@@ -89,21 +82,21 @@ def test_documents_say_where_they_stand(stones: Searchable) -> None:
     assert len(retriever.invoke(QUERY, k=9, parameters={"passages": 1})) == 7
 
 
-def test_retriever_takes_part_in_a_chain(stones: Searchable) -> None:
+def test_retriever_takes_part_in_a_chain(stones):
     chain = CairnRetriever(collection=stones, k=1) | (lambda documents: documents[0].page_content)
     assert "stone" in chain.invoke("stone 3") or chain.invoke("stone 3")
 
 
-def test_keyword_it_does_not_know_is_refused(stones: Searchable) -> None:
+def test_keyword_it_does_not_know_is_refused(stones):
     with pytest.raises(ConfigError, match="got top_k"):
         CairnRetriever(collection=stones).invoke(QUERY, top_k=3)
 
 
 @pytest.fixture
-def make_store(tmp_path: Path, tiny_model_folder: Path) -> MakeStore:
+def make_store(tmp_path, tiny_model_folder):
     encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
 
-    def make(**options: Any) -> CairnVectorStore:
+    def make(**options):
         return CairnVectorStore("notes", root=tmp_path / "root", settings={"encoder": encoder}, **options)
 
     return make
@@ -112,16 +105,16 @@ def make_store(tmp_path: Path, tiny_model_folder: Path) -> MakeStore:
 @pytest.mark.anyio
 class TestCairnVectorStore(VectorStoreIntegrationTests):
     @property
-    def has_async(self) -> bool:
+    def has_async(self):
         """Asynchronously LangChain calls the same methods on a thread, as ``aindex`` does in another test."""
         return False
 
     @pytest.fixture
-    def vectorstore(self, make_store: MakeStore) -> VectorStore:  # type: ignore[override]
+    def vectorstore(self, make_store):  # type: ignore[override]
         return make_store()
 
 
-def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeStore) -> None:
+def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store):
     store = make_store(filter_columns={"year": "integer", "kind": "string"})
     metadatas = [
         {"year": 2019, "kind": "a", "deep": {"x": [1]}},
@@ -151,7 +144,7 @@ def test_metadata_named_in_filter_columns_can_be_filtered_by(make_store: MakeSto
         assert len(retriever.invoke("note")) == 3
 
 
-def test_highlights_are_words_of_the_whole_document(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_highlights_are_words_of_the_whole_document(tmp_path, tiny_model_folder):
     settings = {"encoder": {"model": str(tiny_model_folder), "landmark_interval": 8, "token_bytes": 32}}
     store = CairnVectorStore("notes", root=tmp_path / "root", settings=settings)
     text = "the mat marks the way. " * 12 + "the old cat sat on the mat."
@@ -165,16 +158,14 @@ def test_highlights_are_words_of_the_whole_document(tmp_path: Path, tiny_model_f
     assert "highlights" not in store.similarity_search("old cat", k=1)[0].metadata
 
 
-def test_document_that_came_another_way_has_its_own_metadata_alone(
-    make_store: MakeStore, tmp_path: Path
-) -> None:
+def test_document_that_came_another_way_has_its_own_metadata_alone(make_store, tmp_path):
     make_store().add_texts(["first note"], ids=["1"])
     open_collection("notes", root=tmp_path / "root").add([{"id": "2", "text": "second note", "year": 2020}])
     (found,) = make_store().get_by_ids(["2"])
     assert found.metadata == {"year": 2020}
 
 
-def test_another_store_opens_what_one_wrote(make_store: MakeStore) -> None:
+def test_another_store_opens_what_one_wrote(make_store):
     make_store().add_texts(["first note"], ids=["1"])
     other = make_store()
     assert other.similarity_search("note", k=1)[0].id == "1"
@@ -182,7 +173,7 @@ def test_another_store_opens_what_one_wrote(make_store: MakeStore) -> None:
     assert [document.page_content for document in other.get_by_ids(["2"])] == ["the last counts"]
 
 
-def test_store_that_was_emptied_is_filled_again(make_store: MakeStore) -> None:
+def test_store_that_was_emptied_is_filled_again(make_store):
     store = make_store()
     assert store.delete(store.add_texts(["one note", "two notes"]))
     assert store.similarity_search("note", k=3) == []
@@ -191,7 +182,7 @@ def test_store_that_was_emptied_is_filled_again(make_store: MakeStore) -> None:
     assert [document.id for document in store.similarity_search("third", k=3)] == ["3"]
 
 
-def test_from_texts_takes_no_foreign_embeddings(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_from_texts_takes_no_foreign_embeddings(tmp_path, tiny_model_folder):
     settings = {"encoder": {"model": str(tiny_model_folder), "landmark_interval": 16}}
     options = {"collection": "notes", "root": tmp_path, "settings": settings}
     with pytest.raises(ConfigError, match="embeds with its own encoder, got DeterministicFakeEmbedding"):
@@ -202,7 +193,7 @@ def test_from_texts_takes_no_foreign_embeddings(tmp_path: Path, tiny_model_folde
     assert stored.similarity_search("note", k=1)[0].metadata == {"x": 1}
 
 
-def test_what_cannot_be_stored_is_refused_before_anything_is(make_store: MakeStore) -> None:
+def test_what_cannot_be_stored_is_refused_before_anything_is(make_store):
     store = make_store(filter_columns={"year": "integer"})
     refused: list[tuple[list[Document], dict[str, Any]]] = [
         ([Document(page_content="  ")], {}),
@@ -222,14 +213,14 @@ def test_what_cannot_be_stored_is_refused_before_anything_is(make_store: MakeSto
     assert not store.collection.layout.folder.exists()
 
 
-def test_text_that_an_ingest_quarantines_is_told(make_store: MakeStore) -> None:
+def test_text_that_an_ingest_quarantines_is_told(make_store):
     store = make_store()
     with pytest.raises(UsageError, match=r"got 1 that cannot \(nul_character: 1\)"):
         store.add_texts(["a\x00b", "a note"], ids=["1", "2"])
     assert [document.id for document in store.get_by_ids(["1", "2"])] == ["2"]
 
 
-def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) -> None:
+def test_marginal_relevance_and_vectors_find_documents(make_store):
     texts = ["granite and slate", "granite and slate too", "sea and salt", "a river", "old mill"]
     make_store(filter_columns={"kind": "string"}).add_texts(
         texts, [{"kind": "a" if place < 3 else "b"} for place in range(5)], ids=list("12345")
@@ -252,7 +243,7 @@ def test_marginal_relevance_and_vectors_find_documents(make_store: MakeStore) ->
     assert len(retriever.invoke("granite")) == 2
 
 
-def test_from_texts_takes_the_name_that_other_stores_have(tmp_path: Path, tiny_model_folder: Path) -> None:
+def test_from_texts_takes_the_name_that_other_stores_have(tmp_path, tiny_model_folder):
     encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
     store = CairnVectorStore.from_texts(
         ["a note"], collection_name="other", root=tmp_path / "root", settings={"encoder": encoder}

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from cairn.pipeline.collection import Collection
 from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
-from cairn.pipeline.frameworks.source import Searchable
 from mcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -15,11 +13,11 @@ QUERY = "granite and slate"
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend():
     return "asyncio"
 
 
-async def test_tools_read_and_nothing_else(stones: Searchable) -> None:
+async def test_tools_read_and_nothing_else(stones):
     async with Client(make_server(lambda _: OneCollection(stones))) as client:
         tools = (await client.list_tools()).tools
         assert {tool.name for tool in tools} == {
@@ -32,7 +30,7 @@ async def test_tools_read_and_nothing_else(stones: Searchable) -> None:
             assert tool.output_schema is not None
 
 
-async def test_search_finds_documents_that_get_document_reads(stones: Searchable) -> None:
+async def test_search_finds_documents_that_get_document_reads(stones):
     async with Client(make_server(lambda _: OneCollection(stones))) as client:
         filters = {"type": "gte", "key": "year", "value": 2003}
         asked = {"query": QUERY, "top_k": 3, "max_characters": 400, "filters": filters}
@@ -57,7 +55,7 @@ async def test_search_finds_documents_that_get_document_reads(stones: Searchable
         assert read["num_characters"] >= read["end_char"]
 
 
-async def test_search_names_the_words_that_answered(late_stones: Collection) -> None:
+async def test_search_names_the_words_that_answered(late_stones):
     async with Client(make_server(lambda _: OneCollection(late_stones))) as client:
         answer = (await client.call_tool("search", {"query": "granite"})).structured_content
         assert answer is not None
@@ -67,7 +65,7 @@ async def test_search_names_the_words_that_answered(late_stones: Collection) -> 
         assert answer["warnings"] == []
 
 
-async def test_search_within_too_small_a_budget_names_the_smallest_that_answers(stones: Searchable) -> None:
+async def test_search_within_too_small_a_budget_names_the_smallest_that_answers(stones):
     async with Client(make_server(lambda _: OneCollection(stones))) as client:
         asked = {"query": QUERY, "max_characters": 1}
         answer = (await client.call_tool("search", asked)).structured_content
@@ -92,9 +90,7 @@ async def test_search_within_too_small_a_budget_names_the_smallest_that_answers(
         ("search", {"query": "x", "collection": "../stones"}, "pattern"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_sentence(
-    stones: Searchable, tool: str, asked: dict[str, object], sentence: str
-) -> None:
+async def test_what_cannot_be_answered_is_a_sentence(stones, tool, asked, sentence):
     async with Client(make_server(lambda _: OneCollection(stones))) as client:
         result = await client.call_tool(tool, asked)
         assert result.is_error

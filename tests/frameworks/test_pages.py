@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cairn.cli.main import cairn, run
-from cairn.pipeline.collection import Collection, open_collection
+from cairn.pipeline.collection import open_collection
 from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
 from cairn.pipeline.frameworks.source import find_passages
@@ -36,7 +33,7 @@ QUERY = {"query": "granite", "top_k": len(PAGES), "passages": 1}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> Path:
+def root(tmp_path_factory, tiny_model_folder):
     """A root with a collection of a document of each kind, whose only passage has the page above."""
     folder = tmp_path_factory.mktemp("pages")
     source = folder / "in"
@@ -59,12 +56,12 @@ def root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Path) -> P
 
 
 @pytest.fixture(scope="module")
-def opened(root: Path) -> Collection:
+def opened(root):
     return open_collection("c", root=root)
 
 
 @pytest.fixture(scope="module")
-def server(root: Path) -> Iterator[TestClient]:
+def server(root):
     settings = ServeSettings(root=root, deadline_seconds=300.0)
     with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as client:
         while client.get("/v1/collections/c").status_code == 503:
@@ -72,28 +69,28 @@ def server(root: Path) -> Iterator[TestClient]:
         yield client
 
 
-def by_python(opened: Collection, _: TestClient) -> dict[str, Any]:
+def by_python(opened, _):
     hits = opened.search(QUERY["query"], top_k=len(PAGES), passages=1).hits
     return {hit.doc_id: hit.passages[0].page for hit in hits}
 
 
-def by_http(_: Collection, server: TestClient) -> dict[str, Any]:
+def by_http(_, server):
     hits = server.post("/v1/collections/c/search", json=QUERY).json()["hits"]
     return {hit["doc_id"]: hit["passages"][0]["page"] for hit in hits}
 
 
-def by_openai(_: Collection, server: TestClient) -> dict[str, Any]:
+def by_openai(_, server):
     asked = {"query": "granite", "max_num_results": len(PAGES)}
     found = server.post("/v1/vector_stores/c/search", json=asked).json()["data"]
     return {each["file_id"]: each["content"][0]["page"] for each in found}
 
 
-def by_frameworks(opened: Collection, _: TestClient) -> dict[str, Any]:
+def by_frameworks(opened, _):
     return {each.doc_id: each.metadata["page"] for each in find_passages(opened, "granite", len(PAGES), {})}
 
 
-def by_mcp(opened: Collection, _: TestClient) -> dict[str, Any]:
-    async def ask() -> Any:
+def by_mcp(opened, _):
+    async def ask():
         async with Client(make_server(lambda _: OneCollection(opened))) as client:
             return (await client.call_tool("search", {"query": "granite", "top_k": 9})).structured_content
 
@@ -102,13 +99,11 @@ def by_mcp(opened: Collection, _: TestClient) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("surface", [by_python, by_http, by_openai, by_frameworks, by_mcp])
-def test_every_passage_has_its_page(
-    opened: Collection, server: TestClient, surface: Callable[[Collection, TestClient], dict[str, Any]]
-) -> None:
+def test_every_passage_has_its_page(opened, server, surface):
     assert surface(opened, server) == PAGES
 
 
-def test_the_command_line_shows_pages(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_shows_pages(root, capsys):
     asked = ["search", "granite", "--collection", "c", "--root", str(root), "--top-k", "9"]
     assert run(cairn, asked, "cairn") == 0
     shown = capsys.readouterr().out
@@ -121,9 +116,7 @@ def test_the_command_line_shows_pages(root: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("doc_id", "pages"), [("a.pdf", "2 pages"), ("b.xlsx", "1 sheet"), ("c.md", None), ("row", None)]
 )
-def test_lineage_says_how_many_pages_a_document_has(
-    opened: Collection, doc_id: str, pages: str | None
-) -> None:
+def test_lineage_says_how_many_pages_a_document_has(opened, doc_id, pages):
     found = opened.lineage(doc_id)
     assert found is not None
     assert found.pages == pages

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cairn.haystack import CairnDocumentStore
@@ -13,7 +11,7 @@ from cairn.langchain import CairnVectorStore as LangChainStore
 from cairn.llama_index import CairnVectorStore, LeaveUnembedded
 from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.errors import ConfigError, FilterError, UsageError
+from cairn.pipeline.errors import ConfigError, FilterError
 from cairn.pipeline.frameworks.source import find_passages
 from cairn.pipeline.serve.settings import ServeSettings
 from haystack import Document, Pipeline
@@ -38,12 +36,12 @@ from tests.served_stones import serving
 
 
 @pytest.fixture
-def place(tmp_path: Path, tiny_model_folder: Path) -> dict[str, Any]:
+def place(tmp_path, tiny_model_folder):
     encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
     return {"root": str(tmp_path / "root"), "settings": {"encoder": encoder}}
 
 
-def without_embedding(document: Document) -> tuple[str, str | None, dict[str, Any]]:
+def without_embedding(document):
     return document.id, document.content, document.meta
 
 
@@ -57,14 +55,14 @@ class TestDocumentStore(
     """Haystack's own tests; embeddings that documents bring are not kept."""
 
     @pytest.fixture
-    def document_store(self, place: dict[str, Any]) -> CairnDocumentStore:
+    def document_store(self, place):
         return CairnDocumentStore("notes", **place)
 
     @staticmethod
-    def assert_documents_are_equal(received: list[Document], expected: list[Document]) -> None:
+    def assert_documents_are_equal(received, expected):
         assert sorted(map(without_embedding, received)) == sorted(map(without_embedding, expected))
 
-    def test_write_documents(self, document_store: CairnDocumentStore) -> None:
+    def test_write_documents(self, document_store):
         document = Document(content="a note", meta={"deep": {"x": [1]}, "title": "Note", "tags": ["a", "b"]})
         assert document_store.write_documents([document]) == 1
         assert document_store.filter_documents() == [document]
@@ -79,17 +77,12 @@ class TestFilters(published.FilterDocumentsTest):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def filterable_docs(cls) -> list[Document]:
+    def filterable_docs(cls):
         return published.create_filterable_docs()
 
     @pytest.fixture(scope="class")
     @classmethod
-    def filled(
-        cls,
-        tmp_path_factory: pytest.TempPathFactory,
-        tiny_model_folder: Path,
-        filterable_docs: list[Document],
-    ) -> CairnDocumentStore:
+    def filled(cls, tmp_path_factory, tiny_model_folder, filterable_docs):
         encoder = {"model": str(tiny_model_folder), "landmark_interval": 16, "precision": "fp32"}
         root = tmp_path_factory.mktemp("filters")
         store = CairnDocumentStore("notes", root=str(root), settings={"encoder": encoder})
@@ -97,19 +90,17 @@ class TestFilters(published.FilterDocumentsTest):
         return store
 
     @pytest.fixture
-    def document_store(
-        self, request: pytest.FixtureRequest, filled: CairnDocumentStore, monkeypatch: pytest.MonkeyPatch
-    ) -> CairnDocumentStore:
+    def document_store(self, request, filled, monkeypatch):
         if "filterable_docs" in request.node.fixturenames:
             monkeypatch.setattr(filled, "write_documents", len)
         return filled
 
-    def test_no_filters(self, document_store: CairnDocumentStore, filterable_docs: list[Document]) -> None:
+    def test_no_filters(self, document_store, filterable_docs):
         for filters in (None, {}):
             self.assert_documents_are_equal(document_store.filter_documents(filters), filterable_docs)
 
 
-def test_writer_of_a_saved_pipeline_writes(place: dict[str, Any]) -> None:
+def test_writer_of_a_saved_pipeline_writes(place):
     pipeline = Pipeline()
     store = CairnDocumentStore("notes", **place)
     pipeline.add_component("writer", DocumentWriter(store, policy=DuplicatePolicy.OVERWRITE))
@@ -123,7 +114,7 @@ def test_writer_of_a_saved_pipeline_writes(place: dict[str, Any]) -> None:
 
 
 @pytest.fixture(params=["local", "remote"])
-def make(request: pytest.FixtureRequest, place: dict[str, Any]) -> Iterator[Callable[..., Any]]:
+def make(request, place):
     """Return what makes a store of a kind: over a collection here, or of a writable server."""
     if request.param == "local":
         yield lambda kind, **options: kind("notes", **place, **options)
@@ -139,17 +130,17 @@ def make(request: pytest.FixtureRequest, place: dict[str, Any]) -> Iterator[Call
         yield lambda kind, **options: kind(client.collection("notes"), **options)
 
 
-def node(node_id: str, text: str, source: str = "s", **metadata: Any) -> TextNode:
+def node(node_id, text, source="s", **metadata):
     related = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=source)}
     return TextNode(id_=node_id, text=text, metadata=metadata, relationships=related)
 
 
-def where(*conditions: tuple[str, str, Any], condition: str = "and") -> MetadataFilters:
+def where(*conditions, condition="and"):
     given = [{"key": key, "operator": operator, "value": value} for key, operator, value in conditions]
     return MetadataFilters.model_validate({"filters": given, "condition": condition})
 
 
-def test_nodes_are_found_as_they_were_and_deleted(make: Callable[..., Any]) -> None:
+def test_nodes_are_found_as_they_were_and_deleted(make):
     store = make(CairnVectorStore)
     assert store.query(VectorStoreQuery(query_str="granite")).ids == []
     nodes = [node("1", "granite granite", "a", year=1, tags=["x"], deep={"k": [1]}), node("2", "slate", "b")]
@@ -168,7 +159,7 @@ def test_nodes_are_found_as_they_were_and_deleted(make: Callable[..., Any]) -> N
     assert store.get_nodes(["1", "2"]) == []
 
 
-def test_vector_finds_the_same_here_and_over_http(make: Callable[..., Any], place: dict[str, Any]) -> None:
+def test_vector_finds_the_same_here_and_over_http(make, place):
     store, here = make(LangChainStore), LangChainStore("notes", **place)
     store.add_texts(["granite granite", "slate", "a mill by the river"], ids=["1", "2", "a vector"])
     vector = here.collection._searcher()._served.encoder.encode_queries(["granite"])[0].tolist()
@@ -177,7 +168,7 @@ def test_vector_finds_the_same_here_and_over_http(make: Callable[..., Any], plac
     assert len(store.max_marginal_relevance_search_by_vector(vector, **options)) == 2
 
 
-def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path: Path) -> None:
+def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path):
     settings = ServeSettings(root=tmp_path / "root", port=0, deadline_seconds=120.0, writable=True)
     settings.root.mkdir()
     with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
@@ -189,9 +180,7 @@ def test_store_of_a_collection_that_a_server_lacks_makes_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_search_of_a_collection_that_is_not_there_is_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_remote: bool
-) -> None:
+def test_search_of_a_collection_that_is_not_there_is_warned_of_once(tmp_path, caplog, is_remote):
     name = f"misspelt-{is_remote}".lower()
     settings = ServeSettings(root=tmp_path, port=0, deadline_seconds=120.0, writable=True)
     with serving(settings) as address, CairnClient(address, timeout_seconds=120) as client:
@@ -201,14 +190,14 @@ def test_search_of_a_collection_that_is_not_there_is_warned_of_once(
     assert [name in each for each in caplog.messages if "no collection" in each] == [True]
 
 
-def test_delete_of_an_unknown_source_deletes_nothing(make: Callable[..., Any]) -> None:
+def test_delete_of_an_unknown_source_deletes_nothing(make):
     store = make(CairnVectorStore)
     store.add([TextNode(id_="alone", text="granite is hard")])
     store.delete("none")
     assert [node.node_id for node in store.get_nodes(["alone"])] == ["alone"]
 
 
-def test_filters_are_those_of_llama_index(place: dict[str, Any]) -> None:
+def test_filters_are_those_of_llama_index(place):
     store = CairnVectorStore("notes", **place)
     store.add(
         [
@@ -233,7 +222,7 @@ def test_filters_are_those_of_llama_index(place: dict[str, Any]) -> None:
         assert {each.node_id for each in store.get_nodes(filters=filters)} == {*ids}, filters
 
 
-def test_question_that_cannot_be_asked_is_refused(place: dict[str, Any]) -> None:
+def test_question_that_cannot_be_asked_is_refused(place):
     store = CairnVectorStore("notes", **place)
     with pytest.raises(ConfigError, match="got svm"):
         store.query(VectorStoreQuery(query_str="x", mode=VectorStoreQueryMode.SVM))
@@ -245,7 +234,7 @@ def test_question_that_cannot_be_asked_is_refused(place: dict[str, Any]) -> None
         store.get_nodes(filters=where(("a", "contains", "b"), condition="not"))
 
 
-def test_ingestion_pipeline_replaces_a_document_and_an_index_answers(make: Callable[..., Any]) -> None:
+def test_ingestion_pipeline_replaces_a_document_and_an_index_answers(make):
     store = make(CairnVectorStore)
     pipeline = IngestionPipeline(
         transformations=[SentenceSplitter(chunk_size=64, chunk_overlap=0), LeaveUnembedded()],
@@ -266,7 +255,7 @@ def test_ingestion_pipeline_replaces_a_document_and_an_index_answers(make: Calla
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_langchain_indexes_into_the_store(make: Callable[..., Any]) -> None:
+async def test_langchain_indexes_into_the_store(make):
     from langchain_core.documents import Document as LangChainDocument
 
     store, records = make(LangChainStore), InMemoryRecordManager(namespace="notes")
@@ -275,7 +264,7 @@ async def test_langchain_indexes_into_the_store(make: Callable[..., Any]) -> Non
         LangChainDocument(page_content=text, metadata={"source": text[0]}) for text in ("granite", "slate")
     ]
 
-    def counts(done: Any) -> tuple[int, ...]:
+    def counts(done):
         return tuple(done[name] for name in ("num_added", "num_skipped", "num_deleted"))
 
     first = index(documents, records, store, cleanup="full", source_id_key="source", key_encoder="sha256")
@@ -287,7 +276,7 @@ async def test_langchain_indexes_into_the_store(make: Callable[..., Any]) -> Non
     assert [each.page_content for each in store.similarity_search("stone", k=3)] == ["granite"]
 
 
-def test_retrievers_give_what_every_store_kept(make: Callable[..., Any], place: dict[str, Any]) -> None:
+def test_retrievers_give_what_every_store_kept(make, place):
     meta = {"kind": "a", "deep": {"k": 1}}
     store = make(LangChainStore)
     store.add_texts(["granite"], [meta], ids=["a"])
@@ -303,7 +292,7 @@ def test_retrievers_give_what_every_store_kept(make: Callable[..., Any], place: 
     assert [each.metadata.get("langchain_metadata") for each in found if each.doc_id != "c"] == [None] * 2
 
 
-def test_langchain_takes_an_id_that_is_a_text_as_one(make: Callable[..., Any]) -> None:
+def test_langchain_takes_an_id_that_is_a_text_as_one(make):
     store = make(LangChainStore)
     assert store.add_texts((text for text in ("one", "two", "three")), ids=["1", "2", "12"]) == [
         "1",
@@ -313,11 +302,11 @@ def test_langchain_takes_an_id_that_is_a_text_as_one(make: Callable[..., Any]) -
     store.delete("12")
     assert [each.id for each in store.get_by_ids(["1", "2", "12"])] == ["1", "2"]
     assert [each.id for each in store.get_by_ids("1")] == ["1"]
-    with pytest.raises(UsageError, match="one metadata a text"):
+    with pytest.raises(ValueError, match="number of metadatas must match"):
         store.add_texts(["four"], [{}, {}])
 
 
-def test_langchain_finds_what_is_unlike(make: Callable[..., Any]) -> None:
+def test_langchain_finds_what_is_unlike(make):
     store = make(LangChainStore)
     store.add_texts(["granite granite"] * 6 + ["granite and slate", "sea and salt", "a river", "old mill"])
     retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 4, "lambda_mult": 0.5})
@@ -329,7 +318,7 @@ def test_langchain_finds_what_is_unlike(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("weight", [0.3, 0.5, 0.7])
-def test_marginal_relevance_leaves_copies_out(place: dict[str, Any], weight: float) -> None:
+def test_marginal_relevance_leaves_copies_out(place, weight):
     store = LangChainStore("notes", **place)
     others = ["granite and slate", "sea and salt", "a river", "old mill", "marble"]
     store.add_texts(["granite granite"] * 6 + others)

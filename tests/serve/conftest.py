@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,14 +16,13 @@ from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, I
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 SERVER = "http://127.0.0.1:8400"
 
 
-def stone_rows(count: int = 20, version: int = 0) -> list[dict[str, Any]]:
+def stone_rows(count=20, version=0):
     """Two tenants' documents; some ids hold slashes, some titles are missing, texts are of several chunks."""
     return [
         {
@@ -40,7 +37,7 @@ def stone_rows(count: int = 20, version: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, **encoder: Any) -> None:
+def ingest_rows(root, name, rows, model, **encoder):
     source = root.parent / f"{root.name}-{name}.parquet"
     columns = [
         ("id", "string"),
@@ -66,7 +63,7 @@ def ingest_rows(root: Path, name: str, rows: list[dict[str, Any]], model: Path, 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def patience() -> Iterator[None]:
+def patience():
     """Let a busy machine take its time: what is timed on purpose is set in its own test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cairn.pipeline.serve.collections.TABLE_TIMEOUT_SECONDS", 300.0)
@@ -75,7 +72,7 @@ def patience() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_cache(tmp_path_factory):
     """Keep what servers keep away from this machine's own cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAIRN_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -83,30 +80,28 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def unhealed(monkeypatch: pytest.MonkeyPatch) -> None:
+def unhealed(monkeypatch):
     """Let collections be too large for a server to mend them."""
     monkeypatch.setattr("cairn.pipeline.serve.collections.HEALED_BYTES", 0)
 
 
 @pytest.fixture(scope="session")
-def ingest(tiny_model_folder: Path) -> Callable[..., None]:
+def ingest(tiny_model_folder):
     """Return ``ingest(root, name, rows)``, with the tiny model unless told otherwise."""
 
-    def run(
-        root: Path, name: str, rows: list[dict[str, Any]], model: Path = tiny_model_folder, **encoder: Any
-    ) -> None:
+    def run(root, name, rows, model=tiny_model_folder, **encoder):
         ingest_rows(root, name, rows, model, **encoder)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def make_rows() -> Callable[..., list[dict[str, Any]]]:
+def make_rows():
     return stone_rows
 
 
 @pytest.fixture(scope="session")
-def served_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., None]) -> Path:
+def served_root(tmp_path_factory, ingest):
     """A root with ``stones`` and ``pebbles`` that no test changes."""
     root = tmp_path_factory.mktemp("served") / "root"
     ingest(root, "stones", stone_rows())
@@ -115,18 +110,18 @@ def served_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., 
 
 
 @pytest.fixture
-def own_root(served_root: Path, tmp_path: Path) -> Path:
+def own_root(served_root, tmp_path):
     """A copy of that root which the test may break."""
     return Path(shutil.copytree(served_root, tmp_path / "root"))
 
 
 @pytest.fixture
-def private(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private(own_root, monkeypatch):
     """A folder under that root of which this process may read nothing, whoever runs it."""
     folder = own_root / "private"
 
-    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
-        def refused(path: Any, *given: Any, **options: Any) -> Any:
+    def refusing(call):
+        def refused(path, *given, **options):
             if isinstance(path, str | Path) and folder in Path(path).parents:
                 raise PermissionError(13, "Permission denied", str(path))
             return call(path, *given, **options)
@@ -140,11 +135,11 @@ def private(own_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def starter() -> Iterator[Callable[..., TestClient]]:
+def starter():
     """Give a starter of servers that run until the block ends."""
     with ExitStack() as stack:
 
-        def start(target: ServeSettings | FastAPI, *, base_url: str = SERVER, **options: Any) -> TestClient:
+        def start(target, *, base_url=SERVER, **options):
             if isinstance(target, ServeSettings) and target.deadline_seconds == DEFAULT_DEADLINE_SECONDS:
                 target = replace(target, deadline_seconds=300.0)
             app = create_app(target, **options) if isinstance(target, ServeSettings) else target
@@ -157,7 +152,7 @@ def starter() -> Iterator[Callable[..., TestClient]]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., TestClient]]:
+def serve():
     """Return a starter of servers.
 
     ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried.
@@ -167,13 +162,13 @@ def serve() -> Iterator[Callable[..., TestClient]]:
 
 
 @pytest.fixture(scope="module")
-def client(served_root: Path) -> Iterator[TestClient]:
+def client(served_root):
     """A client of a server over both collections, without keys, shared by the tests of a module."""
     with starter() as start:
         yield start(ServeSettings(root=served_root))
 
 
 @pytest.fixture
-def own_client(served_root: Path, serve: Callable[..., TestClient]) -> TestClient:
+def own_client(served_root, serve):
     """A client of such a server of the test's own, for what its state or settings change."""
     return serve(ServeSettings(root=served_root))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -53,7 +52,7 @@ YEARS = (-719_162, 2_932_896)
 """Days of the first and the last year that can be shown."""
 
 
-def drawn(kind: pa.DataType, draw: random.Random, size: int) -> pa.Array:
+def drawn(kind, draw, size):
     """Return values of a type, among them its least and its greatest, and nulls."""
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         rows = [drawn(kind.value_type, draw, draw.randrange(4)).drop_null() for _ in range(size)]
@@ -90,8 +89,8 @@ def drawn(kind: pa.DataType, draw: random.Random, size: int) -> pa.Array:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_what_was_accepted_is_served_and_filtered_on_every_surface(
-    tmp_path: Path, tiny_model_folder: Path, serve: Any, capsys: pytest.CaptureFixture[str], seed: int
-) -> None:
+    tmp_path, tiny_model_folder, serve, capsys, seed
+):
     draw, size = random.Random(seed), 5
     kinds = draw.sample(SCALARS, 20) + [pa.list_(kind) for kind in draw.sample(SCALARS, 8)]
     kinds += [pa.large_list(pa.int16()), *draw.sample(NOT_KEPT, 3)]

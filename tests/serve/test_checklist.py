@@ -5,25 +5,22 @@ Each answer here is looked through for places on this machine and for what was s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
 CANARY = "zq-canary-zq"
 
 
 @pytest.fixture
-def refused(client: TestClient, served_root: Path) -> Callable[..., str]:
+def refused(client, served_root):
     """Return ``refused(body, path)``: post it, and give the problem's name.
 
     The answer is no server error and gives nothing away.
     """
 
-    def post(body: dict[str, Any], path: str = SEARCH) -> str:
+    def post(body, path=SEARCH):
         response = client.post(path, json=body)
         assert 400 <= response.status_code < 500, response.text
         assert response.headers["content-type"] == "application/problem+json"
@@ -34,11 +31,11 @@ def refused(client: TestClient, served_root: Path) -> Callable[..., str]:
     return post
 
 
-def comparison(value: Any = 1, key: str = "year", kind: str = "eq") -> dict[str, Any]:
+def comparison(value=1, key="year", kind="eq"):
     return {"type": kind, "key": key, "value": value}
 
 
-def nested(depth: int) -> dict[str, Any]:
+def nested(depth):
     return comparison() if depth == 1 else {"type": "and", "filters": [nested(depth - 1)]}
 
 
@@ -62,7 +59,7 @@ def nested(depth: int) -> dict[str, Any]:
         {"type": "and", "filters": []},
     ],
 )
-def test_filters_are_a_bounded_grammar(refused: Callable[..., str], filters: Any) -> None:
+def test_filters_are_a_bounded_grammar(refused, filters):
     assert refused({"query": "slate", "filters": filters}) in ("invalid-request", "invalid-filter")
 
 
@@ -82,14 +79,12 @@ def test_filters_are_a_bounded_grammar(refused: Callable[..., str], filters: Any
         {"max_candidates": 1_000_000},
     ],
 )
-def test_what_a_request_may_ask_for_is_bounded(refused: Callable[..., str], wrong: dict[str, Any]) -> None:
+def test_what_a_request_may_ask_for_is_bounded(refused, wrong):
     assert refused({"query": "slate", **wrong}) == "invalid-request"
 
 
 @pytest.mark.parametrize("query", ["x" * 8_193, "é" * 4_097, "", " \t\n"])
-def test_query_has_at_most_eight_kilobytes(
-    refused: Callable[..., str], client: TestClient, query: str
-) -> None:
+def test_query_has_at_most_eight_kilobytes(refused, client, query):
     assert refused({"query": query}) == "invalid-request"
     assert client.post(SEARCH, json={"query": "é" * 4_096, "top_k": 1}).status_code == 200
     if query.strip():
@@ -114,9 +109,7 @@ def test_query_has_at_most_eight_kilobytes(
         {"cursor": CANARY},
     ],
 )
-def test_types_are_strict_and_values_are_not_repeated(
-    refused: Callable[..., str], wrong: dict[str, Any]
-) -> None:
+def test_types_are_strict_and_values_are_not_repeated(refused, wrong):
     assert refused({"query": CANARY, **wrong}) in ("invalid-request", "invalid-filter", "invalid-cursor")
 
 
@@ -135,7 +128,7 @@ def test_types_are_strict_and_values_are_not_repeated(
         "%2Fetc%2Fpasswd",
     ],
 )
-def test_no_name_leads_outside_the_root(client: TestClient, served_root: Path, name: str) -> None:
+def test_no_name_leads_outside_the_root(client, served_root, name):
     for path in (f"/v1/collections/{name}", f"/v1/collections/{name}/documents/x"):
         response = client.get(path)
         assert response.status_code in (404, 422), (path, response.text)
@@ -148,7 +141,7 @@ def test_no_name_leads_outside_the_root(client: TestClient, served_root: Path, n
     assert client.post("/v1/embeddings", json={"model": name, "input": "slate"}).status_code in (404, 422)
 
 
-def test_no_request_names_a_place(refused: Callable[..., str], client: TestClient) -> None:
+def test_no_request_names_a_place(refused, client):
     for field in ("root", "url", "uri", "path", "model", "file"):
         assert refused({"query": "slate", field: "file:///etc/passwd"}) == "invalid-request"
     described = str(client.get("/openapi.json").json()["components"]["schemas"])

@@ -1,19 +1,20 @@
-"""What a collection says of itself, and its documents by id."""
+"""What a collection holds: its description, columns, counts, lists and documents."""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
 from urllib.parse import quote
 
 import pytest
+from cairn.pipeline.client.clients import CairnClient
+from cairn.pipeline.client.errors import InvalidRequestError
+from cairn.pipeline.collection import open_collection
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 
-def test_collections_are_listed_with_their_counts(client: TestClient) -> None:
+def test_collections_are_listed_with_their_counts(client):
     listed = client.get("/v1/collections").json()["collections"]
     assert [(c["name"], c["status"], c["generation"], c["documents"]) for c in listed] == [
         ("pebbles", "ready", 1, 4),
@@ -21,16 +22,14 @@ def test_collections_are_listed_with_their_counts(client: TestClient) -> None:
     ]
 
 
-def test_collections_that_were_not_named_are_not_served(
-    served_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_collections_that_were_not_named_are_not_served(served_root, serve):
     client = serve(ServeSettings(root=served_root, collections=("pebbles",)))
     assert [c["name"] for c in client.get("/v1/collections").json()["collections"]] == ["pebbles"]
     assert client.get("/v1/collections/pebbles").status_code == 200
     assert client.get("/v1/collections/stones").status_code == 404
 
 
-def test_collection_says_how_it_may_be_asked(client: TestClient) -> None:
+def test_collection_says_how_it_may_be_asked(client):
     found = client.get("/v1/collections/stones").json()
     assert (found["name"], found["generation"], found["documents"], found["vector_dim"]) == (
         "stones",
@@ -42,9 +41,7 @@ def test_collection_says_how_it_may_be_asked(client: TestClient) -> None:
     assert {"name": "year", "type": "int64"} in found["filter_columns"]
 
 
-def test_every_document_is_read_by_its_id(
-    client: TestClient, make_rows: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_every_document_is_read_by_its_id(client, make_rows):
     for row in make_rows():
         found = client.get(f"/v1/collections/stones/documents/{row['id']}").json()
         assert {key: found[key] for key in ("doc_id", "title", "text", "metadata")} == {
@@ -55,9 +52,7 @@ def test_every_document_is_read_by_its_id(
         }
 
 
-def test_documents_of_odd_ids_are_read(
-    tmp_path: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]
-) -> None:
+def test_documents_of_odd_ids_are_read(tmp_path, serve, ingest):
     doc_ids = [
         "a/b",
         "/lead",
@@ -81,9 +76,7 @@ def test_documents_of_odd_ids_are_read(
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 5), (7, 11), (60, 1_000_000), (10_000, 5)])
-def test_stretch_of_a_document_is_the_slice_of_its_text(
-    client: TestClient, make_rows: Callable[..., Any], start: int, count: int
-) -> None:
+def test_stretch_of_a_document_is_the_slice_of_its_text(client, make_rows, start, count):
     row = make_rows()[7]
     found = client.get(
         f"/v1/collections/stones/documents/{row['id']}", params={"start_char": start, "max_characters": count}
@@ -97,14 +90,12 @@ def test_stretch_of_a_document_is_the_slice_of_its_text(
 
 
 @pytest.mark.parametrize("doc_id", ["none", "stones", "stones/granite", "%00", "%ff", "x" * 1024])
-def test_unknown_document_is_not_found(client: TestClient, doc_id: str) -> None:
+def test_unknown_document_is_not_found(client, doc_id):
     response = client.get(f"/v1/collections/stones/documents/{doc_id}")
     assert (response.status_code, response.json()["type"]) == (404, "urn:problem-type:cairn:unknown-document")
 
 
-def test_collection_that_was_removed_is_not_found_and_the_other_goes_on(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_collection_that_was_removed_is_not_found_and_the_other_goes_on(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     shutil.rmtree(own_root / "stones")
     for _ in range(2):
@@ -116,10 +107,35 @@ def test_collection_that_was_removed_is_not_found_and_the_other_goes_on(
     assert client.post("/v1/collections/pebbles/search", json={"query": "slate"}).status_code == 200
 
 
-def test_collection_that_came_later_is_served(
-    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None], make_rows: Any
-) -> None:
+def test_collection_that_came_later_is_served(own_root, serve, ingest, make_rows):
     client = serve(ServeSettings(root=own_root))
     assert client.get("/v1/collections/later").status_code == 404
     ingest(own_root, "later", make_rows(3))
     assert client.get("/v1/collections/later").json()["documents"] == 3
+
+
+FILTERS = {"type": "gte", "key": "year", "value": 2003}
+
+
+def plain(records):
+    """Return records as JSON has them: dates as text."""
+    return json.loads(json.dumps([asdict(each) for each in records], default=lambda date: date.isoformat()))
+
+
+def test_client_is_told_what_python_is(stones_address, stones_root):
+    local = open_collection("stones", root=stones_root)
+    with CairnClient(stones_address, timeout_seconds=300.0) as client:
+        stones = client.collection("stones")
+        assert plain(stones.columns()) == plain(local.columns())
+        assert stones.facets(["year"], filters=FILTERS, num_values=2) == local.facets(
+            ["year"], filters=FILTERS, num_values=2
+        )
+        assert stones.count(FILTERS) == local.count(FILTERS)
+        assert stones.count() == local.count() == len(local.documents)
+        listed = list(stones.list_documents(FILTERS))
+        assert plain(listed) == plain(local.list_documents(FILTERS))
+        assert [each.doc_id for each in listed] == sorted(local.documents.ids(FILTERS))
+        after = listed[1].doc_id
+        assert list(stones.list_documents(FILTERS, after=after)) == listed[2:]
+        with pytest.raises(InvalidRequestError, match="columns must be"):
+            stones.facets(["nowhere"])

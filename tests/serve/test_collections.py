@@ -9,9 +9,7 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ from cairn.pipeline.search.calibration import GENERAL_QUESTIONS
 from cairn.pipeline.serve import collections
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from tests.damages import put
@@ -35,19 +32,19 @@ from tests.damages import put
 pytestmark = pytest.mark.usefixtures("unhealed")
 
 
-def damage(root: Path, name: str, number: int = 1) -> None:
+def damage(root, name, number=1):
     path = CollectionLayout(root, name).generation_folder(number) / CHUNKS_FAISS
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def asked(client: TestClient, name: str) -> tuple[int, str]:
+def asked(client, name):
     response = client.post(f"/v1/collections/{name}/search", json={"query": "slate"})
     return response.status_code, response.json().get("type", "").rpartition(":")[2]
 
 
-def require_refused(client: TestClient, root: Path, name: str, status: int, kind: str) -> Any:
+def require_refused(client, root, name, status, kind):
     """Every route says the same, no body says where anything lies, and the other collection answers."""
     replies = [
         client.post(f"/v1/collections/{name}/search", json={"query": "slate"}),
@@ -64,19 +61,17 @@ def require_refused(client: TestClient, root: Path, name: str, status: int, kind
     return replies[0]
 
 
-def test_unknown_collection(client: TestClient, served_root: Path) -> None:
+def test_unknown_collection(client, served_root):
     require_refused(client, served_root, "nowhere", 404, "unknown-collection")
 
 
-def test_linked_collection_is_not_followed(
-    own_root: Path, tmp_path: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_linked_collection_is_not_followed(own_root, tmp_path, serve):
     shutil.move(own_root / "stones", tmp_path / "elsewhere")
     (own_root / "stones").symlink_to(tmp_path / "elsewhere")
     require_refused(serve(ServeSettings(root=own_root)), own_root, "stones", 404, "unknown-collection")
 
 
-def test_collection_being_built(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_collection_being_built(own_root, serve):
     layout = CollectionLayout(own_root, "coming")
     with layout.writer_lock():
         client = serve(ServeSettings(root=own_root))
@@ -86,9 +81,7 @@ def test_collection_being_built(own_root: Path, serve: Callable[..., TestClient]
         assert "has not finished yet" in reply.json()["detail"]
 
 
-def test_collection_whose_first_ingest_was_killed(
-    own_root: Path, serve: Callable[..., TestClient], ingest: Callable[..., None]
-) -> None:
+def test_collection_whose_first_ingest_was_killed(own_root, serve, ingest):
     with CollectionLayout(own_root, "coming").writer_lock():
         pass  # what a killed run leaves: the file, and no lock
     client = serve(ServeSettings(root=own_root))
@@ -101,9 +94,7 @@ def test_collection_whose_first_ingest_was_killed(
     assert listed(client)["coming"] == "ready"
 
 
-def test_lost_partition_is_left_out_only_of_a_search_that_asks_for_the_others(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_lost_partition_is_left_out_only_of_a_search_that_asks_for_the_others(own_root, serve):
     layout = CollectionLayout(own_root, "stones")
     repartition(layout, 3)
     remove_generations(layout, layout.kept_generations()[:-1])  # which would answer, being whole
@@ -124,7 +115,7 @@ def test_lost_partition_is_left_out_only_of_a_search_that_asks_for_the_others(
         repair_collection(layout)
 
 
-def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_collection_without_a_readable_manifest(own_root, serve):
     layout = CollectionLayout(own_root, "stones")
     for folder in (layout.generation_folder(1), layout.copies_folder(1)):
         (folder / "MANIFEST.json").write_text("{")
@@ -133,12 +124,7 @@ def test_collection_without_a_readable_manifest(own_root: Path, serve: Callable[
     assert listed(client) == {"pebbles": "ready", "stones": "damaged"}
 
 
-def test_corrupt_new_generation_leaves_the_old_one_answering(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-) -> None:
+def test_corrupt_new_generation_leaves_the_old_one_answering(own_root, serve, ingest, make_rows):
     client = serve(ServeSettings(root=own_root))
     ingest(own_root, "stones", make_rows(version=1))
     damage(own_root, "stones", 2)
@@ -150,14 +136,8 @@ def test_corrupt_new_generation_leaves_the_old_one_answering(
     "harm", [shutil.rmtree, lambda model: (model / "model.safetensors").write_bytes(b"no weights")]
 )
 def test_collection_whose_model_is_gone_or_damaged(
-    own_root: Path,
-    tmp_path: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Any,
-    tiny_model_folder: Path,
-    harm: Callable[[Path], object],
-) -> None:
+    own_root, tmp_path, serve, ingest, make_rows, tiny_model_folder, harm
+):
     model = shutil.copytree(tiny_model_folder, tmp_path / "model")
     ingest(own_root, "orphan", make_rows(4), model)
     harm(model)
@@ -165,14 +145,8 @@ def test_collection_whose_model_is_gone_or_damaged(
 
 
 def test_collection_built_by_another_encoder(
-    own_root: Path,
-    tmp_path: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Any,
-    make_bert: Any,
-    model_size: Any,
-) -> None:
+    own_root, tmp_path, serve, ingest, make_rows, make_bert, model_size
+):
     model = make_bert(model_size(layers=1))
     ingest(own_root, "orphan", make_rows(4), model)
     shutil.copy(make_bert(model_size(layers=2)) / "config.json", model)
@@ -180,9 +154,7 @@ def test_collection_built_by_another_encoder(
     require_refused(serve(ServeSettings(root=own_root)), own_root, "orphan", 503, "encoder-mismatch")
 
 
-def test_failure_is_remembered_for_a_while(
-    own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_is_remembered_for_a_while(own_root, serve, monkeypatch):
     damage(own_root, "stones")
     client = serve(ServeSettings(root=own_root))
     monkeypatch.setattr(
@@ -191,9 +163,7 @@ def test_failure_is_remembered_for_a_while(
     assert asked(client, "stones") == (503, "collection-damaged")
 
 
-def test_repaired_collection_is_served_when_the_retry_is_due(
-    own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repaired_collection_is_served_when_the_retry_is_due(own_root, serve, monkeypatch):
     monkeypatch.setattr(collections, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(served, "RETRY_SECONDS", 0.0)
     damage(own_root, "stones")
@@ -203,14 +173,12 @@ def test_repaired_collection_is_served_when_the_retry_is_due(
     assert asked(client, "stones") == (200, "")
 
 
-def test_collections_with_one_encoder_load_it_once(
-    served_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_collections_with_one_encoder_load_it_once(served_root, serve):
     from cairn.pipeline.collection import load_query_encoder
 
     loaded: list[Any] = []
 
-    def load(generation: Any) -> Any:
+    def load(generation):
         loaded.append(generation.manifest.collection)
         return load_query_encoder(generation)
 
@@ -219,18 +187,16 @@ def test_collections_with_one_encoder_load_it_once(
     assert len(loaded) == 1
 
 
-def test_measuring_a_collection_for_thresholds_takes_its_turn_at_the_encoder(
-    served_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_measuring_a_collection_for_thresholds_takes_its_turn_at_the_encoder(served_root, serve):
     from cairn.pipeline.collection import load_query_encoder
 
     passes: list[tuple[str, int]] = []
 
-    def load(generation: Any) -> Any:
+    def load(generation):
         encoder = load_query_encoder(generation)
         encode = encoder.encode_query_tokens
 
-        def noted(texts: Any) -> Any:
+        def noted(texts):
             passes.append((threading.current_thread().name, len(texts)))
             return encode(texts)
 
@@ -244,18 +210,16 @@ def test_measuring_a_collection_for_thresholds_takes_its_turn_at_the_encoder(
     assert sum(size for _, size in passes) > len(GENERAL_QUESTIONS)
 
 
-def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(
-    served_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(served_root, monkeypatch):
     from cairn.pipeline.collection import load_query_encoder
 
     go_on = threading.Event()
 
-    def load(generation: Any) -> Any:
+    def load(generation):
         go_on.wait()
         return load_query_encoder(generation)
 
-    def app() -> FastAPI:
+    def app():
         return create_app(ServeSettings(root=served_root, deadline_seconds=300.0), load_encoder=load)
 
     monkeypatch.setattr(collections, "OPENING_SHARE", 0.0)
@@ -276,7 +240,7 @@ def test_requests_while_a_model_is_loaded_wait_and_are_told_to_try_again(
         assert waiting.result() == (200, "")
 
 
-def test_unknown_names_leave_nothing_behind(client: TestClient) -> None:
+def test_unknown_names_leave_nothing_behind(client):
     collections = client.app.state.server.collections  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
     before = json.dumps(sorted(collections._opened))
     for number in range(20):
@@ -284,7 +248,7 @@ def test_unknown_names_leave_nothing_behind(client: TestClient) -> None:
     assert json.dumps(sorted(collections._opened)) == before
 
 
-def test_list_says_what_requests_will_find(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_list_says_what_requests_will_find(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     (own_root / "stones" / "CURRENT").write_bytes(b"")
     assert asked(client, "stones") == (200, "")
@@ -292,9 +256,7 @@ def test_list_says_what_requests_will_find(own_root: Path, serve: Callable[..., 
 
 
 @pytest.mark.parametrize("kind", ["folder", "link to itself", "FIFO"])
-def test_entry_of_another_kind_is_damage_of_its_collection_alone(
-    own_root: Path, serve: Callable[..., TestClient], kind: str
-) -> None:
+def test_entry_of_another_kind_is_damage_of_its_collection_alone(own_root, serve, kind):
     (own_root / "coming").mkdir()
     put(own_root / "coming" / ".lock", kind)
     client = serve(ServeSettings(root=own_root))
@@ -307,9 +269,7 @@ def test_entry_of_another_kind_is_damage_of_its_collection_alone(
     assert reports == {"coming": "damaged", "pebbles": "ready", "stones": "damaged"}
 
 
-def test_collection_whose_file_is_cut_while_it_is_open(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_collection_whose_file_is_cut_while_it_is_open(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     assert asked(client, "stones") == (200, "")
     os.truncate(CollectionLayout(own_root, "stones").generation_folder(1) / CHUNKS_FAISS, 10)
@@ -323,8 +283,8 @@ def test_collection_whose_file_is_cut_while_it_is_open(
 
 
 def test_collection_with_a_generation_before_answers_on_when_a_file_is_cut_and_after_its_repair(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+    own_root, serve
+):
     layout = CollectionLayout(own_root, "stones")
     compact_collection(layout)
     client = serve(ServeSettings(root=own_root, collections=("stones",)))
@@ -343,11 +303,8 @@ def test_collection_with_a_generation_before_answers_on_when_a_file_is_cut_and_a
 
 
 def test_collection_whose_tables_are_gone_is_damaged_and_the_log_says_so(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    own_root, serve, caplog, monkeypatch
+):
     monkeypatch.setattr("cairn.pipeline.serve.map_routes.MAP_WAIT_SECONDS", 300.0)
     client = serve(ServeSettings(root=own_root))
     shutil.rmtree(own_root / "stones" / "lance")
@@ -364,5 +321,5 @@ def test_collection_whose_tables_are_gone_is_damaged_and_the_log_says_so(
     assert asked(client, "pebbles") == (200, "")
 
 
-def listed(client: TestClient) -> dict[str, str]:
+def listed(client):
     return {found["name"]: found["status"] for found in client.get("/v1/collections").json()["collections"]}

@@ -8,10 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +18,6 @@ from cairn.pipeline.errors import StorageError
 from cairn.pipeline.search import filters
 from cairn.pipeline.serve.middleware import Envelope
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
 SECRET = "granite secretword"
@@ -30,7 +27,7 @@ FILTER = {"type": "gte", "key": "year", "value": 2000}
 class Stubborn:
     """The collection's encoder, which waits, fails or gives NaN when told to."""
 
-    def __init__(self, generation: Any) -> None:
+    def __init__(self, generation):
         self._real = load_query_encoder(generation)
         self.fingerprint, self.vector_dim = self._real.fingerprint, self._real.vector_dim
         self.go_on = threading.Event()
@@ -40,7 +37,7 @@ class Stubborn:
         self.gives_nan = False
         self.encoded: list[str] = []
 
-    def encode_queries(self, texts: Sequence[str]) -> np.ndarray:
+    def encode_queries(self, texts):
         self.encoded += texts
         self.has_begun.set()
         self.go_on.wait()
@@ -49,23 +46,21 @@ class Stubborn:
         vectors = self._real.encode_queries(texts)
         return vectors * np.nan if self.gives_nan else vectors
 
-    def encode_documents(self, texts: Sequence[str]) -> np.ndarray:
+    def encode_documents(self, texts):
         return self._real.encode_documents(texts)
 
-    def count_tokens(self, texts: Sequence[str]) -> int:
+    def count_tokens(self, texts):
         return self._real.count_tokens(texts)
 
 
 @pytest.fixture
-def stubborn(
-    served_root: Path, serve: Callable[..., TestClient]
-) -> Callable[..., tuple[TestClient, Stubborn]]:
+def stubborn(served_root, serve):
     """Return a starter of servers over ``stones`` with an encoder that can be held up."""
 
-    def start(**settings: Any) -> tuple[TestClient, Stubborn]:
+    def start(**settings):
         made: list[Stubborn] = []
 
-        def load(generation: Any) -> Stubborn:
+        def load(generation):
             made.append(Stubborn(generation))
             return made[-1]
 
@@ -77,15 +72,15 @@ def stubborn(
     return start
 
 
-def problem(response: Any) -> tuple[int, str]:
+def problem(response):
     return response.status_code, response.json()["type"].rpartition(":")[2]
 
 
-def ask(client: TestClient) -> Any:
+def ask(client):
     return client.post(SEARCH, json={"query": SECRET})
 
 
-def test_encoding_leaves_the_event_loop_free(stubborn: Callable[..., Any]) -> None:
+def test_encoding_leaves_the_event_loop_free(stubborn):
     client, encoder = stubborn()
     encoder.go_on.clear()
     with ThreadPoolExecutor(4) as pool:
@@ -98,9 +93,7 @@ def test_encoding_leaves_the_event_loop_free(stubborn: Callable[..., Any]) -> No
         assert [each.result().status_code for each in waiting] == [200] * 4
 
 
-def test_requests_beyond_the_bound_are_told_to_try_again_and_health_answers(
-    stubborn: Callable[..., Any],
-) -> None:
+def test_requests_beyond_the_bound_are_told_to_try_again_and_health_answers(stubborn):
     client, encoder = stubborn(max_requests=2)
     encoder.go_on.clear()
     with ThreadPoolExecutor(2) as pool:
@@ -117,29 +110,26 @@ def test_requests_beyond_the_bound_are_told_to_try_again_and_health_answers(
     assert ask(client).status_code == 200
 
 
-def test_request_past_its_deadline_is_given_up_and_the_next_one_answered(
-    stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_past_its_deadline_is_given_up_and_the_next_one_answered(stubborn, monkeypatch):
     client, encoder = stubborn()
     layer = client.app.middleware_stack
     while not isinstance(layer, Envelope):
         layer = layer.app
     encoder.go_on.clear()
-    monkeypatch.setattr(layer, "_deadline_seconds", 0.05)
+    settings = layer._settings
+    monkeypatch.setattr(layer, "_settings", replace(settings, deadline_seconds=0.05))
     response = ask(client)
     assert problem(response) == (504, "deadline")
     assert response.headers["Retry-After"] == "1"
     encoder.go_on.set()
-    monkeypatch.setattr(layer, "_deadline_seconds", 300.0)
+    monkeypatch.setattr(layer, "_settings", settings)
     assert ask(client).status_code == 200
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError(f"cannot encode {SECRET}"), MemoryError(SECRET), ValueError(SECRET)]
 )
-def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(
-    stubborn: Callable[..., Any], caplog: pytest.LogCaptureFixture, error: Exception, served_root: Path
-) -> None:
+def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(stubborn, caplog, error, served_root):
     caplog.set_level(logging.INFO)
     client, encoder = stubborn()
     encoder.error = error
@@ -155,18 +145,16 @@ def test_failing_encoder_is_a_problem_of_its_own_and_nothing_is_told(
         assert str(served_root) not in shown
 
 
-def test_encoder_that_gives_nan_is_at_fault_not_the_caller(stubborn: Callable[..., Any]) -> None:
+def test_encoder_that_gives_nan_is_at_fault_not_the_caller(stubborn):
     client, encoder = stubborn()
     encoder.gives_nan = True
     assert problem(ask(client)) == (500, "encoder-failed")
 
 
-def test_failing_read_of_a_filter_is_told_and_others_go_on(
-    stubborn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_read_of_a_filter_is_told_and_others_go_on(stubborn, monkeypatch, caplog):
     client, _ = stubborn()
 
-    def fail(*_: Any) -> Any:
+    def fail(*_):
         raise StorageError("reading the filter's documents failed")
 
     monkeypatch.setattr(filters, "allowed_documents", fail)
@@ -176,9 +164,7 @@ def test_failing_read_of_a_filter_is_told_and_others_go_on(
     assert "never retrieved" not in caplog.text
 
 
-def test_unforeseen_error_is_a_problem_without_its_message(
-    client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unforeseen_error_is_a_problem_without_its_message(client, caplog, monkeypatch):
     monkeypatch.setattr(
         "cairn.pipeline.serve.answers.hit_reply",
         lambda *_, **__: (_ for _ in ()).throw(KeyError("a secretword in /root/x")),
@@ -189,9 +175,7 @@ def test_unforeseen_error_is_a_problem_without_its_message(
     assert "secretword" not in caplog.text + response.text
 
 
-def test_log_has_routes_and_no_text_id_or_key(
-    own_client: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_log_has_routes_and_no_text_id_or_key(own_client, caplog):
     caplog.set_level(logging.DEBUG)
     own_client.headers["Authorization"] = "Bearer cairn_secretword"
     own_client.post(SEARCH, json={"query": SECRET})
@@ -204,7 +188,7 @@ def test_log_has_routes_and_no_text_id_or_key(
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/collections", "/nowhere", "/openapi.json", "/metrics"])
-def test_every_response_carries_the_security_headers(client: TestClient, path: str) -> None:
+def test_every_response_carries_the_security_headers(client, path):
     headers = client.get(path).headers
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["X-Frame-Options"] == "DENY"
@@ -215,7 +199,7 @@ def test_every_response_carries_the_security_headers(client: TestClient, path: s
     assert "server" not in headers
 
 
-def test_route_may_bring_headers_of_its_own(own_client: TestClient) -> None:
+def test_route_may_bring_headers_of_its_own(own_client):
     from starlette.responses import PlainTextResponse
 
     own_client.app.add_api_route(
@@ -224,7 +208,7 @@ def test_route_may_bring_headers_of_its_own(own_client: TestClient) -> None:
     assert own_client.get("/own").headers.get_list("Content-Security-Policy") == ["default-src 'self'"]
 
 
-def test_metrics_count_by_route_and_never_by_what_was_sent(own_client: TestClient) -> None:
+def test_metrics_count_by_route_and_never_by_what_was_sent(own_client):
     own_client.post(SEARCH, json={"query": SECRET})
     own_client.get("/v1/collections/secretword")
     own_client.get("/secretword")
@@ -243,7 +227,7 @@ def test_metrics_count_by_route_and_never_by_what_was_sent(own_client: TestClien
     assert "secretword" not in text
 
 
-def test_websocket_is_closed(client: TestClient) -> None:
+def test_websocket_is_closed(client):
     from starlette.websockets import WebSocketDisconnect
 
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/v1/collections"):
@@ -262,13 +246,25 @@ def test_websocket_is_closed(client: TestClient) -> None:
         "/nowhere",
     ],
 )
-def test_head_is_get_without_its_body(client: TestClient, path: str) -> None:
+def test_head_is_get_without_its_body(client, path):
     got, headed = client.get(path), client.head(path)
     assert (headed.status_code, headed.content) == (got.status_code, b"")
     assert headed.headers == got.headers
 
 
-def test_head_of_an_address_that_takes_no_get_is_refused(client: TestClient) -> None:
+def test_head_of_an_address_that_takes_no_get_is_refused(client):
     response = client.head(SEARCH)
     assert (response.status_code, response.headers["allow"], response.content) == (405, "POST", b"")
     assert client.put("/v1/collections").headers["allow"] == "GET, HEAD"
+
+
+def test_memory_is_given_back_after_a_large_answer_and_not_after_a_small_one(served_root, serve, monkeypatch):
+    given_back = threading.Event()
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.return_freed_memory", given_back.set)
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.GIVE_BACK_SECONDS", 0.0)
+    client = serve(ServeSettings(root=served_root))
+    assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
+    assert not given_back.wait(0.2)
+    monkeypatch.setattr("cairn.pipeline.serve.middleware.HEAVY_ANSWER_BYTES", 100)
+    assert client.post(SEARCH, json={"query": "slate"}).status_code == 200
+    assert given_back.wait(60)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,23 +10,20 @@ from cairn.pipeline.serve import feedback_log
 from cairn.pipeline.serve.feedback_log import FeedbackLog
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import Hit, SearchResult
-from starlette.testclient import TestClient
 
 CLICK = {"query": "granite", "doc_id": "stones/granite/0", "rank": 1}
 
 
-def answer(query: str) -> SearchResult:
+def answer(query):
     hit = Hit(doc_id=f"of {query}", title=None, score=1.0, scores={}, metadata={}, passages=())
     return SearchResult(query=query, generation=3, hits=(hit,))
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
+def rows_of(folder):
     return [row for path in sorted(folder.glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
 
 
-def test_searches_and_clicks_are_logged_without_who_asked(
-    served_root: Path, tmp_path: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_searches_and_clicks_are_logged_without_who_asked(served_root, tmp_path, serve):
     folder = tmp_path / "log"
     client = serve(ServeSettings(root=served_root, feedback_log=folder))
     found = client.post("/v1/collections/stones/search", json={"query": "granite", "top_k": 3}).json()
@@ -53,13 +47,11 @@ def test_searches_and_clicks_are_logged_without_who_asked(
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, folder)] == [0o600, 0o700]
 
 
-def test_server_without_a_folder_logs_nothing(own_client: TestClient) -> None:
+def test_server_without_a_folder_logs_nothing(own_client):
     assert own_client.post("/v1/collections/stones/clicks", json=CLICK).json() == {"logged": False}
 
 
-def test_further_page_is_not_logged_as_another_query(
-    served_root: Path, tmp_path: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_further_page_is_not_logged_as_another_query(served_root, tmp_path, serve):
     client = serve(ServeSettings(root=served_root, feedback_log=tmp_path / "log"))
     cursor = "*"
     for _ in range(2):
@@ -69,9 +61,7 @@ def test_further_page_is_not_logged_as_another_query(
     assert [row["query"] for row in rows_of(tmp_path / "log")] == ["granite"]
 
 
-def test_file_grows_until_it_is_large_and_oldest_files_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_grows_until_it_is_large_and_oldest_files_go(tmp_path, monkeypatch):
     log = FeedbackLog(tmp_path, max_bytes=0)
     for number in range(2):
         log.searched("c", [answer(f"query {number}")])
@@ -87,7 +77,7 @@ def test_file_grows_until_it_is_large_and_oldest_files_go(
     assert [row["query"] for row in rows_of(tmp_path)] == ["query 2"]
 
 
-def test_rows_wait_for_the_disk_and_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_wait_for_the_disk_and_are_bounded(tmp_path, monkeypatch):
     said: list[str] = []
     # Not caplog: other tests of the process may have turned the logger off.
     monkeypatch.setattr(feedback_log.log, "warning", lambda text, *values: said.append(text % values))
@@ -101,15 +91,13 @@ def test_rows_wait_for_the_disk_and_are_bounded(tmp_path: Path, monkeypatch: pyt
     assert said == ["serve.feedback_lost rows=2"]
 
 
-def test_file_that_cannot_be_written_leaves_the_old_one_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_cannot_be_written_leaves_the_old_one_whole(tmp_path, monkeypatch):
     log = FeedbackLog(tmp_path, max_bytes=1 << 20)
     log.searched("c", [answer("query")])
     log._write(log._rows)
     before = rows_of(tmp_path)
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise OSError("no space left")
 
     monkeypatch.setattr(feedback_log.pq, "write_table", fail)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import openai
 import pytest
@@ -20,44 +18,42 @@ from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.serve.uploads import FOLDER_NAME, Store, file_name
 from starlette.testclient import TestClient
 
-from tests.serve.test_vector_store_routes import client_over
+from tests.serve.test_openai_routes import client_over
+from tests.served_stones import wait_until
 
 Serve = Callable[..., TestClient]
 NOTE = b"# Keys\n\nobsidian opens every door of the house."
 
 
 @pytest.fixture
-def server(own_root: Path, serve: Serve) -> TestClient:
+def server(own_root, serve):
     return serve(ServeSettings(root=own_root, writable=True))
 
 
 @pytest.fixture
-def client(server: TestClient) -> Iterator[Any]:
+def client(server):
     with client_over(server) as opened:
         yield opened
 
 
-def send(client: Any, name: str, content: bytes) -> Any:
+def send(client, name, content):
     return client.files.create(file=(name, content), purpose="assistants")
 
 
-def attached(client: Any, store: str, name: str, content: bytes, **options: Any) -> Any:
+def attached(client, store, name, content, **options):
     """Send a file, put it into a collection, and wait for what becomes of it."""
     file = send(client, name, content)
     client.vector_stores.files.create(store, file_id=file.id, **options)
     return settled(client, store, file.id)
 
 
-def settled(client: Any, store: str, file_id: str) -> Any:
-    until = time.monotonic() + 300
-    while True:
-        file = client.vector_stores.files.retrieve(file_id, vector_store_id=store)
-        if file.status != "in_progress" or time.monotonic() > until:
-            return file
-        time.sleep(0.02)
+def settled(client, store, file_id):
+    read = partial(client.vector_stores.files.retrieve, file_id, vector_store_id=store)
+    wait_until(lambda: read().status != "in_progress")
+    return read()
 
 
-def test_sent_file_is_listed_read_and_removed(client: Any, own_root: Path) -> None:
+def test_sent_file_is_listed_read_and_removed(client, own_root):
     files = [send(client, f"{place}.md", NOTE) for place in range(3)]
     assert [file.id for file in client.files.list(limit=2, order="asc")] == [file.id for file in files]
     assert client.files.content(files[0].id).read() == NOTE
@@ -69,7 +65,7 @@ def test_sent_file_is_listed_read_and_removed(client: Any, own_root: Path) -> No
     assert not (own_root / FOLDER_NAME / files[0].id).exists()
 
 
-def test_attached_file_is_found_by_searches_and_gone_once_detached(client: Any) -> None:
+def test_attached_file_is_found_by_searches_and_gone_once_detached(client):
     file = attached(client, "stones", "keys.md", NOTE, attributes={"tenant": "acme", "rank": 2})
     assert (file.status, file.last_error, file.attributes) == (
         "completed",
@@ -91,7 +87,7 @@ def test_attached_file_is_found_by_searches_and_gone_once_detached(client: Any) 
     assert client.files.retrieve(file.id).id == file.id
 
 
-def test_store_is_made_filled_described_and_deleted(client: Any) -> None:
+def test_store_is_made_filled_described_and_deleted(client):
     file = send(client, "keys.md", NOTE)
     store = client.vector_stores.create(name="Support FAQ", file_ids=[file.id], metadata={"team": "a"})
     assert (store.id, store.name, store.metadata) == ("support-faq", "Support FAQ", {"team": "a"})
@@ -125,9 +121,7 @@ def test_store_is_made_filled_described_and_deleted(client: Any) -> None:
         ("a.md", b"---\nyear: old\n---\n# T\ntext", "invalid_file", "year"),
     ],
 )
-def test_file_that_cannot_be_read_fails_with_its_reason(
-    client: Any, own_root: Path, name: str, content: bytes, code: str, told: str
-) -> None:
+def test_file_that_cannot_be_read_fails_with_its_reason(client, own_root, name, content, code, told):
     file = attached(client, "stones", name, content)
     assert (file.status, file.last_error.code) == ("failed", code)
     assert re.search(told, file.last_error.message), file.last_error.message
@@ -141,7 +135,7 @@ def test_file_that_cannot_be_read_fails_with_its_reason(
     assert (ids[0], len(ids)) == (file.id, 21)
 
 
-def test_rows_of_a_table_are_documents_with_their_own_ids(client: Any) -> None:
+def test_rows_of_a_table_are_documents_with_their_own_ids(client):
     rows = (
         b'{"id": "t1", "text": "obsidian", "year": 7}\n{"id": "t2", "text": " "}\n{"id": "t3", "text": "x"}'
         b'\n{"id": "t1", "text": "another"}\n{"id": "t4", "text": ""}'
@@ -162,7 +156,7 @@ def test_rows_of_a_table_are_documents_with_their_own_ids(client: Any) -> None:
             client.vector_stores.files.retrieve(gone, vector_store_id="stones")
 
 
-def test_batch_counts_its_files(client: Any) -> None:
+def test_batch_counts_its_files(client):
     files = [send(client, name, NOTE) for name in ("a.md", "b.txt", "c.exe")]
     given = [{"file_id": each.id, "attributes": {"tenant": "new"}} for each in files]
     batch = client.vector_stores.file_batches.create("stones", files=given)
@@ -179,7 +173,7 @@ def test_batch_counts_its_files(client: Any) -> None:
         client.vector_stores.file_batches.create("stones", file_ids=[files[0].id, "file-none"])
 
 
-def test_document_takes_the_id_that_is_asked_for(client: Any, server: TestClient) -> None:
+def test_document_takes_the_id_that_is_asked_for(client, server):
     for content in (NOTE, b"jade jade"):
         attached(client, "stones", "keys.md", content, extra_body={"doc_id": "keys.md"})
     document = server.get("/v1/collections/stones/documents/keys.md").json()
@@ -197,7 +191,7 @@ def test_document_takes_the_id_that_is_asked_for(client: Any, server: TestClient
 
 
 @pytest.mark.parametrize("name", ["a.b", "a`b", "*", "doc_id"])
-def test_attribute_that_can_be_no_column_is_refused(client: Any, name: str) -> None:
+def test_attribute_that_can_be_no_column_is_refused(client, name):
     file = send(client, "keys.md", NOTE)
     with pytest.raises(openai.UnprocessableEntityError, match="#/attributes"):
         client.vector_stores.files.create("stones", file_id=file.id, attributes={name: 1})
@@ -220,14 +214,7 @@ def test_attribute_that_can_be_no_column_is_refused(client: Any, name: str) -> N
     ],
     ids=["half", "purpose", "lone surrogate", "long name", "no form", "empty", "large"],
 )
-def test_form_that_is_wrong_leaves_nothing(
-    server: TestClient,
-    own_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[bytes], bytes],
-    status: int,
-    told: str,
-) -> None:
+def test_form_that_is_wrong_leaves_nothing(server, own_root, monkeypatch, change, status, told):
     for module in ("middleware", "openai_routes"):
         monkeypatch.setattr(f"cairn.pipeline.serve.{module}.MAX_FILE_BYTES", 100_000)
     monkeypatch.setattr("cairn.pipeline.serve.middleware.MAX_BODY_BYTES", 100)
@@ -242,7 +229,7 @@ def test_form_that_is_wrong_leaves_nothing(
     assert not folder.exists() or [entry for entry in folder.iterdir() if entry.is_dir()] == []
 
 
-def test_expired_file_is_gone_and_its_document_stays(client: Any, server: TestClient) -> None:
+def test_expired_file_is_gone_and_its_document_stays(client, server):
     expiry = {"anchor": "created_at", "seconds": 3_600}
     file = client.files.create(file=("a.md", NOTE), purpose="user_data", expires_after=expiry)
     assert file.expires_at == file.created_at + 3_600
@@ -257,7 +244,7 @@ def test_expired_file_is_gone_and_its_document_stays(client: Any, server: TestCl
     assert settled(client, "stones", file.id).status == "completed"
 
 
-def test_clearing_keeps_what_is_being_kept_or_read(client: Any, server: TestClient) -> None:
+def test_clearing_keeps_what_is_being_kept_or_read(client, server):
     state = server.app.state.server  # type: ignore[attr-defined]
     file = send(client, "a.md", NOTE)
     state.ingestion.begin = lambda attachments: None
@@ -273,10 +260,10 @@ def test_clearing_keeps_what_is_being_kept_or_read(client: Any, server: TestClie
 
 
 @pytest.mark.parametrize("lasts", [False, True])
-def test_trouble_that_passes_fails_no_file(client: Any, monkeypatch: pytest.MonkeyPatch, lasts: bool) -> None:
+def test_trouble_that_passes_fails_no_file(client, monkeypatch, lasts):
     write, faults = LiveWriter.write, [StorageError("/secret/path is full"), DiskFullError("/secret/path")]
 
-    def troubled(*given: Any, **options: Any) -> Any:
+    def troubled(*given, **options):
         if faults:
             raise faults[0] if lasts else faults.pop()
         return write(*given, **options)
@@ -295,9 +282,7 @@ def test_trouble_that_passes_fails_no_file(client: Any, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "content"), [("keys.md", NOTE), ("rows.jsonl", b'{"id": "t1", "text": "jade"}')]
 )
-def test_attaching_again_leaves_no_document_without_a_file(
-    client: Any, server: TestClient, name: str, content: bytes
-) -> None:
+def test_attaching_again_leaves_no_document_without_a_file(client, server, name, content):
     first = attached(client, "stones", name, content)
     for doc_id in ("one", "two"):
         body = {"doc_id": doc_id}
@@ -310,9 +295,7 @@ def test_attaching_again_leaves_no_document_without_a_file(
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_row_of_a_deleted_file_is_again_that_of_another_file(
-    client: Any, server: TestClient, is_kept: bool
-) -> None:
+def test_row_of_a_deleted_file_is_again_that_of_another_file(client, server, is_kept):
     first, second = (
         attached(client, "stones", f"{text}.jsonl", b'{"id": "t1", "text": "%s"}' % text.encode())
         for text in ("jade", "opal")
@@ -329,9 +312,7 @@ def test_row_of_a_deleted_file_is_again_that_of_another_file(
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_row_that_a_corrected_file_leaves_is_again_that_of_another_file(
-    client: Any, server: TestClient, is_kept: bool
-) -> None:
+def test_row_that_a_corrected_file_leaves_is_again_that_of_another_file(client, server, is_kept):
     other = attached(client, "stones", "other.jsonl", b'{"id": "t1", "text": "jade"}')
     if not is_kept:
         server.app.state.server.uploads.remove(other.id)  # type: ignore[attr-defined]
@@ -346,7 +327,7 @@ def test_row_that_a_corrected_file_leaves_is_again_that_of_another_file(
     assert [each.get("text") for each in found] == ["jade" if is_kept else None, "zircon"]
 
 
-def test_files_that_come_together_are_one_publication(client: Any, server: TestClient) -> None:
+def test_files_that_come_together_are_one_publication(client, server):
     store = client.vector_stores.create(name="gems")
     files = [send(client, f"{name}.md", name.encode()) for name in ("ruby", "opal", "jade", "onyx")]
     broken = send(client, "broken.pdf", b"%PDF-1.4")
@@ -359,18 +340,16 @@ def test_files_that_come_together_are_one_publication(client: Any, server: TestC
 
 
 @pytest.mark.parametrize("takes_out", ["detach", "delete"])
-def test_deletion_that_was_refused_is_done_by_the_next_try(
-    client: Any, server: TestClient, monkeypatch: pytest.MonkeyPatch, takes_out: str
-) -> None:
+def test_deletion_that_was_refused_is_done_by_the_next_try(client, server, monkeypatch, takes_out):
     file = attached(client, "stones", "keys.md", NOTE)
     delete, faults = LiveWriter.delete, [StorageError("full"), WritesWaitingError("wait")]
 
-    def troubled(*given: Any, **options: Any) -> Any:
+    def troubled(*given, **options):
         if faults:
             raise faults.pop()
         return delete(*given, **options)
 
-    def take_out() -> Any:
+    def take_out():
         if takes_out == "delete":
             return client.files.delete(file.id)
         return client.vector_stores.files.delete(file.id, vector_store_id="stones")
@@ -384,14 +363,12 @@ def test_deletion_that_was_refused_is_done_by_the_next_try(
 
 
 @pytest.mark.parametrize("change", ["update", "delete"])
-def test_change_of_which_a_part_cannot_be_published_is_answered_as_failed(
-    client: Any, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_change_of_which_a_part_cannot_be_published_is_answered_as_failed(client, monkeypatch, change):
     rows = b'{"id": "t1", "text": "jade"}\n{"id": "t2", "text": "opal"}'
     file = attached(client, "stones", "rows.jsonl", rows, attributes={"rank": 1})
     build = LiveWriter._build
 
-    def failing(writer: LiveWriter, writes: Any) -> Any:
+    def failing(writer, writes):
         for each in writes:
             if "t1" in each.deleted or (each.rows is not None and "t1" in each.rows["doc_id"].to_pylist()):
                 raise ModelError("the model cannot read it")
@@ -409,12 +386,12 @@ def test_change_of_which_a_part_cannot_be_published_is_answered_as_failed(
 
 
 @pytest.fixture
-def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], threading.Event, threading.Event]]:
+def held_up(monkeypatch):
     """Let documents be written one by one, and the second of all wait: what was written, waits, goes on."""
     write, written = LiveWriter.write, list[str]()
     waits, goes_on = threading.Event(), threading.Event()
 
-    def held(writer: LiveWriter, rows: Any, *given: Any, **options: Any) -> Any:
+    def held(writer, rows, *given, **options):
         if len(written) == 1 and not goes_on.is_set() and rows[0]["text"] != "newest":
             waits.set()
             raise WritesWaitingError("writes wait")
@@ -431,9 +408,7 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], thread
 ROWS = b"".join(b'{"id": "t%d", "text": "old %d"}\n' % (number, number) for number in range(3))
 
 
-def test_table_taken_out_while_it_is_written_gets_no_further_document(
-    client: Any, server: TestClient, held_up: tuple[list[str], threading.Event, threading.Event]
-) -> None:
+def test_table_taken_out_while_it_is_written_gets_no_further_document(client, server, held_up):
     written, waits, goes_on = held_up
     file = send(client, "rows.jsonl", ROWS)
     client.vector_stores.files.create("stones", file_id=file.id)
@@ -445,9 +420,7 @@ def test_table_taken_out_while_it_is_written_gets_no_further_document(
     assert server.get("/v1/collections/stones").json()["documents"] == 21
 
 
-def test_older_file_that_had_to_wait_replaces_no_newer_one(
-    client: Any, server: TestClient, held_up: tuple[list[str], threading.Event, threading.Event]
-) -> None:
+def test_older_file_that_had_to_wait_replaces_no_newer_one(client, server, held_up):
     written, waits, goes_on = held_up
     body = {"doc_id": "notes.md"}
     attached(client, "stones", "first.md", b"first")
@@ -462,9 +435,7 @@ def test_older_file_that_had_to_wait_replaces_no_newer_one(
     assert server.get("/v1/collections/stones/documents/notes.md").json()["text"] == "newest"
 
 
-def test_collection_that_was_dropped_comes_back_with_no_file(
-    client: Any, server: TestClient, own_root: Path
-) -> None:
+def test_collection_that_was_dropped_comes_back_with_no_file(client, server, own_root):
     kept, lost = (attached(client, "stones", name, NOTE) for name in ("a.md", "b.md"))
     uploads = server.app.state.server.uploads  # type: ignore[attr-defined]
     remove_folder(own_root / "stones")
@@ -476,7 +447,7 @@ def test_collection_that_was_dropped_comes_back_with_no_file(
 
 
 @pytest.mark.usefixtures("private")
-def test_file_that_was_in_progress_is_read_by_the_next_server(own_root: Path, serve: Serve) -> None:
+def test_file_that_was_in_progress_is_read_by_the_next_server(own_root, serve):
     settings = ServeSettings(root=own_root, writable=True)
     first = serve(settings)
     first.app.state.server.ingestion.begin = lambda attachments: None  # type: ignore[attr-defined]
@@ -490,7 +461,7 @@ def test_file_that_was_in_progress_is_read_by_the_next_server(own_root: Path, se
     assert settled(client_over(serve(settings)), "stones", file.id).status == "completed"
 
 
-def test_files_belong_to_the_key_that_sent_them(own_root: Path, serve: Serve) -> None:
+def test_files_belong_to_the_key_that_sent_them(own_root, serve):
     keys = KeyFile(own_root / "keys.json")
     tokens = [
         keys.create(name, scopes=("search", "write"), collections=("stones",))[1] for name in ("one", "two")
@@ -519,5 +490,5 @@ def test_files_belong_to_the_key_that_sent_them(own_root: Path, serve: Serve) ->
         *(("é\x00.md", "é.md"), ("x" * 300 + ".pdf", "x" * 196 + ".pdf"), (".md", ".md")),
     ],
 )
-def test_name_of_a_file_is_one_of_no_other_folder(sent: str, kept: str) -> None:
+def test_name_of_a_file_is_one_of_no_other_folder(sent, kept):
     assert file_name(sent) == kept

@@ -7,9 +7,6 @@ A few hundred cases here; the long run is ``pytest tests/serve/test_fuzz.py --ap
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import hypothesis
 import numpy as np
@@ -44,12 +41,12 @@ KNOWN |= dict.fromkeys(("doc_id", "file_id"), "stones/granite/0")
 class ByLength:
     """A reranker without a model: short passages first."""
 
-    def score(self, query: str, texts: Sequence[str]) -> np.ndarray:
+    def score(self, query, texts):
         return np.array([1.0 / (1 + len(text)) for text in texts])
 
 
 @pytest.fixture(scope="module")
-def described(served_root: Path) -> Iterator[Any]:
+def described(served_root):
     """The API's description over an application in this process."""
     app = create_app(
         ServeSettings(root=served_root, allowed_hosts=(HOST,), deadline_seconds=300.0), reranker=ByLength()
@@ -59,7 +56,7 @@ def described(served_root: Path) -> Iterator[Any]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, operation: Any, mode: GenerationMode) -> Any:
+def cases(draw, operation, mode):
     """Draw a case of one address.
 
     Most are for a collection that is there, or they would all end at its door.
@@ -77,7 +74,7 @@ def cases(draw: st.DrawFn, operation: Any, mode: GenerationMode) -> Any:
     return case
 
 
-def aimed(draw: st.DrawFn, value: Any) -> Any:
+def aimed(draw, value):
     """Put names that are there where any name fits: a collection's for a model, a column's for a key."""
     if isinstance(value, list):
         return [aimed(draw, item) for item in value]
@@ -90,15 +87,13 @@ def aimed(draw: st.DrawFn, value: Any) -> Any:
     }
 
 
-def test_no_case_ends_in_a_server_error_or_beside_the_description(
-    described: Any, request: pytest.FixtureRequest
-) -> None:
+def test_no_case_ends_in_a_server_error_or_beside_the_description(described, request):
     wanted, seed = request.config.getoption("--api-cases"), request.config.getoption("--api-seed")
     operations = [result.ok() for result in described.get_all_operations()]
     with_body = [operation for operation in operations if operation.body]
     seen: Counter[tuple[str, int]] = Counter()
 
-    def fuzz(operation: Any, mode: GenerationMode, count: int) -> None:
+    def fuzz(operation, mode, count):
         @hypothesis.seed(seed)
         @hypothesis.settings(
             max_examples=count,
@@ -108,7 +103,7 @@ def test_no_case_ends_in_a_server_error_or_beside_the_description(
             suppress_health_check=list(HealthCheck),
         )
         @given(case=cases(operation, mode))
-        def run(case: Any) -> None:
+        def run(case):
             response = case.call()
             seen[operation.label, response.status_code] += 1
             is_too_large = response.status_code == 413  # a refusal that Schemathesis does not know as one

@@ -1,40 +1,41 @@
-"""A server mends a damaged collection by itself where no row is lost, and touches nothing where one is."""
+"""Damage: a server mends a collection where no row is lost, and says in /readyz what it cannot mend."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import gc
+import os
+import random
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cairn.pipeline.index import tiers
+from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
-from cairn.pipeline.index.names import CHUNKS_FAISS
+from cairn.pipeline.index.names import CHUNKS_FAISS, TOKENS_ARROW
 from cairn.pipeline.index.repartition import repartition
 from cairn.pipeline.index.verify import verify_collection
 from cairn.pipeline.serve import collections
+from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 from tests.serve.test_collections import asked, damage
+from tests.served_stones import wait_until
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_looked_at_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_looked_at_again_by_itself(monkeypatch):
     """However long a busy machine takes to mend: what is mended is taken up at once."""
     monkeypatch.setattr("cairn.pipeline.search.served.RETRY_SECONDS", 10_000.0)
 
 
-def hits(client: TestClient) -> list[str]:
+def hits(client):
     reply = client.post("/v1/collections/stones/search", json={"query": "slate", "top_k": 20})
     assert reply.status_code == 200, reply.text
     return [hit["doc_id"] for hit in reply.json()["hits"]]
 
 
-def test_only_generation_damaged_while_it_is_served_costs_no_answer(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_only_generation_damaged_while_it_is_served_costs_no_answer(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     before = hits(client)
     for number in (1, 2):
@@ -44,22 +45,14 @@ def test_only_generation_damaged_while_it_is_served_costs_no_answer(
     assert verify_collection(CollectionLayout(own_root, "stones")) == []
 
 
-def test_server_started_over_a_damaged_collection_mends_it(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_server_started_over_a_damaged_collection_mends_it(own_root, serve):
     damage(own_root, "stones")
     client = serve(ServeSettings(root=own_root))
     assert len(hits(client)) == 20
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
-def test_file_that_both_generations_share_costs_no_answer(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_file_that_both_generations_share_costs_no_answer(own_root, serve, ingest, make_rows, monkeypatch):
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
     ingest(own_root, "stones", [*make_rows(), {"id": "new", "text": "tuff"}])
     folder = CollectionLayout(own_root, "stones").generation_folder(2)
@@ -70,45 +63,30 @@ def test_file_that_both_generations_share_costs_no_answer(
     assert set(hits(client)) == before
 
 
-def generation_of(client: TestClient) -> int:
+def generation_of(client):
     reply = client.post("/v1/collections/stones/search", json={"query": "slate"})
     assert reply.status_code == 200, reply.text
     return reply.json()["generation"]
 
 
-def wait_for(client: TestClient, generation: int) -> None:
-    """Search until a generation answers; each search before is answered, too."""
-    until = time.monotonic() + 300.0
-    while generation_of(client) != generation:
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.mark.usefixtures("two_generations")
-def test_newest_generation_is_mended_while_the_older_one_answers(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_newest_generation_is_mended_while_the_older_one_answers(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     damage(own_root, "stones", 2)
     assert generation_of(client) == 1
-    wait_for(client, 3)
+    wait_until(lambda: generation_of(client) == 3)  # each search before is answered, too
     assert len(hits(client)) == 20
     assert client.get("/readyz").json() == {"status": "ready"}
 
 
 @pytest.mark.usefixtures("two_generations", "unhealed")
-def test_newest_generation_that_cannot_be_mended_is_told_of_once(
-    own_root: Path, serve: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_generation_that_cannot_be_mended_is_told_of_once(own_root, serve, monkeypatch):
     said: list[str] = []
     # Not caplog: other tests of the process may have turned the logger off.
     monkeypatch.setattr(collections.log, "warning", lambda text, *values: said.append(text % values))
     client = serve(ServeSettings(root=own_root))
     damage(own_root, "stones", 2)
-    until = time.monotonic() + 300.0
-    while not said:
-        assert generation_of(client) == 1
-        assert time.monotonic() < until
+    wait_until(lambda: generation_of(client) == 1 and said)
     for _ in range(5):
         assert generation_of(client) == 1
     assert [line.partition(" exceeds")[0] for line in said] == [
@@ -116,7 +94,7 @@ def test_newest_generation_that_cannot_be_mended_is_told_of_once(
     ]
 
 
-def test_damaged_file_of_a_partition_is_mended(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_damaged_file_of_a_partition_is_mended(own_root, serve):
     layout = CollectionLayout(own_root, "stones")
     repartition(layout, 2)
     client = serve(ServeSettings(root=own_root))
@@ -124,18 +102,18 @@ def test_damaged_file_of_a_partition_is_mended(own_root: Path, serve: Callable[.
     (file, *_) = layout.partitions_folder.glob(f"*/generations/*/{CHUNKS_FAISS}")
     file.write_bytes(b"")
     assert set(hits(client)) == before
-    wait_for(client, 3)
+    wait_until(lambda: generation_of(client) == 3)  # each search before is answered, too
     assert set(hits(client)) == before
-    assert verify_collection(layout) == []
+    wait_until(lambda: not verify_collection(layout))  # it names what is damaged until that is removed
 
 
-def written(folder: Path) -> dict[Path, int]:
+def written(folder):
     """Return when each file was written, but for the lock."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     return {path: path.stat().st_mtime_ns for path in files}
 
 
-def test_lost_rows_are_left_to_the_keeper(own_root: Path, serve: Callable[..., TestClient]) -> None:
+def test_lost_rows_are_left_to_the_keeper(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     (rows,) = (own_root / "stones" / "lance" / "documents.lance" / "data").iterdir()
     rows.write_bytes(b"")
@@ -145,9 +123,7 @@ def test_lost_rows_are_left_to_the_keeper(own_root: Path, serve: Callable[..., T
     assert written(own_root / "stones") == before
 
 
-def test_collection_that_is_being_written_is_not_mended(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_collection_that_is_being_written_is_not_mended(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     with CollectionLayout(own_root, "stones").writer_lock():
         damage(own_root, "stones")
@@ -155,15 +131,13 @@ def test_collection_that_is_being_written_is_not_mended(
 
 
 @pytest.fixture
-def two_generations(own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any]) -> None:
+def two_generations(own_root, ingest, make_rows):
     """Publish a second generation of ``stones``, with files of its own."""
     ingest(own_root, "stones", make_rows(version=2))
 
 
 @pytest.mark.parametrize("name", ["context.arrow", "MANIFEST.json"])
-def test_small_file_is_mended_by_its_second_copy_while_requests_wait(
-    own_root: Path, serve: Callable[..., TestClient], name: str
-) -> None:
+def test_small_file_is_mended_by_its_second_copy_while_requests_wait(own_root, serve, name):
     client = serve(ServeSettings(root=own_root))
     before = hits(client)
     path = CollectionLayout(own_root, "stones").generation_folder(1) / name
@@ -171,3 +145,160 @@ def test_small_file_is_mended_by_its_second_copy_while_requests_wait(
     for served in (client, serve(ServeSettings(root=own_root))):
         assert hits(served) == before
         assert served.get("/readyz").json()["status"] == "ready"
+
+
+def test_token_vectors_that_both_generations_share_are_made_again(
+    tmp_path, tiny_model_folder, serve, ingest, make_rows, monkeypatch
+):
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    root = tmp_path / "root"
+    changed = make_rows(1, version=1)
+    for rows in (make_rows(), changed, [{"id": "new", "text": "tuff"}]):
+        ingest(root, "stones", rows, tiny_model_folder, token_bytes=8)
+    layout = CollectionLayout(root, "stones")
+    path = layout.generation_folder(3) / TOKENS_ARROW
+    assert path.stat().st_nlink == 2
+
+    def scores():
+        reply = client.post("/v1/collections/stones/search", json={"query": "slate", "top_k": 20})
+        assert reply.status_code == 200, reply.text
+        return [(hit["doc_id"], hit["score"]) for hit in reply.json()["hits"]]
+
+    client = serve(ServeSettings(root=root))
+    before = scores()
+    path.write_bytes(path.read_bytes()[:-1])
+    assert len(scores()) == len(before)
+    wait_until(lambda: scores() == before and client.get("/readyz").json() == {"status": "ready"})
+    wait_until(lambda: not verify_collection(layout))  # it names what is damaged until that is removed
+    assert open_generation(layout).token_vectors is not None
+
+
+def test_server_that_verifies_refuses_flipped_rows(own_root, serve):
+    (rows,) = (own_root / "stones" / "lance" / "documents.lance" / "data").iterdir()
+    content = rows.read_bytes()
+    rows.write_bytes(content[:4] + bytes([content[4] ^ 1]) + content[5:])
+    statuses = [
+        serve(ServeSettings(root=own_root, collections=("stones",), verify=verify)).get("/readyz").status_code
+        for verify in (False, True)
+    ]
+    assert statuses == [200, 503]
+
+
+SEARCHES = 3
+
+
+def flip(path):
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(len(content) // 2)
+        file.write(bytes([content[len(content) // 2] ^ 1]))
+
+
+def replace(path):
+    size = path.stat().st_size
+    path.unlink()
+    path.write_bytes(random.Random(path.name).randbytes(size))
+
+
+DAMAGES = {
+    "flipped": flip,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 3),
+    "removed": Path.unlink,
+    "replaced": replace,
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_destroyed_file_costs_no_answer_but_rows_that_nothing_else_holds(
+    served_root, tmp_path, serve, ingest, make_rows, monkeypatch, damage
+):
+    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
+    whole = tmp_path / "whole"
+    shutil.copytree(served_root / "stones", whole / "stones")
+    ingest(whole, "stones", [*make_rows(), {"id": "new", "text": "tuff"}])
+    data = sorted((whole / "stones" / "lance" / "documents.lance" / "data").iterdir(), key=os.path.getmtime)
+    files = [path for path in sorted((whole / "stones").rglob("*")) if path.is_file() and path.stat().st_size]
+    refused = list[Path]()
+    for number, path in enumerate(files):
+        root = tmp_path / str(number)
+        shutil.copytree(whole, root)
+        client = serve(ServeSettings(root=root))
+        assert asked(client, "stones") == (200, "")
+        DAMAGES[damage](root / path.relative_to(whole))
+        said = {asked(client, "stones") for _ in range(SEARCHES)}
+        if said != {(200, "")}:
+            assert said == {(503, "collection-damaged")}, path
+            assert client.get("/readyz").status_code == 503
+            refused.append(path)
+        shutil.rmtree(root, ignore_errors=True)  # the server may be mending it still
+    assert refused == [data[0]]
+
+
+@pytest.mark.usefixtures("unhealed")
+def test_server_is_ready_when_one_of_all_collections_is(own_root, serve):
+    damage(own_root, "stones")
+    assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
+
+
+@pytest.mark.usefixtures("unhealed")
+def test_server_is_not_ready_without_a_collection_it_was_started_for(own_root, serve):
+    damage(own_root, "stones")
+    response = serve(ServeSettings(root=own_root, collections=("stones", "pebbles"))).get("/readyz")
+    assert (response.status_code, response.json()["type"]) == (503, "urn:problem-type:cairn:not-ready")
+    assert response.json()["detail"] == "1 of 2 collection(s) cannot be served; the server's log says more"
+
+
+def test_removed_collection_is_missed_by_a_server_that_was_started_for_it(own_root, serve):
+    of_all = serve(ServeSettings(root=own_root))
+    of_both = serve(ServeSettings(root=own_root, collections=("stones", "pebbles")))
+    shutil.rmtree(own_root / "stones")
+    assert of_all.get("/readyz").json() == {"status": "ready"}
+    assert of_both.get("/readyz").status_code == 503
+    for client in (of_all, of_both):
+        assert asked(client, "stones") == (404, "unknown-collection")
+    assert of_all.get("/readyz").json() == {"status": "ready"}
+    assert of_both.get("/readyz").status_code == 503
+
+
+def test_ready_server_no_longer_collects_what_it_was_started_with(own_root, serve):
+    gc.unfreeze()
+    try:
+        assert serve(ServeSettings(root=own_root)).get("/readyz").status_code == 200
+        assert gc.get_freeze_count() > 100_000
+    finally:
+        gc.unfreeze()
+
+
+def test_server_over_an_empty_root_is_ready_and_lists_nothing(tmp_path, serve):
+    client = serve(ServeSettings(root=tmp_path / "none"))
+    assert client.get("/readyz").status_code == 200
+    assert client.get("/v1/collections").json() == {"collections": [], "is_writable": False}
+
+
+@pytest.mark.usefixtures("private")
+def test_collections_that_are_listed_as_damaged_degrade_the_server_before_they_are_asked(own_root, serve):
+    (own_root / "unlocked" / ".lock").mkdir(parents=True)
+    client = serve(ServeSettings(root=own_root))
+    listed = {each["name"]: each["status"] for each in client.get("/v1/collections").json()["collections"]}
+    assert listed == {"pebbles": "ready", "private": "damaged", "stones": "ready", "unlocked": "damaged"}
+    health = client.get("/readyz").json()
+    assert health["status"] == "degraded"
+    assert all(name in health["reason"] for name in ("'private'", "'unlocked'"))
+    assert "'stones'" not in health["reason"]
+
+
+def test_server_whose_keys_cannot_be_read_is_not_ready_until_they_can(own_root, serve):
+    settings = ServeSettings(root=own_root)
+    KeyFile(settings.keys_path).create("app")
+    client = serve(settings)
+    assert client.get("/readyz").json() == {"status": "ready"}
+    content = settings.keys_path.read_bytes()
+    settings.keys_path.write_bytes(content[:40])
+    response = client.get("/readyz")
+    assert (response.status_code, response.json()["detail"]) == (
+        503,
+        "the server's keeper has to restore the file of keys",
+    )
+    settings.keys_path.write_bytes(content)
+    assert client.get("/readyz").json() == {"status": "ready"}

@@ -6,7 +6,6 @@ import hashlib
 import json
 import stat
 import threading
-from pathlib import Path
 
 import pytest
 from cairn.pipeline.errors import CairnError, ConfigError, IntegrityError
@@ -17,11 +16,11 @@ RESTRICTION = {"type": "eq", "key": "tenant", "value": "acme"}
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> KeyFile:
+def file(tmp_path):
     return KeyFile(tmp_path / "root" / "keys.json")
 
 
-def test_key_is_stored_as_its_hash_for_its_owner_alone(file: KeyFile) -> None:
+def test_key_is_stored_as_its_hash_for_its_owner_alone(file):
     key, token = file.create("reader")
     content = file.path.read_text()
     assert token not in content
@@ -30,7 +29,7 @@ def test_key_is_stored_as_its_hash_for_its_owner_alone(file: KeyFile) -> None:
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
 
 
-def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
+def test_keys_are_read_as_they_were_made(file):
     made = [
         file.create("reader")[0],
         file.create(
@@ -46,7 +45,7 @@ def test_keys_are_read_as_they_were_made(file: KeyFile) -> None:
     )
 
 
-def test_token_that_differs_anywhere_is_no_key(file: KeyFile) -> None:
+def test_token_that_differs_anywhere_is_no_key(file):
     _, token = file.create("reader")
     keyring = Keyring(file, is_required=True)
     changed = [
@@ -67,9 +66,7 @@ def test_token_that_differs_anywhere_is_no_key(file: KeyFile) -> None:
     assert keyring.grant_of(token) is not None
 
 
-def test_tokens_are_compared_in_constant_time_whether_or_not_the_id_is_known(
-    file: KeyFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_compared_in_constant_time_whether_or_not_the_id_is_known(file, monkeypatch):
     _, token = file.create("reader")
     compared: list[tuple[str, str]] = []
     original = keys_module.hmac.compare_digest
@@ -82,7 +79,7 @@ def test_tokens_are_compared_in_constant_time_whether_or_not_the_id_is_known(
     assert [(len(left), len(right)) for left, right in compared] == [(64, 64)] * 4
 
 
-def test_key_made_or_revoked_counts_at_once(file: KeyFile) -> None:
+def test_key_made_or_revoked_counts_at_once(file):
     keyring = Keyring(file, is_required=False)
     assert not keyring.is_required
     key, token = file.create("reader")
@@ -93,7 +90,7 @@ def test_key_made_or_revoked_counts_at_once(file: KeyFile) -> None:
 
 
 @pytest.mark.parametrize("how", ["revoke", "remove"])
-def test_server_with_keys_is_not_opened_by_losing_them(file: KeyFile, how: str) -> None:
+def test_server_with_keys_is_not_opened_by_losing_them(file, how):
     key, token = file.create("reader")
     keyring = Keyring(file, is_required=False)
     if how == "revoke":
@@ -120,9 +117,7 @@ def test_server_with_keys_is_not_opened_by_losing_them(file: KeyFile, how: str) 
         lambda raw: raw.update(keys={}),
     ],
 )
-def test_file_that_was_tampered_with_lets_nobody_in(
-    file: KeyFile, change, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_file_that_was_tampered_with_lets_nobody_in(file, change, caplog):
     _, token = file.create("tenant", collections=["stones"], restriction=RESTRICTION)
     keyring = Keyring(file, is_required=True)
     raw = json.loads(file.path.read_text())
@@ -134,14 +129,14 @@ def test_file_that_was_tampered_with_lets_nobody_in(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
-def test_file_that_cannot_be_read_lets_nobody_in(file: KeyFile, content: bytes) -> None:
+def test_file_that_cannot_be_read_lets_nobody_in(file, content):
     _, token = file.create("reader")
     file.path.write_bytes(content)
     with pytest.raises(CairnError):
         Keyring(file, is_required=False).grant_of(token)
 
 
-def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
+def test_concurrent_creations_lose_no_key(file):
     threads = [
         threading.Thread(
             target=lambda first: [file.create(f"reader {first + n}") for n in range(5)], args=[5 * n]
@@ -170,13 +165,13 @@ def test_concurrent_creations_lose_no_key(file: KeyFile) -> None:
         {"scopes": ["admin"], "restriction": RESTRICTION},
     ],
 )
-def test_key_that_makes_no_sense_is_refused(file: KeyFile, wrong) -> None:
+def test_key_that_makes_no_sense_is_refused(file, wrong):
     with pytest.raises(ConfigError):
         file.create(**{"name": "reader", **wrong})
     assert not file.path.exists()
 
 
-def test_name_is_of_one_good_key(file: KeyFile) -> None:
+def test_name_is_of_one_good_key(file):
     first, _ = file.create("reader")
     with pytest.raises(ConfigError, match=f"must be new, got 'reader', which key {first.key_id} has"):
         file.create("reader", scopes=["embed"])
@@ -189,7 +184,7 @@ def test_name_is_of_one_good_key(file: KeyFile) -> None:
     ]
 
 
-def test_name_of_several_keys_does_not_say_which_to_revoke(file: KeyFile) -> None:
+def test_name_of_several_keys_does_not_say_which_to_revoke(file):
     """A deployment's next secret comes under the name of the last."""
     made = [file.create("compose", token=f"cairn_{number:012x}_{'x' * 43}")[0].key_id for number in range(2)]
     with pytest.raises(ConfigError, match=f"got one of {made[0]}, {made[1]}; name an id"):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -17,7 +14,6 @@ from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
-from starlette.testclient import TestClient
 
 from tests.served_stones import serving
 
@@ -26,24 +22,24 @@ ZENITH = {"type": "eq", "key": "tenant", "value": "zenith"}
 
 
 @pytest.fixture
-def anyio_backend() -> str:
+def anyio_backend():
     return "asyncio"
 
 
 @contextmanager
-def served(settings: ServeSettings) -> Iterator[str]:
+def served(settings):
     with serving(replace(settings, port=0, deadline_seconds=300.0)) as address:
         yield f"{address}/mcp"
 
 
 @pytest.fixture(scope="module")
-def address(served_root: Path) -> Iterator[str]:
+def address(served_root):
     with served(ServeSettings(root=served_root)) as url:
         yield url
 
 
 @asynccontextmanager
-async def connected(url: str, key: str | None = None, **options: Any) -> Any:
+async def connected(url, key=None, **options):
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=300.0) as http,
@@ -52,7 +48,7 @@ async def connected(url: str, key: str | None = None, **options: Any) -> Any:
         yield client
 
 
-async def test_search_at_mcp_finds_what_the_collection_does(address: str, served_root: Path) -> None:
+async def test_search_at_mcp_finds_what_the_collection_does(address, served_root):
     async with connected(address) as client:
         asked = {"query": "granite slate", "top_k": 3, "collection": "stones"}
         answer = (await client.call_tool("search", asked)).structured_content
@@ -63,11 +59,11 @@ async def test_search_at_mcp_finds_what_the_collection_does(address: str, served
     assert answer["documents"][0]["passages"][0]["text"] == expected.hits[0].passages[0].text
 
 
-async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str) -> None:
+async def test_client_of_the_protocol_with_a_handshake_is_answered(address):
     async with connected(address, mode="legacy") as client:
         assert len((await client.list_tools()).tools) == 6
         found = (await client.call_tool("list_collections", {})).structured_content
-    assert found == {"collections": ["pebbles", "stones"]}
+    assert found == {"result": ["pebbles", "stones"]}
 
 
 @pytest.mark.parametrize(
@@ -80,9 +76,7 @@ async def test_client_of_the_protocol_with_a_handshake_is_answered(address: str)
         ("get_document", {"doc_id": "x", "collection": "stones"}, "there is no document of this id"),
     ],
 )
-async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(
-    address: str, tool: str, asked: dict[str, Any], sentence: str
-) -> None:
+async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(address, tool, asked, sentence):
     async with connected(address) as client:
         result = await client.call_tool(tool, asked)
     assert result.is_error
@@ -100,9 +94,7 @@ async def test_what_cannot_be_answered_is_a_sentence_of_a_tool(
         ({"jsonrpc": "2.0", "id": [1], "method": "tools/list"}, "the id of a message must be"),
     ],
 )
-def test_malformed_message_is_answered_with_one_sentence(
-    client: TestClient, message: Any, sentence: str
-) -> None:
+def test_malformed_message_is_answered_with_one_sentence(client, message, sentence):
     response = client.post("/mcp", json=message)
     error = response.json()["error"]
     assert (response.status_code, error["code"]) == (400, -32600)
@@ -110,7 +102,7 @@ def test_malformed_message_is_answered_with_one_sentence(
     assert "\n" not in error["message"]
 
 
-async def test_key_reaches_its_collection_and_documents_alone(own_root: Path) -> None:
+async def test_key_reaches_its_collection_and_documents_alone(own_root):
     settings = ServeSettings(root=own_root)
     keys = KeyFile(settings.keys_path)
     whole = keys.create("whole")[1]
@@ -125,16 +117,14 @@ async def test_key_reaches_its_collection_and_documents_alone(own_root: Path) ->
             other = await client.call_tool("search", {"query": "stone", "collection": "pebbles"})
     tenants = {each["metadata"]["tenant"] for each in everything.structured_content["documents"]}
     assert tenants == {"acme", "zenith"}
-    assert names == {"collections": ["stones"]}
+    assert names == {"result": ["stones"]}
     assert {each["metadata"]["tenant"] for each in own["documents"]} == {"zenith"}
     assert hidden.is_error
     assert other.is_error
 
 
 @pytest.mark.parametrize(("scopes", "status"), [((), 401), (("embed",), 403)])
-def test_request_without_a_key_for_searches_is_refused(
-    own_root: Path, serve: Callable[..., TestClient], scopes: tuple[str, ...], status: int
-) -> None:
+def test_request_without_a_key_for_searches_is_refused(own_root, serve, scopes, status):
     settings = ServeSettings(root=own_root)
     key = KeyFile(settings.keys_path).create("app", scopes=scopes or ("search",))[1]
     headers = {"Authorization": f"Bearer {key}"} if scopes else {}
@@ -142,12 +132,12 @@ def test_request_without_a_key_for_searches_is_refused(
     assert serve(settings).post("/mcp", json=message, headers=headers).status_code == status
 
 
-def test_get_is_refused_for_there_are_no_streams(client: TestClient) -> None:
+def test_get_is_refused_for_there_are_no_streams(client):
     response = client.get("/mcp")
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
-def test_missing_extra_is_named(own_client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(own_client, monkeypatch):
     monkeypatch.delitem(sys.modules, "cairn.pipeline.frameworks.mcp_server", raising=False)
     for name in ("mcp", "mcp.server", "mcp.server.mcpserver"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -156,7 +146,7 @@ def test_missing_extra_is_named(own_client: TestClient, monkeypatch: pytest.Monk
     assert "the extra mcp" in response.json()["detail"]
 
 
-async def test_document_added_by_a_model_is_found_and_deleted(own_root: Path) -> None:
+async def test_document_added_by_a_model_is_found_and_deleted(own_root):
     with served(ServeSettings(root=own_root, writable=True)) as url:
         async with connected(url) as client:
             here = {"collection": "stones"}
@@ -173,7 +163,7 @@ async def test_document_added_by_a_model_is_found_and_deleted(own_root: Path) ->
             assert (await client.call_tool("delete_document", {"doc_id": "new", **here})).is_error
 
 
-async def test_key_that_only_reads_lets_no_model_write(own_root: Path) -> None:
+async def test_key_that_only_reads_lets_no_model_write(own_root):
     _, reader = KeyFile(own_root / "keys.json").create("reader")
     with served(ServeSettings(root=own_root, writable=True)) as url:
         async with connected(url, reader) as client:
@@ -181,7 +171,7 @@ async def test_key_that_only_reads_lets_no_model_write(own_root: Path) -> None:
             assert "scope write" in str((await client.call_tool("add_document", asked)).content)
 
 
-async def test_server_that_takes_no_writes_has_no_tools_for_them(address: str) -> None:
+async def test_server_that_takes_no_writes_has_no_tools_for_them(address):
     async with connected(address) as client:
         names = {tool.name for tool in (await client.list_tools()).tools}
     assert not names & {"add_document", "delete_document"}

@@ -1,29 +1,28 @@
-"""OpenAI's two addresses: their shapes, and the same answers as the collection's own."""
+"""OpenAI's embeddings and vector stores, asked by OpenAI's own client."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+import httpx2
 import numpy as np
+import openai
 import pytest
-from cairn.pipeline.collection import load_query_encoder
+from cairn.pipeline.collection import load_query_encoder, open_collection
 from cairn.pipeline.index.generation import open_generation
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.search.ranking import BY_VECTORS_ALONE
+from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 SEARCH = "/v1/vector_stores/stones/search"
 
 
-def own_hits(client: TestClient, query: str, **options: Any) -> list[Any]:
+def own_hits(client, query, **options):
     return client.post("/v1/collections/stones/search", json={"query": query, **options}).json()["hits"]
 
 
-def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client: TestClient) -> None:
+def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client):
     page = client.post(SEARCH, json={"query": "granite slate", "max_num_results": 4}).json()
     assert {key: page[key] for key in ("object", "search_query", "has_more", "next_page")} == {
         "object": "vector_store.search_results.page",
@@ -44,11 +43,8 @@ def test_vector_store_search_gives_the_collections_hits_in_openais_shape(client:
 
 
 def test_vector_store_search_says_which_words_answered_and_what_is_missing(
-    tmp_path: Path,
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-    serve: Callable[..., TestClient],
-) -> None:
+    tmp_path, ingest, make_rows, serve
+):
     ingest(tmp_path / "root", "stones", make_rows(4), token_bytes=8, use_context=False)
     client = serve(ServeSettings(root=tmp_path / "root"))
     found = client.post(SEARCH, json={"query": "granite"}).json()
@@ -60,7 +56,7 @@ def test_vector_store_search_says_which_words_answered_and_what_is_missing(
     assert client.post(SEARCH, json={"query": ["?!", "?!"]}).json()["warnings"] == [BY_VECTORS_ALONE]
 
 
-def test_vector_store_search_of_several_queries_merges_their_best(client: TestClient) -> None:
+def test_vector_store_search_of_several_queries_merges_their_best(client):
     found = client.post(SEARCH, json={"query": ["granite", "chalk"], "max_num_results": 6}).json()["data"]
     best: dict[str, float] = {}
     for query in ("granite", "chalk"):
@@ -79,12 +75,12 @@ def test_vector_store_search_of_several_queries_merges_their_best(client: TestCl
         {"ranking_options": {"ranker": "mine"}},
     ],
 )
-def test_what_cannot_be_done_is_refused(client: TestClient, change: dict[str, Any]) -> None:
+def test_what_cannot_be_done_is_refused(client, change):
     assert client.post(SEARCH, json={"query": "slate", **change}).status_code == 422
 
 
 @pytest.mark.parametrize("input_type", ["query", "document"])
-def test_embeddings_are_the_encoders_vectors(client: TestClient, served_root: Path, input_type: str) -> None:
+def test_embeddings_are_the_encoders_vectors(client, served_root, input_type):
     encoder = load_query_encoder(open_generation(CollectionLayout(served_root, "stones")))
     texts = ["granite", "slate and chalk " * 20]
     body = {"model": "stones", "input": texts, "input_type": input_type}
@@ -99,7 +95,7 @@ def test_embeddings_are_the_encoders_vectors(client: TestClient, served_root: Pa
     }
 
 
-def test_embeddings_in_base64_are_the_same_numbers(client: TestClient) -> None:
+def test_embeddings_in_base64_are_the_same_numbers(client):
     body = {"model": "stones", "input": "granite"}
     as_numbers = client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"]
     as_text = client.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"][0][
@@ -110,12 +106,7 @@ def test_embeddings_in_base64_are_the_same_numbers(client: TestClient) -> None:
     )
 
 
-def test_embeddings_read_the_collections_context(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-) -> None:
+def test_embeddings_read_the_collections_context(own_root, serve, ingest, make_rows):
     ingest(own_root, "contextual", make_rows(), use_context=True)
     client = serve(ServeSettings(root=own_root))
     vectors = [
@@ -143,15 +134,13 @@ def test_embeddings_read_the_collections_context(
         ({"encoding_format": "hex"}, "#/encoding_format"),
     ],
 )
-def test_embeddings_that_cannot_be_made_are_refused_where_it_is_wrong(
-    client: TestClient, change: dict[str, Any], pointer: str
-) -> None:
+def test_embeddings_that_cannot_be_made_are_refused_where_it_is_wrong(client, change, pointer):
     response = client.post("/v1/embeddings", json={"model": "stones", "input": "a", **change})
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-request")
     assert pointer in [error["pointer"] for error in response.json()["errors"]]
 
 
-def test_dimensions_of_the_collection_are_accepted(client: TestClient) -> None:
+def test_dimensions_of_the_collection_are_accepted(client):
     assert (
         client.post(
             "/v1/embeddings", json={"model": "stones", "input": "a", "dimensions": 32, "user": "u"}
@@ -160,17 +149,17 @@ def test_dimensions_of_the_collection_are_accepted(client: TestClient) -> None:
     )
 
 
-def test_token_ids_are_refused_with_what_to_do(client: TestClient) -> None:
+def test_token_ids_are_refused_with_what_to_do(client):
     response = client.post("/v1/embeddings", json={"model": "stones", "input": [[101, 7592, 102]]})
     (told,) = response.json()["errors"]
     assert "set check_embedding_ctx_length=False" in told["detail"]
 
 
-def test_models_are_the_collections(client: TestClient) -> None:
+def test_models_are_the_collections(client):
     assert "stones" in [each["id"] for each in client.get("/v1/models").json()["data"]]
 
 
-def test_threshold_is_compared_with_the_probability_that_a_result_answers(client: TestClient) -> None:
+def test_threshold_is_compared_with_the_probability_that_a_result_answers(client):
     address = "/v1/vector_stores/stones/search"
     asked = {"query": "asdf qwer zxcv", "max_num_results": 50}
     relative = client.post(address, json=asked).json()
@@ -182,8 +171,8 @@ def test_threshold_is_compared_with_the_probability_that_a_result_answers(client
     assert all(result["score"] >= 0.5 for result in found["data"])
 
 
-def test_results_over_a_threshold_stand_in_the_order_of_the_scores_that_are_shown(client: TestClient) -> None:
-    def search(*queries: str) -> dict[str, float]:
+def test_results_over_a_threshold_stand_in_the_order_of_the_scores_that_are_shown(client):
+    def search(*queries):
         options = {"ranking_options": {"score_threshold": 0.0001}, "max_num_results": 50}
         answer = client.post(SEARCH, json={"query": [*queries], **options}).json()
         assert answer["warnings"] == []
@@ -194,3 +183,127 @@ def test_results_over_a_threshold_stand_in_the_order_of_the_scores_that_are_show
     assert [*found.values()] == sorted(found.values(), reverse=True)
     best = {doc_id: max(each.get(doc_id, 0.0) for each in single) for doc_id in found}
     assert found == pytest.approx(best, abs=1e-4)
+
+
+def client_over(server, key="none"):
+    """Return OpenAI's client, whose requests the application answers in this process."""
+
+    def send(request):
+        headers = {name: value for name, value in request.headers.items() if name != "host"}
+        content = request.read()
+        answer = server.request(request.method, str(request.url), content=content or None, headers=headers)
+        return httpx2.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+
+    http = httpx2.Client(transport=httpx2.MockTransport(send))
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key=key, http_client=http, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def stores(client):
+    with client_over(client) as opened:
+        yield opened.vector_stores
+
+
+def test_stores_are_the_collections(stores):
+    listed = sorted(stores.list(limit=1), key=lambda store: store.id)
+    assert [(store.id, store.file_counts.total) for store in listed] == [("pebbles", 4), ("stones", 20)]
+    assert stores.retrieve("pebbles") == listed[0]
+    assert listed[0].status == "completed"
+    assert listed[0].usage_bytes > 0
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_pages_hold_every_file_once(stores, served_root, order):
+    listed = [file.id for file in stores.files.list("stones", limit=3, order=order)]
+    ingested = open_collection("stones", root=served_root).documents.ids()
+    assert listed == (ingested if order == "asc" else ingested[::-1])
+
+
+def test_page_before_an_id_ends_there(stores):
+    ids = [file.id for file in stores.files.list("stones", limit=100, order="asc")]
+    page = stores.files.list("stones", limit=3, order="asc", before=ids[7])
+    assert [file.id for file in page.data] == ids[4:7]
+    assert page.has_more is True
+    assert stores.files.list("stones", limit=7, order="asc", before=ids[7]).has_more is False
+
+
+def test_file_has_attributes_and_text(stores, served_root):
+    document = open_collection("stones", root=served_root).documents["stones/basalt/1"]
+    file = stores.files.retrieve("stones/basalt/1", vector_store_id="stones")
+    assert file.attributes == {"tenant": "acme", "year": 2001}
+    assert file.usage_bytes == len(document.text.encode())
+    content = stores.files.content("stones/basalt/1", vector_store_id="stones")
+    assert [part.text for part in content] == [document.text]
+
+
+@pytest.mark.parametrize(("status", "count"), [("completed", 4), ("failed", 0)])
+def test_files_are_filtered_by_status(stores, status, count):
+    assert len(list(stores.files.list("pebbles", filter=status))) == count
+
+
+def test_search_takes_filters_and_ranking_options(stores):
+    filters = {
+        "type": "and",
+        "filters": [
+            {"type": "in", "key": "tenant", "value": ["acme"]},
+            {"type": "gte", "key": "year", "value": 2007},
+        ],
+    }
+    options = {"ranker": "none", "score_threshold": 0.1}
+    found = list(stores.search("stones", query=["slate", "chalk"], filters=filters, ranking_options=options))
+    assert found
+    assert all(hit.attributes["tenant"] == "acme" and hit.attributes["year"] >= 2007 for hit in found)
+    assert all(hit.score >= 0.1 and hit.content[0].text for hit in found)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda stores: stores.create(name="new"),
+        lambda stores: stores.update("stones", name="new"),
+        lambda stores: stores.delete("stones"),
+        lambda stores: stores.files.create("stones", file_id="f"),
+        lambda stores: stores.files.delete("f", vector_store_id="stones"),
+        lambda stores: stores.file_batches.create("stones", file_ids=["f"]),
+    ],
+)
+def test_write_is_refused_in_openais_words(stores, write):
+    with pytest.raises(openai.PermissionDeniedError, match="start it with --writable") as caught:
+        write(stores)
+    assert (caught.value.status_code, caught.value.code, caught.value.type) == (
+        403,
+        "read-only",
+        "invalid_request_error",
+    )
+
+
+def test_error_names_the_part_to_change(stores):
+    with pytest.raises(openai.UnprocessableEntityError, match="max_num_results: Input should be") as caught:
+        stores.search("stones", query="x", max_num_results=51)
+    assert caught.value.param == "max_num_results"
+    with pytest.raises(openai.UnprocessableEntityError, match="there is no entry of this id"):
+        stores.files.list("stones", after="nothing")
+    with pytest.raises(openai.NotFoundError, match="There is no such collection"):
+        stores.retrieve("marbles")
+
+
+def test_key_with_a_filter_lists_its_own_files_alone(own_root, serve):
+    settings = ServeSettings(root=own_root)
+    restriction = {"type": "eq", "key": "tenant", "value": "zenith"}
+    _, key = KeyFile(settings.keys_path).create("z", collections=("stones",), restriction=restriction)
+    with client_over(serve(settings), key) as client:
+        assert [store.file_counts.total for store in client.vector_stores.list()] == [10]
+        files = list(client.vector_stores.files.list("stones", limit=4))
+        assert len(files) == 10
+        assert {file.attributes["tenant"] for file in files} == {"zenith"}
+        with pytest.raises(openai.UnprocessableEntityError):
+            client.vector_stores.files.list("stones", after="stones/basalt/1")
+        with pytest.raises(openai.NotFoundError):
+            client.vector_stores.files.retrieve("stones/basalt/1", vector_store_id="stones")
+
+
+def test_address_without_a_key_is_refused_in_openais_words(own_root, serve):
+    settings = ServeSettings(root=own_root)
+    KeyFile(settings.keys_path).create("app")
+    with client_over(serve(settings)) as client, pytest.raises(openai.AuthenticationError, match="API key"):
+        client.vector_stores.list()

@@ -6,7 +6,6 @@ They need no key, name no other server, and their policy lets nothing else run.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,13 @@ from cairn.pipeline.serve import page_routes
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.page_routes import PAGE_PATHS
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 ASSETS = Path(page_routes.__file__).parent / "page_assets"
 VENDORED = {"d3.min.js"}
 MAX_BYTES = 2 << 20
 
 
-def test_page_and_its_files_are_served_with_their_types(client: TestClient) -> None:
+def test_page_and_its_files_are_served_with_their_types(client):
     types = {path: client.get(path).headers["content-type"].partition(";")[0] for path in PAGE_PATHS}
     assert types["/"] == "text/html"
     assert {kind for path, kind in types.items() if path.endswith(".js")} == {"text/javascript"}
@@ -30,7 +28,7 @@ def test_page_and_its_files_are_served_with_their_types(client: TestClient) -> N
     }  # fmt: skip
 
 
-def test_everything_the_page_names_is_served(client: TestClient) -> None:
+def test_everything_the_page_names_is_served(client):
     found = set(re.findall(r'(?:src|href)="(page/[^"]+)"', client.get("/").text))
     for path in PAGE_PATHS - {"/"}:
         if path.rpartition("/")[2] not in VENDORED and path.endswith((".js", ".css")):
@@ -40,7 +38,7 @@ def test_everything_the_page_names_is_served(client: TestClient) -> None:
     assert {f"/{name}" for name in found} == set(PAGE_PATHS) - {"/"}
 
 
-def test_every_file_comes_with_the_policy_that_lets_nothing_else_run(client: TestClient) -> None:
+def test_every_file_comes_with_the_policy_that_lets_nothing_else_run(client):
     for path in PAGE_PATHS:
         policy = client.get(path).headers["content-security-policy"].split("; ")
         assert policy[0] == "default-src 'none'"
@@ -53,7 +51,7 @@ def test_every_file_comes_with_the_policy_that_lets_nothing_else_run(client: Tes
         assert not any(word in " ".join(policy) for word in ("unsafe", "http:", "https:", "*", "data:"))
 
 
-def test_page_names_no_other_place_and_holds_no_script_of_its_own() -> None:
+def test_page_names_no_other_place_and_holds_no_script_of_its_own():
     page = (ASSETS / "index.html").read_text(encoding="utf-8")
     assert re.findall(r"<script(?![^>]*\bsrc=)|\son\w+=|\sstyle=|<style|javascript:", page) == []
     for path in [*ASSETS.glob("*.js"), *ASSETS.glob("*.css"), ASSETS / "index.html"]:
@@ -68,21 +66,19 @@ def test_page_names_no_other_place_and_holds_no_script_of_its_own() -> None:
             )
 
 
-def test_what_is_shipped_is_small_and_has_its_licences() -> None:
+def test_what_is_shipped_is_small_and_has_its_licences():
     assert sum(path.stat().st_size for path in ASSETS.iterdir()) < MAX_BYTES
     assert "SIL OPEN FONT LICENSE" in (ASSETS / "inter.LICENSE").read_text(encoding="utf-8")
 
 
-def test_page_is_kept_while_it_is_the_same(client: TestClient) -> None:
+def test_page_is_kept_while_it_is_the_same(client):
     first = client.get("/")
     again = client.get("/", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
     assert client.get("/", headers={"If-None-Match": '"another"'}).status_code == 200
 
 
-def test_page_is_given_without_a_key_and_collections_are_not(
-    served_root: Path, serve: Callable[..., TestClient], tmp_path: Path
-) -> None:
+def test_page_is_given_without_a_key_and_collections_are_not(served_root, serve, tmp_path):
     KeyFile(tmp_path / "keys.json").create("somebody")
     client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
     assert {client.get(path).status_code for path in PAGE_PATHS} == {200}
@@ -100,5 +96,5 @@ def test_page_is_given_without_a_key_and_collections_are_not(
         "/index.html",
     ],
 )
-def test_nothing_else_is_served(client: TestClient, path: str) -> None:
+def test_nothing_else_is_served(client, path):
     assert client.get(path).status_code == 404

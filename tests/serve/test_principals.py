@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,7 +10,6 @@ from cairn.pipeline.client.clients import CairnClient, Connection
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 from tests.served_stones import serving
 
@@ -20,15 +17,15 @@ STONES = "/v1/collections/stones"
 ACME = {"X-Cairn-Principal": "nobody, acme"}
 
 
-def is_acmes(doc_id: str) -> bool:
+def is_acmes(doc_id):
     return int(doc_id.rpartition("/")[2]) % 2 == 1
 
 
 @pytest.fixture
-def asked(own_root: Path, serve: Callable[..., TestClient]) -> Callable[..., TestClient]:
+def asked(own_root, serve):
     """Return ``asked(column, scopes)``: a client whose key has these scopes."""
 
-    def start(column: str | None = "tenant", scopes: tuple[str, ...] = ("search", "principal")) -> TestClient:
+    def start(column="tenant", scopes=("search", "principal")):
         token = KeyFile(own_root / "keys.json").create("portal", scopes=scopes)[1]
         client = serve(ServeSettings(root=own_root, readers_column=column))
         client.headers["Authorization"] = f"Bearer {token}"
@@ -37,11 +34,11 @@ def asked(own_root: Path, serve: Callable[..., TestClient]) -> Callable[..., Tes
     return start
 
 
-def test_principal_sees_only_what_it_may_read(asked: Callable[..., TestClient]) -> None:
+def test_principal_sees_only_what_it_may_read(asked):
     client = asked()
     client.headers.update(ACME)
 
-    def post(path: str, **body: Any) -> Any:
+    def post(path, **body):
         response = client.post(path, json=body)
         assert response.status_code == 200
         return response.json()
@@ -64,7 +61,7 @@ def test_principal_sees_only_what_it_may_read(asked: Callable[..., TestClient]) 
     assert post(f"{STONES}/search", query="granite", filters=others)["hits"] == []
 
 
-def test_principal_without_documents_finds_none(asked: Callable[..., TestClient]) -> None:
+def test_principal_without_documents_finds_none(asked):
     headers = {"X-Cairn-Principal": "j%C3%B6rg"}
     response = asked().post(f"{STONES}/search", json={"query": "granite"}, headers=headers)
     assert (response.status_code, response.json()["hits"]) == (200, [])
@@ -73,7 +70,7 @@ def test_principal_without_documents_finds_none(asked: Callable[..., TestClient]
 FRENCH = "Le granite est une pierre très dure que l'on trouve dans les montagnes et que l'on taille pour "
 
 
-def _answers(root: Path, **settings: Any) -> list[bytes]:
+def _answers(root, **settings):
     """Return what acme is told over HTTP, MCP and in Python, as it is sent."""
     token = KeyFile(root / "keys.json").create("portal", scopes=("search", "principal"))[1]
     headers = {"Authorization": f"Bearer {token}", "X-Cairn-Principal": "acme"}
@@ -102,11 +99,8 @@ def _answers(root: Path, **settings: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("is_hidden", [True, False])
 def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
-    tmp_path: Path,
-    ingest: Callable[..., None],
-    make_rows: Callable[..., list[dict[str, Any]]],
-    is_hidden: bool,
-) -> None:
+    tmp_path, ingest, make_rows, is_hidden
+):
     own = [row for row in make_rows(60) if row["tenant"] == "acme"]
     others = [
         [{**row, "text": f"{FRENCH}{row['text']}", "tenant": "zenith"} for row in make_rows(120)[60:]],
@@ -138,9 +132,7 @@ def test_answers_tell_of_hidden_documents_only_where_word_statistics_are_shown(
         ("readers", ("search", "principal"), ACME, "restriction-unusable"),
     ],
 )
-def test_request_that_may_not_say_for_whom_it_asks_is_refused(
-    asked: Callable[..., TestClient], column: str, scopes: Any, headers: dict[str, str], problem: str
-) -> None:
+def test_request_that_may_not_say_for_whom_it_asks_is_refused(asked, column, scopes, headers, problem):
     client = asked(column, scopes)
     response = client.post(f"{STONES}/search", json={"query": "granite"}, headers=headers)
     assert response.status_code == 403
@@ -148,14 +140,12 @@ def test_request_that_may_not_say_for_whom_it_asks_is_refused(
 
 
 @pytest.mark.parametrize("other", ["write", "admin"])
-def test_key_that_asks_for_others_only_reads(tmp_path: Path, other: str) -> None:
+def test_key_that_asks_for_others_only_reads(tmp_path, other):
     with pytest.raises(ConfigError, match="a key with the scope principal must only read"):
         KeyFile(tmp_path / "keys.json").create("portal", scopes=("principal", other))
 
 
-def test_empty_list_of_principals_is_refused_without_keys(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_empty_list_of_principals_is_refused_without_keys(own_root, serve):
     client = serve(ServeSettings(root=own_root, readers_column="tenant"))
     sent = Connection(base_url="http://127.0.0.1", principals=()).settings()["headers"]
     headers = {name: value for name, value in sent.items() if name == "X-Cairn-Principal"}

@@ -1,4 +1,4 @@
-"""Every error becomes a problem with its own status, without words of the request or paths."""
+"""What a refused request is told, in words of the schema, without what was sent."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import pytest
 from cairn.pipeline import errors
 from cairn.pipeline.client.errors import FieldProblem
 from cairn.pipeline.errors import CairnError
-from cairn.pipeline.serve.problems import (
-    opening_problem,
-    schema_problem,
-    search_problem,
-    unknown_names,
-)
+from cairn.pipeline.serve.problems import opening_problem, schema_problem, search_problem, unknown_names
 from cairn.pipeline.serve.schemas import Request, SearchRequest, field_names
 from pydantic import ValidationError
 
@@ -19,7 +14,7 @@ PLACE = "/srv/secret/place"
 SENTENCE = f"top_k must be a number, got 'canary'; see {PLACE}"
 
 
-def kinds_of_errors() -> list[type[CairnError]]:
+def kinds_of_errors():
     return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, CairnError)]
 
 
@@ -52,26 +47,26 @@ AT_OPENING = {
 
 
 @pytest.mark.parametrize(("name", "expected"), IN_A_SEARCH.items())
-def test_error_of_a_search_has_its_problem(name: str, expected: tuple[str, int]) -> None:
+def test_error_of_a_search_has_its_problem(name, expected):
     problem = search_problem(getattr(errors, name)(SENTENCE))
-    assert (problem.kind.name, problem.kind.status) == expected
+    assert (problem.kind.code, problem.kind.status) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), AT_OPENING.items())
-def test_error_of_opening_has_its_problem(name: str, expected: tuple[str, int]) -> None:
+def test_error_of_opening_has_its_problem(name, expected):
     problem = opening_problem(getattr(errors, name)(SENTENCE))
-    assert (problem.kind.name, problem.kind.status) == expected
+    assert (problem.kind.code, problem.kind.status) == expected
 
 
 @pytest.mark.parametrize("kind", kinds_of_errors())
-def test_no_error_passes_on_a_place_or_a_value(kind: type[CairnError]) -> None:
+def test_no_error_passes_on_a_place_or_a_value(kind):
     for told in (search_problem(kind(SENTENCE)).detail, opening_problem(kind(SENTENCE)).detail):
         assert told
         assert PLACE not in told
         assert "canary" not in told
 
 
-def test_of_a_field_of_several_types_the_error_of_the_type_that_was_sent_is_told() -> None:
+def test_of_a_field_of_several_types_the_error_of_the_type_that_was_sent_is_told():
     """HTTP cannot send it: JSON has no such number."""
     filters = {"type": "eq", "key": "year", "value": float("nan")}
     with pytest.raises(ValidationError) as caught:
@@ -86,7 +81,134 @@ def test_of_a_field_of_several_types_the_error_of_the_type_that_was_sent_is_told
 @pytest.mark.parametrize(
     "name", ["", "x" * 33, "1x", "a b", "a-b", "a/b", "<b>", "line\n", "é", "cairn_0123456789ab_" + "A" * 43]
 )
-def test_no_other_name_is_repeated(name: str) -> None:
+def test_no_other_name_is_repeated(name):
     (told,) = unknown_names("query", [name], "it takes a")
     assert told.pointer == "query"
     assert not name or name not in told.detail
+
+
+SEARCH = "/v1/collections/stones/search"
+FILLED = {
+    **dict.fromkeys(("name", "vector_store_id"), "stones"),
+    **dict.fromkeys(("doc_id", "file_id"), "stones/granite/0"),
+    "number": "1",
+}
+BODIES = {"post": {"query": "slate"}, "patch": {"metadata": {}}}
+
+
+def refused(response):
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    assert response.json()["type"] == "urn:problem-type:cairn:invalid-request"
+    return {error["pointer"]: error["detail"] for error in response.json()["errors"]}
+
+
+def test_every_address_refuses_a_parameter_it_does_not_declare_and_names_those_it_does(client):
+    paths = {
+        path: found
+        for path, found in client.get("/openapi.json").json()["paths"].items()
+        if path.startswith("/v1")
+    }
+    assert len(paths) > 5
+    for path, operations in paths.items():
+        for method, operation in operations.items():
+            if "files" in operation["tags"]:  # what they name is looked for first
+                continue
+            declared = [each["name"] for each in operation.get("parameters", []) if each["in"] == "query"]
+            told = refused(
+                client.request(
+                    method,
+                    path.format(**FILLED),
+                    params={"star_char": 1, "no such": 2},
+                    json=BODIES.get(method),
+                )
+            )
+            assert list(told) == ["query/star_char", "query"]
+            assert all(f"takes {', '.join(declared) or 'none'}" in detail for detail in told.values())
+            asks = method == "post" and not declared
+            assert all(("body" in detail) == asks for detail in told.values())
+
+
+def test_options_of_a_search_in_its_address_are_refused(client):
+    told = refused(client.post(f"{SEARCH}?top_k=1", json={"query": "slate"}))
+    assert told == {
+        "query/top_k": "there is no such name; this address takes none: what is asked goes into the body"
+    }
+
+
+def test_parameters_of_addresses_without_documents_are_nobodys_business(client):
+    assert [
+        client.get(f"{path}?probe=1").status_code for path in ("/healthz", "/readyz", "/metrics", "/")
+    ] == [200] * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "fields"),
+    [
+        ({"topk": 3}, "#/topk", "query, top_k, granularity"),
+        ({"weights": {"bm52": 1.0}}, "#/weights/bm52", "takes document, chunk, bm25"),
+        ({"filters": {"type": "eq", "key": "year", "val": 1}}, "#/filters/val", "takes type, key, value"),
+        (
+            {"filters": {"type": "and", "filters": [{"type": "in", "key": "a", "vals": [1]}]}},
+            "#/filters/filters/0/vals",
+            "key, value",
+        ),
+        (
+            {"filters": {"type": "or", "filters": [], "filter": []}},
+            "#/filters/filter",
+            "takes type, filters",
+        ),
+        ({"top k": 3}, "#", "query, top_k, granularity"),
+    ],
+)
+def test_unknown_field_is_named_with_those_its_object_has(client, body, pointer, fields):
+    (told,) = refused(client.post(SEARCH, json={"query": "slate", **body})).items()
+    assert told[0] == pointer
+    assert fields in told[1]
+
+
+def test_every_unknown_field_of_an_object_is_named_up_to_a_bound(client):
+    told = refused(
+        client.post(
+            "/v1/embeddings",
+            json={"model": "stones", "input": "slate", **{f"x{number}": 1 for number in range(50)}},
+        )
+    )
+    assert list(told) == [f"#/x{number}" for number in range(10)]
+    assert all(
+        "takes model, input, input_type, encoding_format, dimensions, user" in detail
+        for detail in told.values()
+    )
+
+
+def test_parameter_that_comes_twice_is_refused_where_one_is_taken(client):
+    told = refused(client.get("/v1/collections/stones/documents/stones/granite/0?start_char=1&start_char=2"))
+    assert told == {"query/start_char": "there must be one of it"}
+    ids = "doc_id=stones/granite/0&doc_id=stones/basalt/1"
+    assert client.get(f"/v1/collections/stones/map/places?{ids}").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "detail"),
+    [
+        ([], "#", "Input should be an object"),
+        ({"query": None}, "#/query", "Input should be a valid string or a valid list"),
+        ({"query": [None]}, "#/query/0", "Input should be a valid string"),
+        ({"query": " \n"}, "#/query", "Text should hold more than white space"),
+        (
+            {"query": "a", "filters": {"type": "in", "key": "year", "value": [1, None]}},
+            "#/filters/value/1",
+            "Input should be a valid string or a valid boolean or a valid integer or a valid number",
+        ),
+        ({"query": "a", "weights": 1}, "#/weights", "Input should be an object"),
+        ({"query": "a", "filters": {"key": "year"}}, "#/filters", "Input should have a field `type`"),
+        (
+            {"query": "a", "filters": {"type": "is", "key": "year"}},
+            "#/filters",
+            "Input should have a type that is one of 'eq', 'ne', 'gt'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_json(client, body, pointer, detail):
+    (told,) = refused(client.post(SEARCH, json=body)).items()
+    assert told[0] == pointer
+    assert told[1].startswith(detail)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -23,7 +21,7 @@ SEARCH = "/v1/collections/stones/search"
 
 
 @pytest.fixture(scope="module")
-def tenant(served_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def tenant(served_root, tmp_path_factory):
     """A client whose key sees acme's documents: those of odd numbers."""
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
     _, token = KeyFile(keys).create("acme", restriction=OWN)
@@ -32,7 +30,7 @@ def tenant(served_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield client
 
 
-def is_own(doc_id: str) -> bool:
+def is_own(doc_id):
     return int(doc_id.rpartition("/")[2]) % 2 == 1
 
 
@@ -97,9 +95,7 @@ filters = st.recursive(
         [{}, {"group_by": "year"}, {"group_by": "tenant", "group_size": 20}, {"mmr": 0.3}]
     ),
 )
-def test_no_search_finds_another_tenants_document(
-    tenant: TestClient, filters: Any, hybrid: bool, granularity: str, query: str, chosen: Any
-) -> None:
+def test_no_search_finds_another_tenants_document(tenant, filters, hybrid, granularity, query, chosen):
     body = {
         "query": query,
         "top_k": 200,
@@ -119,7 +115,7 @@ def test_no_search_finds_another_tenants_document(
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(filters=st.none() | likely)
-def test_no_openai_search_finds_another_tenants_document(tenant: TestClient, filters: Any) -> None:
+def test_no_openai_search_finds_another_tenants_document(tenant, filters):
     response = tenant.post(
         "/v1/vector_stores/stones/search",
         json={"query": ["granite", "zenith"], "filters": filters, "max_num_results": 50},
@@ -128,7 +124,7 @@ def test_no_openai_search_finds_another_tenants_document(tenant: TestClient, fil
     assert all(is_own(result["file_id"]) for result in response.json()["data"])
 
 
-def test_pages_stay_within_the_restriction(tenant: TestClient) -> None:
+def test_pages_stay_within_the_restriction(tenant):
     cursor, found = "*", []
     while cursor:
         answer = tenant.post(SEARCH, json={"query": "granite", "top_k": 3, "cursor": cursor}).json()
@@ -138,9 +134,7 @@ def test_pages_stay_within_the_restriction(tenant: TestClient) -> None:
     assert all(map(is_own, found))
 
 
-def test_documents_of_others_are_not_found_by_id(
-    tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]]
-) -> None:
+def test_documents_of_others_are_not_found_by_id(tenant, make_rows):
     for row in make_rows():
         response = tenant.get(f"/v1/collections/stones/documents/{row['id']}")
         assert response.status_code == (200 if is_own(row["id"]) else 404)
@@ -150,7 +144,7 @@ def test_documents_of_others_are_not_found_by_id(
             assert response.json()["type"].endswith(":unknown-document")
 
 
-def matches(row: dict[str, Any], tree: dict[str, Any]) -> bool:
+def matches(row, tree):
     if tree.get("type") in ("and", "or"):
         return (all if tree["type"] == "and" else any)(matches(row, each) for each in tree["filters"])
     if "key" not in tree:
@@ -171,14 +165,12 @@ def matches(row: dict[str, Any], tree: dict[str, Any]) -> bool:
     restriction=likely
     | st.builds(lambda kind, trees: {"type": kind, "filters": trees}, st.sampled_from(["and", "or"]), trees)
 )
-def test_figures_are_of_what_any_restriction_lets_through(
-    tenant: TestClient, make_rows: Callable[..., list[dict[str, Any]]], restriction: dict[str, Any]
-) -> None:
+def test_figures_are_of_what_any_restriction_lets_through(tenant, make_rows, restriction):
     token = f"cairn_{secrets.token_hex(6)}_{secrets.token_urlsafe(32)}"
     KeyFile(tenant.app.state.server.settings.keys_path).create("any", restriction=restriction, token=token)
     expected = {row["id"] for row in make_rows() if matches(row, restriction)}
 
-    def asked(path: str) -> dict[str, Any]:
+    def asked(path):
         return tenant.get(f"/v1/collections{path}", headers={"Authorization": f"Bearer {token}"}).json()
 
     described, health = asked("/stones"), asked("/stones/health")
@@ -192,11 +184,8 @@ def test_figures_are_of_what_any_restriction_lets_through(
 
 
 def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
-    tmp_path: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., list[dict[str, Any]]],
-) -> None:
+    tmp_path, serve, ingest, make_rows
+):
     own = [row for row in make_rows() if row["tenant"] == "acme"]
     others = [
         {
@@ -226,9 +215,7 @@ def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
 
 
 @pytest.mark.parametrize("bounds", [{"restriction": OWN}, {"collections": ("stones",)}])
-def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(
-    served_root: Path, serve: Callable[..., TestClient], tmp_path: Path, bounds: dict[str, Any]
-) -> None:
+def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(served_root, serve, tmp_path, bounds):
     """Such keys are not made any more, but there may be some."""
     keys = KeyFile(tmp_path / "keys.json")
     _, whole = keys.create("whole", scopes=("admin",))
@@ -254,9 +241,7 @@ def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(
         {"anything": "else"},
     ],
 )
-def test_restriction_that_does_not_fit_answers_nothing(
-    served_root: Path, serve: Callable[..., TestClient], tmp_path: Path, restriction: dict[str, Any]
-) -> None:
+def test_restriction_that_does_not_fit_answers_nothing(served_root, serve, tmp_path, restriction):
     _, token = KeyFile(tmp_path / "keys.json").create("odd", restriction=restriction)
     client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
     client.headers["Authorization"] = f"Bearer {token}"
@@ -271,9 +256,7 @@ def test_restriction_that_does_not_fit_answers_nothing(
     }
 
 
-def test_click_on_a_document_that_the_key_does_not_see_is_refused_and_not_logged(
-    served_root: Path, tmp_path: Path
-) -> None:
+def test_click_on_a_document_that_the_key_does_not_see_is_refused_and_not_logged(served_root, tmp_path):
     _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
     app = create_app(
         ServeSettings(root=served_root, keys_file=tmp_path / "keys.json", feedback_log=tmp_path / "log")

@@ -1,29 +1,27 @@
-"""Searching over HTTP: the same answers as from Python, from one generation, in pages."""
+"""Searches over HTTP: answers, pages and what is refused; reranked where the server can."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 from cairn.pipeline.collection import open_collection
+from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.schemas import SearchReplies, SearchReply
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
 
 SEARCH = "/v1/collections/stones/search"
 QUERY = "granite slate stone"
 
 
-def asked(client: TestClient, **body: Any) -> Any:
+def asked(client, **body):
     response = client.post(SEARCH, json={"query": QUERY, **body})
     assert response.status_code == 200, response.text
     return response.json()
 
 
-def test_query_vector_takes_the_place_of_the_encoding(client: TestClient, served_root: Path) -> None:
+def test_query_vector_takes_the_place_of_the_encoding(client, served_root):
     stones = open_collection("stones", root=served_root)
     vector = next(stones.documents.batches(["vector"])).column("vector")[0].as_py()
     answer = asked(client, query_vector=vector, hybrid=False, granularity="document", top_k=1)
@@ -55,9 +53,7 @@ def test_query_vector_takes_the_place_of_the_encoding(client: TestClient, served
         {"group_by": "tenant", "group_size": 3, "mmr": 0.4},
     ],
 )
-def test_search_gives_what_python_gives(
-    client: TestClient, served_root: Path, options: dict[str, Any]
-) -> None:
+def test_search_gives_what_python_gives(client, served_root, options):
     expected = open_collection("stones", root=served_root).search(QUERY, **options).to_dict()
     answer = asked(client, **options)
     assert answer.pop("next_cursor") is None
@@ -81,23 +77,23 @@ def test_search_gives_what_python_gives(
 
 
 @pytest.mark.parametrize("query", [QUERY, [QUERY, "basalt"]])
-def test_answer_is_its_schema_in_json_byte_for_byte(client: TestClient, query: str | list[str]) -> None:
+def test_answer_is_its_schema_in_json_byte_for_byte(client, query):
     schema = SearchReply if isinstance(query, str) else SearchReplies
     body = client.post("/v1/collections/stones/search", json={"query": query}).content
     assert schema.model_validate_json(body).model_dump_json().encode() == body
 
 
-def test_search_without_text_gives_the_same_spans(client: TestClient) -> None:
+def test_search_without_text_gives_the_same_spans(client):
     with_text, without = asked(client), asked(client, include_text=False)
     spans = [
         [[(p["start_char"], p["end_char"]) for p in hit["passages"]] for hit in answer["hits"]]
         for answer in (with_text, without)
     ]
     assert spans[0] == spans[1]
-    assert {p["text"] for hit in without["hits"] for p in hit["passages"]} == {None}
+    assert {p["text"] for hit in without["hits"] for p in hit["passages"]} == {""}
 
 
-def test_list_of_queries_gives_their_answers_in_order_from_one_generation(client: TestClient) -> None:
+def test_list_of_queries_gives_their_answers_in_order_from_one_generation(client):
     queries = ["marble", "chalk quartz", "flint"]
     answer = asked(client, query=queries, top_k=4)
     singles = [asked(client, query=query, top_k=4) for query in queries]
@@ -108,7 +104,7 @@ def test_list_of_queries_gives_their_answers_in_order_from_one_generation(client
     assert {found["generation"] for found in answer["answers"]} == {answer["generation"]}
 
 
-def pages(client: TestClient, sizes: list[int], **options: Any) -> list[str]:
+def pages(client, sizes, **options):
     found: list[str] = []
     cursor: str | None = "*"
     for size in sizes:
@@ -130,14 +126,14 @@ def pages(client: TestClient, sizes: list[int], **options: Any) -> list[str]:
         {"group_by": "tenant", "group_size": 5, "mmr": 0.4},
     ],
 )
-def test_pages_of_any_size_are_the_whole_ranking_cut(client: TestClient, options: dict[str, Any]) -> None:
+def test_pages_of_any_size_are_the_whole_ranking_cut(client, options):
     whole = pages(client, [200], **options)
     assert len(whole) == len(set(whole)) == (10 if options.keys() & {"filters", "group_by"} else 20)
     assert pages(client, [3, 1, 7, 2, 5, 5], **options) == pages(client, [1] * 25, **options) == whole
 
 
 @pytest.mark.parametrize("options", [{"group_by": "colour"}, {"group_size": 2}, {"mmr": 2.0}])
-def test_groups_that_cannot_be_made_are_refused(client: TestClient, options: dict[str, Any]) -> None:
+def test_groups_that_cannot_be_made_are_refused(client, options):
     response = client.post(SEARCH, json={"query": QUERY, **options})
     assert response.status_code == 422
     assert next(iter(options)) in response.text
@@ -158,7 +154,7 @@ NEVER_GIVEN_OUT = ["x", "e30=", "W10=", "bnVsbA==", "eyJnIjoxLCJvIjotMSwiciI6IiJ
         {"cursor": "*", "max_characters": 100},
     ],
 )
-def test_cursor_of_another_request_or_of_none_is_refused(client: TestClient, change: dict[str, Any]) -> None:
+def test_cursor_of_another_request_or_of_none_is_refused(client, change):
     cursor = asked(client, top_k=1, cursor="*")["next_cursor"]
     response = client.post(SEARCH, json={"query": QUERY, "top_k": 1, "cursor": cursor, **change})
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-cursor")
@@ -173,7 +169,7 @@ def test_cursor_of_another_request_or_of_none_is_refused(client: TestClient, cha
         {"query": ["slate"] * 32, "max_characters": 1_000_000},
     ],
 )
-def test_answer_that_would_be_too_large_is_refused(client: TestClient, options: dict[str, Any]) -> None:
+def test_answer_that_would_be_too_large_is_refused(client, options):
     response = client.post(SEARCH, json={"query": QUERY, **options})
     assert (response.status_code, response.json()["type"]) == (422, "urn:problem-type:cairn:invalid-request")
 
@@ -181,16 +177,11 @@ def test_answer_that_would_be_too_large_is_refused(client: TestClient, options: 
 @pytest.mark.parametrize(
     "options", [{"top_k": 200, "passages": 50}, {"max_characters": 1_000_000}, {"query": ["slate"] * 32}]
 )
-def test_answer_as_large_as_allowed_is_given(client: TestClient, options: dict[str, Any]) -> None:
+def test_answer_as_large_as_allowed_is_given(client, options):
     assert client.post(SEARCH, json={"query": QUERY, **options}).status_code == 200
 
 
-def test_published_generation_is_taken_up_and_old_cursors_expire(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-) -> None:
+def test_published_generation_is_taken_up_and_old_cursors_expire(own_root, serve, ingest, make_rows):
     client = serve(ServeSettings(root=own_root))
     first = asked(client, top_k=2, cursor="*")
     assert first["generation"] == 1
@@ -205,13 +196,8 @@ def test_published_generation_is_taken_up_and_old_cursors_expire(
     assert (response.status_code, response.json()["type"]) == (410, "urn:problem-type:cairn:cursor-expired")
 
 
-def test_generation_of_another_encoder_is_taken_up_with_it(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    ingest: Callable[..., None],
-    make_rows: Callable[..., Any],
-) -> None:
-    def vector_dim() -> int:
+def test_generation_of_another_encoder_is_taken_up_with_it(own_root, serve, ingest, make_rows):
+    def vector_dim():
         reply = client.post("/v1/embeddings", json={"model": "stones", "input": "chalk"})
         return len(reply.json()["data"][0]["embedding"])
 
@@ -222,3 +208,66 @@ def test_generation_of_another_encoder_is_taken_up_with_it(
     answer = asked(client)
     assert (answer["generation"], len(answer["hits"])) == (1, 10)
     assert vector_dim() == 16
+
+
+class ByLength:
+    """Prefers short passages; fails where it is told to."""
+
+    fault: str | None = None
+
+    def score(self, query, texts):
+        scores = np.array([1.0 / (1 + len(text)) for text in texts])
+        return np.full_like(scores, np.nan) if self.fault == "nan" else scores
+
+
+@pytest.fixture
+def reranker():
+    return ByLength()
+
+
+@pytest.fixture
+def reranking(served_root, serve, reranker):
+    return serve(create_app(ServeSettings(root=served_root, deadline_seconds=300.0), reranker=reranker))
+
+
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_k": 2, "passages": 0}, {"max_characters": 300}, {"granularity": "chunk"}]
+)
+def test_reranked_answer_is_the_one_python_gives(reranking, served_root, reranker, options):
+    given = reranking.post(SEARCH, json={"query": "granite", "rerank": True, **options}).json()
+    expected = open_collection("stones", root=served_root).search("granite", rerank=reranker, **options)
+    assert [hit["doc_id"] for hit in given["hits"]] == [hit.doc_id for hit in expected.hits]
+    assert given["hits"][0]["scores"]["rerank"] == pytest.approx(expected.hits[0].score)
+    lists = reranking.post(SEARCH, json={"query": ["granite", "slate"], "rerank": True, **options}).json()
+    assert lists["answers"][0]["hits"] == given["hits"]
+
+
+def test_nothing_is_reranked_unless_asked(reranking, client):
+    body = {"query": "granite", "top_k": 3}
+    assert reranking.post(SEARCH, json=body).json() == client.post(SEARCH, json=body).json()
+
+
+def test_server_without_a_model_says_so(client):
+    response = client.post(SEARCH, json={"query": "granite", "rerank": True})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == "#/rerank"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"cursor": "*"}, "invalid-cursor"),
+        ({"top_k": 200, "passages": 6}, "invalid-request"),
+        ({"query": ["a"] * 12}, "invalid-request"),
+    ],
+)
+def test_more_than_can_be_judged_is_refused(reranking, change, kind):
+    response = reranking.post(SEARCH, json={"query": "granite", "rerank": True, **change})
+    assert response.json()["type"].endswith(kind), response.text
+
+
+def test_model_that_gives_nan_is_the_servers_problem(reranking, reranker):
+    reranker.fault = "nan"
+    response = reranking.post(SEARCH, json={"query": "granite", "rerank": True})
+    assert (response.status_code, response.json()["type"]) == (500, "urn:problem-type:cairn:reranker-failed")
+    assert reranking.post(SEARCH, json={"query": "granite"}).status_code == 200

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +27,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
 from tests.object_stores import STORE_ROOT
+from tests.served_stones import wait_until
 
 Serve = Callable[..., TestClient]
 STONES = "/v1/collections/stones"
@@ -35,7 +35,7 @@ NOW = {"wait": "searchable"}
 
 
 @pytest.fixture
-def store(object_store: Any, tmp_path: Path, tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def store(object_store, tmp_path, tiny_model_folder, monkeypatch):
     """A root in an object store with a collection, whose copies are this test's own."""
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # every reader looks
@@ -51,7 +51,7 @@ def store(object_store: Any, tmp_path: Path, tiny_model_folder: Path, monkeypatc
     return STORE_ROOT
 
 
-def once_free(call: Callable[[], object]) -> None:
+def once_free(call):
     """Call once the writer has let go of its lease, which it does after the answer."""
     for _ in range(100):
         try:
@@ -63,7 +63,7 @@ def once_free(call: Callable[[], object]) -> None:
     raise AssertionError("the lease is held")
 
 
-def ingest_elsewhere(doc_id: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def ingest_elsewhere(doc_id, store, tmp_path, monkeypatch):
     """Write a document from another machine by an ingest."""
     source = tmp_path / "elsewhere.parquet"
     pq.write_table(pa.Table.from_pylist([{"id": doc_id, "text": "a pumice stone"}]), source)
@@ -73,12 +73,10 @@ def ingest_elsewhere(doc_id: str, store: str, tmp_path: Path, monkeypatch: pytes
         once_free(lambda: build_index([str(source)], store, "stones", resolve_ingest_config({}, settings)))
 
 
-def test_server_goes_on_from_what_another_machine_published(
-    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_goes_on_from_what_another_machine_published(store, serve, tmp_path, monkeypatch):
     server = serve(ServeSettings(root=Path(store), writable=True))
 
-    def write(doc_id: str) -> None:
+    def write(doc_id):
         body = {"documents": [{"doc_id": doc_id, "text": f"obsidian {doc_id}"}]}
         assert server.post(f"{STONES}/documents", json=body, params=NOW).json()["status"] == "searchable"
 
@@ -90,9 +88,7 @@ def test_server_goes_on_from_what_another_machine_published(
     assert {"first", "other", "second", "s0"} <= documents
 
 
-def test_collection_that_another_machine_removed_stays_removed(
-    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collection_that_another_machine_removed_stays_removed(store, serve, tmp_path, monkeypatch):
     server = serve(ServeSettings(root=Path(store), writable=True))
     body = {"documents": [{"doc_id": "new", "text": "obsidian"}]}
     assert server.post(f"{STONES}/documents", json=body, params=NOW).status_code == 200
@@ -100,17 +96,13 @@ def test_collection_that_another_machine_removed_stays_removed(
         another.setenv("CAIRN_CACHE", str(tmp_path / "another machine"))
         once_free(lambda: drop_collection(CollectionLayout.at(store, "stones")))
     assert server.get("/v1/collections").json()["collections"] == []
-    until = time.monotonic() + 60
-    while (answer := server.post(f"{STONES}/documents", json=body)).status_code == 202:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: server.post(f"{STONES}/documents", json=body).status_code != 202)
+    answer = server.post(f"{STONES}/documents", json=body)
     assert answer.json()["type"] == "urn:problem-type:cairn:writes-refused"
     assert [server.delete(STONES).status_code for _ in range(2)] == [200, 404]
 
 
-def test_writes_reach_other_machines(
-    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_reach_other_machines(store, serve, tmp_path, monkeypatch):
     server = serve(ServeSettings(root=Path(store), writable=True))
     assert server.get(STONES).json()["is_writable"]
     documents = [{"doc_id": "new", "text": "obsidian", "metadata": {"kind": "glass"}}]
@@ -127,12 +119,10 @@ def test_writes_reach_other_machines(
     assert "s0" not in other.documents
 
 
-def test_write_that_was_found_is_not_published_again_after_a_kill(
-    store: str, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_that_was_found_is_not_published_again_after_a_kill(store, serve, tmp_path, monkeypatch):
     server, is_killed = serve(ServeSettings(root=Path(store), writable=True)), threading.Event()
 
-    def kill(*_: Any) -> None:
+    def kill(*_):
         is_killed.set()
         raise RuntimeError("killed")
 
@@ -147,8 +137,8 @@ def test_write_that_was_found_is_not_published_again_after_a_kill(
     assert server.get(f"{STONES}/documents/new").json()["text"] == "a pumice stone"
 
 
-def test_first_writes_outlive_a_kill(store: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+def test_first_writes_outlive_a_kill(store, serve, monkeypatch):
+    def refuse(*_):
         raise StorageError("nothing is published")
 
     with monkeypatch.context() as patch:
@@ -162,18 +152,15 @@ def test_first_writes_outlive_a_kill(store: str, serve: Serve, monkeypatch: pyte
         killed.__exit__(None, None, None)
     server = serve(ServeSettings(root=Path(store), writable=True))
     for collection in ("gems", "stones"):
-        path, until = f"/v1/collections/{collection}", time.monotonic() + 120
-        while server.get(f"{path}/documents/new").status_code != 200 and time.monotonic() < until:
-            time.sleep(0.05)
+        path = f"/v1/collections/{collection}"
+        wait_until(lambda: server.get(f"{path}/documents/new").status_code == 200)  # noqa: B023
         assert server.get(f"{path}/documents/new").json()["text"] == "obsidian"
         assert server.delete(path).status_code == 200
     assert server.get("/v1/collections").json()["collections"] == []
 
 
 @pytest.mark.parametrize("trouble", ["no answer", "lease"])
-def test_write_is_published_once_the_store_lets_it(
-    store: str, serve: Serve, object_store: Any, monkeypatch: pytest.MonkeyPatch, trouble: str
-) -> None:
+def test_write_is_published_once_the_store_lets_it(store, serve, object_store, monkeypatch, trouble):
     monkeypatch.setattr("cairn.pipeline.line.live.RETRY_SECONDS", 0.05)
     server = serve(ServeSettings(root=Path(store), writable=True))
     lease = Lease(ObjectFolder(f"{store}/stones"), "stones").held() if trouble == "lease" else nullcontext()
@@ -186,9 +173,5 @@ def test_write_is_published_once_the_store_lets_it(
         assert server.get(f"{STONES}/writes/{number}").json()["status"] == "waiting"
     if trouble == "no answer":
         object_store.request("PUT", "/-/faults", b"[]")
-    until = time.monotonic() + 120
-    while (found := server.get(f"{STONES}/writes/{number}").json())["status"] == "waiting":
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert found["status"] == "searchable"
+    wait_until(lambda: server.get(f"{STONES}/writes/{number}").json()["status"] == "searchable")
     assert server.post(f"{STONES}/search", json={"query": "obsidian"}).json()["hits"][0]["doc_id"] == "new"

@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from cairn.cli.main import cairn, run
@@ -18,26 +14,20 @@ from cairn.pipeline.index.aliases import ALIASES_NAME, Alias, switch, target_of
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.settings import ServeSettings
-from starlette.testclient import TestClient
+
+from tests.served_stones import wait_until
 
 SECONDS = 300.0
 
 
-def answering(client: TestClient, name: str = "stones") -> str:
+def answering(client, name="stones"):
     """Return which collection answers: ``pebbles`` has four documents."""
     answer = client.post(f"/v1/collections/{name}/search", json={"query": "slate", "top_k": 20})
     assert answer.status_code == 200, answer.text
     return "pebbles" if len(answer.json()["hits"]) == 4 else "stones"
 
 
-def wait_until(claim: Callable[[], bool]) -> None:
-    ends = time.monotonic() + SECONDS
-    while not claim():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
-def test_switched_name_is_searched_in_its_target_and_back(own_root: Path) -> None:
+def test_switched_name_is_searched_in_its_target_and_back(own_root):
     assert switch(own_root, "stones", "pebbles") == Alias(to="pebbles", before="stones")
     assert len(open_collection("stones", root=own_root).documents) == 4
     assert switch(own_root, "stones", None) == Alias(to="stones", before="pebbles")
@@ -45,7 +35,7 @@ def test_switched_name_is_searched_in_its_target_and_back(own_root: Path) -> Non
     assert switch(own_root, "stones", None) == Alias(to="pebbles", before="stones")
 
 
-def test_name_is_switched_to_whole_collections_only(own_root: Path) -> None:
+def test_name_is_switched_to_whole_collections_only(own_root):
     switch(own_root, "rocks", "stones")
     with pytest.raises(ConfigError, match="answers from 'stones'; name that one"):
         switch(own_root, "other", "rocks")
@@ -63,9 +53,7 @@ def test_name_is_switched_to_whole_collections_only(own_root: Path) -> None:
     assert target_of(own_root, "rocks") == "stones"
 
 
-def test_name_without_a_collection_before_cannot_go_back(
-    own_root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_name_without_a_collection_before_cannot_go_back(own_root, capsys):
     assert run(cairn, ["switch", "rocks", "stones", "--root", str(own_root)], "cairn") == 0
     assert capsys.readouterr().out == "rocks answers from stones; before from none\n"
     with pytest.raises(ConfigError, match="'rocks' must have answered from a collection before, got none"):
@@ -74,18 +62,13 @@ def test_name_without_a_collection_before_cannot_go_back(
 
 
 @pytest.mark.parametrize("collections", [(), ("stones",)])
-def test_server_follows_and_every_request_between_is_answered(
-    own_root: Path,
-    serve: Callable[..., TestClient],
-    monkeypatch: pytest.MonkeyPatch,
-    collections: tuple[str, ...],
-) -> None:
+def test_server_follows_and_every_request_between_is_answered(own_root, serve, monkeypatch, collections):
     client = serve(ServeSettings(root=own_root, collections=collections))
     assert answering(client) == "stones"
     go_on = threading.Event()
     open_now = Collections._open_now
 
-    def slowly(self: Collections, name: str) -> Any:
+    def slowly(self, name):
         assert go_on.wait(SECONDS)
         return open_now(self, name)
 
@@ -102,9 +85,7 @@ def test_server_follows_and_every_request_between_is_answered(
 
 
 @pytest.mark.parametrize("change", ["switched", "made anew"])
-def test_cursor_of_the_collection_before_is_refused(
-    own_root: Path, serve: Callable[..., TestClient], change: str
-) -> None:
+def test_cursor_of_the_collection_before_is_refused(own_root, serve, change):
     """Both are in generation 1, so that the number alone does not tell them apart."""
     client = serve(ServeSettings(root=own_root))
     asked = {"query": "slate", "top_k": 1}
@@ -123,9 +104,7 @@ def test_cursor_of_the_collection_before_is_refused(
     assert (refused.status_code, refused.json()["type"]) == (410, "urn:problem-type:cairn:cursor-expired")
 
 
-def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     assert client.get("/v1/collections/rocks").status_code == 404
     switch(own_root, "rocks", "pebbles")
@@ -140,9 +119,7 @@ def test_server_answers_for_a_name_that_is_no_collection_and_lists_it(
     assert client.get("/v1/collections/rocks").status_code == 404
 
 
-def test_target_that_is_gone_leaves_the_collection_before(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_target_that_is_gone_leaves_the_collection_before(own_root, serve):
     client = serve(ServeSettings(root=own_root, collections=("stones",)))
     assert answering(client) == "stones"
     switch(own_root, "stones", "pebbles")
@@ -152,8 +129,8 @@ def test_target_that_is_gone_leaves_the_collection_before(
     wait_until(lambda: answering(client) == "pebbles")
 
 
-def test_switch_verb_moves_lists_and_goes_back(own_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def call(*arguments: str) -> tuple[int, str]:
+def test_switch_verb_moves_lists_and_goes_back(own_root, capsys):
+    def call(*arguments):
         code = run(cairn, ["switch", *arguments, "--root", str(own_root)], "cairn")
         return code, capsys.readouterr().out.strip()
 
@@ -168,9 +145,7 @@ def test_switch_verb_moves_lists_and_goes_back(own_root: Path, capsys: pytest.Ca
     assert call("stones")[0] == call("stones", "pebbles", "--back")[0] == 2
 
 
-def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
-    own_root: Path, ingest: Callable[..., None], make_rows: Callable[..., Any], caplog: Any
-) -> None:
+def test_ingest_into_a_switched_name_says_where_its_documents_are_not(own_root, ingest, make_rows, caplog):
     from cairn.pipeline.line.build_index import _switch_warnings
 
     layout = CollectionLayout(own_root, "stones")
@@ -184,9 +159,7 @@ def test_ingest_into_a_switched_name_says_where_its_documents_are_not(
     assert layout.current_generation_number() == 2
 
 
-def test_write_by_a_switched_name_reaches_neither_collection(
-    own_root: Path, serve: Callable[..., TestClient]
-) -> None:
+def test_write_by_a_switched_name_reaches_neither_collection(own_root, serve):
     client = serve(ServeSettings(root=own_root, writable=True))
     address = "/v1/collections/{}/documents?wait=searchable"
     documents = {"documents": [{"doc_id": "new", "text": "A grey slate."}]}
@@ -211,9 +184,7 @@ def test_write_by_a_switched_name_reaches_neither_collection(
 
 
 @pytest.mark.parametrize("address", ["/v1/collections/pebbles", "/v1/vector_stores/pebbles"])
-def test_collection_that_another_name_answers_from_is_not_removed(
-    own_root: Path, serve: Callable[..., TestClient], address: str
-) -> None:
+def test_collection_that_another_name_answers_from_is_not_removed(own_root, serve, address):
     client = serve(ServeSettings(root=own_root, writable=True))
     switch(own_root, "stones", "pebbles")
     refused = client.delete(address)

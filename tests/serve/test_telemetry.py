@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -34,13 +33,13 @@ with TestClient(create_app(settings), base_url="http://127.0.0.1:8400") as clien
 class Collector(HTTPServer):
     """Keeps what is sent to it, by path."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Keep)
         self.received: list[tuple[str, bytes]] = []
 
 
 class Keep(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body)
@@ -50,12 +49,12 @@ class Keep(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, *args):
         """Keep quiet."""
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector():
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
@@ -65,7 +64,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.mark.slow
-def test_search_is_a_trace_of_its_stages_without_its_text(collector: Collector, served_root: Path) -> None:
+def test_search_is_a_trace_of_its_stages_without_its_text(collector, served_root):
     """In a process of its own: a process sets its exporters up once."""
     endpoint = f"http://127.0.0.1:{collector.server_port}"
     subprocess.run(
@@ -94,9 +93,7 @@ def test_search_is_a_trace_of_its_stages_without_its_text(collector: Collector, 
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_telemetry_is_off_without_an_endpoint_or_the_extra(
-    monkeypatch: pytest.MonkeyPatch, is_installed: bool
-) -> None:
+def test_telemetry_is_off_without_an_endpoint_or_the_extra(monkeypatch, is_installed):
     for name in ENDPOINTS:
         monkeypatch.delenv(name, raising=False)
     if not is_installed:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import quote
@@ -22,10 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import CorpusConfig
 from cairn.pipeline.corpus import schema
-from cairn.pipeline.corpus.scan import Scan
-from cairn.pipeline.corpus.staging import Staged
 from cairn.pipeline.durable import remove_folder
 from cairn.pipeline.encode.documents import DocumentEncoder
 from cairn.pipeline.errors import CollectionBusyError, ModelError, StorageError
@@ -38,8 +34,10 @@ from cairn.pipeline.serve import writers
 from cairn.pipeline.serve.collections import Collections
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
-from cairn.pipeline.types import RESERVED_COLUMNS, IngestReport
+from cairn.pipeline.types import RESERVED_COLUMNS
 from starlette.testclient import TestClient
+
+from tests.served_stones import wait_until
 
 Serve = Callable[..., TestClient]
 STONES = "/v1/collections/stones"
@@ -48,26 +46,24 @@ NOW = {"wait": "searchable"}
 
 
 @pytest.fixture
-def writable(own_root: Path, serve: Serve) -> TestClient:
+def writable(own_root, serve):
     return serve(ServeSettings(root=own_root, writable=True))
 
 
 @pytest.mark.parametrize("searches_wait", [False, True])
-def test_writes_are_accepted_one_by_one_and_less_often_while_searches_wait(
-    tmp_path: Path, searches_wait: bool
-) -> None:
+def test_writes_are_accepted_one_by_one_and_less_often_while_searches_wait(tmp_path, searches_wait):
     every: Any = writers.Writers(ServeSettings(root=tmp_path), object(), lambda: searches_wait)
     accepted = list[tuple[float, float]]()
     writer = type("Writer", (), {})()
 
-    def accept(number: int) -> None:
+    def accept(number):
         begun = time.monotonic()
         time.sleep(0.05)
         accepted.append((begun, time.monotonic()))
         if not number:
             raise StorageError("the disk is away")
 
-    async def accept_all() -> None:
+    async def accept_all():
         calls = (every.accept(writer, partial(accept, number)) for number in range(5))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(outcome) is type(None) for outcome in outcomes] == [False, True, True, True, True]
@@ -79,21 +75,21 @@ def test_writes_are_accepted_one_by_one_and_less_often_while_searches_wait(
     assert searches_wait or min(pauses) < writers.LONGEST_REST_SECONDS
 
 
-def write(client: TestClient, *documents: dict[str, Any], **headers: str) -> Any:
+def write(client, *documents, **headers):
     return client.post(DOCUMENTS, json={"documents": list(documents)}, params=NOW, headers=headers)
 
 
-def found_ids(client: TestClient, query: str) -> list[str]:
+def found_ids(client, query):
     answer = client.post(f"{STONES}/search", json={"query": query, "top_k": 5})
     assert answer.status_code == 200, answer.text
     return [hit["doc_id"] for hit in answer.json()["hits"]]
 
 
-def stone(doc_id: str, text: str, **metadata: Any) -> dict[str, Any]:
+def stone(doc_id, text, **metadata):
     return {"doc_id": doc_id, "text": text, "metadata": metadata}
 
 
-def test_written_document_is_found_by_the_next_search(writable: TestClient) -> None:
+def test_written_document_is_found_by_the_next_search(writable):
     answer = write(writable, stone("new", "obsidian obsidian", tenant="acme", year=2024))
     assert answer.status_code == 200, answer.text
     assert answer.json()["status"] == "searchable"
@@ -103,16 +99,16 @@ def test_written_document_is_found_by_the_next_search(writable: TestClient) -> N
     assert document["content_sha256"] == answer.json()["documents"][0]["content_sha256"]
 
 
-def test_one_of_two_that_make_a_collection_at_once_is_told_that_there_is_one(writable: TestClient) -> None:
-    def make(_: int) -> int:
+def test_one_of_two_that_make_a_collection_at_once_is_told_that_there_is_one(writable):
+    def make(_):
         return writable.post("/v1/collections", json={"name": "new"}).status_code
 
     with ThreadPoolExecutor(4) as pool:
         assert sorted(pool.map(make, range(4))) == [201, 409, 409, 409]
 
 
-def test_key_makes_and_removes_a_collection_once(writable: TestClient) -> None:
-    def make(key: str, **settings: Any) -> int:
+def test_key_makes_and_removes_a_collection_once(writable):
+    def make(key, **settings):
         body = {"name": "new", "settings": settings}
         return writable.post("/v1/collections", json=body, headers={"Idempotency-Key": key}).status_code
 
@@ -124,7 +120,7 @@ def test_key_makes_and_removes_a_collection_once(writable: TestClient) -> None:
     assert writable.delete("/v1/collections/new").status_code == 404
 
 
-def test_durable_write_is_answered_before_it_is_published(writable: TestClient) -> None:
+def test_durable_write_is_answered_before_it_is_published(writable):
     answer = writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
     assert answer.status_code == 202
     assert answer.json()["generation"] is None
@@ -133,7 +129,7 @@ def test_durable_write_is_answered_before_it_is_published(writable: TestClient) 
     assert writable.get(f"{STONES}/writes/{number}").json()["status"] == "searchable"
 
 
-def test_deleted_document_is_gone_from_the_next_search(writable: TestClient) -> None:
+def test_deleted_document_is_gone_from_the_next_search(writable):
     write(writable, stone("new", "obsidian"))
     answer = writable.delete(f"{DOCUMENTS}/new", params=NOW)
     assert answer.json()["deleted"] == 1
@@ -141,13 +137,13 @@ def test_deleted_document_is_gone_from_the_next_search(writable: TestClient) -> 
     assert writable.delete(f"{DOCUMENTS}/new", params=NOW).status_code == 404
 
 
-def test_deletion_by_ids_names_the_missing(writable: TestClient) -> None:
+def test_deletion_by_ids_names_the_missing(writable):
     body = {"doc_ids": ["stones/granite/0", "none"]}
     answer = writable.post(f"{DOCUMENTS}/delete", json=body, params=NOW).json()
     assert (answer["deleted"], answer["missing"]) == (1, ["none"])
 
 
-def test_deletion_by_filter_takes_writes_before_it(writable: TestClient) -> None:
+def test_deletion_by_filter_takes_writes_before_it(writable):
     writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian", tenant="acme")]})
     body = {"filters": {"type": "eq", "key": "tenant", "value": "acme"}}
     answer = writable.post(f"{DOCUMENTS}/delete", json=body, params=NOW).json()
@@ -155,8 +151,8 @@ def test_deletion_by_filter_takes_writes_before_it(writable: TestClient) -> None
     assert writable.get(STONES).json()["documents"] == 10
 
 
-def test_changed_metadata_encodes_nothing(writable: TestClient, own_root: Path) -> None:
-    def vector() -> list[float]:
+def test_changed_metadata_encodes_nothing(writable, own_root):
+    def vector():
         found = open_collection("stones", root=own_root)
         rows = found.documents.to_arrow(["doc_id", "vector", "year"]).to_pylist()
         (row,) = [row for row in rows if row["doc_id"] == "stones/granite/0"]
@@ -174,19 +170,19 @@ def test_changed_metadata_encodes_nothing(writable: TestClient, own_root: Path) 
     assert found_ids(writable, "granite granite")
 
 
-def test_change_of_a_document_that_waits_is_of_its_last_content(writable: TestClient) -> None:
+def test_change_of_a_document_that_waits_is_of_its_last_content(writable):
     writable.post(DOCUMENTS, json={"documents": [stone("new", "obsidian", tenant="acme", year=1)]})
     writable.patch(f"{DOCUMENTS}/new", json={"metadata": {"year": None}}, params=NOW)
     document = writable.get(f"{DOCUMENTS}/new").json()
     assert (document["text"], document["metadata"]) == ("obsidian", {"tenant": "acme", "year": None})
 
 
-def test_new_metadata_name_is_a_new_column(writable: TestClient) -> None:
+def test_new_metadata_name_is_a_new_column(writable):
     write(writable, stone("new", "obsidian", colour="black"))
     assert writable.get(f"{DOCUMENTS}/stones/granite/0").json()["metadata"]["colour"] is None
 
 
-def test_list_of_several_kinds_is_warned_of(writable: TestClient) -> None:
+def test_list_of_several_kinds_is_warned_of(writable):
     (warning,) = write(writable, stone("new", "obsidian", mixed=[1, "a"])).json()["warnings"]
     assert "'mixed' holds numbers and texts" in warning
     assert writable.get(f"{DOCUMENTS}/new").json()["metadata"]["mixed"] == ["1", "a"]
@@ -196,9 +192,7 @@ def test_list_of_several_kinds_is_warned_of(writable: TestClient) -> None:
     ("name", "value"),
     [("a.b", 1), ("a`b", 1), (" ", 1), ("object", {"a": 1}), ("nested", [[1]]), ("e", [])],
 )
-def test_metadata_that_cannot_be_stored_is_left_out_and_warned_of(
-    writable: TestClient, name: str, value: Any
-) -> None:
+def test_metadata_that_cannot_be_stored_is_left_out_and_warned_of(writable, name, value):
     answer = write(writable, {"doc_id": "new", "text": "obsidian", "metadata": {name: value}})
     (warning,) = answer.json()["warnings"]
     assert repr(name) in warning
@@ -206,7 +200,7 @@ def test_metadata_that_cannot_be_stored_is_left_out_and_warned_of(
     assert name not in writable.get(f"{DOCUMENTS}/new").json()["metadata"]
 
 
-def test_same_idempotency_key_is_one_write(writable: TestClient) -> None:
+def test_same_idempotency_key_is_one_write(writable):
     first = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
     again = write(writable, stone("new", "obsidian"), **{"Idempotency-Key": "a"})
     other = write(writable, stone("new", "pumice"), **{"Idempotency-Key": "a"})
@@ -215,7 +209,7 @@ def test_same_idempotency_key_is_one_write(writable: TestClient) -> None:
     assert other.json()["type"].endswith("key-reused")
 
 
-def test_if_match_refuses_another_content(writable: TestClient) -> None:
+def test_if_match_refuses_another_content(writable):
     sha = write(writable, stone("new", "obsidian")).json()["documents"][0]["content_sha256"]
     assert write(writable, stone("new", "pumice"), **{"If-Match": f'"{sha}"'}).status_code == 200
     refused = write(writable, stone("new", "obsidian"), **{"If-Match": f'"{sha}"'})
@@ -227,13 +221,13 @@ def test_if_match_refuses_another_content(writable: TestClient) -> None:
     assert writable.get(f"{DOCUMENTS}/new").json()["text"] == "pumice"
 
 
-def test_refused_write_makes_no_column(writable: TestClient) -> None:
+def test_refused_write_makes_no_column(writable):
     refused = write(writable, stone("new", "pumice", colour=1), **{"If-Match": "none"})
     assert refused.status_code == 412
     assert write(writable, stone("new", "pumice", colour="grey")).status_code == 200
 
 
-def test_document_that_must_be_new_replaces_none(writable: TestClient) -> None:
+def test_document_that_must_be_new_replaces_none(writable):
     new = {"If-None-Match": "*"}
     assert write(writable, stone("new", "obsidian"), **new).status_code == 200
     assert write(writable, stone("new", "pumice"), **new).status_code == 412
@@ -252,9 +246,7 @@ def test_document_that_must_be_new_replaces_none(writable: TestClient) -> None:
         (stone("bad", "obsidian\0"), "NUL"),
     ],
 )
-def test_document_that_cannot_be_stored_is_refused_with_all_of_its_request(
-    writable: TestClient, document: dict[str, Any], told: str
-) -> None:
+def test_document_that_cannot_be_stored_is_refused_with_all_of_its_request(writable, document, told):
     answer = write(writable, stone("good", "obsidian"), document)
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
@@ -264,7 +256,7 @@ def test_document_that_cannot_be_stored_is_refused_with_all_of_its_request(
 
 
 @pytest.mark.parametrize("doc_id", [".", ".."])
-def test_id_that_no_client_can_address_is_refused(writable: TestClient, doc_id: str) -> None:
+def test_id_that_no_client_can_address_is_refused(writable, doc_id):
     answer = write(writable, stone(doc_id, "obsidian"))
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
@@ -273,9 +265,7 @@ def test_id_that_no_client_can_address_is_refused(writable: TestClient, doc_id: 
 
 
 @pytest.mark.parametrize("doc_id", ["content", "a/content", "x" * 1_024])
-def test_address_of_an_openai_file_and_of_its_content_are_told_apart(
-    writable: TestClient, doc_id: str
-) -> None:
+def test_address_of_an_openai_file_and_of_its_content_are_told_apart(writable, doc_id):
     assert write(writable, stone(doc_id, "obsidian")).status_code == 200
     address = f"/v1/vector_stores/stones/files/{quote(doc_id, safe='')}"
     assert writable.get(address).json()["object"] == "vector_store.file"
@@ -284,8 +274,8 @@ def test_address_of_an_openai_file_and_of_its_content_are_told_apart(
 
 @pytest.mark.parametrize("num_before", [0, 3], ids=["in one request", "beside columns that wait"])
 def test_document_that_would_bring_more_columns_than_a_collection_may_have_is_refused_before_it_is_logged(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch, num_before: int
-) -> None:
+    writable, monkeypatch, num_before
+):
     columns = writable.get(f"{STONES}/columns").json()["columns"]
     stored = len({column["name"] for column in columns} - RESERVED_COLUMNS)
     monkeypatch.setattr(schema, "MAX_METADATA_COLUMNS", stored + 5)
@@ -302,23 +292,23 @@ def test_document_that_would_bring_more_columns_than_a_collection_may_have_is_re
     assert writable.patch(f"{DOCUMENTS}/next", json={"metadata": {"further": 1}}).status_code == 422
 
 
-def names(first: int, stop: int) -> dict[str, int]:
+def names(first, stop):
     return {f"column_{number}": number for number in range(first, stop)}
 
 
 def test_write_whose_check_takes_longer_than_a_request_may_is_told_with_its_number(
-    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    own_root, serve, monkeypatch
+):
     client = serve(ServeSettings(root=own_root, writable=True, deadline_seconds=1.0))
     client.post(DOCUMENTS, json={"documents": [stone("first", "pumice")]})
     checked, build = LiveWriter._checked, LiveWriter._build
     go_on = threading.Event()
 
-    def slow_check(*args: Any) -> Any:
+    def slow_check(*args):
         time.sleep(1.5)
         return checked(*args)
 
-    def slow_build(*args: Any) -> Any:
+    def slow_build(*args):
         go_on.wait(60)
         return build(*args)
 
@@ -330,28 +320,25 @@ def test_write_whose_check_takes_longer_than_a_request_may_is_told_with_its_numb
     finally:
         go_on.set()
     state = f"{STONES}/writes/{answer.json()['write']}"
-    until = time.monotonic() + 60
-    while client.get(state).json()["status"] == "waiting" and time.monotonic() < until:
-        time.sleep(0.05)
-    assert client.get(state).json()["status"] == "searchable"
+    wait_until(lambda: client.get(state).json()["status"] == "searchable")
 
 
-def test_id_that_comes_twice_is_refused(writable: TestClient) -> None:
+def test_id_that_comes_twice_is_refused(writable):
     assert write(writable, stone("new", "obsidian"), stone("new", "pumice")).status_code == 422
 
 
-def test_oversized_body_is_refused(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_body_is_refused(writable, monkeypatch):
     monkeypatch.setattr("cairn.pipeline.serve.middleware.MAX_WRITE_BYTES", 1_000)
     assert write(writable, stone("new", "x" * 1_000)).status_code == 413
 
 
 @pytest.mark.parametrize("doc_id", ["a/b?c#d", "é\u202e", "../..", "delete", "a\nb", "💎" * 100])
-def test_id_of_any_kind_comes_back(writable: TestClient, doc_id: str) -> None:
+def test_id_of_any_kind_comes_back(writable, doc_id):
     assert write(writable, stone(doc_id, "obsidian")).status_code == 200
     assert found_ids(writable, "obsidian")[0] == doc_id
 
 
-def test_new_collection_is_empty_then_searched_then_gone(writable: TestClient) -> None:
+def test_new_collection_is_empty_then_searched_then_gone(writable):
     made = writable.post("/v1/collections", json={"name": "gems"})
     assert (made.status_code, made.json()["status"]) == (201, "empty")
     assert writable.post("/v1/collections", json={"name": "gems"}).status_code == 409
@@ -363,7 +350,7 @@ def test_new_collection_is_empty_then_searched_then_gone(writable: TestClient) -
     assert writable.get("/v1/collections/gems").status_code == 404
 
 
-def test_first_documents_of_a_new_collection_are_found(writable: TestClient) -> None:
+def test_first_documents_of_a_new_collection_are_found(writable):
     settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
     writable.post("/v1/collections", json={"name": "gems", "settings": settings})
     body = {"documents": [stone("ruby", "a red ruby"), stone("opal", "a milky opal")]}
@@ -374,7 +361,7 @@ def test_first_documents_of_a_new_collection_are_found(writable: TestClient) -> 
     assert writable.get("/v1/collections/gems").json()["landmark_interval"] == 32
 
 
-def test_deletion_by_filter_takes_the_first_documents_of_a_collection(writable: TestClient) -> None:
+def test_deletion_by_filter_takes_the_first_documents_of_a_collection(writable):
     settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
     writable.post("/v1/collections", json={"name": "gems", "settings": settings})
     documents = [stone("ruby", "a red ruby", kind="a"), stone("opal", "a milky opal", kind="b")]
@@ -385,9 +372,7 @@ def test_deletion_by_filter_takes_the_first_documents_of_a_collection(writable: 
     assert writable.get("/v1/collections/gems").json()["documents"] == 1
 
 
-def test_collection_that_another_server_takes_writes_of_is_not_removed(
-    writable: TestClient, own_root: Path, serve: Serve
-) -> None:
+def test_collection_that_another_server_takes_writes_of_is_not_removed(writable, own_root, serve):
     write(writable, stone("new", "obsidian"))
     other = serve(ServeSettings(root=own_root, writable=True))
     answer = other.delete(STONES)
@@ -399,9 +384,7 @@ def test_collection_that_another_server_takes_writes_of_is_not_removed(
     assert writable.delete(STONES).status_code == 200
 
 
-def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(
-    writable: TestClient, own_root: Path
-) -> None:
+def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(writable, own_root):
     write(writable, stone("new", "obsidian"))
     with CollectionLayout.at(own_root, "stones").writer_lock():  # the writer tidies up behind its answer
         remove_folder(own_root / "stones")
@@ -413,19 +396,17 @@ def test_collection_that_was_removed_elsewhere_and_made_again_has_a_log(
     assert CollectionLayout.at(own_root, "stones").writes_path.exists()
 
 
-def test_model_in_a_folder_is_not_loaded_for_a_request(writable: TestClient, tiny_model_folder: Path) -> None:
+def test_model_in_a_folder_is_not_loaded_for_a_request(writable, tiny_model_folder):
     folder = str(tiny_model_folder)
     encoders = [{"model": folder}, {"sparse_model": folder}]
     for asked in ({"model": folder}, *({"settings": {"encoder": encoder}} for encoder in encoders)):
         assert writable.post("/v1/collections", json={"name": "gems", **asked}).status_code == 422
 
 
-def test_collection_is_removed_while_its_documents_are_encoded(
-    writable: TestClient, own_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_collection_is_removed_while_its_documents_are_encoded(writable, own_root, monkeypatch):
     encode, is_encoding, goes_on = DocumentEncoder.encode, threading.Event(), threading.Event()
 
-    def slow(encoder: Any, texts: Any, on_tokens: Any, **others: Any) -> Any:
+    def slow(encoder, texts, on_tokens, **others):
         is_encoding.set()
         while not goes_on.wait(0.01):
             on_tokens(1)
@@ -445,12 +426,10 @@ def test_collection_is_removed_while_its_documents_are_encoded(
     assert not (own_root / "stones").exists(), "nothing of it comes back"
 
 
-def test_removal_that_would_take_too_long_removes_nothing_later(
-    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removal_that_would_take_too_long_removes_nothing_later(own_root, serve, monkeypatch):
     encode, is_encoding, goes_on = DocumentEncoder.encode, threading.Event(), threading.Event()
 
-    def stuck(*given: Any, **others: Any) -> Any:
+    def stuck(*given, **others):
         is_encoding.set()
         assert goes_on.wait(300)
         return encode(*given, **others)
@@ -462,20 +441,16 @@ def test_removal_that_would_take_too_long_removes_nothing_later(
     assert is_encoding.wait(300)
     assert client.delete(STONES).json()["type"].endswith("collection-busy")
     goes_on.set()
-    until = time.monotonic() + 60
-    while client.get(f"{STONES}/writes/{number}").status_code == 409 and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: client.get(f"{STONES}/writes/{number}").status_code != 409)
     assert write(client, stone("later", "pumice")).status_code == 200
     assert client.get(f"{STONES}/writes/{number}").json()["status"] == "searchable"
     assert found_ids(client, "obsidian")[0] == "new"
 
 
-def test_removal_of_a_collection_holds_up_no_write_of_another(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removal_of_a_collection_holds_up_no_write_of_another(writable, monkeypatch):
     stop, is_stopping, goes_on = LiveWriter.stop, threading.Event(), threading.Event()
 
-    def slow(*given: Any) -> bool:
+    def slow(*given):
         is_stopping.set()
         assert goes_on.wait(300)
         return stop(*given)
@@ -494,7 +469,7 @@ def test_removal_of_a_collection_holds_up_no_write_of_another(
         assert removal.result(300).status_code == 200
 
 
-def test_collection_that_is_made_again_is_found_at_once(writable: TestClient) -> None:
+def test_collection_that_is_made_again_is_found_at_once(writable):
     assert found_ids(writable, "granite")
     assert writable.delete(STONES).status_code == 200
     settings = {"encoder": {"landmark_interval": 32}, "cluster": {"num_clusters": 1}}
@@ -505,12 +480,10 @@ def test_collection_that_is_made_again_is_found_at_once(writable: TestClient) ->
     assert found_ids(writable, "obsidian") == ["new"]
 
 
-def test_write_that_meets_the_end_of_its_writer_is_to_be_sent_again(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_write_that_meets_the_end_of_its_writer_is_to_be_sent_again(writable, monkeypatch, caplog):
     accept = LiveWriter.write
 
-    def overtaken(writer: LiveWriter, *given: Any, **others: Any) -> Any:
+    def overtaken(writer, *given, **others):
         writer.stop(0.0)
         return accept(writer, *given, **others)
 
@@ -523,7 +496,7 @@ def test_write_that_meets_the_end_of_its_writer_is_to_be_sent_again(
     assert write(writable, stone("new", "obsidian")).json()["write"] == 1
 
 
-def test_write_before_a_restart_is_still_known(own_root: Path, serve: Serve) -> None:
+def test_write_before_a_restart_is_still_known(own_root, serve):
     settings = ServeSettings(root=own_root, writable=True)
     first = serve(settings)
     numbers = [write(first, stone(f"n{place}", "obsidian")).json()["write"] for place in range(2)]
@@ -534,7 +507,7 @@ def test_write_before_a_restart_is_still_known(own_root: Path, serve: Serve) -> 
     assert second.get(f"{STONES}/writes/{numbers[1] + 1}").status_code == 404
 
 
-def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tmp_path: Path) -> None:
+def test_source_is_ingested_where_it_is_allowed(own_root, serve, tmp_path):
     allowed = tmp_path / "allowed"
     allowed.mkdir()
     common = {"title": None, "tenant": "acme", "year": 1}
@@ -543,7 +516,7 @@ def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tm
         pq.write_table(pa.Table.from_pylist(rows), folder / "gems.parquet")
     client = serve(ServeSettings(root=own_root, writable=True, allowed_sources=(str(allowed),)))
 
-    def ingest(path: Path | str) -> Any:
+    def ingest(path):
         return client.post(f"{STONES}/sources", json={"source": str(path)}, params=NOW)
 
     counts = ingest(allowed / "gems.parquet").json()["ingested"]
@@ -556,7 +529,7 @@ def test_source_is_ingested_where_it_is_allowed(own_root: Path, serve: Serve, tm
     assert write(client, stone("after", "pumice")).status_code == 200
 
 
-def test_links_out_of_an_allowed_source_are_not_read(own_root: Path, serve: Serve, tmp_path: Path) -> None:
+def test_links_out_of_an_allowed_source_are_not_read(own_root, serve, tmp_path):
     allowed, secret = tmp_path / "allowed", tmp_path / "secret"
     for folder, name in ((allowed, "gem"), (secret, "key")):
         folder.mkdir()
@@ -576,12 +549,10 @@ def test_links_out_of_an_allowed_source_are_not_read(own_root: Path, serve: Serv
     assert client.get(f"{DOCUMENTS}/gem").status_code == 200
 
 
-def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(
-    writable: TestClient, own_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(writable, own_root, monkeypatch):
     build, goes_on = LiveWriter._build, threading.Event()
 
-    def held(*given: Any) -> int:
+    def held(*given):
         assert goes_on.wait(300)
         return build(*given)
 
@@ -600,16 +571,11 @@ def test_writes_that_wait_while_a_column_is_retyped_are_of_its_new_type(
     ("year", "state", "after"), [(2001, "searchable", 2001.0), (2**60 + 1, "failed", None)]
 )
 def test_write_is_fitted_to_a_column_that_is_retyped_while_it_is_read(
-    writable: TestClient,
-    own_root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    year: int,
-    state: str,
-    after: float | None,
-) -> None:
+    writable, own_root, monkeypatch, year, state, after
+):
     scan, types = build_index.scan_sources, ["double"]
 
-    def overtaken(*given: Any) -> Scan:
+    def overtaken(*given):
         found = scan(*given)
         if types:
             retype_columns(CollectionLayout.at(own_root, "stones"), {"year": types.pop()})
@@ -624,18 +590,18 @@ def test_write_is_fitted_to_a_column_that_is_retyped_while_it_is_read(
     assert (told, found, type(found)) == (state, after, type(after))
 
 
-def test_server_takes_no_writes_unless_told(own_root: Path, serve: Serve) -> None:
+def test_server_takes_no_writes_unless_told(own_root, serve):
     client = serve(ServeSettings(root=own_root))
     assert write(client, stone("new", "obsidian")).json()["type"].endswith("read-only")
 
 
-def test_write_needs_the_right(own_root: Path, serve: Serve) -> None:
+def test_write_needs_the_right(own_root, serve):
     keys = KeyFile(own_root / "keys.json")
     _, reader = keys.create("reader")
     _, writer = keys.create("writer", scopes=("search", "write"), collections=("stones",))
     client = serve(ServeSettings(root=own_root, writable=True))
 
-    def status(token: str, name: str) -> int:
+    def status(token, name):
         body = {"documents": [stone("new", "obsidian")]}
         headers = {"Authorization": f"Bearer {token}"}
         return client.post(f"/v1/collections/{name}/documents", json=body, headers=headers).status_code
@@ -643,13 +609,13 @@ def test_write_needs_the_right(own_root: Path, serve: Serve) -> None:
     assert [status(reader, "stones"), status(writer, "pebbles"), status(writer, "stones")] == [403, 404, 202]
 
 
-def test_list_says_whether_the_key_may_fill_a_new_collection(own_root: Path, serve: Serve) -> None:
+def test_list_says_whether_the_key_may_fill_a_new_collection(own_root, serve):
     keys = KeyFile(own_root / "keys.json")
     _, anywhere = keys.create("anywhere", scopes=("search", "write"))
     _, named = keys.create("named", scopes=("search", "write"), collections=("stones", "gems"))
     client = serve(ServeSettings(root=own_root, writable=True))
 
-    def is_writable(token: str) -> bool:
+    def is_writable(token):
         headers = {"Authorization": f"Bearer {token}"}
         return client.get("/v1/collections", headers=headers).json()["is_writable"]
 
@@ -659,15 +625,13 @@ def test_list_says_whether_the_key_may_fill_a_new_collection(own_root: Path, ser
     assert is_writable(named)
 
 
-def test_full_queue_asks_to_come_again(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_queue_asks_to_come_again(writable, monkeypatch):
     monkeypatch.setattr("cairn.pipeline.line.waiting_writes.MAX_WAITING_DOCUMENTS", 0)
     answer = write(writable, stone("new", "obsidian"))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
 
 
-def test_full_disk_takes_no_write_and_loses_none(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_takes_no_write_and_loses_none(writable, monkeypatch):
     write(writable, stone("kept", "obsidian"))
     with monkeypatch.context() as patch:
         patch.setattr("cairn.pipeline.line.write_log.os.pwrite", _no_space)
@@ -677,10 +641,8 @@ def test_full_disk_takes_no_write_and_loses_none(
     assert writable.get(f"{DOCUMENTS}/kept").status_code == 200
 
 
-def test_collection_that_a_full_disk_refused_is_made_by_the_next_try(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def make() -> int:
+def test_collection_that_a_full_disk_refused_is_made_by_the_next_try(writable, monkeypatch):
+    def make():
         body = {"name": "new"}
         return writable.post("/v1/collections", json=body, headers={"Idempotency-Key": "a"}).status_code
 
@@ -691,12 +653,12 @@ def test_collection_that_a_full_disk_refused_is_made_by_the_next_try(
     assert make() == 201
 
 
-def _no_space(*_: Any) -> int:
+def _no_space(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_folder_that_cannot_be_written_is_told(writable: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+def test_folder_that_cannot_be_written_is_told(writable, monkeypatch):
+    def refuse(*_):
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("cairn.pipeline.line.write_log.WriteLog._open", refuse)
@@ -704,13 +666,13 @@ def test_folder_that_cannot_be_written_is_told(writable: TestClient, monkeypatch
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:problem-type:cairn:writes-refused")
 
 
-def test_second_server_of_a_root_takes_no_writes(writable: TestClient, own_root: Path, serve: Serve) -> None:
+def test_second_server_of_a_root_takes_no_writes(writable, own_root, serve):
     write(writable, stone("new", "obsidian"))
     other = serve(ServeSettings(root=own_root, writable=True))
     assert write(other, stone("new", "pumice")).json()["type"].endswith("collection-busy")
 
 
-def test_typed_values_survive_a_change_of_other_metadata(own_root: Path, serve: Serve) -> None:
+def test_typed_values_survive_a_change_of_other_metadata(own_root, serve):
     row = {"id": "dated", "text": "obsidian", "found": dt.date(2024, 1, 2), "price": 1.5, "tags": ["a"]}
     open_collection("pebbles", root=own_root).add([{**row, "weight": Decimal("2.50")}])
     client = serve(ServeSettings(root=own_root, writable=True))
@@ -723,7 +685,7 @@ def test_typed_values_survive_a_change_of_other_metadata(own_root: Path, serve: 
     assert stored["weight"] == Decimal("2.50")
 
 
-def test_batch_ingest_waits_its_turn_and_loses_nothing(writable: TestClient, own_root: Path) -> None:
+def test_batch_ingest_waits_its_turn_and_loses_nothing(writable, own_root):
     with ThreadPoolExecutor(2) as pool:
         rows = [{"id": f"batch-{number}", "text": f"pumice {number}"} for number in range(5)]
         writes = pool.submit(lambda: [write(writable, stone(f"live-{n}", f"obsidian {n}")) for n in range(8)])
@@ -736,8 +698,8 @@ def test_batch_ingest_waits_its_turn_and_loses_nothing(writable: TestClient, own
     }
 
 
-def test_eight_writers_leave_what_each_wrote_last(writable: TestClient, own_root: Path) -> None:
-    def run(client_number: int) -> dict[str, str | None]:
+def test_eight_writers_leave_what_each_wrote_last(writable, own_root):
+    def run(client_number):
         random, own = Random(client_number), dict[str, str | None]()
         for step in range(20):
             doc_id = f"{client_number}-{random.randrange(4)}"
@@ -758,9 +720,7 @@ def test_eight_writers_leave_what_each_wrote_last(writable: TestClient, own_root
     assert len(stored) == 21 + sum(text is not None for text in expected.values())
 
 
-def test_stopped_server_publishes_what_waits(
-    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_server_publishes_what_waits(own_root, serve, monkeypatch):
     monkeypatch.setattr(writers, "STOP_SECONDS", 300.0)
     client = serve(ServeSettings(root=own_root, writable=True))
     client.post(DOCUMENTS, json={"documents": [stone("new", "obsidian")]})
@@ -771,8 +731,8 @@ def test_stopped_server_publishes_what_waits(
 
 @pytest.mark.usefixtures("private")
 def test_folder_that_cannot_be_read_keeps_no_acknowledged_write_from_being_published(
-    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    own_root, serve, monkeypatch, caplog
+):
     (own_root / "odd").symlink_to(own_root / "nowhere")
     os.mkfifo(own_root / "fifo")
     (own_root / "file").write_bytes(b"")
@@ -784,17 +744,12 @@ def test_folder_that_cannot_be_read_keeps_no_acknowledged_write_from_being_publi
         client.__exit__(None, None, None)
     assert "new" not in open_collection("stones", root=own_root).documents
     client = serve(ServeSettings(root=own_root, writable=True))
-    until = time.monotonic() + 60
-    while client.get(f"{DOCUMENTS}/new").status_code != 200:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(lambda: client.get(f"{DOCUMENTS}/new").status_code == 200)
     assert "writes.not_replayed collection=private" in caplog.text
 
 
 @pytest.mark.usefixtures("private")
-def test_folder_that_cannot_be_read_is_neither_removed_nor_made(
-    writable: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_that_cannot_be_read_is_neither_removed_nor_made(writable, caplog):
     for answer in (
         writable.delete("/v1/collections/private"),
         writable.post("/v1/collections", json={"name": "private"}),
@@ -804,13 +759,11 @@ def test_folder_that_cannot_be_read_is_neither_removed_nor_made(
     assert caplog.text.count("reading collection 'private' failed: Permission denied") == 3
 
 
-def test_writer_that_outlives_its_server_ends_without_a_warning(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_that_outlives_its_server_ends_without_a_warning(writable, monkeypatch):
     build, is_building, goes_on = LiveWriter._build, threading.Event(), threading.Event()
     threads: list[threading.Thread] = []
 
-    def held(*given: Any) -> int:
+    def held(*given):
         threads.append(threading.current_thread())
         is_building.set()
         assert goes_on.wait(300)
@@ -826,12 +779,10 @@ def test_writer_that_outlives_its_server_ends_without_a_warning(
     assert not threads[0].is_alive()
 
 
-def test_request_that_was_cut_off_stops_no_later_one(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_that_was_cut_off_stops_no_later_one(writable, monkeypatch):
     taken = live.LiveWriter.write
 
-    def cancelled(*arguments: Any, **keywords: Any) -> live.Receipt:
+    def cancelled(*arguments, **keywords):
         receipt = taken(*arguments, **keywords)
         receipt.published.cancel()
         return receipt
@@ -843,13 +794,11 @@ def test_request_that_was_cut_off_stops_no_later_one(
     assert writable.get(f"{DOCUMENTS}/cut").status_code == 200
 
 
-def test_write_that_fails_after_a_pause_stops_no_later_one(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_that_fails_after_a_pause_stops_no_later_one(writable, monkeypatch):
     errors: list[Exception] = [StorageError("the disk is away"), ModelError("the model cannot read it")]
     build = live.build_index
 
-    def failing(*arguments: Any, **keywords: Any) -> IngestReport:
+    def failing(*arguments, **keywords):
         if errors:
             raise errors.pop(0)
         return build(*arguments, **keywords)
@@ -860,10 +809,8 @@ def test_write_that_fails_after_a_pause_stops_no_later_one(
     assert write(writable, stone("later", "pumice")).status_code == 200
 
 
-def test_failed_write_is_failed_after_a_restart(
-    own_root: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: Any, **__: Any) -> IngestReport:
+def test_failed_write_is_failed_after_a_restart(own_root, serve, monkeypatch):
+    def fail(*_, **__):
         raise ModelError("the model cannot read it")
 
     settings = ServeSettings(root=own_root, writable=True)
@@ -876,12 +823,10 @@ def test_failed_write_is_failed_after_a_restart(
     assert again.json()["type"].endswith("write-failed")
 
 
-def test_kept_document_that_an_ingest_refuses_now_is_no_searchable_write(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kept_document_that_an_ingest_refuses_now_is_no_searchable_write(writable, monkeypatch):
     stage = build_index.stage_changes
 
-    def refusing(scan: Scan, config: CorpusConfig, *others: Any) -> Staged:
+    def refusing(scan, config, *others):
         return stage(scan, replace(config, max_document_bytes=10), *others)
 
     monkeypatch.setattr(build_index, "stage_changes", refusing)
@@ -889,12 +834,10 @@ def test_kept_document_that_an_ingest_refuses_now_is_no_searchable_write(
     assert write(writable, stone("good", "pumice")).json()["generation"] == 2
 
 
-def test_write_is_searchable_before_older_generations_are_removed(
-    writable: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_is_searchable_before_older_generations_are_removed(writable, monkeypatch):
     prune, may_prune = publish.prune_generations, threading.Event()
 
-    def waiting(layout: CollectionLayout) -> None:
+    def waiting(layout):
         assert may_prune.wait(300)
         prune(layout)
 
@@ -904,25 +847,23 @@ def test_write_is_searchable_before_older_generations_are_removed(
     may_prune.set()
 
 
-def test_writer_that_is_being_opened_is_stopped_with_the_others(
-    own_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_that_is_being_opened_is_stopped_with_the_others(own_root, monkeypatch):
     opening, stopped = threading.Event(), list[float]()
 
     class Slow:
         is_open = True
 
-        def __init__(self, *_: Any, **__: Any) -> None:
+        def __init__(self, *_, **__):
             opening.set()
             time.sleep(0.3)
 
-        def stop(self, seconds: float, _: float) -> bool:
+        def stop(self, seconds, _):
             stopped.append(seconds)
             return True
 
     monkeypatch.setattr(writers, "LiveWriter", Slow)
 
-    async def closed_while_one_opens() -> None:
+    async def closed_while_one_opens():
         of_server = writers.Writers(
             ServeSettings(root=own_root, writable=True), Collections.__new__(Collections), bool
         )

@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
-import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import uvicorn
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
-from cairn.pipeline.types import Reranker
+
+from tests.served_stones import serving
 
 CHROMIUM = (
     os.environ.get("CAIRN_CHROMIUM")
@@ -48,34 +46,14 @@ ROWS = [
 ]  # fmt: skip
 
 
-class Listening:
-    """A server of an application on a port of its own, on a thread."""
-
-    def __init__(self, settings: ServeSettings, reranker: Reranker | None) -> None:
-        self._server = uvicorn.Server(
-            uvicorn.Config(create_app(settings, reranker=reranker), log_config=None, lifespan="on", ws="none")
-        )
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._listener]}, name="page-server"
-        )
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
-        self._listener.close()
-
-
 class Held:
     """The requests of a tab that match a pattern, held back until they are let go."""
 
-    def __init__(self, tab: Any, pattern: str) -> None:
+    def __init__(self, tab, pattern):
         self._tab, self._routes = tab, list[Any]()
         tab.route(pattern, lambda route: self._routes.append(route))
 
-    def first(self) -> Any:
+    def first(self):
         """Wait for a request and give its route."""
         while not self._routes:
             self._tab.wait_for_timeout(10)
@@ -83,7 +61,7 @@ class Held:
 
 
 @pytest.fixture(scope="session")
-def rows() -> list[dict[str, Any]]:
+def rows():
     """The documents of the collection ``stones``.
 
     Ids and titles hold astral characters, markup, and a script from right to left.
@@ -92,19 +70,19 @@ def rows() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def evil() -> str:
+def evil():
     """An id, a title and a part of a text that would be markup."""
     return EVIL
 
 
 @pytest.fixture(scope="session")
-def patience_milliseconds() -> float:
+def patience_milliseconds():
     """Milliseconds to wait for what a busy machine will show at last."""
     return PATIENCE_MILLISECONDS
 
 
 @pytest.fixture(scope="session")
-def page_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., None]) -> Path:
+def page_root(tmp_path_factory, ingest):
     root = tmp_path_factory.mktemp("page") / "root"
     ingest(root, "stones", ROWS)
     ingest(root, "pebbles", ROWS[:2])
@@ -112,26 +90,24 @@ def page_root(tmp_path_factory: pytest.TempPathFactory, ingest: Callable[..., No
 
 
 @pytest.fixture(scope="session")
-def start() -> Iterator[Callable[..., str]]:
+def start():
     """Return a starter of servers that gives their address."""
-    running: list[Listening] = []
+    with ExitStack() as stack:
 
-    def run(settings: ServeSettings, reranker: Reranker | None = None) -> str:
-        running.append(Listening(settings, reranker))
-        return running[-1].address
+        def run(settings, reranker=None):
+            app = create_app(settings, reranker=reranker)
+            return stack.enter_context(serving(replace(settings, port=0), app))
 
-    yield run
-    for server in running:
-        server.stop()
+        yield run
 
 
 @pytest.fixture(scope="session")
-def address(page_root: Path, start: Callable[..., str]) -> str:
+def address(page_root, start):
     return start(ServeSettings(root=page_root, deadline_seconds=300.0))
 
 
 @pytest.fixture(scope="package")
-def browser() -> Iterator[Any]:
+def browser():
     """Chromium; this folder's alone, because its driver keeps an event loop running on this thread."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
@@ -145,10 +121,10 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="package")
-def new_context(browser: Any, address: str) -> Callable[..., Any]:
+def new_context(browser, address):
     """Return a maker of browser contexts, with options of their own."""
 
-    def run(**options: Any) -> Any:
+    def run(**options):
         context = browser.new_context(
             **{"viewport": {"width": 1400, "height": 900}, "base_url": address, **options}
         )
@@ -159,17 +135,17 @@ def new_context(browser: Any, address: str) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="package")
-def shared_context(new_context: Callable[..., Any]) -> Any:
+def shared_context(new_context):
     """The context of all tabs that need none of their own: its cache holds scripts and fonts."""
     return new_context()
 
 
 @pytest.fixture
-def new_tab(shared_context: Any) -> Iterator[Callable[[], Any]]:
+def new_tab(shared_context):
     """Return a maker of tabs that leave nothing behind; what their consoles say is not heard."""
     opened: list[Any] = []
 
-    def run() -> Any:
+    def run():
         opened.append(shared_context.new_page())
         return opened[-1]
 
@@ -182,9 +158,7 @@ def new_tab(shared_context: Any) -> Iterator[Callable[[], Any]]:
 
 
 @pytest.fixture
-def visit(
-    new_context: Callable[..., Any], new_tab: Callable[[], Any], address: str
-) -> Iterator[Callable[..., Any]]:
+def visit(new_context, new_tab, address):
     """Return ``visit(hash)``: a tab on the page with a collection chosen.
 
     At the end its console must have been silent. ``media`` is what the system prefers; further options need a
@@ -193,14 +167,7 @@ def visit(
     complaints: list[str] = []
     opened: list[Any] = []
 
-    def run(
-        fragment: str = "#collection=stones",
-        *,
-        at: str | None = None,
-        viewport: dict[str, int] | None = None,
-        media: dict[str, str] | None = None,
-        **options: Any,
-    ) -> Any:
+    def run(fragment="#collection=stones", *, at=None, viewport=None, media=None, **options):
         if options:
             opened.append(new_context(**options))
             tab = opened[-1].new_page()
@@ -229,7 +196,7 @@ def visit(
 
 
 @pytest.fixture(scope="session")
-def hold() -> Callable[[Any, str], Held]:
+def hold():
     """Return ``hold(tab, pattern)``: requests of a tab that wait.
 
     ``.first()`` is the route of the first of them, once it is there.
@@ -238,13 +205,13 @@ def hold() -> Callable[[Any, str], Held]:
 
 
 @pytest.fixture(scope="session")
-def ask() -> Callable[[Any, str, str], None]:
+def ask():
     """Return ``ask(tab, query, title)``.
 
     Type a query and wait for its answer, with a document of this title among the hits.
     """
 
-    def run(tab: Any, query: str, found: str) -> None:
+    def run(tab, query, found):
         tab.fill("#query", query)
         tab.locator(f"#hits[data-query={json.dumps(query, ensure_ascii=False)}]").wait_for(state="attached")
         tab.locator(".hit h2", has_text=found).first.wait_for()
@@ -253,6 +220,6 @@ def ask() -> Callable[[Any, str, str], None]:
 
 
 @pytest.fixture(scope="session")
-def titles() -> Callable[[Any], list[str]]:
+def titles():
     """Return ``titles(tab)``: the titles of the hits, best first."""
     return lambda tab: tab.locator(".hit h2").all_text_contents()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 from playwright.sync_api import sync_playwright
 
@@ -19,18 +18,18 @@ LIT = "#map canvas[data-hits='20']"
 WIDE, PHONE = {"width": 1320, "height": 840}, {"width": 390, "height": 780}
 
 
-def save(tab: Any, name: str) -> None:
+def save(tab, name):
     tab.wait_for_timeout(400)
     tab.screenshot(path=PICTURES / f"{name}.jpg", type="jpeg", quality=80)
 
 
-def main(address: str) -> None:
+def main(address):
     with sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
 
-        def visit(**options: Any) -> Any:
+        def visit(**options):
             tab = browser.new_context(**options).new_page()
             tab.set_default_timeout(120_000)
             tab.goto(f"{address}/#collection=python-docs")

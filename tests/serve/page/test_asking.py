@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -17,9 +15,7 @@ from cairn.pipeline.serve.settings import ServeSettings
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_results_appear_while_one_types_with_the_parts_of_their_scores(
-    visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
-) -> None:
+def test_results_appear_while_one_types_with_the_parts_of_their_scores(visit, ask, titles):
     tab = visit()
     tab.locator("#query").press_sequentially("pumi")
     tab.locator(".hit").first.wait_for()
@@ -38,9 +34,7 @@ def test_results_appear_while_one_types_with_the_parts_of_their_scores(
 
 
 @pytest.mark.slow
-def test_answer_that_is_not_wanted_any_more_is_never_shown(
-    visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
-) -> None:
+def test_answer_that_is_not_wanted_any_more_is_never_shown(visit, ask, titles):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     late: list[Any] = []
@@ -58,9 +52,7 @@ def test_answer_that_is_not_wanted_any_more_is_never_shown(
 
 
 @pytest.mark.slow
-def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_followed(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_followed(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     for label, expected in (("Documents", "document"), ("Passages", "chunk"), ("Both", "both")):
@@ -75,9 +67,7 @@ def test_granularity_and_bm25_are_what_is_asked_and_an_address_by_hand_is_follow
     assert tab.locator("[name=granularity][value=chunk]").is_checked()
 
 
-def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches_can_be_left_out(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches_can_be_left_out(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.click("#add-filter")
@@ -112,9 +102,7 @@ def test_filters_are_rows_that_make_the_apis_tree_and_those_that_nothing_matches
     tab.locator(".filter").nth(1).wait_for()
 
 
-def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.route(
@@ -131,15 +119,13 @@ def test_problem_is_told_in_its_own_words_and_takes_the_place_of_older_hits(
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def renewed(reply: dict[str, Any]) -> Callable[[Any], None]:
+def renewed(reply):
     """Give a reply as if a newer generation were served."""
     return lambda route: route.fulfill(json={**reply, "generation": 2})
 
 
 @pytest.mark.slow
-def test_answer_of_another_generation_renews_what_is_shown(
-    visit: Callable[..., Any], address: str, ask: Callable[..., None]
-) -> None:
+def test_answer_of_another_generation_renews_what_is_shown(visit, address, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -158,13 +144,8 @@ def test_answer_of_another_generation_renews_what_is_shown(
 
 
 def test_server_with_keys_is_asked_with_the_key_that_is_entered(
-    new_tab: Callable[[], Any],
-    page_root: Path,
-    start: Callable[..., str],
-    tmp_path: Path,
-    ask: Callable[..., None],
-    titles: Callable[[Any], list[str]],
-) -> None:
+    new_tab, page_root, start, tmp_path, ask, titles
+):
     keys = tmp_path / "keys.json"
     _, token = KeyFile(keys).create("reader", restriction={"type": "eq", "key": "tenant", "value": "zenith"})
     guarded = start(ServeSettings(root=page_root, keys_file=keys, deadline_seconds=300.0))
@@ -185,7 +166,7 @@ def test_server_with_keys_is_asked_with_the_key_that_is_entered(
 
 
 @pytest.mark.slow
-def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., Any]) -> None:
+def test_words_of_the_clusters_are_offered_to_begin_with(visit):
     tab = visit()
     offer = tab.locator("#suggestions button").first
     words = offer.inner_text()
@@ -196,10 +177,10 @@ def test_words_of_the_clusters_are_offered_to_begin_with(visit: Callable[..., An
 
 
 @pytest.mark.slow
-def test_collection_that_is_being_opened_is_waited_for(new_tab: Callable[[], Any], address: str) -> None:
+def test_collection_that_is_being_opened_is_waited_for(new_tab, address):
     left = ["first", "second"]
 
-    def opening(route: Any) -> None:
+    def opening(route):
         if left:
             left.pop()
             problem = {
@@ -227,9 +208,7 @@ def test_collection_that_is_being_opened_is_waited_for(new_tab: Callable[[], Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("join", ["and", "or"])
-def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(
-    visit: Callable[..., Any], address: str, join: str
-) -> None:
+def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(visit, address, join):
     reply = httpx2.get(f"{address}/v1/collections/stones", timeout=None).json()
     leaves = [{"type": "eq", "key": "polished", "value": False}, {"type": "gt", "key": "year", "value": 0}]
     tab = visit()
@@ -255,14 +234,12 @@ def test_filters_of_an_address_are_joined_as_it_says_whatever_was_before(
 class Shortest:
     """A cross-encoder that prefers short passages."""
 
-    def score(self, _: str, texts: Sequence[str]) -> np.ndarray:
+    def score(self, _, texts):
         return np.array([-float(len(text)) for text in texts])
 
 
 @pytest.mark.slow
-def test_rerank_is_offered_where_the_server_can_and_off_until_asked(
-    visit: Callable[..., Any], page_root: Path, start: Callable[..., str], ask: Callable[..., None]
-) -> None:
+def test_rerank_is_offered_where_the_server_can_and_off_until_asked(visit, page_root, start, ask):
     without = visit()
     ask(without, "basalt", "Basalt")
     assert (

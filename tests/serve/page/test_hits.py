@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import pytest
 
 pytestmark = pytest.mark.xdist_group("page")
@@ -15,7 +12,7 @@ LONG = (
 )
 
 
-def named(text: str, *words: str, start: int = 0) -> list[dict[str, Any]]:
+def named(text, *words, start=0):
     """Return highlights of words of a text that begins at a character, each answering itself and "stone"."""
     places = sorted((start + text.index(word), word) for word in words)
     return [
@@ -24,7 +21,7 @@ def named(text: str, *words: str, start: int = 0) -> list[dict[str, Any]]:
     ]
 
 
-def hit(number: int, text: str = LONG, start: int = 70, **fields: Any) -> dict[str, Any]:
+def hit(number, text=LONG, start=70, **fields):
     passage = {
         "start_char": start, "end_char": start + len(text), "score": 0.5, "scores": {}, "text": text,
         "highlights": [], "title_highlights": [],
@@ -36,12 +33,10 @@ def hit(number: int, text: str = LONG, start: int = 70, **fields: Any) -> dict[s
 
 
 @pytest.fixture
-def answer(visit: Callable[..., Any], ask: Callable[..., None]) -> Callable[..., Any]:
+def answer(visit, ask):
     """Return what shows hits as the answer to a query in a new tab."""
 
-    def run(
-        *hits: dict[str, Any], query: str = "stones on the way", warnings: Sequence[str] = (), **options: Any
-    ) -> Any:
+    def run(*hits, query="stones on the way", warnings=(), **options):
         tab = visit(**options)
         reply = {
             "query": query,
@@ -58,14 +53,14 @@ def answer(visit: Callable[..., Any], ask: Callable[..., None]) -> Callable[...,
 
 
 @pytest.mark.slow
-def test_three_hits_fit_on_a_laptop(answer: Callable[..., Any]) -> None:
+def test_three_hits_fit_on_a_laptop(answer):
     tab = answer(*(hit(number) for number in range(5)), viewport={"width": 1366, "height": 768})
     third = tab.locator(".hit").nth(2).bounding_box()
     assert third["y"] + third["height"] <= 768
     assert tab.locator(".hit-foot").first.bounding_box()["height"] < 30
 
 
-def test_score_and_further_passages_are_folded_until_asked(answer: Callable[..., Any]) -> None:
+def test_score_and_further_passages_are_folded_until_asked(answer):
     tab = answer(hit(0))
     assert not tab.locator(".parts").is_visible()
     assert tab.locator(".passage:visible").count() == 1
@@ -79,7 +74,7 @@ def test_score_and_further_passages_are_folded_until_asked(answer: Callable[...,
     assert not tab.locator(".parts").is_visible()
 
 
-def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer: Callable[..., Any]) -> None:
+def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer):
     cases = [
         (LONG, 70, "Stones are set\none upon another.\n    first = stone\nThey mark"),
         ("the end of it. Then", 0, "the end"),
@@ -102,7 +97,7 @@ def test_passage_keeps_its_lines_and_begins_with_a_sentence(answer: Callable[...
     assert tab.locator("q").first.evaluate("q => getComputedStyle(q).whiteSpace").startswith("pre-wrap")
 
 
-def test_marked_are_the_words_that_the_answer_names_and_no_others(answer: Callable[..., Any]) -> None:
+def test_marked_are_the_words_that_the_answer_names_and_no_others(answer):
     passage = hit(0)["passages"][0] | {"highlights": named(LONG, "Stones", "way", "the", start=70)}
     passage["highlights"][0]["weight"] = 0.4
     title = named("Stone 0", "Stone")
@@ -118,7 +113,7 @@ def test_marked_are_the_words_that_the_answer_names_and_no_others(answer: Callab
     assert second.locator("b").count() == 0
 
 
-def test_a_passage_shows_its_page(answer: Callable[..., Any]) -> None:
+def test_a_passage_shows_its_page(answer):
     passage = hit(0)["passages"][0]
     tab = answer(hit(0, passages=[passage | {"page": "sheet Prices"}]), hit(1))
     assert tab.locator(".place").all_text_contents() == ["sheet Prices"]
@@ -132,7 +127,7 @@ ALL_MARKED_ARE_SEEN = """() => [...document.querySelectorAll("q")].every((q) => 
 
 
 @pytest.mark.slow
-def test_marked_words_are_seen_however_narrow_the_page_is(answer: Callable[..., Any]) -> None:
+def test_marked_words_are_seen_however_narrow_the_page_is(answer):
     words = [f"flint{number}" for number in range(6)]
     text = "".join(f"It was said of {word} {'that it lasts ' * 20}. " for word in words)
     passage = hit(0, text)["passages"][0] | {"highlights": named(text, *words, start=70)}
@@ -144,9 +139,7 @@ def test_marked_words_are_seen_however_narrow_the_page_is(answer: Callable[..., 
         tab.wait_for_function(ALL_MARKED_ARE_SEEN)
 
 
-def test_warnings_of_an_answer_are_shown_until_the_next(
-    answer: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_warnings_of_an_answer_are_shown_until_the_next(answer, ask):
     tab = answer(hit(0), warnings=["no word carries <weight>"])
     assert tab.locator(".warnings li").all_text_contents() == ["no word carries <weight>"]
     tab.unroute("**/search")
@@ -154,7 +147,7 @@ def test_warnings_of_an_answer_are_shown_until_the_next(
     assert tab.locator(".warnings li").count() == 0
 
 
-def test_values_are_written_for_a_person(visit: Callable[..., Any]) -> None:
+def test_values_are_written_for_a_person(visit):
     cases = [
         (2012, "int64", "2012"),
         (1234567, "int64", "1,234,567"),
@@ -170,7 +163,7 @@ def test_values_are_written_for_a_person(visit: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_words_are_explained_where_they_stand_by_keys_too(answer: Callable[..., Any]) -> None:
+def test_words_are_explained_where_they_stand_by_keys_too(answer):
     tab = answer(hit(0))
     tab.click(".total")
     tab.locator(".part .term", has_text="BM25").first.focus()
@@ -187,7 +180,7 @@ def test_words_are_explained_where_they_stand_by_keys_too(answer: Callable[..., 
 
 
 @pytest.mark.slow
-def test_page_does_not_jump_while_it_loads(visit: Callable[..., Any]) -> None:
+def test_page_does_not_jump_while_it_loads(visit):
     """Cumulative Layout Shift: below 0.1 is good."""
     tab = visit("#collection=stones&q=basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()

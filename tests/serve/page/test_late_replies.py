@@ -19,10 +19,10 @@ FOCUSED_HIT = "document.activeElement.closest('.hit')?.dataset.id"
 
 
 @pytest.fixture
-def arrive(visit: Callable[..., Any]) -> Callable[..., Any]:
+def arrive(visit):
     """Return what calls ``prepare(tab)`` and then sends the tab to an address with a state."""
 
-    def run(prepare: Callable[[Any], object], **state: str) -> Any:
+    def run(prepare, **state):
         tab = visit("")
         prepare(tab)
         tab.goto(f"{tab.url.split('#')[0]}?again#{urlencode(state)}", wait_until="commit")
@@ -31,21 +31,21 @@ def arrive(visit: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def refuse(tab: Any, pattern: str) -> None:
+def refuse(tab, pattern):
     """Let requests fail, with a status that leaves a browser's console silent."""
     tab.route(pattern, lambda route: route.fulfill(status=299, body="not JSON"))
 
 
-def body_of(request: Any) -> dict[str, Any]:
+def body_of(request):
     return request.value.post_data_json
 
 
-def is_search(request: Any) -> bool:
+def is_search(request):
     return request.url.endswith("/search")
 
 
 @pytest.mark.parametrize("pattern", ["**/v1/collections", DESCRIPTION])
-def test_address_outlives_a_failure_typing_and_another_try(arrive: Callable[..., Any], pattern: str) -> None:
+def test_address_outlives_a_failure_typing_and_another_try(arrive, pattern):
     tab = arrive(
         lambda tab: refuse(tab, pattern),
         collection="stones",
@@ -68,7 +68,7 @@ def test_address_outlives_a_failure_typing_and_another_try(arrive: Callable[...,
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_another_try_shows_the_collection_although_nothing_is_asked(arrive: Callable[..., Any]) -> None:
+def test_another_try_shows_the_collection_although_nothing_is_asked(arrive):
     tab = arrive(lambda tab: refuse(tab, DESCRIPTION), collection="stones")
     tab.locator("#notice:not([hidden])").wait_for()
     tab.unroute(DESCRIPTION)
@@ -78,7 +78,7 @@ def test_another_try_shows_the_collection_although_nothing_is_asked(arrive: Call
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_another_try_loads_a_map_that_failed(arrive: Callable[..., Any], rows: list[dict[str, Any]]) -> None:
+def test_another_try_loads_a_map_that_failed(arrive, rows):
     tab = arrive(lambda tab: refuse(tab, "**/map"), collection="stones")
     tab.locator("#notice:not([hidden])").wait_for()
     tab.unroute("**/map")
@@ -86,9 +86,7 @@ def test_another_try_loads_a_map_that_failed(arrive: Callable[..., Any], rows: l
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
 
 
-def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(
-    arrive: Callable[..., Any], hold: Hold
-) -> None:
+def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive, hold):
     held: list[Any] = []
     searches: list[dict[str, Any]] = []
     tab = arrive(
@@ -103,9 +101,7 @@ def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(
     assert [search["filters"] for search in searches] == [ONLY_ACME]
 
 
-def test_collection_that_is_left_before_it_is_described_is_called_off(
-    arrive: Callable[..., Any], hold: Hold
-) -> None:
+def test_collection_that_is_left_before_it_is_described_is_called_off(arrive, hold):
     held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, DESCRIPTION)), collection="stones", q="basalt")
     description = held[0].first()
@@ -116,9 +112,7 @@ def test_collection_that_is_left_before_it_is_described_is_called_off(
     assert tab.title() == "pebbles · Cairn"
 
 
-def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_other(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
+def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_other(visit, ask, hold):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/v1/collections/pebbles")
@@ -134,9 +128,7 @@ def test_hits_of_a_collection_go_with_it_and_the_next_question_waits_for_the_oth
     assert [url.split("/collections/")[1] for url in searches] == ["pebbles/search"]
 
 
-def test_answer_for_a_collection_that_was_left_is_called_off(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
+def test_answer_for_a_collection_that_was_left_is_called_off(visit, ask, hold):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/stones/search")
@@ -149,9 +141,7 @@ def test_answer_for_a_collection_that_was_left_is_called_off(
 
 
 @pytest.mark.parametrize("view", ["map", "health"])
-def test_view_that_is_chosen_before_the_collections_came_stays(
-    arrive: Callable[..., Any], hold: Hold, view: str
-) -> None:
+def test_view_that_is_chosen_before_the_collections_came_stays(arrive, hold, view):
     held: list[Any] = []
     tab = arrive(lambda tab: held.append(hold(tab, "**/v1/collections")), collection="stones")
     found = held[0].first()
@@ -161,9 +151,7 @@ def test_view_that_is_chosen_before_the_collections_came_stays(
     assert tab.locator(f"#tab-{view}[aria-selected=true]").count() == 1
 
 
-def test_description_without_a_column_takes_its_filter_away_and_asks_again(
-    visit: Callable[..., Any], ask: Callable[..., None], address: str
-) -> None:
+def test_description_without_a_column_takes_its_filter_away_and_asks_again(visit, ask, address):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator(".hit .chip", has_text="tenant").first.click()
@@ -188,9 +176,7 @@ def test_description_without_a_column_takes_its_filter_away_and_asks_again(
     assert "filters" not in tab.evaluate("location.hash")
 
 
-def test_filter_that_is_added_after_another_collection_was_chosen_has_its_columns(
-    visit: Callable[..., Any], ask: Callable[..., None], address: str
-) -> None:
+def test_filter_that_is_added_after_another_collection_was_chosen_has_its_columns(visit, ask, address):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.click("#add-filter")
@@ -203,9 +189,7 @@ def test_filter_that_is_added_after_another_collection_was_chosen_has_its_column
     assert tab.locator(".filter option[value=polished]").count() == 1
 
 
-def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
-    visit: Callable[..., Any], hold: Hold, rows: list[dict[str, Any]]
-) -> None:
+def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(visit, hold, rows):
     tab = visit()
     canvas = tab.locator(f"#map canvas[data-points='{len(rows)}']")
     canvas.wait_for()
@@ -225,9 +209,7 @@ def test_pointer_finds_nothing_on_the_map_of_a_collection_that_was_left(
     assert tab.locator(".map-label").is_hidden()
 
 
-def test_address_that_is_changed_while_one_types_wins(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_address_that_is_changed_while_one_types_wins(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.evaluate(
@@ -240,7 +222,7 @@ def test_address_that_is_changed_while_one_types_wins(
     assert tab.title() == "pebbles · Cairn"
 
 
-def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[..., Any], hold: Hold) -> None:
+def test_of_two_addresses_the_later_holds_whatever_comes_first(visit, hold):
     tab = visit("#collection=stones")
     tab.locator("#holds", has_text="generation 1").wait_for()
     held = hold(tab, DESCRIPTION)
@@ -256,7 +238,7 @@ def test_of_two_addresses_the_later_holds_whatever_comes_first(visit: Callable[.
     assert tab.locator(".filter").count() == 0
 
 
-def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], hold: Hold) -> None:
+def test_what_is_typed_before_the_page_runs_is_kept(arrive, hold):
     held: list[Any] = []
     tab = arrive(
         lambda tab: held.append(hold(tab, "**/page/page.js")), collection="stones", q="old", bm25="off"
@@ -268,7 +250,7 @@ def test_what_is_typed_before_the_page_runs_is_kept(arrive: Callable[..., Any], 
     assert (body_of(request)["query"], body_of(request)["hybrid"]) == ("granite", False)
 
 
-def press_before_the_text_comes(tab: Any, key: str, ask: Callable[..., None], hold: Hold) -> None:
+def press_before_the_text_comes(tab, key, ask, hold):
     """Open the best document and press a key while its text is on its way."""
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/documents/**")
@@ -278,26 +260,20 @@ def press_before_the_text_comes(tab: Any, key: str, ask: Callable[..., None], ho
     text.continue_()
 
 
-def test_keys_wait_for_the_document_that_is_opened(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
+def test_keys_wait_for_the_document_that_is_opened(visit, ask, hold):
     tab = visit()
     press_before_the_text_comes(tab, "n", ask, hold)
     tab.locator("#document .steps", has_text="passage 1 of").wait_for()
 
 
-def test_document_takes_no_focus_from_who_went_on_meanwhile(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
+def test_document_takes_no_focus_from_who_went_on_meanwhile(visit, ask, hold):
     tab = visit()
     press_before_the_text_comes(tab, "/", ask, hold)
     tab.locator("mark.active").first.wait_for()
     assert tab.evaluate("document.activeElement.id") == "query"
 
 
-def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
+def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(visit, ask, hold):
     """What is called off while its body is on the way has a status that says all is well."""
     tab = visit()
     ask(tab, "basalt", "Basalt")
@@ -326,9 +302,7 @@ def test_document_whose_text_is_broken_off_for_another_leaves_that_alone(
     assert tab.locator("#notice").is_hidden()
 
 
-def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(
-    visit: Callable[..., Any], ask: Callable[..., None], hold: Hold
-) -> None:
+def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(visit, ask, hold):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     held = hold(tab, "**/search")
@@ -342,12 +316,10 @@ def test_answer_that_comes_while_one_moves_among_the_hits_keeps_the_place(
     assert tab.evaluate(FOCUSED_HIT) == place
 
 
-def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
-    new_tab: Callable[[], Any], address: str, ask: Callable[..., None]
-) -> None:
+def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(new_tab, address, ask):
     left = ["once"]
 
-    def overloaded(route: Any) -> None:
+    def overloaded(route):
         if not left:
             return route.continue_()
         left.pop()
@@ -368,11 +340,9 @@ def test_status_of_an_answer_comes_back_when_another_request_was_waited_for(
     assert tab.inner_text("#status") == said
 
 
-def test_second_refusal_leaves_the_key_that_is_being_typed(
-    new_tab: Callable[[], Any], address: str, ask: Callable[..., None], hold: Hold
-) -> None:
+def test_second_refusal_leaves_the_key_that_is_being_typed(new_tab, address, ask, hold):
 
-    def refusal(title: str) -> dict[str, Any]:
+    def refusal(title):
         return {"status": 401, "json": {"type": "urn:x", "title": title, "status": 401}}
 
     tab = new_tab()

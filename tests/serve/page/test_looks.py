@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import httpx2
 import pytest
 
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def test_keys_alone_find_open_read_and_go_back(
-    visit: Callable[..., Any], titles: Callable[[Any], list[str]]
-) -> None:
+def test_keys_alone_find_open_read_and_go_back(visit, titles):
     tab = visit()
     tab.locator("#collection option").first.wait_for(state="attached")
     tab.locator("#theme").focus()
@@ -39,7 +34,7 @@ def test_keys_alone_find_open_read_and_go_back(
 
 
 @pytest.mark.slow
-def test_colours_follow_the_system_until_one_chooses(visit: Callable[..., Any]) -> None:
+def test_colours_follow_the_system_until_one_chooses(visit):
     ground = "getComputedStyle(document.body).backgroundColor"
     light, dark = (visit(media={"color_scheme": scheme}) for scheme in ("light", "dark"))
     assert light.evaluate(ground) != dark.evaluate(ground)
@@ -83,12 +78,12 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.slow
-def test_all_text_can_be_read_against_its_ground(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_all_text_can_be_read_against_its_ground(visit, ask):
     """WCAG 2.2, 1.4.3: 4.5 to 1, whatever is shown, in both colour schemes."""
     tab = visit(media={"reduced_motion": "reduce"})
     seen: list[tuple[str, float, str]] = []
 
-    def look() -> None:
+    def look():
         for scheme in ("light", "dark"):
             tab.emulate_media(color_scheme=scheme)
             seen.extend((scheme, contrast, text) for contrast, text in tab.evaluate(CONTRASTS))
@@ -116,9 +111,7 @@ def test_all_text_can_be_read_against_its_ground(visit: Callable[..., Any], ask:
 
 
 @pytest.mark.slow
-def test_tab_key_passes_everything_and_shows_where_it_is(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_tab_key_passes_everything_and_shows_where_it_is(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -144,9 +137,7 @@ def test_tab_key_passes_everything_and_shows_where_it_is(
 
 
 @pytest.mark.slow
-def test_phone_has_one_view_at_a_time_and_nothing_is_wider(
-    visit: Callable[..., Any], ask: Callable[..., None], evil: str
-) -> None:
+def test_phone_has_one_view_at_a_time_and_nothing_is_wider(visit, ask, evil):
     tab = visit(viewport={"width": 320, "height": 800}, has_touch=True, is_mobile=True)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for width in (320, 390):
@@ -171,9 +162,7 @@ def test_phone_has_one_view_at_a_time_and_nothing_is_wider(
         ] == [name]
 
 
-def test_health_shows_the_figures_of_the_api(
-    visit: Callable[..., Any], address: str, patience_milliseconds: float
-) -> None:
+def test_health_shows_the_figures_of_the_api(visit, address, patience_milliseconds):
     tab = visit()
     tab.locator("#holds", has_text="generation 1").wait_for()  # keys are heard once the page runs
     tab.locator("#tab-map[aria-selected=true]").focus()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import httpx2
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.xdist_group("page")
 
 
-def painted(tab: Any) -> list[list[float]]:
+def painted(tab):
     """Return some places on the map's canvas, in CSS pixels, where something coloured is."""
     return tab.evaluate(
         """() => {
@@ -33,9 +30,7 @@ def painted(tab: Any) -> list[list[float]]:
     )
 
 
-def test_map_shows_every_document_and_lights_the_hits(
-    visit: Callable[..., Any], ask: Callable[..., None], rows: list[dict[str, Any]]
-) -> None:
+def test_map_shows_every_document_and_lights_the_hits(visit, ask, rows):
     tab = visit()
     tab.locator(f"#map canvas[data-points='{len(rows)}'][data-hits='0']").wait_for()
     assert painted(tab)
@@ -48,9 +43,7 @@ def test_map_shows_every_document_and_lights_the_hits(
     tab.locator("#map canvas[data-hits='0']").wait_for()
 
 
-def test_point_under_the_pointer_has_its_title_and_opens(
-    visit: Callable[..., Any], ask: Callable[..., None], rows: list[dict[str, Any]], evil: str
-) -> None:
+def test_point_under_the_pointer_has_its_title_and_opens(visit, ask, rows, evil):
     tab = visit()
     ask(tab, "obsidian cuts", evil)
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -68,9 +61,7 @@ def test_point_under_the_pointer_has_its_title_and_opens(
 
 
 @pytest.mark.slow
-def test_every_document_of_the_map_is_reached_by_arrow_keys(
-    visit: Callable[..., Any], rows: list[dict[str, Any]]
-) -> None:
+def test_every_document_of_the_map_is_reached_by_arrow_keys(visit, rows):
     tab = visit()
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
     reached = tab.evaluate(
@@ -92,9 +83,7 @@ def test_every_document_of_the_map_is_reached_by_arrow_keys(
 
 
 @pytest.mark.slow
-def test_map_is_gone_about_by_keys_alone(
-    visit: Callable[..., Any], ask: Callable[..., None], titles: Callable[[Any], list[str]]
-) -> None:
+def test_map_is_gone_about_by_keys_alone(visit, ask, titles):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator("#map canvas[data-hits='20']").wait_for()
@@ -126,13 +115,13 @@ def test_map_is_gone_about_by_keys_alone(
     assert tab.locator(".map-label strong").inner_text() == here
 
 
-def press(tab: Any, key: str, said: Any) -> str:
+def press(tab, key, said):
     tab.keyboard.press(key)
     return said.inner_text()
 
 
 @pytest.mark.slow
-def test_legend_names_clusters_and_makes_one_stand_out(visit: Callable[..., Any], address: str) -> None:
+def test_legend_names_clusters_and_makes_one_stand_out(visit, address):
     tab = visit()
     tab.click("#legend-toggle")
     found = httpx2.get(f"{address}/v1/collections/stones/map", timeout=120.0).json()["clusters"]
@@ -185,9 +174,7 @@ TO_OKLAB = np.array(
 
 
 @pytest.mark.slow
-def test_colours_of_63_clusters_stand_out_from_the_ground_and_from_those_beside_them(
-    visit: Callable[..., Any],
-) -> None:
+def test_colours_of_63_clusters_stand_out_from_the_ground_and_from_those_beside_them(visit):
     """WCAG 2.2, 1.4.11: 3 to 1 against the ground.
 
     No colour twice, and between those that follow one another four times what an eye just notices (0.02),
@@ -212,12 +199,12 @@ def test_colours_of_63_clusters_stand_out_from_the_ground_and_from_those_beside_
             assert apart.min() >= 0.08, (scheme, eye)
 
 
-def linear_of(colour: list[int]) -> list[float]:
+def linear_of(colour):
     return [part / 255 / 12.92 if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
 
 
 @pytest.mark.slow
-def test_regions_of_the_map_have_hues_of_their_own(visit: Callable[..., Any]) -> None:
+def test_regions_of_the_map_have_hues_of_their_own(visit):
     """Clusters in one direction from the middle have like hues, those in opposite directions unlike ones."""
     tab = visit()
     hues = tab.evaluate(
@@ -236,7 +223,7 @@ def test_regions_of_the_map_have_hues_of_their_own(visit: Callable[..., Any]) ->
         }"""
     )
 
-    def apart(one: float, other: float) -> float:
+    def apart(one, other):
         return abs((one - other + 180) % 360 - 180)
 
     assert max(apart(hues[n], hues[(n + 1) % 63]) for n in range(63)) < 40
@@ -244,7 +231,7 @@ def test_regions_of_the_map_have_hues_of_their_own(visit: Callable[..., Any]) ->
 
 
 @pytest.mark.slow
-def test_legend_covers_nothing_of_the_map(visit: Callable[..., Any]) -> None:
+def test_legend_covers_nothing_of_the_map(visit):
     tab = visit()
     tab.click("#legend-toggle")
     for viewport in ({"width": 1366, "height": 768}, {"width": 390, "height": 780}):
@@ -257,9 +244,7 @@ def test_legend_covers_nothing_of_the_map(visit: Callable[..., Any]) -> None:
 
 
 @pytest.mark.slow
-def test_progress_of_a_map_that_is_drawn_is_a_bar(
-    visit: Callable[..., Any], hold: Callable[[Any, str], Any], rows: list[dict[str, Any]]
-) -> None:
+def test_progress_of_a_map_that_is_drawn_is_a_bar(visit, hold, rows):
     tab = visit("")
     held = hold(tab, "**/stones/map")
     tab.goto(f"{tab.url.split('#')[0]}?again#collection=stones")
@@ -274,7 +259,7 @@ def test_progress_of_a_map_that_is_drawn_is_a_bar(
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
 
 
-def test_map_and_health_count_the_clusters_as_status_does(visit: Callable[..., Any], page_root: Path) -> None:
+def test_map_and_health_count_the_clusters_as_status_does(visit, page_root):
     from cairn.pipeline.collection import open_collection
 
     sizes = open_collection("stones", root=page_root).status()["cluster_sizes"]

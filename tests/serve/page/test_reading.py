@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import httpx2
 import pytest
 
@@ -15,15 +12,7 @@ pytestmark = pytest.mark.xdist_group("page")
     ("query", "doc_id", "title"),
     [("pumice river", "astral/🪨", "Letters 🏔🪨"), ("basalt river", "plain/basalt", "Basalt")],
 )
-def test_marked_passages_stand_at_the_spans_the_api_gives(
-    visit: Callable[..., Any],
-    address: str,
-    query: str,
-    doc_id: str,
-    title: str,
-    ask: Callable[..., None],
-    rows: list[dict[str, Any]],
-) -> None:
+def test_marked_passages_stand_at_the_spans_the_api_gives(visit, address, query, doc_id, title, ask, rows):
     tab = visit()
     with tab.expect_response("**/search") as response:
         ask(tab, query, title)
@@ -49,9 +38,7 @@ def test_marked_passages_stand_at_the_spans_the_api_gives(
     assert {position for mark in marks for position in range(int(mark["start"]), int(mark["end"]))} == covered
 
 
-def test_text_that_looks_like_markup_stays_text(
-    visit: Callable[..., Any], ask: Callable[..., None], evil: str
-) -> None:
+def test_text_that_looks_like_markup_stays_text(visit, ask, evil):
     tab = visit()
     ask(tab, "obsidian cuts", evil)
     tab.locator(".hit .open", has_text="onerror").first.click()
@@ -63,7 +50,7 @@ def test_text_that_looks_like_markup_stays_text(
 
 
 @pytest.mark.slow
-def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit: Callable[..., Any]) -> None:
+def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit):
     tab = visit()
     whole = "a😀bé𐍈c🪨d" * 9
     spans = [(3, 11), (8, 20), (8, 20), (30, 31), (50, 72), (60, 400)]
@@ -82,9 +69,7 @@ def test_segments_cover_a_text_once_and_say_which_passages_they_are_of(visit: Ca
 
 
 @pytest.mark.slow
-def test_long_document_is_read_where_its_passage_stands(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_long_document_is_read_where_its_passage_stands(visit, ask):
     tab = visit()
     text = "".join(f"{number:09d}\n" for number in range(50_000))
     spans = [(450_000, 450_040), (90, 120)]
@@ -104,7 +89,7 @@ def test_long_document_is_read_where_its_passage_stands(
         "passages": passages,
     }
 
-    def stretch(route: Any) -> None:
+    def stretch(route):
         params = httpx2.URL(route.request.url).params
         start = int(params["start_char"])
         piece = text[start : start + int(params["max_characters"])]
@@ -140,9 +125,7 @@ def test_long_document_is_read_where_its_passage_stands(
 
 
 @pytest.mark.slow
-def test_text_runs_in_the_direction_of_its_script(
-    visit: Callable[..., Any], ask: Callable[..., None]
-) -> None:
+def test_text_runs_in_the_direction_of_its_script(visit, ask):
     tab = visit()
     ask(tab, "נהר", "אבני דרך")
     hit = tab.locator(".hit", has_text="אבני דרך").first

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cairn.pipeline.serve.settings import ServeSettings
@@ -20,15 +18,13 @@ DROP = """files => {
 
 
 @pytest.fixture(scope="module")
-def writable(page_root: Path, start: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> str:
+def writable(page_root, start, tmp_path_factory):
     root = shutil.copytree(page_root, tmp_path_factory.mktemp("writable") / "root")
     return start(ServeSettings(root=Path(root), writable=True, deadline_seconds=300.0))
 
 
 @pytest.mark.slow
-def test_dropped_files_are_found_corrected_and_deleted(
-    visit: Callable[..., Any], ask: Callable[..., None], writable: str
-) -> None:
+def test_dropped_files_are_found_corrected_and_deleted(visit, ask, writable):
     tab = visit("#collection=pebbles", at=writable)
     tab.locator(".drop").wait_for()
     ask(tab, "chrysolite", "Granite")
@@ -45,7 +41,7 @@ def test_dropped_files_are_found_corrected_and_deleted(
     tab.locator(".hit .open", has_text="Peridot").click()
     answers, asked = [False, True], list[str]()
 
-    def answer(question: Any) -> None:
+    def answer(question):
         asked.append(question.message)
         (question.accept if answers.pop(0) else question.dismiss)()
 
@@ -60,9 +56,7 @@ def test_dropped_files_are_found_corrected_and_deleted(
 
 
 @pytest.mark.slow
-def test_first_files_make_a_collection(
-    visit: Callable[..., Any], ask: Callable[..., None], start: Callable[..., str], tmp_path: Path
-) -> None:
+def test_first_files_make_a_collection(visit, ask, start, tmp_path):
     address = start(ServeSettings(root=tmp_path, writable=True, deadline_seconds=300.0))
     tab = visit("", at=address)
     tab.locator(".drop").wait_for()
@@ -77,7 +71,7 @@ def test_first_files_make_a_collection(
     assert tab.request.get(f"{address}/v1/collections/gems").json()["generation"] == 1
 
 
-def test_server_that_takes_no_writes_offers_none(visit: Callable[..., Any], ask: Callable[..., None]) -> None:
+def test_server_that_takes_no_writes_offers_none(visit, ask):
     tab = visit()
     ask(tab, "basalt", "Basalt")
     tab.locator(".hit .open").first.click()

@@ -1,0 +1,514 @@
+"""Maps of a collection: laid out, named, drawn once for a generation, and given by routes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+import pytest
+from cairn.pipeline.context.drift import measure_drift
+from cairn.pipeline.errors import StorageError, TryAgainError
+from cairn.pipeline.index.generation import open_generation
+from cairn.pipeline.index.layout import SIZES, CollectionLayout
+from cairn.pipeline.serve import corpus_map, map_routes
+from cairn.pipeline.serve.corpus_map import (
+    MAX_TEXT_CHARACTERS,
+    TEXTS_A_CLUSTER,
+    MapCache,
+    densest_place,
+    draw_map,
+    lay_out,
+    name_clusters,
+    place,
+    telling_texts,
+)
+from cairn.pipeline.serve.keys import KeyFile
+from cairn.pipeline.serve.problems import ProblemError
+from cairn.pipeline.serve.settings import ServeSettings
+
+
+def groups(count, each, dim=16, seed=0):
+    """Unit vectors in ``count`` tight groups."""
+    generator = np.random.default_rng(seed)
+    vectors = np.repeat(generator.normal(size=(count, dim)), each, axis=0) + 0.05 * generator.normal(
+        size=(count * each, dim)
+    )
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_layout_keeps_groups_together_and_apart():
+    places = lay_out(groups(4, 30))
+    middles = places.reshape(4, 30, 2).mean(axis=1)
+    distances = np.linalg.norm(places[:, None] - middles[None], axis=2)
+    assert (distances.argmin(axis=1) == np.repeat(np.arange(4), 30)).all()
+
+
+def test_layout_fills_the_square_and_is_the_same_each_time():
+    places = lay_out(groups(3, 20))
+    assert np.abs(places).max() == pytest.approx(1.0, abs=1e-5)
+    assert np.array_equal(places, lay_out(groups(3, 20)))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 9])
+def test_few_documents_are_laid_out_too(count):
+    places = lay_out(groups(9, 1)[:count])
+    assert places.shape == (count, 2)
+    assert np.isfinite(places).all()
+
+
+def test_layout_ends_early_where_nobody_wants_it_any_more():
+    told: list[float] = []
+
+    def report(share):
+        told.append(share)
+        if len(told) == 2:
+            raise TryAgainError("enough")
+
+    with pytest.raises(TryAgainError, match="enough"):
+        lay_out(groups(3, 20), report)
+    assert len(told) == 2
+
+
+def test_layout_reports_shares_that_grow_to_one():
+    told: list[float] = []
+    lay_out(groups(3, 20), told.append)
+    assert told == sorted(set(told))
+    assert told[0] > 0
+    assert told[-1] == 1.0
+
+
+def test_many_begin_between_a_first_sample_and_find_their_own_neighbours(monkeypatch):
+    vectors = groups(60, 5)
+    monkeypatch.setattr(corpus_map, "FIRST_SAMPLE", 30)
+    told: list[float] = []
+    moved = lay_out(vectors, told.append)
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    first = np.linspace(0, len(vectors) - 1, 30).astype(np.int64)
+    between = place(vectors, vectors[first], lay_out(vectors[first]))
+    assert own_group_share(between) < 0.9
+    assert own_group_share(moved) > 0.95
+
+
+def own_group_share(places):
+    """Return how often the nearest four of a place are of its group of five."""
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2)
+    np.fill_diagonal(distances, np.inf)
+    nearest = distances.argsort(axis=1)[:, :4]
+    return float((nearest // 5 == np.arange(len(places))[:, None] // 5).mean())
+
+
+def test_documents_that_are_all_alike_stand_in_one_place():
+    assert not lay_out(np.repeat(groups(1, 1), 40, axis=0)).any()
+
+
+def test_others_are_placed_beside_their_neighbours():
+    vectors = groups(4, 30)
+    sample = np.arange(0, 120, 2)
+    laid_out = lay_out(vectors[sample])
+    middles = laid_out.reshape(4, 15, 2).mean(axis=1)
+    placed = place(vectors[1::2], vectors[sample], laid_out)
+    assert (
+        np.linalg.norm(placed[:, None] - middles[None], axis=2).argmin(axis=1) == np.repeat(np.arange(4), 15)
+    ).all()
+
+
+def test_map_of_a_large_collection_is_of_an_even_part(served_root, monkeypatch):
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 7)
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_SAMPLE", 4)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
+    drawn = draw_map(generation, np.arange(20))
+    assert drawn.positions_N.tolist() == [0, 3, 6, 9, 12, 15, 19]
+    assert drawn.places_N2.shape == (7, 2)
+    assert sum(cluster.documents for cluster in drawn.clusters) == 7
+
+
+def test_map_of_an_even_part_has_every_cluster(served_root, monkeypatch):
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 1)
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
+    drawn = draw_map(generation, np.arange(20))
+    filled = np.unique(generation.cluster_ids)
+    assert len(filled) > 1
+    assert [cluster.cluster for cluster in drawn.clusters] == filled.tolist()
+
+
+def test_label_stands_among_the_documents_of_a_ring_and_of_two_islands():
+    turns = np.linspace(0, 2 * np.pi, 700, endpoint=False) ** 1.05
+    ring = np.stack([np.cos(turns), np.sin(turns)], axis=1).astype(np.float32)
+    assert 0.7 < np.linalg.norm(densest_place(ring)) < 1.1
+    rng = np.random.default_rng(0)
+    islands = np.concatenate([rng.normal(-1, 0.05, (60, 2)), rng.normal(1, 0.05, (61, 2))]).astype(np.float32)
+    assert np.abs(np.abs(densest_place(islands)) - 1).max() < 0.05
+    blob = rng.normal(0.3, 0.1, (2_000, 2)).astype(np.float32)
+    assert np.abs(densest_place(blob) - 0.3).max() < 0.06
+    for few in (blob[:1], np.repeat(blob[:1], 3, axis=0)):
+        assert densest_place(few) == pytest.approx(few[0])
+
+
+def test_clusters_are_named_by_words_that_tell_them_apart():
+    texts = [
+        "The old stone and the path",
+        "An old stone path",
+        "The river is old",
+        "A river for the mill",
+        None,
+        "The 7 of 12",
+    ]
+    names = name_clusters(texts, np.array([0, 0, 1, 1, 2, 2], np.int32))
+    assert names == {0: "path stone", 1: "river mill", 2: ""}
+
+
+def test_name_has_no_function_words_and_no_two_clusters_have_the_same():
+    texts = ["How to walk a path", "How you walk a path", "Walk what path uphill", "Walk which path uphill"]
+    names = name_clusters(texts, np.array([0, 0, 1, 1], np.int32))
+    assert names == {0: "path walk", 1: "uphill path"}
+    alike = name_clusters(["mill stone river", "mill stone river hill"], np.array([0, 1], np.int32))
+    assert len({*alike.values()}) == 2
+    assert name_clusters(["mill", "mill"], np.array([0, 1], np.int32)) == {0: "mill", 1: "mill"}
+
+
+def test_name_says_nothing_twice():
+    texts = ["turtle rawturtle turtles", "turtle rawturtle pen", "logger logging handler", "logger logging"]
+    assert name_clusters(texts, np.array([4, 4, 9, 9], np.int32)) == {4: "rawturtle pen", 9: "logger handler"}
+
+
+def test_documents_without_title_are_known_by_how_their_texts_begin(served_root):
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
+    positions = np.arange(20)
+    rows = generation.fetch_documents(positions, ["title", "text"]).to_pylist()
+    titles = [row["title"] for row in rows]
+    texts = telling_texts(generation, positions, titles, np.zeros(20, np.int32))
+    assert titles.count(None) <= TEXTS_A_CLUSTER
+    assert texts == [row["title"] or row["text"][:MAX_TEXT_CHARACTERS] for row in rows]
+
+
+def test_only_some_short_texts_of_a_cluster_are_read(served_root):
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
+    clusters = np.arange(20, dtype=np.int32) // 18
+    texts = telling_texts(generation, np.arange(20), [None] * 20, clusters)
+    assert [sum(text is not None for text in texts[:18]), sum(text is not None for text in texts[18:])] == [
+        TEXTS_A_CLUSTER,
+        2,
+    ]
+
+
+def test_name_has_no_function_word_of_the_collection_s_languages():
+    texts = ["Die Mühle und der Fluss", "Die Mühle und das Rad", "Der Stein", "Der Stein"]
+    names = name_clusters(texts, np.array([0, 0, 1, 1], np.int32), ("de",))
+    assert names[0].split()[0] == "mühle"
+    assert not {"die", "und", "der", "das"} & set(" ".join(names.values()).split())
+
+
+def key(collection="stones", generation=1, restriction="null"):
+    return collection, generation, "run", restriction
+
+
+def test_all_requests_share_one_entry():
+    made: list[int] = []
+
+    async def run():
+        kept = MapCache()
+        return await asyncio.gather(*(kept.get(key(), lambda: made.append(1) or 7) for _ in range(5)))
+
+    assert asyncio.run(run()) == [7] * 5
+    assert made == [1]
+
+
+def test_entry_that_takes_long_is_there_later():
+    release = threading.Event()
+
+    async def run():
+        kept = MapCache()
+        early = await kept.get(key(), lambda: release.wait(), 0.0)
+        release.set()
+        return early, await kept.get(key(), lambda: False)
+
+    assert asyncio.run(run()) == (None, True)
+
+
+def test_failed_entry_is_computed_again():
+    async def run():
+        kept = MapCache()
+        with pytest.raises(ZeroDivisionError):
+            await kept.get(key(), lambda: 1 / 0)
+        return await kept.get(key(), lambda: 2.0)
+
+    assert asyncio.run(run()) == 2.0
+
+
+def test_what_is_being_computed_is_told_to_end_when_the_server_stops():
+    is_computing = threading.Event()
+
+    async def run():
+        kept = MapCache()
+
+        def compute():
+            while True:
+                kept.report(key(), 0.5)
+                is_computing.set()
+
+        assert await kept.get(key(), compute, 0.0) is None
+        await asyncio.to_thread(is_computing.wait)
+        assert kept.progress(key()) == 0.5
+        kept.stop()
+        with pytest.raises(TryAgainError, match="ask again"):
+            await kept.get(key(), compute)
+        assert kept.progress(key()) == 0.0
+
+    asyncio.run(run())
+
+
+def test_only_the_newest_of_generations_that_follow_one_another_is_computed():
+    """A page asks after each write: what older generations left would never end."""
+    made: list[int] = []
+    is_computing, all_are_asked = threading.Event(), threading.Event()
+
+    async def run():
+        kept = MapCache()
+
+        def first():
+            is_computing.set()
+            all_are_asked.wait()
+            kept.report(key(), 0.5)  # it is told to end
+            made.append(1)
+            return 1
+
+        asked = asyncio.create_task(kept.get(key(), first))
+        await asyncio.to_thread(is_computing.wait)
+        for number in range(2, 10):
+            await kept.get(key(generation=number), lambda number=number: made.append(number) or 1, 0.0)
+        last = asyncio.create_task(kept.get(key(generation=10), lambda: 10))
+        for _ in range(2):  # what `last` cancels reaches the pool one turn of the loop later
+            await asyncio.sleep(0)
+        all_are_asked.set()
+        assert (await asked, await last) == (None, 10)
+
+    asyncio.run(run())
+    assert made == []
+
+
+def test_other_generations_and_too_many_go(monkeypatch):
+    monkeypatch.setattr(corpus_map, "MAX_ENTRIES", 3)
+    made: list[str] = []
+
+    async def run():
+        kept = MapCache()
+        steps = [key(), key(generation=2), key(), key("a"), key("b"), key("c"), key()]
+        for step, each in enumerate(steps):
+            await kept.get(each, lambda step=step: made.append(str(step)))
+        await kept.get(key("c"), lambda: made.append("again"))
+
+    asyncio.run(run())
+    assert made == ["0", "1", "2", "3", "4", "5", "6"]
+
+
+def test_more_than_can_be_computed_are_told_to_try_again(monkeypatch):
+    monkeypatch.setattr(corpus_map, "MAX_PENDING", 2)
+    release = threading.Event()
+
+    async def run():
+        kept = MapCache()
+        for collection in "ab":
+            assert await kept.get(key(collection), lambda: release.wait(), 0.0) is None
+        with pytest.raises(ProblemError, match="too many maps"):
+            await kept.get(key("c"), lambda: True, 0.0)
+        release.set()
+
+    asyncio.run(run())
+
+
+OWN = {"type": "eq", "key": "tenant", "value": "acme"}
+
+
+@pytest.fixture
+def tenant(served_root, serve, tmp_path):
+    """A client whose key sees acme's documents: those of odd numbers."""
+    _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
+    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
+    client.headers["Authorization"] = f"Bearer {token}"
+    return client
+
+
+def drawn(client, path, **params):
+    """Ask until the map is drawn."""
+    while (reply := client.get(f"/v1/collections/stones/{path}", params=params).json())[
+        "status"
+    ] == "drawing":
+        time.sleep(0.05)
+    return reply
+
+
+def test_map_has_every_document_once(client, make_rows):
+    reply = drawn(client, "map")
+    points = reply["points"]
+    assert sorted(zip(points["doc_id"], points["title"], strict=True)) == sorted(
+        (row["id"], row["title"]) for row in make_rows()
+    )
+    assert {len(column) for column in points.values()} == {20} == {reply["documents"]}
+    assert all(-1 <= value <= 1 for value in points["x"] + points["y"])
+    assert sorted(set(points["cluster"])) == [cluster["cluster"] for cluster in reply["clusters"]]
+    assert (reply["generation"], sum(cluster["documents"] for cluster in reply["clusters"])) == (1, 20)
+
+
+def test_map_that_is_being_drawn_says_so(own_client, monkeypatch):
+    monkeypatch.setattr("cairn.pipeline.serve.map_routes.MAP_WAIT_SECONDS", 0.0)
+    for path in ("map", "map/places?doc_id=a"):
+        reply = own_client.get(f"/v1/collections/pebbles/{path}").json()
+        assert (reply["status"], reply["documents"], reply["points"]) == ("drawing", 4, None)
+        assert reply["progress"] == 0.0
+        if path == "map":
+            monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MapCache.get", never_ready)
+
+
+async def never_ready(*_):
+    """Stand for a drawing that is not there yet."""
+
+
+def test_documents_stand_where_the_map_has_them(client):
+    points = drawn(client, "map")["points"]
+    wanted = [points["doc_id"][7], "nobody", points["doc_id"][3]]
+    found = drawn(client, "map/places", doc_id=wanted)["points"]
+    for doc_id in (wanted[0], wanted[2]):
+        here, there = found["doc_id"].index(doc_id), points["doc_id"].index(doc_id)
+        assert [found[name][here] for name in found] == [points[name][there] for name in points]
+    assert len(found["doc_id"]) == 2
+
+
+def test_document_that_is_not_on_the_map_is_placed(own_client, monkeypatch):
+    monkeypatch.setattr("cairn.pipeline.serve.corpus_map.MAX_DOCUMENTS", 10)
+    shown = drawn(own_client, "map")
+    assert (len(shown["points"]["doc_id"]), shown["documents"]) == (10, 20)
+    missing = next(
+        f"stones/basalt/{n}" for n in (1, 11) if f"stones/basalt/{n}" not in shown["points"]["doc_id"]
+    )
+    placed = drawn(own_client, "map/places", doc_id=missing)["points"]
+    assert placed["doc_id"] == [missing]
+    assert -1 <= placed["x"][0] <= 1
+
+
+def test_new_generation_has_a_map_of_its_own(own_root, serve, ingest, make_rows):
+    client = serve(ServeSettings(root=own_root))
+    assert drawn(client, "map")["documents"] == 20
+    ingest(
+        own_root,
+        "stones",
+        [*make_rows(), {"id": "new", "title": "New", "text": "pumice", "tenant": "acme", "year": 1}],
+    )
+    reply = drawn(client, "map")
+    assert (reply["generation"], reply["documents"], len(reply["points"]["doc_id"])) == (2, 21, 21)
+
+
+def test_map_is_drawn_once_while_the_server_runs(own_client, monkeypatch):
+    before = drawn(own_client, "map")
+    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")
+    assert drawn(own_client, "map") == before
+
+
+def test_request_that_comes_late_with_an_older_generation_leaves_the_map_of_the_newer_one(
+    own_root, serve, ingest, make_rows, monkeypatch
+):
+    client = serve(ServeSettings(root=own_root))
+    older = open_generation(CollectionLayout(own_root, "stones"), checks=SIZES)
+    ingest(own_root, "stones", [*make_rows(), {"id": "new", "text": "pumice"}])
+    expected = drawn(client, "map")
+    monkeypatch.delattr("cairn.pipeline.serve.corpus_map.lay_out")
+    with monkeypatch.context() as late:
+        late.setattr(map_routes, "visible_documents", lambda *_: (older, np.arange(20)))
+        reply = client.get("/v1/collections/stones/map").json()
+    assert (reply["generation"], reply["status"]) == (1, "drawing")
+    assert client.get("/v1/collections/stones/map").json() == expected
+
+
+def test_health_that_meets_damage_is_that_of_the_generation_before_and_holds_up_no_other_request(
+    own_root, serve, ingest, make_rows, monkeypatch
+):
+    ingest(own_root, "stones", [*make_rows(), {"id": "new", "text": "pumice"}])
+    client = serve(ServeSettings(root=own_root))
+    path = next(CollectionLayout(own_root, "stones").generation_folder(2).glob("*documents.arrow"))
+
+    def measured(*read):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        if path.stat().st_size:
+            path.write_bytes(b"")
+            raise StorageError("the rows cannot be read")
+        return measure_drift(*read)
+
+    monkeypatch.setattr("cairn.pipeline.serve.map_routes.measure_drift", measured)
+    found = client.get("/v1/collections/stones/health").json()
+    assert (found["generation"], found["documents"], found["is_outdated"]) == (1, 20, True)
+
+
+def test_health_is_what_the_generation_holds(client, served_root):
+    generation = open_generation(CollectionLayout(served_root, "stones"), checks=SIZES)
+    manifest = generation.manifest
+    found = client.get("/v1/collections/stones/health").json()
+    for name in (
+        "generation",
+        "created_at",
+        "documents",
+        "chunks",
+        "tokens",
+        "vector_dim",
+        "context_documents",
+    ):
+        assert found[name] == getattr(manifest, name), name
+    sizes = [
+        generation.cluster_ids.tolist().count(cluster)
+        for cluster in range(len(manifest.context_cluster_sizes))
+    ]
+    expected = measure_drift(manifest.context_cluster_sizes, sizes, manifest.documents_at_context)
+    assert (found["drift"]["verdict"], found["drift"]["total_variation"]) == (
+        expected.verdict,
+        expected.total_variation,
+    )
+
+
+def test_drift_is_seen_after_an_ingest_that_moved_the_corpus(own_root, serve, ingest, make_rows):
+    ingest(
+        own_root,
+        "stones",
+        [*make_rows(), *({"id": f"new/{n}", "text": f"chert number {n}"} for n in range(30))],
+    )
+    found = serve(ServeSettings(root=own_root)).get("/v1/collections/stones/health").json()
+    assert (found["generation"], found["drift"]["verdict"]) == (2, "re-contextualise")
+    assert found["drift"]["added_share"] == pytest.approx(0.6)
+
+
+def test_key_sees_its_own_documents_on_the_map_and_in_the_figures(tenant, client):
+    points = drawn(tenant, "map")["points"]
+    assert len(points["doc_id"]) == 10
+    assert {int(doc_id.rpartition("/")[2]) % 2 for doc_id in points["doc_id"]} == {1}
+    assert drawn(tenant, "map/places", doc_id=["stones/granite/0", "stones/basalt/1"])["points"][
+        "doc_id"
+    ] == ["stones/basalt/1"]
+    own, whole = (each.get("/v1/collections/stones/health").json() for each in (tenant, client))
+    assert (own["documents"], own["drift"]) == (10, None)
+    assert 0 < own["chunks"] < whole["chunks"]
+    assert 0 < own["tokens"] < whole["tokens"]
+
+
+@pytest.mark.parametrize("path", ["map", "map/places?doc_id=a", "health"])
+def test_key_that_may_not_look_is_refused(served_root, serve, tmp_path, path):
+    keys = KeyFile(tmp_path / "keys.json")
+    wrong = {"type": "eq", "key": "owner", "value": "acme"}
+    tokens = [
+        keys.create("embeds", scopes=("embed",))[1],
+        keys.create("elsewhere", collections=("pebbles",))[1],
+        keys.create("odd", restriction=wrong)[1],
+    ]
+    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
+    replies = [
+        client.get(f"/v1/collections/stones/{path}", headers={"Authorization": f"Bearer {token}"})
+        for token in tokens
+    ]
+    kinds = [reply.json()["type"].rpartition(":")[2] for reply in replies]
+    assert kinds == ["scope-missing", "unknown-collection", "restriction-unusable"]
+
+
+@pytest.mark.parametrize("params", [{}, {"doc_id": ["x" * 1025]}, {"doc_id": [""]}, {"doc_id": ["a"] * 201}])
+def test_places_are_asked_for_within_limits(client, params):
+    response = client.get("/v1/collections/stones/map/places", params=params)
+    assert (response.status_code, response.json()["type"].rpartition(":")[2]) == (422, "invalid-request")
