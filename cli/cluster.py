@@ -102,7 +102,8 @@ def submit(*, config: Path | None, example: str | None, address: str, detach: bo
     A job that runs already is joined. Ctrl-C leaves it running; the same command follows it again.
     """
     if example is not None:
-        return _write_example(example, as_json=as_json)
+        _write_example(example, as_json=as_json)
+        return 0
     if config is None:
         raise click.UsageError("submit must have a job file, got none; --example build_index writes one")
     from cairn.jobs.ray_cluster.submission import JobServer
@@ -133,7 +134,7 @@ def submit(*, config: Path | None, example: str | None, address: str, detach: bo
     return outcome.exit_code
 
 
-def _write_example(name: str, *, as_json: bool) -> int:
+def _write_example(name: str, *, as_json: bool) -> None:
     path = Path(f"{name}.toml")
     if path.exists():
         raise ConfigError(f"{path} must not be there yet, got one that is; move it away")
@@ -141,4 +142,3 @@ def _write_example(name: str, *, as_json: bool) -> int:
         durable.write_bytes(path, (_CONFIGS / path.name).read_bytes())
     say = f"{path} is written: change it, then run `cairn submit {path}`"
     echo(json.dumps({"file": str(path)}) if as_json else say)
-    return 0

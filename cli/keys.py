@@ -73,7 +73,7 @@ def create(
     collections: tuple[str, ...],
     filters: tuple[str, ...],
     as_json: bool,
-) -> int:
+) -> None:
     """Make a key called NAME, which no other good key is called, and show it, once."""
     if variable is not None and not os.environ.get(variable):
         raise ConfigError(
@@ -88,42 +88,37 @@ def create(
         _warn_of_missing(Path(root), collections)
     if as_json:
         echo(json.dumps(_shown(key) if given else {**_shown(key), "key": token}))
-        return 0
-    if given:
+    elif given:
         echo(f"key {key.key_id} may {_may(key)}", err=True)
-        return 0
-    echo(token)
-    echo(f"key {key.key_id} may {_may(key)}; it is shown this once: keep it where secrets are kept", err=True)
-    return 0
+    else:
+        echo(token)
+        kept = "it is shown this once: keep it where secrets are kept"
+        echo(f"key {key.key_id} may {_may(key)}; {kept}", err=True)
 
 
 @keys.command(name="list", context_settings={"show_default": True})
 @_place_options
 @json_option
-def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> int:
+def list_keys(*, root: str, keys_file: Path | None, as_json: bool) -> None:
     """List the keys there are, without the keys themselves."""
     file = _file(root, keys_file)
     file.require_kept()
     found = file.read()
-    if as_json:
-        echo(json.dumps([_shown(key) for key in found]))
-        return 0
     rows = [
         ("id", "name", "may", "made", "revoked"),
         *((k.key_id, k.name, _may(k), k.created_at, k.revoked_at or "") for k in found),
     ]
-    echo(table(rows) if found else "no keys")
-    return 0
+    say = table(rows) if found else "no keys"
+    echo(json.dumps([_shown(key) for key in found]) if as_json else say)
 
 
 @keys.command(context_settings={"show_default": True})
 @click.argument("key", metavar="ID|NAME")
 @_place_options
-def revoke(*, key: str, root: str, keys_file: Path | None) -> int:
+def revoke(*, key: str, root: str, keys_file: Path | None) -> None:
     """Make the key of this id or name worthless, at once and for good."""
     revoked = _file(root, keys_file).revoke(key)
     echo(f"{revoked.key_id} ({revoked.name}) is revoked")
-    return 0
 
 
 def _file(root: str, keys_file: Path | None) -> KeyFile:

@@ -26,7 +26,7 @@ from cairn.cli.settings import config_option, name_variables, variable_prefix
 from cairn.cli.terminal import ESCAPED, echo, printable
 from cairn.pipeline.errors import CairnError, DiskFullError, UsageError, install_command, is_panic
 from cairn.pipeline.options import shown
-from typing_extensions import TypeIs, override
+from typing_extensions import override
 
 MAX_FRAMES: Final = 40
 MAX_LINES: Final = 400
@@ -134,48 +134,45 @@ def run(command: click.Command, arguments: Sequence[str], name: str) -> int:
     """Run a command and return its exit code; no error a user can cause ends in a traceback."""
     try:
         outcome = command.main(args=list(arguments), prog_name=name, standalone_mode=False)
-    except click.exceptions.Abort:
-        return _interrupted()
-    except KeyboardInterrupt:
-        return _interrupted()
-    except click.ClickException as error:
-        vars(error)["message"] = printable(_LONG_WORD.sub(lambda word: f"{word[0][:80]}…", error.message))
-        error.show()
-        return error.exit_code
-    except CairnError as error:
-        if _is_long_name(error.__cause__):
-            return _refuse_long_name(error.__cause__)
-        echo(f"error: {error}", err=True)
-        return error.exit_code
-    except MemoryError:
-        echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
-        return _FAILED
-    except BrokenPipeError:
-        # The reader of our output (`| head`) is gone: that is its right, not an error.
-        _leave_stdout()
-        return 0
-    except Exception as error:  # noqa: BLE001 - no verb ends in a traceback
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _leave_stdout()
-            echo("error: no space left where the answer is written; free some and try again", err=True)
-            return DiskFullError.exit_code
-        if _is_long_name(error):
-            return _refuse_long_name(error)
-        return _unforeseen(error, name, arguments)
-    except BaseException as error:
-        if not is_panic(error):
-            raise
-        return _unforeseen(error, name, arguments)
+    except BaseException as error:  # noqa: BLE001 - no verb ends in a traceback
+        return _told(error, name, arguments)
     return outcome if isinstance(outcome, int) else 0
 
 
-def _is_long_name(error: BaseException | None) -> TypeIs[OSError]:
-    return isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-
-
-def _refuse_long_name(error: OSError) -> int:
-    echo(f"error: a path must have names of at most 255 bytes, got {shown(error.filename)}", err=True)
-    return _USAGE
+def _told(error: BaseException, name: str, arguments: Sequence[str]) -> int:
+    """Say in a sentence how a command ended, and return its exit code."""
+    match error:
+        case click.exceptions.Abort() | KeyboardInterrupt():
+            echo("\ninterrupted; finished work is kept, the same command goes on from there", err=True)
+            return _INTERRUPTED
+        case click.ClickException():
+            vars(error)["message"] = printable(_LONG_WORD.sub(lambda word: f"{word[0][:80]}…", error.message))
+            error.show()
+            return error.exit_code
+        case (
+            OSError(errno=errno.ENAMETOOLONG, filename=path)
+            | CairnError(__cause__=OSError(errno=errno.ENAMETOOLONG, filename=path))
+        ):
+            echo(f"error: a path must have names of at most 255 bytes, got {shown(path)}", err=True)
+            return _USAGE
+        case CairnError():
+            echo(f"error: {error}", err=True)
+            return error.exit_code
+        case MemoryError():
+            echo("error: out of memory; nothing published was changed, finished work is kept", err=True)
+            return _FAILED
+        case BrokenPipeError():
+            # The reader of our output (`| head`) is gone: that is its right, not an error.
+            _leave_stdout()
+            return 0
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            _leave_stdout()
+            echo("error: no space left where the answer is written; free some and try again", err=True)
+            return DiskFullError.exit_code
+        case _:
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise error
+            return _unforeseen(error, name, arguments)
 
 
 def _leave_stdout() -> None:
@@ -222,11 +219,6 @@ def _report(error: BaseException, verb: str) -> str:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
     return name
-
-
-def _interrupted() -> int:
-    echo("\ninterrupted; finished work is kept, the same command goes on from there", err=True)
-    return _INTERRUPTED
 
 
 def main() -> None:

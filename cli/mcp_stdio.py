@@ -15,7 +15,7 @@ from cairn.cli.settings import collection_argument
 @click.option(
     "--url", help="Ask the server at this URL instead; its key is taken from CAIRN_API_KEY.  [default: none]"
 )
-def mcp(*, collection: str, root: str, url: str | None) -> int:
+def mcp(*, collection: str, root: str, url: str | None) -> None:
     """Serve collection NAME to a language model.
 
     MCP on stdin and stdout, with tools that only read. `cairn serve` has them for all collections at /mcp.
@@ -28,4 +28,3 @@ def mcp(*, collection: str, root: str, url: str | None) -> int:
     )
     with contextlib.suppress(KeyboardInterrupt):
         make_server(lambda _: OneCollection(source)).run("stdio")
-    return 0

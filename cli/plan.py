@@ -51,7 +51,7 @@ def plan(
     quiet: bool,
     as_json: bool,
     **_: Any,
-) -> int:
+) -> None:
     """Show how far the corpus of collection NAME has drifted from the context its vectors stand in.
 
     With --apply, safe to run every week: nothing is done until the drift is large, searches go on, and a
@@ -78,7 +78,6 @@ def plan(
         echo(json.dumps(planned | {"is_due": is_due, "applied": applied}))
     else:
         echo(table(_applied(report) if report else _planned(status, is_due=is_due, is_applied=is_applied)))
-    return 0
 
 
 def _planned(status: dict[str, Any], *, is_due: bool, is_applied: bool) -> list[tuple[str, str]]:

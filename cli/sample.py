@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--max-documents", type=COUNT, help="Write at most this many documents.  [default: all]")
 @json_option
-def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | None, as_json: bool) -> int:
+def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | None, as_json: bool) -> None:
     """Write a Parquet corpus into FOLDER, or s3://BUCKET/FOLDER.
 
     Docstrings, help topics and descriptions of what is installed here.
@@ -44,7 +44,6 @@ def sample(*, folder: str, kinds: tuple[SampleKind, ...], max_documents: int | N
     else:
         values = _written(Path(folder), kinds, max_documents)
     echo(json.dumps(values, default=str) if as_json else facts(values))
-    return 0
 
 
 def _written(folder: Path, kinds: tuple[SampleKind, ...], max_documents: int | None) -> dict[str, Any]:

@@ -48,17 +48,17 @@ def schedule(ctx: click.Context, file: Path) -> None:
 @schedule.command("list")
 @json_option
 @click.pass_obj
-def list_(file: ScheduleFile, *, as_json: bool) -> int:
+def list_(file: ScheduleFile, *, as_json: bool) -> None:
     """Show every schedule, when it runs next and how its last run ended."""
     from cairn.jobs.schedule.history import last_runs, read_history
 
     schedules, last, now = file.read(), last_runs(read_history(file.history_path)), datetime.now(UTC)
     if as_json:
         echo(json.dumps([_as_json(each, last.get(name), now) for name, each in schedules.items()]))
-        return 0
+        return
     if not schedules:
         echo(f"no schedules in {file.path}")
-        return 0
+        return
     rows = [
         (
             name,
@@ -71,7 +71,6 @@ def list_(file: ScheduleFile, *, as_json: bool) -> int:
         for name, each in schedules.items()
     ]
     echo(table([("schedule", "times", "zone", "next", "last run", "command"), *rows]))
-    return 0
 
 
 @schedule.command()
@@ -108,7 +107,7 @@ def run(file: ScheduleFile, *, parallel: int) -> int:
 @click.option("--last", type=COUNT, default=20, help="Runs to show, the newest.")
 @json_option
 @click.pass_obj
-def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -> int:
+def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -> None:
     """Show what ran, of all schedules or of NAME: when, how long, with which counts and which exit code."""
     from cairn.jobs.schedule.history import read_history
 
@@ -117,10 +116,10 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
         file.require(name, file.read())
     if as_json:
         echo(json.dumps([each.to_dict() for each in runs[-last:]]))
-        return 0
+        return
     if not runs:
         echo("nothing has run yet")
-        return 0
+        return
     header = ("started", "schedule", "exit", "time", *_SHOWN_COUNTS, "")
     rows = [
         (
@@ -134,18 +133,16 @@ def history(file: ScheduleFile, *, name: str | None, last: int, as_json: bool) -
         for each in runs[-last:]
     ]
     echo(table([header, *rows]))
-    return 0
 
 
 @schedule.command()
 @click.pass_obj
-def health(file: ScheduleFile) -> int:
+def health(file: ScheduleFile) -> None:
     """Tell by the exit code whether a scheduler runs the schedules of the file: 0 yes, 1 no."""
     from cairn.jobs.schedule.scheduler import require_scheduler
 
     require_scheduler(file)
     echo("a scheduler runs")
-    return 0
 
 
 def _as_json(each: Schedule, last: ScheduledRun | None, now: datetime) -> dict[str, Any]:

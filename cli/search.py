@@ -52,7 +52,7 @@ def search(
     verify: bool,
     as_json: bool,
     **_: Any,
-) -> int:
+) -> None:
     """Answer QUERY with documents and their best passages."""
     from cairn.pipeline.collection import open_collection
 
@@ -68,7 +68,6 @@ def search(
         num_lines = _EXCERPT_LINES if options.get("max_characters") is None else None
         shown = printable("\n".join(_lines(result, num_lines)))
         click.echo(_BOLD.sub(lambda word: click.style(word[1], bold=True), shown))
-    return 0
 
 
 def _found_by(passage: Passage, title: str) -> Iterator[str]:

@@ -39,7 +39,7 @@ def _runner(settings: ServeSettings, cluster: ClusterSettings) -> Callable[[Call
 @add_options(ServeSettings)
 @click.option("--quiet", is_flag=True, help="Log problems only, not each request.")
 @click.pass_context
-def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet: bool, **_: Any) -> int:
+def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet: bool, **_: Any) -> None:
     """Serve the search API for collections NAME, or for all that stand under the root."""
     values: dict[str, Any] = {**chosen(ctx, ServeSettings), "collections": collections, "root": Path(root)}
     settings, cluster = ServeSettings(**values), ClusterSettings(**chosen(ctx, ClusterSettings))
@@ -73,4 +73,3 @@ def serve(ctx: click.Context, *, collections: tuple[str, ...], root: str, quiet:
     ):  # raised or not once the server has ended by the signal, as uvicorn sees fit
         run(say)
     echo("stopped", err=True)
-    return 0

@@ -28,26 +28,22 @@ _SHOWN = frozenset({"model", "pooling", "attention", "landmark_interval", "use_c
 @collection_argument
 @add_options(OpenOptions)
 @json_option
-def status(*, collection: str, root: str, verify: bool, as_json: bool) -> int:
+def status(*, collection: str, root: str, verify: bool, as_json: bool) -> None:
     """Describe collection NAME: what it holds, how it was built, how far it drifted."""
     from cairn.pipeline.collection import open_collection
 
     report = open_collection(collection, root=root, verify=verify).status()
     echo(json.dumps(report, default=str) if as_json else _describe(report))
-    return 0
 
 
 @click.command(name="list")
 @root_option
 @json_option
-def list_collections(*, root: str, as_json: bool) -> int:
+def list_collections(*, root: str, as_json: bool) -> None:
     """List the collections under the root: documents, chunks, generation."""
     from cairn.pipeline.collection import list_statuses
 
     listed = list_statuses(root)
-    if as_json:
-        echo(json.dumps(listed))
-        return 0
     heading = ("collection", "documents", "chunks", "generation")
     rows = [
         tuple(each[name] for name in heading)
@@ -55,8 +51,8 @@ def list_collections(*, root: str, as_json: bool) -> int:
         else (each["collection"], each["status"], "", "")
         for each in listed
     ]
-    echo(table([heading, *rows]) if rows else f"no collections under {resolve_root(root)}")
-    return 0
+    say = table([heading, *rows]) if rows else f"no collections under {resolve_root(root)}"
+    echo(json.dumps(listed) if as_json else say)
 
 
 def _clusters(sizes: Sequence[int]) -> str:

@@ -62,7 +62,7 @@ def lineage(*, collection: str, doc_id: str, root: str, as_json: bool) -> int:
 @root_option
 @click.option("--back", is_flag=True, help="Let NAME answer from the collection before.")
 @json_option
-def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: bool) -> int:
+def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: bool) -> None:
     """Let searches of NAME be answered from collection TO; without arguments list the switched names.
 
     Servers follow within a request, and answer from the collection before until TO is open. Verbs that
@@ -77,14 +77,13 @@ def switch(*, name: str | None, to: str | None, root: str, back: bool, as_json: 
         rows += [(each, alias.to, alias.before) for each, alias in found.items()]
         said = table(rows) if found else f"no switched names under {root}"
         echo(json.dumps({each: asdict(alias) for each, alias in found.items()}) if as_json else said)
-        return 0
+        return
     if (to is None) != back:
         raise click.UsageError("switch must have either TO or --back")
     alias = aliases.switch(root, name, to)
     had_one = alias.before != name or CollectionLayout.at(Path(root), name).exists()
     say = f"{name} answers from {alias.to}; before from {alias.before if had_one else 'none'}"
     echo(json.dumps({"name": name, **asdict(alias)}) if as_json else say)
-    return 0
 
 
 @click.command(context_settings={"show_default": True})
@@ -113,7 +112,7 @@ def verify(*, collection: str, root: str, as_json: bool) -> int:
 
 @click.command(context_settings={"show_default": True})
 @collection_argument
-def repair(*, collection: str, root: str) -> int:
+def repair(*, collection: str, root: str) -> None:
     """Rebuild damaged files of collection NAME from its tables, or return to its last intact generation."""
     from cairn.pipeline.index.layout import CollectionLayout, read_manifest
     from cairn.pipeline.index.recovery import repair_collection
@@ -129,14 +128,13 @@ def repair(*, collection: str, root: str) -> int:
     if outcome.lost:
         again = layout.command("ingest", "SOURCE...", "--collection", collection, "--reread")
         echo(f"{len(outcome.lost)} document(s) were given up; run `{again}` to encode them again")
-    return 0
 
 
 @click.command(context_settings={"show_default": True})
 @collection_argument
 @partial(engine_options, but=("worker_gpus", "shard_deadline"))
 @click.pass_context
-def compact(ctx: click.Context, *, collection: str, root: str, **_: Any) -> int:
+def compact(ctx: click.Context, *, collection: str, root: str, **_: Any) -> None:
     """Merge small files of collection NAME and drop what no kept generation needs.
 
     Workers of a Ray cluster write the index files of a large collection where they see its root.
@@ -151,13 +149,12 @@ def compact(ctx: click.Context, *, collection: str, root: str, **_: Any) -> int:
     with closing(engine) if engine else nullcontext(), ProgressBars() as bars:
         manifest = compact_collection(layout, bars, engine.run_tasks if engine else None)
     echo(f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents, compacted")
-    return 0
 
 
 @click.command(context_settings={"show_default": True})
 @collection_argument
 @click.argument("columns", nargs=-1, required=True, metavar="COLUMN=TYPE...")
-def retype(*, collection: str, columns: tuple[str, ...], root: str) -> int:
+def retype(*, collection: str, columns: tuple[str, ...], root: str) -> None:
     """Give metadata columns of collection NAME other types, such as year=int64; nothing is encoded again.
 
     Types are string, int64, double, bool, date32[day], timestamp[us], others of Arrow, and list[TYPE]. Where
@@ -174,13 +171,12 @@ def retype(*, collection: str, columns: tuple[str, ...], root: str) -> int:
     with ProgressBars() as progress:
         manifest = retype_columns(CollectionLayout.at(Path(root), collection), types, progress)
     echo(f"{collection}: generation {manifest.generation} holds {', '.join(columns)}")
-    return 0
 
 
 @click.command(context_settings={"show_default": True})
 @collection_argument
 @click.argument("partitions", type=click.IntRange(min=1))
-def repartition(*, collection: str, partitions: int, root: str) -> int:
+def repartition(*, collection: str, partitions: int, root: str) -> None:
     """Cut collection NAME into so many PARTITIONS; rows are copied, nothing is encoded again.
 
     Searches go on meanwhile, and are answered from the new partitions once all of them stand.
@@ -194,7 +190,6 @@ def repartition(*, collection: str, partitions: int, root: str) -> int:
         f"{collection}: generation {manifest.generation} holds {manifest.documents:,} documents in "
         f"{len(manifest.partitions) or 1} partition(s)"
     )
-    return 0
 
 
 @click.command(context_settings={"show_default": True})
@@ -242,7 +237,7 @@ def delete(
 @collection_argument
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @click.pass_context
-def drop(ctx: click.Context, *, collection: str, root: str, yes: bool) -> int:
+def drop(ctx: click.Context, *, collection: str, root: str, yes: bool) -> None:
     """Delete collection NAME with everything that is stored of it; its name must be typed, or --yes given.
 
     A collection that is being written is refused. Sources are not touched.
@@ -268,4 +263,3 @@ def drop(ctx: click.Context, *, collection: str, root: str, yes: bool) -> int:
     drop_collection(layout)
     Uploads(layout.root).forget(collection)
     echo(f"{collection}: deleted")
-    return 0

@@ -48,7 +48,7 @@ def compare(
     seed: int,
     quiet: bool,
     as_json: bool,
-) -> int:
+) -> None:
     """Ask collections OLD and NEW the same queries, and show what moves and what it costs.
 
     Nothing is switched: `cairn switch` does that. With judged or clicked documents the quality of both is
@@ -77,7 +77,6 @@ def compare(
     with ProgressBars(quiet=quiet) as progress:
         report = compare_collections(before, after, asked, top_k=top_k, seed=seed, progress=progress)
     echo(json.dumps(asdict(report), ensure_ascii=False) if as_json else "\n".join(_lines(report)))
-    return 0
 
 
 def _lines(report: ShadowReport) -> Iterator[str]:

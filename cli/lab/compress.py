@@ -56,7 +56,7 @@ def compress(
     quiet: bool,
     as_json: bool,
     **_: Any,
-) -> int:
+) -> None:
     """Write a smaller MODEL (a name or a folder), and show its size and scores after each step.
 
     The texts say what matters least: nothing is trained, and no labels are needed. FOLDER is a model for
@@ -79,7 +79,6 @@ def compress(
             )
         report = run(model, texts, output, config, scorer=scorer, progress=progress)
     echo(json.dumps(asdict(report), default=dict) if as_json else table(_rows(report.steps)))
-    return 0
 
 
 def _rows(steps: tuple[MeasuredModel, ...]) -> list[tuple[str, ...]]:

@@ -98,7 +98,7 @@ def evaluate(
     quiet: bool,
     as_json: bool,
     **_: Any,
-) -> int:
+) -> None:
     """Score systems on judged corpora: FOLDERs with the files corpus, queries and qrels.
 
     Without --ablate the baselines stand beside what an ingest with these settings gives. With --known-items a
@@ -120,7 +120,7 @@ def evaluate(
         from cairn.pipeline.lab.evaluate.public import public_lines
 
         echo("\n".join(public_lines(chosen(ctx, EncoderConfig))))
-        return 0
+        return
     if not folders:
         raise click.MissingParameter(ctx=ctx, param=ctx.command.params[0])
     if vector_column is not None and (ablate or baseline_model or known_items):
@@ -152,7 +152,6 @@ def evaluate(
     with ProgressBars(quiet=quiet) as progress:
         results = list(_score(sets, systems, context, runs, cache, progress))
     _show(sets, results, against, seed, as_json=as_json)
-    return 0
 
 
 def _systems(

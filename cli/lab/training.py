@@ -52,16 +52,16 @@ _RUN = (
 )
 
 
-def _trains(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., int]]:
+def _trains(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Add the options of ``kind`` and those of a run; print the report that a function returns.
 
     It is called with the settings, with how to run (where, until when, who hears of it) and with the options
     of its own.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., int]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
         @wraps(function)
-        def verb(*, output: Path, quiet: bool, as_json: bool, minutes: float | None, **options: Any) -> int:
+        def verb(*, output: Path, quiet: bool, as_json: bool, minutes: float | None, **options: Any) -> None:
             config = kind(**chosen(click.get_current_context(), kind))
             own = {name: value for name, value in options.items() if name not in options_of(kind)}
             with ProgressBars(quiet=quiet) as progress:
@@ -72,9 +72,8 @@ def _trains(kind: type[Any]) -> Callable[[Callable[..., Any]], Callable[..., int
                 }
                 said = function(config, limits, **own).to_dict()
             echo(json.dumps(said, default=dict) if as_json else table(_rows(said)))
-            return 0
 
-        decorated: Callable[..., int] = add_options(kind)(verb)
+        decorated: Callable[..., None] = add_options(kind)(verb)
         for add in _RUN:
             decorated = add(decorated)
         return decorated

@@ -50,7 +50,6 @@ class Submission:
     """A job on the cluster; ``is_new`` says whether this submission started it."""
 
     submission_id: str
-    status: str
     is_new: bool = False
 
 
@@ -111,7 +110,7 @@ class JobServer:
         before = self._statuses(name)
         for running, status in before.items():
             if status not in _OVER:
-                return Submission(submission_id=running, status=status)
+                return Submission(submission_id=running)
         submission_id = f"{name}-{len(before) + 1}"
         with tempfile.TemporaryDirectory(prefix="cairn-submit-") as packed:
             (Path(packed) / _CONFIG_NAME).write_bytes(content)
@@ -136,9 +135,8 @@ class JobServer:
                     self._client.submit_job(submission_id=submission_id, **request)
             except ClusterError as error:
                 # Another process submitted the same job, or our request arrived and its answer was lost.
-                status = self._statuses(submission_id.rpartition("-")[0]).get(submission_id)
-                if status is not None:
-                    return Submission(submission_id=submission_id, status=status)
+                if submission_id in self._statuses(submission_id.rpartition("-")[0]):
+                    return Submission(submission_id=submission_id)
                 if _NO_AGENT not in str(error):
                     raise
                 if time.monotonic() >= deadline:
@@ -150,7 +148,7 @@ class JobServer:
                     ) from error
                 time.sleep(_POLL_SECONDS)
             else:
-                return Submission(submission_id=submission_id, status="PENDING", is_new=True)
+                return Submission(submission_id=submission_id, is_new=True)
 
     def follow(self, submission_id: str, write: Callable[[str], object]) -> Outcome:
         """Write a job's log as it grows until the job is over. An interrupt leaves the job to itself."""

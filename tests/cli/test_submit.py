@@ -16,7 +16,7 @@ class FakeServer:
     """A cluster that runs one job, as :class:`cairn.jobs.ray_cluster.submission.JobServer` tells of it."""
 
     outcome: Any = Outcome(exit_code=0, report={"encoded": 3})
-    submission = Submission(submission_id="cairn-build_index-c-0-1", status="PENDING", is_new=True)
+    submission = Submission(submission_id="cairn-build_index-c-0-1", is_new=True)
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -52,7 +52,7 @@ def test_submit_in_json_prints_the_report_alone(server: Any, call: Any):
 
 
 def test_submit_of_a_job_that_runs_says_that_it_was_joined(server: Any, call: Any):
-    server.submission = Submission(submission_id="cairn-build_index-c-0-1", status="RUNNING")
+    server.submission = Submission(submission_id="cairn-build_index-c-0-1")
     assert call("submit", "build.toml")[2] == "joined cairn-build_index-c-0-1\n"
 
 
