@@ -16,49 +16,36 @@ from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.lab.evaluate import systems
 from cairn.pipeline.lab.evaluate.systems import LATE_RANKINGS, OUR_RANKINGS
 
-TEXTS = {
-    "mat": "the cat sat on the mat. the old cat walks on the path. the mat marks the way.",
-    "river": "the river walks past the mountain. stones mark the river. the path follows the river.",
-    "stone": "old stones mark a way. a stone sat on the mountain.",
-}
+from tests.lab.evaluate.conftest import QRELS, write_set
+
+UNKNOWN = {"query_id": "x", "doc_id": "cat", "score": 1}
 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], tiny_model_folder: Path) -> Any:
     def invoke(*arguments: str) -> tuple[int, str, str]:
         options = ["--model", str(tiny_model_folder), "--landmark-interval", "8", "--context-documents", "2"]
-        code = run(cairn, ["evaluate", *arguments, *options, "--quiet"], "cairn")
+        code = run(cairn, ["evaluate", *options, *arguments, "--quiet"], "cairn")
         return code, *capsys.readouterr()
 
     return invoke
 
 
-QRELS = {"p": {"mat": 1}, "q": {"stone": 1}}
-
-
-def write_set(folder: Path) -> str:
-    folder.mkdir()
-    pq.write_table(pa.table({"id": list(TEXTS), "text": list(TEXTS.values())}), folder / "corpus.parquet")
-    queries = {"id": ["p", "q"], "text": ["where sat the cat", "what marks the way"]}
-    pq.write_table(pa.table(queries), folder / "queries.parquet")
-    judged = {"query_id": ["p", "q", "x"], "doc_id": ["mat", "stone", "mat"], "score": [1, 1, 1]}
-    spans = {"start": [0, 0, 0], "end": [23, 22, 3]}
-    pq.write_table(pa.table({**judged, **spans}), folder / "qrels.parquet")
-    return str(folder)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    return write_set(tmp_path / "walks")
+    return str(write_set(tmp_path / "walks", qrels=[*QRELS, UNKNOWN]))
 
 
-def test_evaluate_prints_the_table_the_differences_and_the_advice(call: Any, folder: str) -> None:
-    code, out, _ = call(folder)
+def test_evaluate_prints_tables_differences_averages_and_advice(
+    call: Any, folder: str, tmp_path: Path
+) -> None:
+    code, out, _ = call(folder, str(write_set(tmp_path / "hills")))
 
     assert code == 0
     for words in (
-        *("walks: 3 documents, 2 queries", "left out: 1 judgements of unknown queries", "nDCG@10", "use: "),
+        *("walks: 4 documents, 3 queries", "left out: 1 judgements of unknown queries", "nDCG@10", "use: "),
         *("evidence@2000", "difference from ", "ingest SOURCE --collection NAME --model"),
+        "average of 2 sets",
     ):
         assert words in out
 
@@ -71,8 +58,8 @@ def test_evaluate_in_json_holds_every_system_and_the_advice(call: Any, folder: s
     ours = {f"cairn/{way}" for way in (*OUR_RANKINGS, *LATE_RANKINGS)}
     assert set(read["systems"]) == {"bm25"} | ours
     assert read["sets"]["walks"] == {
-        "documents": 3,
-        "queries": 2,
+        "documents": 4,
+        "queries": 3,
         "skipped": {"judgements of unknown queries": 1},
     }
     assert read["reference"] == "bm25"
@@ -88,38 +75,32 @@ def test_ablate_scores_every_encoder_and_context(call: Any, folder: str) -> None
     assert "landmarks/corpus/chunk" in systems
 
 
-def test_average_stands_under_several_sets(call: Any, folder: str, tmp_path: Path) -> None:
-    systems = ("--systems", "bm25", "--systems", "cairn/chunk")
-    code, out, _ = call(folder, write_set(tmp_path / "hills"), *systems)
-
-    assert code == 0
-    assert "average of 2 sets" in out
-
-
-def test_runs_written_compare_as_they_were_measured(call: Any, folder: str, tmp_path: Path) -> None:
-    _, out, _ = call(folder, "--json", "--runs", str(tmp_path / "runs"), "--against", "bm25")
-    measured = json.loads(out)["comparisons"]["cairn/chunk"]["nDCG@10"]["walks"]
+def test_runs_written_compare_as_they_were_measured_and_kept_sets_give_them_again(
+    call: Any, folder: str, tmp_path: Path
+) -> None:
+    places = ("--runs", str(tmp_path / "runs"), "--cache", str(tmp_path / "cache"))
+    arguments = (folder, "--systems", "bm25", "--systems", "cairn/chunk", "--json", "--against", "bm25")
+    first, again = (json.loads(call(*arguments, *places)[1]) for _ in range(2))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert (
+        first["systems"]["cairn/chunk"]["walks"]["cost"]["encode_seconds"]
+        == (again["systems"]["cairn/chunk"]["walks"]["cost"]["encode_seconds"])
+    )
+    assert first["comparisons"] == again["comparisons"]
+    measured = first["comparisons"]["cairn/chunk"]["nDCG@10"]["walks"]
     runs = [str(tmp_path / "runs" / "walks" / name) for name in ("cairn-chunk.trec", "bm25.trec")]
     lines = Path(runs[1]).read_text().splitlines()
+    qrels = [ir_measures.Qrel(row["query_id"], row["doc_id"], row["score"]) for row in QRELS]
     read = [
-        ir_measures.calc_aggregate([ir_measures.nDCG @ 10], QRELS, ir_measures.read_trec_run(run))
+        ir_measures.calc_aggregate([ir_measures.nDCG @ 10], qrels, ir_measures.read_trec_run(run))
         for run in runs
     ]
 
     assert next(iter(read[0].values())) - next(iter(read[1].values())) == pytest.approx(
         measured["difference"]
     )
-    assert [line.split()[:2] for line in lines[:1]] == [["p", "Q0"]]
+    assert [line.split()[:2] for line in lines[:1]] == [["q1", "Q0"]]
     assert all(len(line.split()) == 6 and line.endswith(" bm25") for line in lines)
-
-
-def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path) -> None:
-    arguments = (folder, "--systems", "cairn/chunk", "--cache", str(tmp_path / "cache"), "--json")
-    tables = [json.loads(call(*arguments)[1])["systems"]["cairn/chunk"]["walks"] for _ in range(2)]
-
-    assert len(list((tmp_path / "cache").iterdir())) == 1
-    assert tables[0]["measures"] == tables[1]["measures"]
-    assert tables[0]["cost"]["encode_seconds"] == tables[1]["cost"]["encode_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +111,10 @@ def test_cache_gives_the_same_table_again(call: Any, folder: str, tmp_path: Path
         (["walks", "--systems", "none*"], "no row of the table matches 'none*'"),
         (["walks", "../walks/../walks"], "must have names of their own"),
         (["walks", "--pooling", "multi_cls"], "pooling multi_cls must go with attention full"),
+        (
+            ["walks", "--ablate", "--systems", "bm25", "--landmark-interval", "95"],
+            "got 95; choose at most 94",
+        ),
     ],
 )
 def test_mistakes_end_in_one_sentence_and_code_2(
@@ -145,8 +130,11 @@ def test_mistakes_end_in_one_sentence_and_code_2(
 
 def test_known_items_need_no_queries(call: Any, tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
-    texts = [f"{text.split('.')[0]} and the old cat walks on. {text * 5}" for text in TEXTS.values()]
-    pq.write_table(pa.table({"id": list(TEXTS), "text": texts}), tmp_path / "plain" / "rows.parquet")
+    texts = [
+        f"the {word} and the old cat walk on along the river. {'stones mark the way. ' * 12}"
+        for word in "abc"
+    ]
+    pq.write_table(pa.table({"id": list("abc"), "text": texts}), tmp_path / "plain" / "rows.parquet")
     code, out, _ = call(str(tmp_path / "plain"), "--known-items", "2", "--systems", "bm25")
 
     assert code == 0
@@ -166,12 +154,6 @@ def test_baselines_may_have_a_model_of_their_own(
     assert alone["chunks-32"]["walks"]["cost"]["tokens"] == beside["chunks-32"]["walks"]["cost"]["tokens"]
     assert alone["cairn/document"]["walks"]["measures"] == beside["cairn/document"]["walks"]["measures"]
     assert run(cairn, ["evaluate", folder, "--baseline-model", "nowhere", "--quiet"], "cairn") == 2
-
-
-def test_configuration_that_does_not_fit_the_model_is_an_error(folder: str, tiny_model_folder: Path) -> None:
-    options = ["--landmark-interval", "95", "--model", str(tiny_model_folder), "--quiet", "--systems", "bm25"]
-
-    assert run(cairn, ["evaluate", folder, "--ablate", *options], "cairn") == 2
 
 
 def test_systems_that_do_not_fit_are_left_out_with_the_reason(

@@ -57,12 +57,6 @@ def write_set(
 
 
 @pytest.fixture
-def write():
-    """Return :func:`write_set`."""
-    return write_set
-
-
-@pytest.fixture
 def judged(tmp_path):
     """Return the tiny set: four documents, three queries, evidence for two of them."""
     return read_retrieval_set(write_set(tmp_path / "tiny"))

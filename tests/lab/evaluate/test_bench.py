@@ -21,6 +21,8 @@ from cairn.pipeline.lab.evaluate.systems import System, baseline_systems, config
 from cairn.pipeline.model.folders.model_defaults import encoder_config
 from cairn.pipeline.types import ModelScorer
 
+from tests.lab.evaluate.conftest import write_set
+
 CONTEXT = ContextConfig(context_documents=3)
 
 
@@ -88,10 +90,10 @@ def test_queries_without_evidence_have_no_evidence_value(judged, tiny_config):
     assert not np.isnan(result.values["nDCG@10"]).any()
 
 
-def test_set_without_evidence_has_document_measures_only(tmp_path, write, tiny_config):
+def test_set_without_evidence_has_document_measures_only(tmp_path, tiny_config):
     documents = [{"id": "a", "text": "stone"}, {"id": "b", "text": "river"}]
     plain = read_retrieval_set(
-        write(
+        write_set(
             tmp_path / "s",
             documents,
             [{"id": "q", "text": "stone"}],

@@ -21,6 +21,8 @@ from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet, 
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.types import silent_progress
 
+from tests.lab.evaluate.conftest import write_set
+
 
 def encode(judged: RetrievalSet, encoding: Encoding, cache: Path | None = None) -> EncodedSet:
     encoder, _ = build_encoder(judged, encoding, ContextConfig(context_documents=3))
@@ -130,10 +132,10 @@ def test_kept_set_is_read_back_and_a_damaged_one_encoded_again(
             assert type(one) is type(other)
 
 
-def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, write, tiny_config, tmp_path):
+def test_kept_sets_have_names_of_their_own_where_a_vector_may_differ(judged, tiny_config, tmp_path):
     rows = zip(judged.doc_ids, judged.texts, strict=True)
     retitled = read_retrieval_set(
-        write(tmp_path / "other", [{"id": doc_id, "text": text, "title": "x"} for doc_id, text in rows])
+        write_set(tmp_path / "other", [{"id": doc_id, "text": text, "title": "x"} for doc_id, text in rows])
     )
     plain = Encoding(encoder=tiny_config)
     reading = replace(tiny_config, use_context=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from cairn.pipeline.lab.evaluate.report import ingest_flags
 from cairn.pipeline.lab.evaluate.retrieval_set import given_width, read_retrieval_set, sample_set
 from cairn.pipeline.lab.evaluate.systems import OUR_RANKINGS, given_systems
 
-from tests.lab.evaluate.conftest import DOCUMENTS, QRELS, QUERIES, unit
+from tests.lab.evaluate.conftest import DOCUMENTS, QRELS, QUERIES, unit, write_set
 
 Rows = Sequence[Mapping[str, Any]]
-Write = Callable[..., Path]
 GENERATOR = np.random.default_rng(5)
 OF_DOCUMENTS, OF_QUERIES = GENERATOR.standard_normal((4, 6)), GENERATOR.standard_normal((3, 6))
 NAMES = ["bm25", "vectors/dense", "vectors/convex", *(f"cairn/{way}" for way in OUR_RANKINGS)]
@@ -33,10 +32,10 @@ def with_vectors(rows: Rows, vectors: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, write: Write) -> Path:
+def folder(tmp_path: Path) -> Path:
     """Return a set whose documents and queries have vectors."""
     documents = with_vectors(DOCUMENTS, OF_DOCUMENTS.tolist())
-    return write(tmp_path / "given", documents, with_vectors(QUERIES, OF_QUERIES.tolist()), QRELS)
+    return write_set(tmp_path / "given", documents, with_vectors(QUERIES, OF_QUERIES.tolist()), QRELS)
 
 
 def test_vectors_of_a_set_rank_by_their_cosine(folder: Path) -> None:
@@ -62,7 +61,7 @@ def test_fused_rows_answer_as_a_search_with_vectors_and_texts(folder: Path, tmp_
         assert [judged.doc_ids[place] for place in ranked.positions] == [hit.doc_id for hit in answer.hits]
 
 
-def test_vectors_of_chunks_stand_for_their_spans(tmp_path: Path, write: Write) -> None:
+def test_vectors_of_chunks_stand_for_their_spans(tmp_path: Path) -> None:
     cat = len(DOCUMENTS[0]["text"])
     chunks = [
         [{"start": 0, "end": len(row["text"]), "vector": each}]
@@ -71,7 +70,7 @@ def test_vectors_of_chunks_stand_for_their_spans(tmp_path: Path, write: Write) -
     first, second = {"start": 0, "end": 24}, {"start": 24, "end": cat}
     chunks[0] = [{**first, "vector": [1.0] * 6}, {**second, "vector": OF_QUERIES[0].tolist()}]
     documents = with_vectors(DOCUMENTS, chunks)
-    written = write(tmp_path / "s", documents, with_vectors(QUERIES, OF_QUERIES.tolist()), QRELS)
+    written = write_set(tmp_path / "s", documents, with_vectors(QUERIES, OF_QUERIES.tolist()), QRELS)
     (tmp_path / "s" / "corpus.parquet").unlink()
     (tmp_path / "s" / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
     judged = read_retrieval_set(written, "embedding")
@@ -108,12 +107,12 @@ def test_a_sample_keeps_each_vector_with_its_row(folder: Path) -> None:
     ],
 )
 def test_vectors_that_cannot_be_used_are_refused(
-    tmp_path: Path, write: Write, of_documents: Any, of_queries: Any, sentence: str
+    tmp_path: Path, of_documents: Any, of_queries: Any, sentence: str
 ) -> None:
     documents = DOCUMENTS if of_documents is None else with_vectors(DOCUMENTS, of_documents)
     queries = QUERIES if of_queries is None else with_vectors(QUERIES, of_queries)
     with pytest.raises(SchemaError, match=sentence):
-        read_retrieval_set(write(tmp_path / "s", documents, queries, QRELS), "embedding")
+        read_retrieval_set(write_set(tmp_path / "s", documents, queries, QRELS), "embedding")
 
 
 def test_settings_of_a_model_are_refused() -> None:

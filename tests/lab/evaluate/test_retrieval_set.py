@@ -12,8 +12,9 @@ from cairn.pipeline.lab.evaluate.retrieval_set import (
     known_item_set,
     read_retrieval_set,
     sample_set,
-    split_first_sentence,
 )
+
+from tests.lab.evaluate.conftest import write_set
 
 DOCUMENTS = [{"id": "a", "text": "stone path"}, {"id": "b", "text": "river"}]
 QUERIES = [{"id": "q", "text": "stone"}, {"id": "r", "text": "river"}]
@@ -34,10 +35,10 @@ def test_set_read_back_has_positions_gains_and_spans(judged):
     ]
 
 
-def test_whole_number_ids_become_text(tmp_path, write):
+def test_whole_number_ids_become_text(tmp_path):
     documents = [{"id": 1, "text": "stone"}]
     judged = read_retrieval_set(
-        write(
+        write_set(
             tmp_path / "s",
             documents,
             [{"id": 7, "text": "stone"}],
@@ -49,55 +50,50 @@ def test_whole_number_ids_become_text(tmp_path, write):
 
 
 @pytest.mark.parametrize(
-    ("extra", "reason"),
+    ("queries", "judgement", "reason"),
     [
-        ({"query_id": "nobody", "doc_id": "a", "score": 1}, "judgements of unknown queries"),
-        ({"query_id": "q", "doc_id": "nowhere", "score": 1}, "judgements of unknown documents"),
+        (QUERIES, {"query_id": "nobody", "doc_id": "a", "score": 1}, "judgements of unknown queries"),
+        (QUERIES, {"query_id": "q", "doc_id": "nowhere", "score": 1}, "judgements of unknown documents"),
+        (
+            [{"id": "s", "text": " \n"}, *QUERIES],
+            {"query_id": "s", "doc_id": "a", "score": 1},
+            "blank queries",
+        ),
+        (
+            [{"id": "s", "text": "way"}, *QUERIES],
+            {"query_id": "s", "doc_id": "a", "score": 0},
+            "queries without a relevant document",
+        ),
     ],
 )
-def test_judgements_of_unknown_ids_are_counted_and_left_out(tmp_path, write, extra, reason):
-    judged = read_retrieval_set(write(tmp_path / "s", DOCUMENTS, QUERIES, [*QRELS, extra]))
+def test_what_cannot_be_scored_is_counted_and_left_out(tmp_path, queries, judgement, reason):
+    judged = read_retrieval_set(write_set(tmp_path / "s", DOCUMENTS, queries, [*QRELS, judgement]))
 
     assert judged.skipped == {reason: 1}
-    assert len(judged.judgements.query_J) == 2
+    assert judged.query_ids == ("q", "r")
+    assert judged.judgements.query_J.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("span", [(-1, 3), (4, 4), (5, 2), (0, 11)])
-def test_spans_outside_their_text_are_counted_and_the_judgement_kept(tmp_path, write, span):
+def test_spans_outside_their_text_are_counted_and_the_judgement_kept(tmp_path, span):
     qrels = [{**QRELS[0], "start": span[0], "end": span[1]}, {**QRELS[1], "start": 0, "end": 5}]
     if span[0] == NO_SPAN:
         qrels[0]["start"] = -2
-    judged = read_retrieval_set(write(tmp_path / "s", DOCUMENTS, QUERIES, qrels))
+    judged = read_retrieval_set(write_set(tmp_path / "s", DOCUMENTS, QUERIES, qrels))
 
     assert judged.skipped == {"spans outside their text": 1}
     assert judged.judgements.start_J.tolist() == [NO_SPAN, 0]
 
 
-def test_span_of_a_document_that_is_not_relevant_is_no_evidence(tmp_path, write):
+def test_span_of_a_document_that_is_not_relevant_is_no_evidence(tmp_path):
     qrels = [
         {**QRELS[0], "start": 0, "end": 5},
         {**QRELS[1], "start": 0, "end": 5},
         {"query_id": "r", "doc_id": "a", "score": 0, "start": 0, "end": 5},
     ]
-    judged = read_retrieval_set(write(tmp_path / "s", DOCUMENTS, QUERIES, qrels))
+    judged = read_retrieval_set(write_set(tmp_path / "s", DOCUMENTS, QUERIES, qrels))
 
     assert judged.judgements.start_J.tolist() == [0, 0, NO_SPAN]
-
-
-@pytest.mark.parametrize(
-    ("query", "reason"),
-    [
-        ({"id": "s", "text": " \n"}, "blank queries"),
-        ({"id": "s", "text": "way"}, "queries without a relevant document"),
-    ],
-)
-def test_queries_that_cannot_be_scored_are_counted_and_left_out(tmp_path, write, query, reason):
-    qrels = [*QRELS, {"query_id": "s", "doc_id": "a", "score": 1 if reason == "blank queries" else 0}]
-    judged = read_retrieval_set(write(tmp_path / "s", DOCUMENTS, [query, *QUERIES], qrels))
-
-    assert judged.skipped == {reason: 1}
-    assert judged.query_ids == ("q", "r")
-    assert judged.judgements.query_J.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -115,15 +111,15 @@ def test_queries_that_cannot_be_scored_are_counted_and_left_out(tmp_path, write,
         (DOCUMENTS, QUERIES, [{**QRELS[0], "start": "x", "end": "y"}], "whole numbers or null"),
     ],
 )
-def test_columns_that_cannot_be_evaluated_are_refused(tmp_path, write, documents, queries, qrels, sentence):
+def test_columns_that_cannot_be_evaluated_are_refused(tmp_path, documents, queries, qrels, sentence):
     with pytest.raises(SchemaError, match=sentence):
-        read_retrieval_set(write(tmp_path / "s", documents, queries, qrels))
+        read_retrieval_set(write_set(tmp_path / "s", documents, queries, qrels))
 
 
-def test_set_without_a_usable_query_is_refused(tmp_path, write):
+def test_set_without_a_usable_query_is_refused(tmp_path):
     with pytest.raises(SourceError, match=r"got none \(1 judgements of unknown queries.*check the ids"):
         read_retrieval_set(
-            write(tmp_path / "s", DOCUMENTS, QUERIES, [{"query_id": "x", "doc_id": "y", "score": 1}])
+            write_set(tmp_path / "s", DOCUMENTS, QUERIES, [{"query_id": "x", "doc_id": "y", "score": 1}])
         )
 
 
@@ -163,7 +159,7 @@ def corpus(tmp_path):
         {
             "id": f"d{index}",
             "title": f"Path {index}",
-            "text": f"This is the path  number {index} over the hill.\n{REST}",
+            "text": f" This is\nthe path  number {index} over the hill.\n{REST}",
         }
         for index in range(6)
     ]
@@ -188,7 +184,7 @@ def test_query_is_the_first_sentence_cut_out_of_its_document(corpus):
         assert query == f"This is the path number {number} over the hill."
         assert made.texts[document] == REST
     for position in set(range(6)) - set(made.judgements.document_J.tolist()):
-        assert made.texts[position].startswith("This is the path")
+        assert made.texts[position].startswith(" This is\nthe path")
     every = known_item_set(corpus, 100, seed=0)
     drawn = {every.doc_ids[document] for document in every.judgements.document_J.tolist()}
     assert drawn - {"name"} == {f"d{index}" for index in range(6)}
@@ -209,12 +205,6 @@ def test_corpus_of_json_lines_gives_the_same_items(corpus):
     (corpus / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     assert known_item_set(corpus, 3, seed=0).queries == parquet.queries
-
-
-def test_split_keeps_every_word():
-    sentence, rest = split_first_sentence("  The first\n sentence stands here.  And the rest.")
-
-    assert (sentence, rest) == ("The first sentence stands here.", "And the rest.")
 
 
 @pytest.mark.parametrize(
