@@ -97,6 +97,8 @@ def test_value_of_another_type_in_the_file_is_refused_with_table_and_key(
     ("verb", "line"),
     [
         ("ingest", "sync = 1"),
+        ("ingest", "dry-run = 1"),
+        ("compare", "top-k = '3'"),
         ("ingest", "layers = true"),
         pytest.param("ingest", f"temperature = 1{'0' * 400}", id="huge temperature"),
         ("ingest", "workers = inf"),

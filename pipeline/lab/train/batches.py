@@ -23,8 +23,6 @@ cut from a large cluster before its rest goes on the tour.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -50,21 +48,16 @@ class Domain(NamedTuple):
     centroids_KP: Float32[np.ndarray, "K P"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedBatches:
-    """Whole batches, one a row, and the points that filled none; every point is in one of the two, once."""
-
-    batches_BN: Int64[np.ndarray, "B size"]
-    left_over: Int64[np.ndarray, " rest"]
-
-
 def pack(
     cluster_N: Int32[np.ndarray, " N"],
     centroids_KP: Float32[np.ndarray, "K P"],
     batch_size: int,
     generator: np.random.Generator,
-) -> PackedBatches:
-    """Pack points 0 … N - 1 by their clusters; the same generator state gives the same batches."""
+) -> tuple[Int64[np.ndarray, "B size"], Int64[np.ndarray, " rest"]]:
+    """Pack points 0 … N - 1 by their clusters into batches, and return those left over, too.
+
+    The same generator state gives the same batches.
+    """
     shuffled = generator.permutation(len(cluster_N))
     order = shuffled[np.argsort(cluster_N[shuffled], kind="stable")]
     bounds = np.searchsorted(cluster_N[order], np.arange(len(centroids_KP) + 1))
@@ -83,7 +76,7 @@ def pack(
     )
     num_whole = len(along_tour) // batch_size * batch_size
     packed = np.concatenate([np.zeros(0, np.int64), *whole, along_tour[:num_whole]])
-    return PackedBatches(batches_BN=packed.reshape(-1, batch_size), left_over=along_tour[num_whole:])
+    return packed.reshape(-1, batch_size), along_tour[num_whole:]
 
 
 def greedy_tour(
@@ -101,54 +94,6 @@ def greedy_tour(
         is_visited_K[here] = True
         here = int(np.where(is_visited_K, -np.inf, centroids_KP @ centroids_KP[here]).argmax())
     return visits_K
-
-
-def cluster_domains(
-    sources: Sequence[str],
-    phi_NV: Float32[np.ndarray, "N V"],
-    psi_NV: Float32[np.ndarray, "N V"],
-    cluster_size: int,
-    config: ClusterConfig,
-) -> tuple[Domain, ...]:
-    """Cluster the pairs of each source, by name, into clusters of ``cluster_size`` pairs on average."""
-    names, source_N = np.unique(np.array(sources), return_inverse=True)
-    domains: list[Domain] = []
-    for number in range(len(names)):
-        positions_n = np.flatnonzero(source_N == number)
-        config = replace(config, num_clusters=max(1, round(len(positions_n) / cluster_size)))
-        sample = positions_n[:: -(-len(positions_n) // MAX_TRAINING_POINTS)]
-        # They are kept nowhere, so what made the vectors needs no name.
-        clusters = train_clusters(phi_NV[sample], psi_NV[sample], config, surrogate_fingerprint="")
-        cluster_n = assign(clusters, phi_NV[positions_n], psi_NV[positions_n])
-        domains.append(Domain(positions_n, cluster_n, clusters.centroids_KP))
-    return tuple(domains)
-
-
-def draw_batches(
-    domains: Sequence[Domain],
-    phi_NV: Float32[np.ndarray, "N V"],
-    psi_NV: Float32[np.ndarray, "N V"],
-    batch_size: int,
-    *,
-    seed: int,
-    epoch: int,
-) -> PackedBatches:
-    """Draw the batches of an epoch in order."""
-    generator = np.random.default_rng([seed, epoch])
-    packed = [pack(each.cluster_n, each.centroids_KP, batch_size, generator) for each in domains]
-    both = list(zip(domains, packed, strict=True))
-    whole = [domain.positions_n[own.batches_BN] for domain, own in both]
-    rests = [domain.positions_n[own.left_over] for domain, own in both]
-    rest = np.concatenate(rests)
-    domain_of_rest = np.repeat(np.arange(len(rests), dtype=np.int32), [len(part) for part in rests])
-    points = (first_order_points(phi_NV[each.positions_n], psi_NV[each.positions_n]) for each in domains)
-    centres = np.stack([own.mean(0) for own in points])
-    mixed = pack(domain_of_rest, centres, batch_size, generator)
-    batches_BN = np.concatenate([*whole, rest[mixed.batches_BN]])
-    assert len(batches_BN), "there are as many pairs as a batch has"
-    return PackedBatches(
-        batches_BN=batches_BN[generator.permutation(len(batches_BN))], left_over=rest[mixed.left_over]
-    )
 
 
 def mean_cosine(vectors_NV: Float32[np.ndarray, "N V"]) -> float:
@@ -185,28 +130,40 @@ class BatchPlan:
             np.stack([side[list(unit)].mean(axis=0) for unit in self.units])
             for side in (vectors.document_NV, vectors.query_NV)
         )
-        is_mixed = config.batches == "mixed"
-        self._domains = cluster_domains(
-            ["" if is_mixed else pairs.sources[unit[0]] for unit in self.units],
-            self._phi,
-            self._psi,
-            len(self.units) if is_mixed else self._batch_units,  # of one cluster, batches are as drawn
-            ClusterConfig(seed=config.seed),
-        )
+        sources = ["" if config.batches == "mixed" else pairs.sources[unit[0]] for unit in self.units]
+        names, source_N = np.unique(np.array(sources), return_inverse=True)
+        self._domains = [self._clustered(np.flatnonzero(source_N == place)) for place in range(len(names))]
         self._epoch, self._batches = -1, np.zeros((0, 0), np.int64)
         self._load(0)
 
+    def _clustered(self, positions_n: Int64[np.ndarray, " n"]) -> Domain:
+        """Cluster units into clusters of a batch on average; mixed batches are drawn from a single one."""
+        is_mixed = self._config.batches == "mixed"
+        num_clusters = 1 if is_mixed else max(1, round(len(positions_n) / self._batch_units))
+        config = ClusterConfig(seed=self._config.seed, num_clusters=num_clusters)
+        sample = positions_n[:: -(-len(positions_n) // MAX_TRAINING_POINTS)]
+        # They are kept nowhere, so what made the vectors needs no name.
+        clusters = train_clusters(self._phi[sample], self._psi[sample], config, surrogate_fingerprint="")
+        cluster_n = assign(clusters, self._phi[positions_n], self._psi[positions_n])
+        return Domain(positions_n, cluster_n, clusters.centroids_KP)
+
     def _load(self, epoch: int) -> None:
-        if epoch != self._epoch:
-            drawn = draw_batches(
-                self._domains,
-                self._phi,
-                self._psi,
-                self._batch_units,
-                seed=self._config.seed,
-                epoch=epoch,
-            )
-            self._epoch, self._batches = epoch, drawn.batches_BN
+        """Draw the batches of an epoch in order."""
+        if epoch == self._epoch:
+            return
+        generator, size = np.random.default_rng([self._config.seed, epoch]), self._batch_units
+        whole, rests, centres = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+        for place, cluster_n, centroids_KP in self._domains:
+            batches_BN, left_over = pack(cluster_n, centroids_KP, size, generator)
+            whole.append(place[batches_BN])
+            rests.append(place[left_over])
+            centres.append(first_order_points(self._phi[place], self._psi[place]).mean(0))
+        rest = np.concatenate(rests)
+        domain_of_rest = np.repeat(np.arange(len(rests), dtype=np.int32), [len(part) for part in rests])
+        mixed, _ = pack(domain_of_rest, np.stack(centres), size, generator)
+        batches_BN = np.concatenate([*whole, rest[mixed]])
+        assert len(batches_BN), "there are as many pairs as a batch has"
+        self._epoch, self._batches = epoch, batches_BN[generator.permutation(len(batches_BN))]
 
     def cosines(self) -> tuple[float, float]:
         """Return the mean cosine of two units of a batch, by the surrogate, and that of random batches."""

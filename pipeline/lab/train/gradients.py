@@ -9,8 +9,7 @@ Costs one more forward pass; the gradient is the plain one. The context is share
 as the batch's documents share it. A micro-batch is computed twice and must come out the same, so what it
 draws at random it draws from a seed.
 
-Source: Gao et al. 2021 (GradCache); Morris & Rush 2024 (CDE), §4.2, two stages. ``plain_backward`` is the
-oracle.
+Source: Gao et al. 2021 (GradCache); Morris & Rush 2024 (CDE), §4.2, two stages.
 """
 
 from __future__ import annotations
@@ -52,7 +51,9 @@ def cached_backward(
     in all is computed once, with its graph.
     """
     if len(second) == 1 and len(first) <= 1:
-        return plain_backward(first, second, loss)
+        value = loss(second[0](first[0]() if first else None))
+        value.backward()
+        return value.detach()
     with torch.no_grad():
         contexts = [embed() for embed in first]
         context_CD = torch.cat(contexts) if contexts else None
@@ -85,14 +86,3 @@ def _backward(outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     if trained:
         tensors, their_gradients = zip(*trained, strict=True)
         torch.autograd.backward(tensors, their_gradients)
-
-
-def plain_backward(
-    first: Sequence[FirstStage], second: Sequence[SecondStage], loss: Loss
-) -> Float32[torch.Tensor, ""]:
-    """Do the same with one graph over everything."""
-    context_CD = torch.cat([embed() for embed in first]) if first else None
-    parts = [embed(context_CD) for embed in second]
-    value = loss(tuple(map(torch.cat, zip(*parts, strict=True))))
-    value.backward()
-    return value.detach()

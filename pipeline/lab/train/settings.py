@@ -19,7 +19,6 @@ from typing import Final, Literal
 from cairn.pipeline.config import ContextConfig
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.options import MAX_SEED, About, check_options, metadata_of, option
-from cairn.pipeline.poolings import POOLING_RULES, POOLINGS
 
 Schedule = Literal["linear", "cosine"]
 TrainedPooling = Literal["mean", "lmk", "cls", "latent"]
@@ -156,11 +155,6 @@ class TrainConfig(RunConfig):
             raise ConfigError(
                 "first_stage_layers must go with a context that is read (context_documents above 0, "
                 "context_absence below 1), got settings without; leave it out"
-            )
-        if self.pooling not in POOLINGS[self.attention]:
-            raise ConfigError(
-                f"pooling {self.pooling} must go with attention "
-                f"{' or '.join(POOLING_RULES[self.pooling].attentions)}, got {self.attention}; choose another"
             )
         if min(self.landmark_intervals, default=0) < MIN_INTERVAL:
             raise ConfigError(

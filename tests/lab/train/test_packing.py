@@ -22,32 +22,30 @@ def circle(num_clusters: int) -> np.ndarray:
 )
 def test_pack_every_point_is_packed_or_left_over_once(sizes: list[int], batch_size: int):
     clusters = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-    packed = pack(clusters, circle(len(sizes)), batch_size, drawn())
-    assert packed.batches_BN.shape == (len(clusters) // batch_size, batch_size)
-    assert sorted([*packed.batches_BN.ravel().tolist(), *packed.left_over.tolist()]) == list(
-        range(len(clusters))
-    )
+    batches, left_over = pack(clusters, circle(len(sizes)), batch_size, drawn())
+    assert batches.shape == (len(clusters) // batch_size, batch_size)
+    assert sorted([*batches.ravel().tolist(), *left_over.tolist()]) == list(range(len(clusters)))
 
 
 def test_pack_large_clusters_fill_batches_of_their_own():
     clusters = np.repeat(np.arange(3, dtype=np.int32), [20, 3, 25])
-    packed = pack(clusters, circle(3), 8, drawn())
-    alone = [len(np.unique(clusters[batch])) == 1 for batch in packed.batches_BN]
+    batches, _ = pack(clusters, circle(3), 8, drawn())
+    alone = [len(np.unique(clusters[batch])) == 1 for batch in batches]
     assert sum(alone) == 5  # two of 20, three of 25
-    assert packed.batches_BN.shape == (6, 8)
+    assert batches.shape == (6, 8)
 
 
 def test_pack_greedy_tour_joins_neighbouring_clusters():
     clusters = np.repeat(np.arange(16, dtype=np.int32), 4)
-    packed = pack(clusters, circle(16), 8, drawn())
-    for batch in packed.batches_BN:
+    batches, _ = pack(clusters, circle(16), 8, drawn())
+    for batch in batches:
         one, other = np.unique(clusters[batch]).tolist()
         assert min(other - one, 16 - other + one) == 1
 
 
 def test_pack_same_seed_packs_the_same_and_another_packs_anew():
     clusters = np.repeat(np.arange(6, dtype=np.int32), 11)
-    first, again, other = (pack(clusters, circle(6), 8, drawn(seed)).batches_BN for seed in (3, 3, 4))
+    first, again, other = (pack(clusters, circle(6), 8, drawn(seed))[0] for seed in (3, 3, 4))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 

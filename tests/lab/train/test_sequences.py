@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from cairn.pipeline.config import ClusterConfig
 from cairn.pipeline.encode.tokenization import Prefix, tokenize_after
-from cairn.pipeline.lab.train.batches import BatchPlan, Domain, cluster_domains, draw_batches, mean_cosine
+from cairn.pipeline.lab.train.batches import BatchPlan, mean_cosine
 from cairn.pipeline.lab.train.packed_rows import alone, split
 from cairn.pipeline.lab.train.pair_data import PairVectors
 from cairn.pipeline.lab.train.pairs import PairRow, TrainingPairs, read_pairs
@@ -19,6 +19,8 @@ from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
 from cairn.pipeline.model.landmarks import lay_out, split_into_chunks
+
+Batches = Callable[[range], list[list[tuple[str, int, int]]]]
 
 
 def pairs_of(*pairs: tuple[str, str, str]) -> TrainingPairs:
@@ -193,95 +195,61 @@ def test_instructions_stand_before_their_query_alone(tiny_model_folder):
     assert has_prefix == [True, True, False, False, False, False]
 
 
-TOPICS, V = 4, 8
+TOPICS, SIZE = 4, 16
 
 
-def corpus(sizes: dict[str, int]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-    """Return sources, vectors of both sides and the topic of each pair.
-
-    Every source has the same four topics.
-    """
+def plan_of(sizes: dict[str, int], heldout: Sequence[int] = (), **settings: Any) -> Batches:
+    """Return what takes source and topic of the pairs of each step; every source has the same topics."""
     generator = np.random.default_rng(0)
-    sources = [source for source, size in sizes.items() for _ in range(size)]
+    sources = tuple(source for source, size in sizes.items() for _ in range(size))
     topics = generator.integers(TOPICS, size=len(sources))
-    centres = np.eye(V, dtype=np.float32)[:TOPICS]
-    phi, psi = (
-        centres[topics] + 0.1 * generator.standard_normal((len(sources), V)).astype(np.float32)
-        for _ in range(2)
-    )
-    return sources, phi.astype(np.float32), psi.astype(np.float32), topics
+    vectors = np.eye(2 * TOPICS)[topics] + 0.1 * generator.standard_normal((2, len(topics), 2 * TOPICS))
+    names = tuple(map(str, range(len(topics))))
+    pairs = TrainingPairs(queries=names, documents=names, titles=("",) * len(names), sources=sources)
+    config = TrainConfig(steps=8, batch_pairs=SIZE, sequence_documents=1, **settings)
+    of_pairs = PairVectors(*vectors.astype(np.float32))
+    plan = BatchPlan(pairs, np.array(heldout, np.int64), of_pairs, config)
+
+    def batches(steps: range) -> list[list[tuple[str, int, int]]]:
+        return [[(sources[pair], topics[pair], pair) for (pair,) in plan.at(step)] for step in steps]
+
+    return batches
 
 
-def clustered(
-    sizes: dict[str, int], cluster_size: int = 25
-) -> tuple[tuple[Domain, ...], np.ndarray, np.ndarray, np.ndarray]:
-    sources, phi, psi, topics = corpus(sizes)
-    domains = cluster_domains(sources, phi, psi, cluster_size, ClusterConfig())
-    return domains, phi, psi, topics
+def kinds(batches: list[list[tuple[str, int, int]]], place: int) -> np.ndarray:
+    """Return how many sources, or topics, each batch has."""
+    return np.array([len({pair[place] for pair in batch}) for batch in batches])
 
 
-def test_cluster_domains_hold_the_pairs_of_their_source():
-    domains, *_ = clustered({"b": 50, "a": 30})
-    assert domains[0].positions_n.tolist() == list(range(50, 80))
-    assert len(domains[1].centroids_KP) == 2
+def test_plan_every_pair_that_is_not_held_out_comes_once_an_epoch_or_is_left_over():
+    batches = plan_of({"a": 103, "b": 70, "c": 7}, heldout=(3, 110))
+    first, second = batches(range(11)), batches(range(11, 22))
+    for epoch in (first, second):
+        seen = {pair for batch in epoch for _, _, pair in batch}
+        assert len(seen) == 11 * SIZE
+        assert not seen & {3, 110}
+    assert first != second
+    assert batches(range(11)) == first
 
 
-def test_draw_batches_every_pair_comes_once_an_epoch_or_is_left_over():
-    domains, phi, psi, _ = clustered({"a": 103, "b": 70, "c": 5})
-    packed = draw_batches(domains, phi, psi, 16, seed=1, epoch=0)
-    assert packed.batches_BN.shape == (11, 16)
-    assert sorted([*packed.batches_BN.ravel().tolist(), *packed.left_over.tolist()]) == list(range(178))
+def test_plan_batches_hold_one_topic_of_one_source_far_more_often_than_chance():
+    batches = plan_of({"a": 400, "b": 400})(range(50))
+    assert (kinds(batches, 1) == 1).mean() > 0.6
+    assert (kinds(batches, 0) == 1).mean() > 0.9
 
 
-def test_draw_batches_hold_one_topic_of_one_source_far_more_often_than_chance():
-    domains, phi, psi, topics = clustered({"a": 400, "b": 400}, cluster_size=100)
-    batches = draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN
-    assert np.mean([len(np.unique(topics[batch])) == 1 for batch in batches]) > 0.6
-    assert np.mean([len({position // 400 for position in batch.tolist()}) == 1 for batch in batches]) > 0.9
+def test_plan_sources_smaller_than_a_batch_share_batches():
+    batches = plan_of(dict.fromkeys("abcdefgh", 5))(range(4))
+    assert batches[:2] != batches[2:]
+    assert sorted(map(len, batches)) == [SIZE] * 4
+    assert kinds(batches, 0).min() > 2
 
 
-def test_draw_batches_sources_smaller_than_a_batch_share_batches():
-    domains, phi, psi, _ = clustered(dict.fromkeys("abcdefgh", 5))
-    assert draw_batches(domains, phi, psi, 16, seed=0, epoch=0).batches_BN.shape == (2, 16)
-
-
-NUM_TOPICS, SIZE = 8, 24
-
-
-@pytest.fixture
-def world():
-    """Return pairs of eight topics, in no order."""
-    generator = np.random.default_rng(0)
-    topic_N = generator.permutation(np.repeat(np.arange(NUM_TOPICS), SIZE))
-    names = tuple(f"{topic} {place}" for place, topic in enumerate(topic_N.tolist()))
-    vectors = np.eye(NUM_TOPICS)[topic_N] + 0.05 * generator.standard_normal((2, len(topic_N), NUM_TOPICS))
-    vectors = (vectors / np.linalg.norm(vectors, axis=2, keepdims=True)).astype(np.float32)
-    pairs = TrainingPairs(
-        queries=names, documents=names, titles=("",) * len(names), sources=("s",) * len(names)
-    )
-    return pairs, PairVectors(document_NV=vectors[0], query_NV=vectors[1])
-
-
-def test_batch_plan_batches_are_of_one_topic(world):
-    pairs, vectors = world
-    config = TrainConfig(steps=8, batch_pairs=SIZE, sequence_documents=1)
-    plan = BatchPlan(pairs, np.zeros(0, np.int64), vectors, config)
-    batches = [
-        [pairs.queries[pair].split()[0] for unit in plan.at(step) for pair in unit] for step in range(8)
-    ]
-    assert all(len(batch) == SIZE for batch in batches)
-    assert np.mean([len(set(batch)) for batch in batches]) < 4  # of eight; in random batches 7.7
-
-
-def test_batch_plan_mixed_batches_are_of_all_topics_and_sources(world):
-    pairs, vectors = world
-    sources = tuple(name.split()[0] for name in pairs.queries)
-    pairs = replace(pairs, sources=sources)
-    config = TrainConfig(steps=8, batch_pairs=SIZE, sequence_documents=1, batches="mixed")
-    plan = BatchPlan(pairs, np.zeros(0, np.int64), vectors, config)
-    batches = [[pair for unit in plan.at(step) for pair in unit] for step in range(8)]
-    assert sorted(pair for batch in batches for pair in batch) == list(range(len(pairs)))
-    assert np.mean([len({sources[pair] for pair in batch}) for batch in batches]) > 6  # of eight
+def test_plan_mixed_batches_are_of_all_topics_and_sources():
+    batches = plan_of(dict.fromkeys("abcdefgh", 24), batches="mixed")(range(12))
+    assert sorted(pair for batch in batches for _, _, pair in batch) == list(range(192))
+    assert kinds(batches, 0).mean() > 6  # of eight
+    assert kinds(batches, 1).mean() > 3  # of four
 
 
 def test_mean_cosine_equals_the_mean_over_all_pairs_of_rows():

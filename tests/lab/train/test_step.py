@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.lab.train.contrastive import draw_batch
-from cairn.pipeline.lab.train.gradients import FirstStage, SecondStage, cached_backward, plain_backward
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
-from cairn.pipeline.lab.train.losses import contrastive_loss
 from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData
 from cairn.pipeline.lab.train.pairs import text_numbers
 from cairn.pipeline.lab.train.sequences import SequenceMaker, make_units
 from cairn.pipeline.lab.train.settings import TrainConfig
 from cairn.pipeline.model.folders.checkpoint import read_checkpoint
-from torch import nn
+from cairn.pipeline.model.landmarks import Rows
 
 from tests.lab.train.conftest import train_step
 
@@ -89,7 +86,7 @@ def gradients(
     ],
 )
 def test_train_step_in_micro_batches_gives_the_gradient_of_the_whole(
-    tiny_model_folder, data, dims, layers, first_stage_layers, context_dropout
+    tiny_model_folder, data, dims, layers, first_stage_layers, context_dropout, monkeypatch
 ):
     settings = {
         "matryoshka_dims": dims,
@@ -97,14 +94,27 @@ def test_train_step_in_micro_batches_gives_the_gradient_of_the_whole(
         "first_stage_layers": first_stage_layers,
         "context_dropout": context_dropout,
     }
+    rows: list[int] = []
+    forward = LandmarkEncoder.forward
+
+    def counted(self: LandmarkEncoder, batch: Rows, *context: Any, **how: Any) -> torch.Tensor:
+        rows.append(len(batch))
+        return forward(self, batch, *context, **how)
+
+    monkeypatch.setattr(LandmarkEncoder, "forward", counted)
     whole, expected = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=100_000, **settings))
-    parts, found = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=60, **settings))
-    assert parts.loss == pytest.approx(whole.loss, abs=1e-4)
-    assert set(found) == set(expected)
-    for name, gradient in expected.items():
-        assert float((found[name] - gradient).abs().max()) <= 2e-4 * max(1.0, float(gradient.abs().max())), (
-            name
-        )
+    assert len(rows) == 2, "the teacher and the model, once"
+    for tokens in (60, 90):  # with 90 the context is one micro-batch and the rows are several
+        rows.clear()
+        parts, found = gradients(tiny_model_folder, data, config_of(micro_batch_tokens=tokens, **settings))
+        third = len(rows) // 3
+        assert rows[third : 2 * third] == rows[2 * third :], "the model twice"
+        assert third > 5
+        assert parts.loss == pytest.approx(whole.loss, abs=1e-4)
+        assert set(found) == set(expected)
+        for name, gradient in expected.items():
+            most = 2e-4 * max(1.0, float(gradient.abs().max()))
+            assert float((found[name] - gradient).abs().max()) <= most, name
 
 
 def test_train_step_reaches_the_null_token_and_every_weight(tiny_model_folder, data):
@@ -184,90 +194,3 @@ def test_single_interval_cuts_every_sequence_alike(data, interval):
     assert len(batch.rows) - num_queries == len(alike)
     starts_M = np.where(np.diff(batch.rows.pooled_row, prepend=-1), 1, np.roll(batch.rows.pooled_end, 1))
     assert (batch.rows.pooled_start - starts_M).max() <= interval
-
-
-C, M, W, D = 10, 24, 7, 5
-
-
-class TwoStages(nn.Module):
-    """Two small networks; the second attends to the context, some of which falls to a null token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.m1 = nn.Sequential(nn.Linear(W, 9), nn.Tanh(), nn.Linear(9, D))
-        self.m2 = nn.Sequential(nn.Linear(W, 9), nn.Tanh(), nn.Linear(9, D))
-        self.null = nn.Parameter(torch.randn(D))
-        self.calls = 0
-        self.rows: list[int] = []
-
-    def first(self, documents: torch.Tensor) -> FirstStage:
-        return lambda: self.m1(documents)
-
-    def second(self, texts: torch.Tensor, seed: int) -> SecondStage:
-        def embed(context: torch.Tensor | None) -> tuple[torch.Tensor]:
-            self.calls += 1
-            self.rows.append(len(texts))
-            queries = self.m2(texts)
-            if context is None:
-                return (queries,)
-            is_dropped = torch.rand(len(context), 1, generator=torch.Generator().manual_seed(seed)) < 0.3
-            seen = torch.where(is_dropped, self.null, context)
-            return (queries + (queries @ seen.T).softmax(1) @ seen,)
-
-        return embed
-
-    def micro_batches(
-        self, documents_a_part: int, texts_a_part: int
-    ) -> tuple[list[FirstStage], list[SecondStage]]:
-        generator = torch.Generator().manual_seed(1)
-        documents, texts = torch.randn(C, W, generator=generator), torch.randn(M, W, generator=generator)
-        first = [self.first(part) for part in documents.split(documents_a_part)]
-        second = [self.second(part, seed) for seed, part in enumerate(texts.split(texts_a_part))]
-        return first, second
-
-
-def loss_of(embedded: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    (embeddings,) = embedded
-    queries, documents = nn.functional.normalize(embeddings, dim=1).split(M // 2)
-    return contrastive_loss(queries, documents, torch.arange(M // 2), temperature=0.1, tile=5)
-
-
-def cache_gradients(
-    backward: Callable[..., torch.Tensor], documents_a_part: int, texts_a_part: int
-) -> tuple[float, dict[str, torch.Tensor]]:
-    model = TwoStages()
-    value = backward(*model.micro_batches(documents_a_part, texts_a_part), loss_of)
-    assert not value.requires_grad
-    return float(value), {
-        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-    }
-
-
-@pytest.mark.parametrize(("documents_a_part", "texts_a_part"), [(10, 24), (3, 5), (1, 1), (10, 7), (4, 24)])
-def test_cached_backward_through_both_stages_equals_the_plain_gradient(documents_a_part, texts_a_part):
-    loss, found = cache_gradients(cached_backward, documents_a_part, texts_a_part)
-    expected_loss, expected = cache_gradients(plain_backward, documents_a_part, texts_a_part)
-    assert loss == pytest.approx(expected_loss, abs=1e-5)
-    assert set(found) == set(expected) == {name for name, _ in TwoStages().named_parameters()}
-    for name, gradient in expected.items():
-        assert float((found[name] - gradient).abs().max()) <= 1e-5, name
-
-
-def test_cached_backward_of_a_frozen_first_stage_trains_the_second():
-    model = TwoStages()
-    model.m1.requires_grad_(False)
-    cached_backward(*model.micro_batches(3, 5), loss_of)
-    assert all(parameter.grad is not None for parameter in model.m2.parameters())
-
-
-def test_cached_backward_one_micro_batch_is_computed_once():
-    model = TwoStages()
-    cached_backward(*model.micro_batches(10, 24), loss_of)
-    assert model.calls == 1
-
-
-def test_cached_backward_several_micro_batches_are_computed_twice_each():
-    model = TwoStages()
-    cached_backward(*model.micro_batches(10, 6), loss_of)
-    assert model.rows == [6] * 8
