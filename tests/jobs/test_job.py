@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,8 +22,9 @@ from cairn.jobs.job_file import JOBS, read_job
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.layout import CollectionLayout
 
+from tests.small_ingests import text_of, write_rows
+
 CONFIGS = Path(__file__).resolve().parents[2] / "jobs" / "configs"
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 DOCUMENTS = 30
 INGEST = 'collection = "c"\n[ingest]\nsources = ["a/", "b/"]\n'
 RECIPES = {
@@ -42,14 +42,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     rows = [
-        {
-            "id": f"d{number:03d}",
-            "text": " ".join(np.random.default_rng(number).choice(WORDS, size=12 + number)),
-            "year": 2000,
-        }
+        {"id": f"d{number:03d}", "text": text_of(number, 12 + number), "year": 2000}
         for number in range(DOCUMENTS)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "corpus.parquet")
+    write_rows(tmp_path / "corpus.parquet", rows)
     return tmp_path
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +17,7 @@ from cairn.jobs.ray_cluster import tasks
 from cairn.jobs.ray_cluster.engine import RayEngine
 from cairn.pipeline import durable
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
+from cairn.pipeline.config import IndexConfig, IngestConfig
 from cairn.pipeline.encode.shards import write_encoded_shard
 from cairn.pipeline.errors import ConfigError
 from cairn.pipeline.index.generation import open_generation
@@ -28,30 +27,30 @@ from cairn.pipeline.line import encode as encode_corpus
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.line.engine import EncodedShard
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+from tests.small_ingests import WINDOWS, settings, text_of, write_rows
 
-ENCODER: Any = {
-    "landmark_interval": 16, "window_tokens": 64, "window_overlap_tokens": 16, "use_context": True
-}  # fmt: skip
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
 
 def corpus(path: Path, numbers: range) -> str:
-    rows = []
-    for number in numbers:
-        rng = np.random.default_rng(number)
-        text = " ".join(rng.choice(WORDS, size=12 + number % 40))
-        rows.append({"id": f"d{number:03d}", "text": text, "year": 2000 + number % 7})
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    return str(path)
+    return write_rows(
+        path,
+        [
+            {"id": f"d{number:03d}", "text": text_of(number, 12 + number % 40), "year": 2000 + number % 7}
+            for number in numbers
+        ],
+    )
 
 
 @pytest.fixture
 def config(tiny_model_folder: Path) -> IngestConfig:
-    return IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_model_folder), **ENCODER),
-        cluster=ClusterConfig(num_clusters=3, max_sample_documents=20),
-        context=ContextConfig(context_documents=8, max_document_tokens=32),
+    return settings(
+        tiny_model_folder,
+        **WINDOWS,
+        use_context=True,
+        num_clusters=3,
+        max_sample_documents=20,
+        context_documents=8,
         shard_characters=600,
     )
 

@@ -18,18 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IndexConfig, IngestConfig
-from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
 from starlette.testclient import TestClient
 
+from tests.small_ingests import WORDS, ingest_rows, settings, text_of
+
 START_SECONDS = 300
-WORDS = ["stone", "path", "hill", "river", "mark", "way", "old", "mountain", "walk", "mat", "cat"]
 SHARDS, REPLICAS = 2, 2
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"query": "the old stone path"},
@@ -45,20 +41,13 @@ def ingest(root: Path, model: Path, numbers: range) -> None:
         {
             "id": f"d{number:03d}",
             "title": WORDS[number % 11] if number % 3 else None,
-            "text": " ".join(np.random.default_rng(number).choice(WORDS, size=20 + number % 90)),
+            "text": text_of(number, 20 + number % 90),
             "year": 2000 + number % 7,
         }
         for number in numbers
     ]
-    path = root.parent / "corpus.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    config = IngestConfig(
-        encoder=EncoderConfig(model=str(model), landmark_interval=16, use_context=False, token_bytes=8),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=2, max_document_tokens=16),
-        index=IndexConfig(partitions=SHARDS),
-    )
-    build_index([str(path)], root, "stones", config)
+    few = {"context_documents": 2, "max_document_tokens": 16, "partitions": SHARDS}
+    ingest_rows(rows, root, settings(model, use_context=False, token_bytes=8, **few), "stones")
 
 
 def shard_processes(pid: int) -> set[int]:

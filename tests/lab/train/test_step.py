@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cairn.pipeline.lab.train.contrastive import draw_batch
+from cairn.pipeline.lab.train.gradients import cached_backward
 from cairn.pipeline.lab.train.landmark_encoder import LandmarkEncoder
 from cairn.pipeline.lab.train.pair_data import PairVectors, TrainingData
 from cairn.pipeline.lab.train.pairs import text_numbers
@@ -194,3 +195,11 @@ def test_single_interval_cuts_every_sequence_alike(data, interval):
     assert len(batch.rows) - num_queries == len(alike)
     starts_M = np.where(np.diff(batch.rows.pooled_row, prepend=-1), 1, np.roll(batch.rows.pooled_end, 1))
     assert (batch.rows.pooled_start - starts_M).max() <= interval
+
+
+def test_what_is_frozen_or_not_compared_is_handed_no_gradient():
+    weight = torch.ones(3, requires_grad=True)
+    second = [lambda context_CD: (weight * context_CD, 2 * weight[None])] * 2
+    cached_backward([lambda: torch.ones(2, 3)], second, lambda embedded: embedded[0].sum())
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [4.0, 4.0, 4.0]
