@@ -599,6 +599,13 @@ def test_a_file_is_read_as_its_program_shows_it(tmp_path: Path, file: tuple[str,
             '<p><t>a </t><ddList><result val="1"/><listEntry val="x"/><listEntry val="y"/></ddList></p>',
             "a y\n",
         ),
+        (
+            (
+                '<table-row number-rows-repeated="2"><table-cell number-columns-repeated="2"><t>a</t>'
+                '</table-cell><table-cell number-columns-repeated="9999999"/></table-row>'
+            ),
+            "| a | a |\n| a | a |\n",
+        ),
         # The name of its file describes no picture.
         ('<p><t>a</t><docPr descr="x.png"/><t>b</t><docPr descr="Node.js"/></p>', "ab Node.js\n"),
     ],
@@ -846,6 +853,25 @@ def test_numbered_lists_of_opendocument_have_their_numbers(tmp_path: Path) -> No
     [row], _ = read(tmp_path)
     lists = "1. a|2. b|7. f|3. c|4. d|- e|between|8. g|1. h|9. i|3. j|- k|# Head"
     assert row["text"].split("\n") == lists.split("|")
+
+
+def test_charts_of_word_are_read_where_they_stand(tmp_path: Path) -> None:
+    made = Document()
+    made.add_paragraph("Before")
+    parts = (("tx", "Plums"), ("cat", "East"), ("val", "7"))
+    series = f"<c:ser>{''.join(f'<c:{kind}><c:v>{told}</c:v></c:{kind}>' for kind, told in parts)}</c:ser>"
+    part = Part(
+        PackURI("/word/charts/a.xml"), "a/b", f"<c:c xmlns:c='c'>{series}</c:c>".encode(), made.part.package
+    )
+    key = made.part.relate_to(
+        part, "http://schemas.openxmlformats.org/officeDocument/2006/relationships/chart"
+    )
+    drawn = f'<w:drawing><c:chart xmlns:c="c" r:id="{key}"/></w:drawing>'
+    made.add_paragraph("Behind")._p.insert_element_before(
+        parse_xml(f"<w:r {nsdecls('w', 'r')}>{drawn}</w:r>"), "w:r"
+    )
+    made.save(str(tmp_path / "a.docx"))
+    assert read(tmp_path)[0][0]["text"].split("\n") == ["Before", "Plums: East 7", "Behind"]
 
 
 MHTML = b"Content-Type: multipart/related; boundary=B\n\n--B\nContent-Type: text/html\n\n<p>Inserted\n--B--"

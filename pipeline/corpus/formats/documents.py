@@ -64,6 +64,8 @@ from cairn.pipeline.corpus.formats.right_to_left import text_in_reading_order
 from cairn.pipeline.corpus.formats.text import DOCUMENT_SCHEMA, Document, TextFormat, without_pictures
 from typing_extensions import override
 
+MAX_REPEATED: Final = 100
+"""How often a cell or row of OpenDocument is written again."""
 MAX_UNPACKED_BYTES: Final = 512 << 20
 """How large the texts in an archive may be; pictures and films do not count, as they are not read."""
 _TEXTS: Final = (".xml", ".rels", ".html", ".htm", ".xhtml", ".mht", ".mhtml", ".opf", ".bin", ".vml")
@@ -282,6 +284,10 @@ class _Walk(NamedTuple):
             return f"{_GAP}{part}{_GAP}"
         if kind == "altChunk":
             return self.objects.get(_attribute(element, "id"), "")
+        if kind in ("chart", "relIds") and (
+            part := self.objects.get(_attribute(element, "dm") or _attribute(element, "id"))
+        ):
+            return f"\n{part}\n"
         if "math}" in element.tag and kind in _SIGNS:
             parts = [self.text(child) for child in element if not _name(child).endswith("Pr")]
             return joined_formula(parts, _SIGNS[kind])
@@ -321,11 +327,11 @@ class _Walk(NamedTuple):
         if kind == "list-item":
             return f"{element.get(_MARK, '- ')}{inner}" if _has_own_text(element) else inner
         if kind in ("tc", "table-cell", "covered-table-cell"):
-            return f" {_cell_text(inner)} |" + breaks
+            return f" {_cell_text(inner)} |" * _repeated(element, "columns") + breaks
         if kind in ("tr", "table-row"):
             row = _cut_row(inner.replace("\f", ""))
             breaks = max(re.findall("\f+", inner), key=len, default="")  # each cell notes where a page ends
-            return breaks + (f"|{row} |\n" if row else "")
+            return breaks + (f"|{row} |\n" * _repeated(element, "rows") if row else "")
         if kind in ("txbxContent", "text-box"):  # stands in the paragraph that it is anchored to
             return f"\n{inner}"
         if kind in ("title", "desc") and "svg" in element.tag:
@@ -431,6 +437,11 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _repeated(element: Element, what: str) -> int:
+    """Return how often OpenDocument shows a cell or row that it has once."""
+    return min(int(_attribute(element, f"number-{what}-repeated") or 1), MAX_REPEATED)
+
+
 def _cell_text(text: str) -> str:
     return BAR.sub("\4", _line(text))
 
@@ -466,6 +477,8 @@ class WordFormat(PagedFormat):
         texts = {
             key: text for key, name in inserted.items() if (text := _inserted(archive, name)) is not None
         }
+        drawn = {key: name for key, (kind, name) in archive.related(main).items() if kind in _DRAWN}
+        texts |= {key: _drawn(archive.xml(name)) for key, name in drawn.items()}
         walk = _Walk(_prefixes(archive.xml(styles)) if styles else {}, notes, is_laid_out, objects=texts)
         title = archive.title(archive.part("core-properties"))
         pages: list[Page] = [*walk.text(document).split("\f")]
@@ -595,9 +608,9 @@ class PowerPointFormat(PagedFormat):
 
 
 def _slide(archive: _Archive, name: str) -> str:
-    slide, others = archive.xml(name), ("diagramData", "chart", "notesSlide")
+    slide, others = archive.xml(name), (*_DRAWN, "notesSlide")
     parts = [archive.xml(part) for kind, part in archive.related(name).values() if kind in others]
-    texts = [f"{_Walk().text(part)}{_series(part)}".strip() for part in (slide, *parts)]
+    texts = [_drawn(part) for part in (slide, *parts)]
     if not any(texts) and slide.find(".//{*}pic") is not None:
         raise PageWithoutText(_WITHOUT_TEXT)
     return "\n\n".join(filter(None, texts))
@@ -625,6 +638,13 @@ _DURATION: Final = re.compile(rb'office:value-type="time" office:time-value="PT(
 _UNTYPED: Final = re.compile(rb"<table:table-cell(?![^<>]*value-type)(?=[^<>]*[^/<>]>|>)")
 """A cell of OpenDocument that does not say of which type it is; programs show its text."""
 _COLUMNS: Final = ["".join(each) for size in (1, 2, 3) for each in product(ascii_uppercase, repeat=size)]
+
+
+_DRAWN: Final = ("diagramData", "chart")
+
+
+def _drawn(part: Element) -> str:
+    return f"{_Walk().text(part)}{_series(part)}".strip()
 
 
 def _series(chart: Element) -> str:
