@@ -21,6 +21,7 @@ CDE_CONTEXT = 6
 With 8 soft prompts and texts of up to 40 tokens before it, fewer than their backbones' positions.
 """
 
+BACKBONE_FILES = {1: "nomic-bert-2048.json", 2: "ModernBERT-base.json"}
 BACKBONE_LAYERS = {1: 2, 2: 4}
 """By version, unless the size says otherwise."""
 
@@ -29,7 +30,7 @@ BACKBONE_LAYERS = {1: 2, 2: 4}
 def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return ``make(version, **settings)``, which writes a random CDE checkpoint in the published layout.
 
-    Settings are those of config.json. v1 has its backbone's configuration in its folder, v2 beside it.
+    Settings are those of config.json. Its backbones' configuration lies beside it.
     """
 
     def make(version: int, seed: int = 0, size: Size = TINY, **settings: Any) -> Path:
@@ -45,12 +46,9 @@ def make_cde(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
         save_file(
             cde_tensors(version, config, size, num_layers, vocab_size, seed), folder / "model.safetensors"
         )
-        if version == 1:
-            backbone_config = folder / "nomic-bert-2048.json"
-        else:
-            backbone_config = folder.parent / "ModernBERT-base" / "config.json"
-            backbone_config.parent.mkdir()
-        backbone_config.write_text(json.dumps(cde_backbone_config(version, size, num_layers, vocab_size)))
+        (folder / BACKBONE_FILES[version]).write_text(
+            json.dumps(cde_backbone_config(version, size, num_layers, vocab_size))
+        )
         return folder
 
     return make
@@ -110,22 +108,17 @@ def cde_tensors(
     weights = RandomWeights(100 * version + seed, size.width)
     first, second = "first_stage_model", "second_stage_model"
     add_backbone = weights.add_nomic_bert if version == 1 else weights.add_modernbert
-    add_backbone(
-        f"{first}.embedder.", config["limit_layers_first_stage"] or num_layers, size.inner, vocab_size
-    )
-    add_backbone(f"{second}.backbone.", config["limit_layers"] or num_layers, size.inner, vocab_size)
-    output_dim = config["embedding_output_dim"] or size.width
+    for prefix in (f"{first}.embedder.", f"{second}.backbone."):
+        add_backbone(prefix, num_layers, size.inner, vocab_size)
     for name, rows in (
         (f"{first}.mlp.0", size.width),
         (f"{first}.mlp.2", size.width),
         (f"{second}.prompt_projection.0", size.width),
         (f"{second}.prompt_projection.2", 8 * size.width),
         (f"{second}.output_projection.0", size.width),
-        (f"{second}.output_projection.2", output_dim),
+        (f"{second}.output_projection.2", size.width),
     ):
         weights.matrix(name, rows, size.width, bias=True)
-    if config["transductive_sequence_dropout_prob"]:
-        weights.vector(f"{second}.sequence_dropout_null_embedding", size.width)
     return weights.tensors
 
 

@@ -11,8 +11,9 @@ ModernBERT norms its text twice, NomicBERT adds token type 0 twice.
 Positions differ by version. v1 (NomicBERT, ``disable_transductive_rotary_embedding``): context vectors have
 none, so their order does not matter; soft prompts and text stand where a whole context of J leaves them, from
 position J on. v2 (ModernBERT): positions count from the first context vector on, so order and number matter,
-and local layers show a text only the end of its lead. Fewer than J context vectors are read as they are, or
-filled up to J with null tokens where the checkpoint has one (trained with sequence dropout).
+and local layers show a text only the end of its lead. Fewer than J context vectors are read as they are. Null
+tokens, a tied token table, other sizes of a stage and other backbones of it are not read: no published
+checkpoint has any.
 
 The mean is over the text alone (``pool_ignore_contextual_tokens``), and the output projection has no
 residual. Public copies of v1's backbone differ further, in how often token type 0 is added and in what its
@@ -22,11 +23,10 @@ with vectors of its published weights.
 The checkpoint holds, beside heads and soft prompts, a backbone a stage:
 
     first_stage_model.embedder.*      of the sizes of the model that ``embedder`` names
-    second_stage_model.backbone.*     sized as ``dataset_backbone``, else ``embedder``
+    second_stage_model.backbone.*     of the same sizes
 
-The configuration of a named model is looked for in the checkpoint's folder and beside it, as
-``NAME/config.json`` or ``NAME.json``; then among the published sizes known here, so that a folder means the
-same on every machine; then in the Hugging Face cache. A tensor that no part reads is refused as one that is
+The configuration of a named model is ``NAME.json`` in the checkpoint's folder, else the published one known
+here, so that a folder means the same on every machine. A tensor that no part reads is refused as one that is
 missing is.
 
 Source: Morris & Rush 2024 (CDE), §4.2 and §10.4, and the public checkpoints. Differs: one token per context
@@ -37,7 +37,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -53,14 +52,11 @@ from cairn.pipeline.model.engine.weights import NotedTensors, WeightReader
 from cairn.pipeline.model.families import read_modernbert, read_nomic_bert
 from cairn.pipeline.model.folders.checkpoint import Checkpoint
 from cairn.pipeline.model.folders.first_layers import first_layers
-from cairn.pipeline.model.folders.names import model_folder
 from cairn.pipeline.model.folders.sentence_transformers_folder import read_json
 from jaxtyping import Float, Float32
 
 NUM_SOFT_PROMPTS: Final = 8
 """Fixed in the published code; no setting names it."""
-
-_NULL: Final = "second_stage_model.sequence_dropout_null_embedding"
 
 _READERS: Final[Mapping[str, Callable[..., Transformer]]] = {
     "modernbert": read_modernbert,
@@ -105,7 +101,6 @@ class CdeBackbone(FirstStage):
         is_nomic: bool,
         soft_prompts_LD: torch.Tensor,
         output_projection: Projection,
-        null_D: torch.Tensor | None,
     ) -> None:
         context_size = checkpoint.integer("transductive_corpus_size")
         num_lead = context_size + len(soft_prompts_LD)
@@ -125,12 +120,6 @@ class CdeBackbone(FirstStage):
         )
         self._soft_prompts_LD = soft_prompts_LD
         self._type_D = backbone.embed_context(np.zeros((1, backbone.model_dim), np.float32))
-        self._null_D = null_D
-        if self.context_dim != self.model_dim:
-            raise ModelError(
-                f"the stages of a CDE model must have one width, got {self.context_dim} and "
-                f"{self.model_dim}; config.json does not fit"
-            )
 
     @torch.inference_mode()
     def hidden_states(
@@ -153,18 +142,15 @@ class CdeBackbone(FirstStage):
         return self._backbone.encode_embedded(x_BSD, self._backbone.pattern_of(batch, temperature))
 
     def _context(self, context_CD: Float32[np.ndarray, "C D"] | None) -> Float32[torch.Tensor, "_ _"]:
-        """Return the vectors before the soft prompts, filled up with null tokens where there is one."""
-        given = torch.zeros((0, self.model_dim), device=self.device)
-        if context_CD is not None:
-            if context_CD.shape[1] != self.context_dim or len(context_CD) > self._context_size:
-                raise ConfigError(
-                    f"the context must be at most {self._context_size} rows of {self.context_dim} numbers, "
-                    f"got shape {context_CD.shape}; draw it with this model, and with fewer documents"
-                )
-            given = torch.from_numpy(context_CD).to(self.device)
-        if self._null_D is None:
-            return given
-        return torch.cat([given, self._null_D.expand(self._context_size - len(given), -1)])
+        """Return the vectors before the soft prompts."""
+        if context_CD is None:
+            return torch.zeros((0, self.model_dim), device=self.device)
+        if context_CD.shape[1] != self.context_dim or len(context_CD) > self._context_size:
+            raise ConfigError(
+                f"the context must be at most {self._context_size} rows of {self.context_dim} numbers, "
+                f"got shape {context_CD.shape}; draw it with this model, and with fewer documents"
+            )
+        return torch.from_numpy(context_CD).to(self.device)
 
 
 def read_cde(
@@ -180,15 +166,31 @@ def read_cde(
     ``num_layers`` runs the first layers of the second stage; the first stage keeps all of its own. ``run_on``
     gives each stage's engine to the backend.
     """
-    staged = StagedCheckpoint(checkpoint, num_layers)
+    for name, allowed in _REQUIRED.items():
+        if checkpoint.config.get(name) not in allowed:
+            raise ModelError(
+                f"{name} of a CDE model must be {allowed[0]!r}, got {checkpoint.config[name]!r}; "
+                "choose another model"
+            )
+    config = _backbone_config(checkpoint)
+    tensors = NotedTensors(checkpoint.tensors)
+    first_stage, whole = (_stage(checkpoint, prefix, config) for prefix in (FIRST_STAGE, SECOND_STAGE))
+    cut = first_layers(whole, num_layers)
+    tensors.names |= dict.fromkeys(set(whole.tensors) - set(cut.tensors))
+    # The first stage's weights lie in the same file, whose hash is in the checkpoint's fingerprint.
+    both = fingerprint(kind="cde", first=first_stage.fingerprint, second=cut.fingerprint)
     first, second = (
-        run_on(_READERS[stage.config["model_type"]](staged.watched(stage), dtype=dtype, device=device))
-        for stage in (staged.first_stage, staged.second_stage)
+        run_on(
+            _READERS[config["model_type"]](
+                replace(stage, tensors=NotedTensors(stage.tensors, tensors.names)), dtype=dtype, device=device
+            )
+        )
+        for stage in (first_stage, replace(cut, fingerprint=both))
     )
 
     def read_head(name: str, width: int, output_dim: int, activation: str) -> Projection:
         """Read two projections, numbered 0 and 2 as the modules around their activation are."""
-        reader = WeightReader(staged.tensors(f"{name}."), f"{name}.0.weight", device)
+        reader = WeightReader(tensors, f"{name}.0.weight", device)
         layers = (
             (activation, reader.linear(f"{name}.0", (width, width), bias=True)),
             ("Identity", reader.linear(f"{name}.2", (output_dim, width), bias=True)),
@@ -201,22 +203,20 @@ def read_cde(
     mlp = read_head("first_stage_model.mlp", first.model_dim, first.model_dim, "GELU")
     width = second.model_dim
     prompts = read_head("second_stage_model.prompt_projection", width, width * NUM_SOFT_PROMPTS, "ReLU")
-    output_dim = checkpoint.integer("embedding_output_dim", default=width)
-    null_D = None
-    # The null token exists exactly where the model was trained with sequence dropout.
-    if checkpoint.config.get("transductive_sequence_dropout_prob"):
-        null_D = WeightReader(staged.tensors(_NULL), _NULL, device).read(_NULL, (width,))
     backbone = CdeBackbone(
         checkpoint,
         second,
         FirstStage(first, mlp, _max_seq_length(checkpoint)),
-        is_nomic=staged.second_stage.config["model_type"] == "nomic_bert",
+        is_nomic=config["model_type"] == "nomic_bert",
         # The constant that the prompt projection makes of a vector of ones.
         soft_prompts_LD=prompts(torch.ones(1, width, device=device)).view(NUM_SOFT_PROMPTS, width),
-        output_projection=read_head("second_stage_model.output_projection", width, output_dim, "ReLU"),
-        null_D=null_D,
+        output_projection=read_head("second_stage_model.output_projection", width, width, "ReLU"),
     )
-    staged.require_whole()
+    if surplus := sorted(set(checkpoint.tensors) - tensors.names.keys()):
+        raise ModelError(
+            "a CDE checkpoint must hold the tensors of its config.json and no others, got "
+            f"{', '.join(surplus[:_MOST_NAMED])}; the file does not fit its config.json"
+        )
     return backbone
 
 
@@ -226,21 +226,24 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
 
 FIRST_STAGE: Final = "first_stage_model.embedder."
 SECOND_STAGE: Final = "second_stage_model.backbone."
-
-_LAYER_COUNTS: Final = {"nomic_bert": "n_layer", "modernbert": "num_hidden_layers"}
-_TOKEN_TABLES: Final = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
 _MOST_NAMED: Final = 3
-"""Tensors named in a refusal before the rest is only counted."""
+"""Tensors named in a refusal."""
 
 _REQUIRED: Final[Mapping[str, tuple[Any, ...]]] = {
     "autoregressive_backbone": (False, None),
+    "dataset_backbone": (None,),
+    "embedding_output_dim": (None,),
+    "limit_layers": (None,),
+    "limit_layers_first_stage": (None,),
+    "transductive_sequence_dropout_prob": (0.0, None),
+    "transductive_tie_token_embeddings": (False, None),
     "transductive_tokens_per_document": (1, None),
     "pooling_strategy": ("mean", None),
     "biencoder_pooling_strategy": ("mean", None),
     "pool_ignore_contextual_tokens": (True, None),
     "output_projection_residual": (False, None),
 }
-"""Settings of which one value, or none, is read here."""
+"""Settings of which only what is published, or none, is read here."""
 
 _PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -278,121 +281,41 @@ _PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 """Sizes of the backbones of cde-small-v1 and cde-small-v2, as their authors publish them."""
 
 
-class StagedCheckpoint:
-    """The parts of a CDE checkpoint; once all are read, ``require_whole`` refuses tensors left over.
+def _stage(checkpoint: Checkpoint, prefix: str, config: Mapping[str, Any]) -> Checkpoint:
+    """Return a stage's backbone as a checkpoint."""
+    key = fingerprint(
+        kind="cde-stage",
+        checkpoint=checkpoint.fingerprint,
+        stage=prefix,
+        config=dict(sorted(config.items())),
+    )
+    tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
+    return replace(checkpoint, config=config, tensors=tensors, fingerprint=key)
 
-    ``num_layers`` are the layers of the second stage that run (Matryoshka), of those the checkpoint has.
-    """
 
-    def __init__(self, checkpoint: Checkpoint, num_layers: int | None = None) -> None:
-        for name, allowed in _REQUIRED.items():
-            if checkpoint.config.get(name) not in allowed:
-                raise ModelError(
-                    f"{name} of a CDE model must be {allowed[0]!r}, got {checkpoint.config[name]!r}; "
-                    "choose another model"
-                )
-        self._checkpoint = checkpoint
-        self._tensors = _with_tied_tokens(checkpoint)
-        self._read: dict[str, None] = {}
-        embedder = self._config_named("embedder")
-        self.first_stage = self._backbone(FIRST_STAGE, embedder, "limit_layers_first_stage")
-        backbone = (
-            self._config_named("dataset_backbone") if checkpoint.config.get("dataset_backbone") else embedder
+def _backbone_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Return the configuration of the model that both backbones are made like."""
+    name: Any = checkpoint.config.get("embedder")
+    if not isinstance(name, str) or not name:
+        raise ModelError(
+            f"embedder of a CDE model must name the model its backbone is made like, got {name!r}; "
+            "fetch it again"
         )
-        whole = self._backbone(SECOND_STAGE, backbone, "limit_layers")
-        cut = first_layers(whole, num_layers)
-        self._read |= dict.fromkeys(set(whole.tensors) - set(cut.tensors))
-        # The first stage's weights lie in the same file, whose hash is in the checkpoint's fingerprint.
-        self.second_stage = replace(
-            cut,
-            fingerprint=fingerprint(kind="cde", first=self.first_stage.fingerprint, second=cut.fingerprint),
-        )
-
-    def tensors(self, prefix: str) -> Mapping[str, torch.Tensor]:
-        """Return the tensors below a prefix, under their full names."""
-        below = {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
-        return NotedTensors(below, self._read)
-
-    def watched(self, stage: Checkpoint) -> Checkpoint:
-        """Return a stage's checkpoint so that what is read of it counts as read."""
-        return replace(stage, tensors=NotedTensors(stage.tensors, self._read))
-
-    def require_whole(self) -> None:
-        """Raise :class:`ModelError` for tensors that no part has read."""
-        surplus = sorted(set(self._checkpoint.tensors) - self._read.keys())
-        if surplus:
-            more = f" and {len(surplus) - _MOST_NAMED} more" if len(surplus) > _MOST_NAMED else ""
-            raise ModelError(
-                "a CDE checkpoint must hold the tensors of its config.json and no others, got "
-                f"{', '.join(surplus[:_MOST_NAMED])}{more}; the file does not fit its config.json"
-            )
-
-    def _config_named(self, setting: str) -> Mapping[str, Any]:
-        name = self._checkpoint.config.get(setting)
-        if not isinstance(name, str) or not name:
-            raise ModelError(
-                f"{setting} of a CDE model must name the model its backbone is made like, got {name!r}; "
-                "fetch it again"
-            )
-        config = _find_config(self._checkpoint.folder, name)
-        if config.get("model_type") not in _LAYER_COUNTS:
-            raise ModelError(
-                f"the backbone of a CDE model must be one of {', '.join(_LAYER_COUNTS)}, got "
-                f"{config.get('model_type')!r} for {name}; choose another model"
-            )
-        return config
-
-    def _backbone(self, prefix: str, config: Mapping[str, Any], limit_setting: str) -> Checkpoint:
-        """Return a stage's backbone as a checkpoint, its configuration cut to the layers the file holds."""
-        tensors = {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
-        nested = replace(
-            self._checkpoint,
-            config=config,
-            tensors=tensors,
-            fingerprint=fingerprint(
-                kind="cde-stage",
-                checkpoint=self._checkpoint.fingerprint,
-                stage=prefix,
-                config=dict(sorted(config.items())),
-            ),
-        )
-        if self._checkpoint.config.get(limit_setting) is None:
-            return nested
-        # Tensors of layers beyond the limit stay: the file was saved without them, so they would be surplus.
-        limited = first_layers(nested, self._checkpoint.integer(limit_setting))
-        return replace(limited, tensors=tensors)
-
-
-def _with_tied_tokens(checkpoint: Checkpoint) -> Mapping[str, torch.Tensor]:
-    """Return the tensors with one token table for both stages where the configuration ties them."""
-    if not checkpoint.config.get("transductive_tie_token_embeddings"):
-        return checkpoint.tensors
-    tensors = dict(checkpoint.tensors)
-    for table in _TOKEN_TABLES:
-        found = [tensors[stage + table] for stage in (FIRST_STAGE, SECOND_STAGE) if stage + table in tensors]
-        if len(found) == 2 and not torch.equal(*found):
-            raise ModelError(
-                f"{table} must be the same in both stages (transductive_tie_token_embeddings), got two; "
-                "fetch the model again"
-            )
-        if found:
-            tensors |= {FIRST_STAGE + table: found[0], SECOND_STAGE + table: found[0]}
-    return tensors
-
-
-def _find_config(folder: Path, name: str) -> Mapping[str, Any]:
     last = name.rstrip("/").rpartition("/")[2]
-    for place in (folder, folder.parent):
-        for path in (place / last / "config.json", place / f"{last}.json"):
-            if path.is_file():
-                return read_json(path)
-    if last in _PUBLISHED:
-        return _PUBLISHED[last]
-    try:
-        return read_json(model_folder(name) / "config.json")
-    except ConfigError as error:
+    own = checkpoint.folder / f"{last}.json"
+    if own.is_file():
+        config: Mapping[str, Any] = read_json(own)
+    elif last in _PUBLISHED:
+        config = _PUBLISHED[last]
+    else:
         raise ModelError(
             f"the model that a CDE checkpoint is made like must be one of {', '.join(_PUBLISHED)}, or have "
-            f"its configuration beside the checkpoint, got {name!r} and none; save its config.json as "
+            f"its configuration beside the weights, got {name!r} and none; save its config.json as "
             f"{last}.json in the checkpoint's folder"
-        ) from error
+        )
+    if config.get("model_type") not in _READERS:
+        raise ModelError(
+            f"the backbone of a CDE model must be one of {', '.join(_READERS)}, got "
+            f"{config.get('model_type')!r} for {name}; choose another model"
+        )
+    return config

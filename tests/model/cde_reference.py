@@ -34,10 +34,6 @@ class Reference:
         prefix, stage = "second_stage_model.backbone.", "second_stage_model"
         soft = self.head(f"{stage}.prompt_projection", torch.ones(DIM), F.relu).view(SOFT, DIM)
         lead = torch.cat([torch.stack(context), soft]) if context else soft
-        if f"{stage}.sequence_dropout_null_embedding" in self.tensors:
-            missing = self.config["transductive_corpus_size"] - len(context)
-            null = self.tensors[f"{stage}.sequence_dropout_null_embedding"].expand(missing, DIM)
-            lead = torch.cat([*([torch.stack(context)] if context else []), null, soft])
         # The text has passed the embedding layer when it joins the lead, and passes it a second time with it.
         text = self.look_up(prefix, ids)
         if self.version == 1:
