@@ -250,6 +250,13 @@ def with_neighbours(
     return sums_W / weights_W
 
 
+def at_least_nth(scores_N: Float[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:
+    """Return the indices of the ``count`` best scores and of what ties with the last of them."""
+    if len(scores_N) <= count:
+        return np.arange(len(scores_N))
+    return np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count])
+
+
 def best_first(
     scores_N: Float[np.ndarray, " N"], doc_ids: Sequence[str], top_k: int
 ) -> Int64[np.ndarray, " K"]:

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 from cairn.pipeline.index.columns import TokenCodes, TokenVectors
 from cairn.pipeline.ragged import ranges
+from cairn.pipeline.search.fusion import at_least_nth
 from cairn.pipeline.token_vectors.codebook import TokenCoder
 from cairn.pipeline.types import QueryTokens
 from jaxtyping import Float, Float32, Int64
@@ -119,9 +120,7 @@ def judge_windows(
 
 def best_places(scores_W: Float[np.ndarray, " W"], count: int) -> Int64[np.ndarray, " n"]:
     """Return the places of the best scores, best first, ties by place."""
-    few = np.arange(len(scores_W))
-    if len(few) > count:
-        few = np.flatnonzero(scores_W >= np.partition(scores_W, len(few) - count)[len(few) - count])
+    few = at_least_nth(scores_W, count)
     return few[np.argsort(-scores_W[few], kind="stable")[:count]]
 
 

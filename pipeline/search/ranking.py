@@ -37,6 +37,7 @@ from cairn.pipeline.search.fusion import (
     COSINES_OF,
     Fusion,
     LateFusion,
+    at_least_nth,
     best_first,
     document_scores,
     passage_scores,
@@ -376,7 +377,7 @@ def _chosen(search: PreparedSearch, candidates: _Candidates) -> Int64[np.ndarray
     options, generation = search.options, search.generation
     if not options.is_diversified:
         last = options.offset + options.top_k
-        return _best_first(search, candidates, _at_least_nth(candidates.scores, last))[:last]
+        return _best_first(search, candidates, at_least_nth(candidates.scores, last))[:last]
     ranked = _best_first(search, candidates, np.arange(len(candidates.positions)))
     if options.mmr is not None:
         ranked = ranked[: options.num_candidates]
@@ -478,13 +479,6 @@ def _texts_of(
 
     read(likely)
     return text_of
-
-
-def _at_least_nth(scores_N: Float64[np.ndarray, " N"], count: int) -> Int64[np.ndarray, " _"]:
-    """Return the indices of the ``count`` best scores and of what ties with the last of them."""
-    if len(scores_N) <= count:
-        return np.arange(len(scores_N))
-    return np.flatnonzero(scores_N >= np.partition(scores_N, -count)[-count])
 
 
 def _best_first(

@@ -35,7 +35,7 @@ from cairn.pipeline.lab.evaluate.systems import Ranking, Read, System
 from cairn.pipeline.model.backbone_loader import load_backbone
 from cairn.pipeline.ragged import ranges
 from cairn.pipeline.search.candidates import bounded_words
-from cairn.pipeline.search.late import normalised_weights
+from cairn.pipeline.search.late import best_places, normalised_weights
 from cairn.pipeline.search.passages import new_pieces
 from cairn.pipeline.token_vectors.codebook import token_idf
 from cairn.pipeline.types import ProgressListener
@@ -133,7 +133,7 @@ class PieceRanker:
     def _with_max_sim(self) -> Iterator[_Scores]:
         assert self._max_sim_of is not None, "a system that ranks with MaxSim was given none"
         judged_QK = np.array(
-            [_best_first(scores_M)[:MAX_SIM_PIECES] for _, scores_M in self._scores("convex")], np.int64
+            [best_places(scores_M, MAX_SIM_PIECES) for _, scores_M in self._scores("convex")], np.int64
         )
         max_sim_QK = self._max_sim_of(judged_QK)
         for query, (_, scores_M) in enumerate(self._scores("convex")):
@@ -230,10 +230,6 @@ def scaled(scores_K: Float[np.ndarray, " K"]) -> Float[np.ndarray, " K"]:
     """Lay scores from 0, the lowest, to 1, the highest; all 0 where they are equal."""
     low, high = scores_K.min(), scores_K.max()
     return (scores_K - low) / (high - low) if high > low else np.zeros_like(scores_K)
-
-
-def _best_first(scores_M: Float[np.ndarray, " M"]) -> Int64[np.ndarray, " M"]:
-    return np.argsort(-scores_M, kind="stable")
 
 
 def score_pieces(

@@ -39,6 +39,7 @@ import numpy as np
 from cairn.pipeline import durable
 from cairn.pipeline.errors import ConfigError, install_command
 from cairn.pipeline.lab.evaluate.retrieval_set import Judgements, RetrievalSet
+from cairn.pipeline.search.fusion import at_least_nth
 from jaxtyping import Float, Float32, Float64, Int64
 
 BUDGETS = (1_000, 2_000, 4_000)
@@ -212,7 +213,7 @@ class RankedDocuments:
         cls, scores_N: Float[np.ndarray, " N"], id_rank_N: Int64[np.ndarray, " N"], limit: int
     ) -> RankedDocuments:
         """Take the best documents, ties by id; one of minus infinity is no candidate and never among them."""
-        few = best_positions(scores_N, limit)
+        few = at_least_nth(scores_N, limit)
         few = few[scores_N[few] > -np.inf]
         order = few[np.lexsort((id_rank_N[few], -scores_N[few]))][:limit]
         return cls.of(order, scores_N[order])
@@ -231,13 +232,6 @@ def id_ranks(doc_ids: Sequence[str]) -> Int64[np.ndarray, " N"]:
     id_rank_N = np.empty(len(doc_ids), np.int64)
     id_rank_N[np.argsort(np.array(doc_ids, dtype=object), kind="stable")] = np.arange(len(doc_ids))
     return id_rank_N
-
-
-def best_positions(scores: Float[np.ndarray, " X"], limit: int) -> Int64[np.ndarray, " K"]:
-    """Return the positions of the ``limit`` best scores and of those that tie with the last, unsorted."""
-    if len(scores) <= limit:
-        return np.arange(len(scores))
-    return np.flatnonzero(scores >= np.partition(scores, len(scores) - limit)[len(scores) - limit])
 
 
 def document_measures(
