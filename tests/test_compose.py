@@ -14,20 +14,18 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
+import httpx2
 import pytest
 import yaml
 from cairn.cli.main import cairn
@@ -36,6 +34,8 @@ from cairn.jobs.schedule.history import read_history
 from cairn.jobs.schedule.schedules import ScheduleFile
 from compose_spec import PyCompose
 from ray.scripts.scripts import cli as ray_cli
+
+from tests.nightly.served import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docker-compose.yml").read_text("utf-8")
@@ -272,17 +272,10 @@ class Deployment:
             os.killpg(self.processes[name].pid, signal.SIGKILL)
 
     def answer(self, port: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        request = urllib.request.Request(f"http://127.0.0.1:{self.ports[port]}{path}", data, headers)
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, {"problem": error.read().decode()}
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        method, url = "GET" if body is None else "POST", f"http://127.0.0.1:{self.ports[port]}{path}"
+        answer = httpx2.request(method, url, json=body, headers=headers, timeout=60)
+        return answer.status_code, answer.json() if answer.is_success else {"problem": answer.text}
 
     def _here(self, name: str, text: str) -> str:
         text = SECRET.sub(lambda match: self.secrets[match[1]], text)
@@ -313,12 +306,6 @@ class Deployment:
         place = SERVICES[name].get("working_dir", "")
         place = place.replace("/srv/cairn/schedules", str(self.folder / "schedules"))
         return {"env": {**image, **machine, **environment}, "cwd": place or str(self.folder)}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

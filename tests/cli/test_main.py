@@ -37,22 +37,9 @@ def test_ingest_then_search_and_status_answer_in_json(
 def test_ingest_with_every_encoder_option_is_searchable(
     call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
 ) -> None:
-    options = [
-        *(
-            "--dims",
-            "16",
-            "--layers",
-            "1",
-            "--landmarks",
-            "sentence",
-            "--pooling",
-            "mean_at_k",
-            "--temperature",
-            "0.9",
-        ),
-        *("--query-temperature", "0.8"),
-        *("--query-prefix", "walk: ", "--document-prefix", "mat: "),
-    ]
+    words = "--dims 16 --layers 1 --landmarks sentence --pooling mean_at_k --temperature 0.9"
+    options = [*words.split(), "--query-temperature", "0.8"]
+    options += ["--query-prefix", "walk: ", "--document-prefix", "mat: "]
     assert call("ingest", corpus, *ingest_options, *options, "--quiet")[0] == 0
     code, out, _ = call(
         "search", "the river runs past the old stone mill", "--collection", "c", "--json", "--no-hybrid"
@@ -63,28 +50,14 @@ def test_ingest_with_every_encoder_option_is_searchable(
     )
     chosen = ("dims", "layers", "landmarks", "pooling", "query_prefix", "document_prefix")
     assert manifest["vector_dim"] == 16
-    assert [manifest["settings"]["encoder"][name] for name in chosen] == [
-        16,
-        1,
-        "sentence",
-        "mean_at_k",
-        "walk: ",
-        "mat: ",
-    ]
+    expected = (16, 1, "sentence", "mean_at_k", "walk: ", "mat: ")
+    assert tuple(manifest["settings"]["encoder"][name] for name in chosen) == expected
     code, out, _ = call("ingest", corpus, *ingest_options, *options, "--json", "--quiet")
     assert (code, json.loads(out)["unchanged"]) == (0, 3)
     shown = " ".join(call("status", "c")[1].split())
     for part in (
-        *(
-            'landmarks "sentence"',
-            "dims 16",
-            "layers 1",
-            "bytes a token",
-            "temperature 0.9",
-            "query temperature 0.8",
-            'query prefix "walk: "',
-        ),
-        'document prefix "mat: "',
+        *('landmarks "sentence"', "dims 16", "layers 1", "bytes a token", "temperature 0.9"),
+        *("query temperature 0.8", 'query prefix "walk: "', 'document prefix "mat: "'),
     ):
         assert part in shown
     assert "precision" not in shown
@@ -116,29 +89,23 @@ def test_status_for_people_says_what_the_base_model_was_not_trained_for(
     assert "c " in out
 
 
-def test_ingest_with_quarantined_rows_exits_3(call: Any, tmp_path: Path, ingest_options: list[str]) -> None:
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", ""]}), tmp_path / "bad.parquet")
-    code, out, _ = call("ingest", "bad.parquet", *ingest_options, "--quiet")
-    assert code == 3
-    assert "empty_text" in out
-    (path,) = (line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("    see"))
-    assert pq.read_table(path).column("doc_id").to_pylist() == ["b"]
-
-
-def test_dry_run_says_of_quarantined_rows_what_the_run_says(
+def test_ingest_with_quarantined_rows_exits_3_as_its_dry_run_does_which_writes_nothing(
     call: Any, tmp_path: Path, ingest_options: list[str]
 ) -> None:
     pq.write_table(pa.table({"id": ["a", "b"], "text": ["stone path", ""]}), tmp_path / "bad.parquet")
     asked = ["ingest", "bad.parquet", *ingest_options, "--quiet"]
     code, out, _ = call(*asked, "--dry-run", "--json")
     plan = json.loads(out)
+    assert (code, plan["rows"], plan["new"], plan["estimated_tokens"] > 0) == (3, 2, 1, True)
     assert "empty_text: 1" in call(*asked, "--dry-run")[1]
+    assert not (tmp_path / "cairn-data").exists()
+    code, out, _ = call(*asked)
+    assert (code, "empty_text" in out) == (3, True)
+    (path,) = (line.split(maxsplit=1)[1] for line in out.splitlines() if line.startswith("    see"))
+    assert pq.read_table(path).column("doc_id").to_pylist() == ["b"]
     run = json.loads(call(*asked, "--json")[1])
-    assert (code, plan["quarantine_reasons"], plan["warnings"]) == (
-        3,
-        run["quarantine_reasons"],
-        run["warnings"],
-    )
+    told = ("quarantine_reasons", "warnings")
+    assert [plan[name] for name in told] == [run[name] for name in told]
 
 
 def test_settings_that_differ_from_the_collections_are_named(
@@ -165,16 +132,6 @@ def test_window_with_chunk_attention_warns(call: Any, corpus: str, ingest_option
     code, out, err = call("ingest", corpus, *options, "--json")
     assert (code, err.count("\n"), err.startswith(f"warning: {words}")) == (0, 1, True)
     assert (json.loads(out)["warnings"], planned[0].startswith(words)) == (planned, True)
-
-
-def test_dry_run_prints_counts_tokens_and_time_and_writes_nothing(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path
-) -> None:
-    code, out, _ = call("ingest", corpus, *ingest_options, "--dry-run", "--json", "--quiet")
-    plan = json.loads(out)
-    assert (code, plan["rows"], plan["new"]) == (0, 3, 3)
-    assert plan["estimated_tokens"] > 0
-    assert not (tmp_path / "cairn-data").exists()
 
 
 @pytest.mark.usefixtures("short_library")

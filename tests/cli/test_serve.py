@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -45,17 +43,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str],
         process.communicate()
 
 
-def fetch(address: str, body: dict[str, Any] | None = None, **headers: str) -> tuple[int, Any]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address, data, {"Content-Type": "application/json", **headers})
-    try:
-        with urllib.request.urlopen(request, timeout=START_SECONDS) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
-
-
 def test_serve_answers_over_the_wire_and_stops_when_told(
     start: Any, call: Any, tmp_path: Path, ingest_options: list[str]
 ) -> None:
@@ -65,10 +52,13 @@ def test_serve_answers_over_the_wire_and_stops_when_told(
     pq.write_table(rows, tmp_path / "c.parquet")
     assert call("ingest", "c.parquet", *ingest_options, "--quiet")[0] == 0
     process, address = start("--encoder-threads", "1")
-    status, answer = fetch(f"{address}/v1/collections/c/search", {"query": "the river runs"})
-    assert (status, answer["generation"], answer["hits"][0]["doc_id"]) == (200, 1, "b")
-    assert fetch(f"{address}/v1/collections/c/documents/a%2F%252F%20b")[1]["doc_id"] == "a/%2F b"
-    assert fetch(f"{address}/v1/collections", Host="evil.example")[0] == 421
+    client = httpx2.Client(base_url=f"{address}/v1/collections", timeout=START_SECONDS)
+    found = client.post("/c/search", json={"query": "the river runs"})
+    answer = found.json()
+    assert (found.status_code, answer["generation"], answer["hits"][0]["doc_id"]) == (200, 1, "b")
+    assert client.get("/c/documents/a%2F%252F%20b").json()["doc_id"] == "a/%2F b"
+    assert client.get("", headers={"Host": "evil.example"}).status_code == 421
+    client.close()
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=START_SECONDS)
     assert process.returncode == 0

@@ -20,39 +20,38 @@ from cairn.pipeline.line.publish import tokens_per_second
 from cairn.pipeline.serve.uploads import Store, Uploads
 
 
-def test_status_counts_the_vectors_of_all_segments(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("partitions", "added", "deleted"),
+    [
+        ("1", "2; no merge is due  (cairn compact makes one of all)\n", "; no merge is due"),
+        ("2", "2 in 2 partitions\n", "  (cairn compact makes one of each partition,"),
+    ],
+)
+def test_status_counts_segments_their_vectors_and_what_is_deleted(
+    call: Any,
+    corpus: str,
+    ingest_options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: str,
+    added: str,
+    deleted: str,
 ) -> None:
     monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
     monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
-    call("ingest", corpus, *ingest_options, "--quiet")
-    assert ["segments", "1"] in [line.split() for line in call("status", "c")[1].splitlines()]
-    added = tmp_path / "added.parquet"
+    call("ingest", corpus, *ingest_options, "--quiet", "--partitions", partitions)
+    lines = [line.split() for line in call("status", "c")[1].splitlines()]
+    assert ["segments", "1"] in lines
     row = {"id": ["d"], "title": ["Paths"], "text": ["a path by the river"], "year": [2004]}
-    pq.write_table(pa.table(row), added)
-    assert call("ingest", str(added), *ingest_options, "--quiet")[0] == 0
+    pq.write_table(pa.table(row), tmp_path / "added.parquet")
+    assert call("ingest", "added.parquet", *ingest_options, "--quiet")[0] == 0
     _, out, _ = call("status", "c")
-    assert "2; no merge is due  (cairn compact makes one of all)" in out
+    assert added in out
     assert "document index  4 vectors: 4 in flat" in out
     assert "deleted" not in out
     call("delete", "c", "a")
-    assert "2, 25.0% of their documents deleted; no merge is due" in call("status", "c")[1]
-
-
-def test_status_counts_the_segments_of_partitions_and_does_not_say_that_they_become_one(
-    call: Any, corpus: str, ingest_options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tiers, "WHOLE_CHUNKS", 0)
-    monkeypatch.setattr(tiers, "MAX_DELETED_SHARE", 0.8)
-    call("ingest", corpus, *ingest_options, "--quiet", "--partitions", "2")
-    added = tmp_path / "added.parquet"
-    row = {"id": ["d"], "title": ["Paths"], "text": ["a path by the river"], "year": [2004]}
-    pq.write_table(pa.table(row), added)
-    assert call("ingest", str(added), *ingest_options, "--quiet")[0] == 0
-    assert "2 in 2 partitions\n" in call("status", "c")[1]
-    call("delete", "c", "a")
-    said = "2 in 2 partitions, 25.0% of their documents deleted  (cairn compact makes one of each partition,"
-    assert said in call("status", "c")[1]
+    said = added.split(";")[0].rstrip()
+    assert f"{said}, 25.0% of their documents deleted{deleted}" in call("status", "c")[1]
 
 
 @pytest.mark.parametrize("words", [("status", "c"), ("search", "river", "--collection", "c")])

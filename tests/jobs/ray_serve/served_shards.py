@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -10,14 +9,13 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import psutil
 from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.settings import ServeSettings
@@ -72,26 +70,14 @@ class Served:
     process: subprocess.Popen[bytes]
 
     def ask(self, request: dict[str, Any]) -> tuple[int, Any]:
-        asked = urllib.request.Request(
-            f"{self.address}/v1/collections/stones/search",
-            json.dumps(request).encode(),
-            {"Content-Type": "application/json"},
+        answer = httpx2.post(
+            f"{self.address}/v1/collections/stones/search", json=request, timeout=START_SECONDS
         )
-        try:
-            with urllib.request.urlopen(asked, timeout=START_SECONDS) as response:
-                return response.status, json.load(response)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
+        return answer.status_code, answer.json() if answer.is_success else answer.content
 
     def is_ready(self) -> bool:
         """Tell whether the collections are open."""
-        try:
-            with urllib.request.urlopen(f"{self.address}/readyz", timeout=START_SECONDS) as response:
-                return response.status == 200
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
+        return httpx2.get(f"{self.address}/readyz", timeout=START_SECONDS).is_success
 
     def shards(self) -> set[int]:
         """Return the processes of living shards."""
