@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.encode.encoder import Encoder
 from cairn.pipeline.lab import experiments
@@ -19,6 +17,7 @@ from cairn.pipeline.lab.evaluate.retrieval_set import read_retrieval_set
 from cairn.pipeline.lab.experiments import ExperimentReport, interval, run_experiment
 from cairn.pipeline.lab.train.settings import ExperimentConfig, ExperimentName
 
+from tests.lab.evaluate.conftest import write_set
 from tests.lab.train.conftest import tiny_pairs
 
 SMALLEST = ExperimentConfig(
@@ -33,17 +32,14 @@ SMALLEST = ExperimentConfig(
 )
 
 
-def write_set(folder: Path, seed: int) -> Path:
+def judged_set(folder: Path, seed: int) -> Path:
     """Write a judged set of twelve documents, each with its query."""
-    records = tiny_pairs(12, seed)
-    ids = [f"{seed}-{number}" for number in range(len(records))]
-    texts, queries = ([record[name] for record in records] for name in ("document", "query"))
-    folder.mkdir()
-    pq.write_table(pa.table({"id": ids, "text": texts}), folder / "corpus.parquet")
-    pq.write_table(pa.table({"id": ids, "text": queries}), folder / "queries.parquet")
-    judged = pa.table({"query_id": ids, "doc_id": ids, "score": [1] * len(ids)})
-    pq.write_table(judged, folder / "qrels.parquet")
-    return folder
+    records = [{"id": f"{seed}-{number}", **each} for number, each in enumerate(tiny_pairs(12, seed))]
+    texts, queries = (
+        [{"id": each["id"], "text": each[name]} for each in records] for name in ("document", "query")
+    )
+    qrels = [{"query_id": each["id"], "doc_id": each["id"], "score": 1} for each in records]
+    return write_set(folder, texts, queries, qrels)
 
 
 @pytest.fixture
@@ -57,7 +53,7 @@ def data(tmp_path):
     ]
     texts = [". ".join(sentences[start : start + 20]) for start in range(0, 400, 20)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    sets = [write_set(tmp_path / name, seed) for name, seed in (("first", 7), ("second", 8))]
+    sets = [judged_set(tmp_path / name, seed) for name, seed in (("first", 7), ("second", 8))]
     return {"sources": [tmp_path / "pairs.jsonl"], "judged": sets, "texts": [tmp_path / "texts.jsonl"]}
 
 

@@ -56,7 +56,8 @@ def test_rows_are_rounded_alike_wherever_they_are_stacked():
     assert torch.equal(whole[2:4], rounded_with_feedback(weight[2:4], moment, "int4", GROUP).dequantized())
 
 
-def test_moments_that_are_nan_raise():
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_moments_that_are_no_numbers_raise(value):
     weight, _ = inputs()
-    with pytest.raises(ModelError, match="must be finite on the calibration texts"):
-        rounded_with_feedback(weight, torch.full((WIDTH, WIDTH), torch.nan), "int4", GROUP)
+    with pytest.raises(ModelError, match="must be finite on the calibration texts, got NaN or infinity"):
+        rounded_with_feedback(weight, torch.full((WIDTH, WIDTH), value), "int4", GROUP)
