@@ -63,8 +63,12 @@ def test_train_loss_falls_the_best_score_is_remembered_and_the_folder_is_served_
     assert logged == {report.details["random_cosine"]}
     assert report.best_score == scores[report.best_step] == max(scores.values())
     expected = {"attention": "full", "pooling": "lmk", "use_context": True, "title_tokens": 16}
-    require_served(tmp_path / "run" / "model", expected)
-    context = context_config(str(tmp_path / "run" / "model"), {})
+    folder = str(tmp_path / "run" / "model")
+    served = encoder_config({"model": folder})
+    assert {name: getattr(served, name) for name in expected} == expected
+    encoder = DocumentEncoder(replace(served, use_context=False))
+    assert np.isfinite(encoder.encode(["cat mat"], titles=["way"]).document_vectors_NV).all()
+    context = context_config(folder, {})
     assert (context.context_documents, context.max_document_tokens) == (4, 12)
 
 
@@ -96,20 +100,11 @@ def test_train_documents_make_sequences_of_one_page(tiny_model_folder, pairs_fil
         tmp_path / "d.parquet",
     )
     config = TrainConfig(**{**LOOP_SETTINGS, "steps": 2, "batch_pairs": 6, "heldout_pairs": 0})
-    report = train(
-        [], tmp_path / "run", config, base=str(tiny_model_folder), documents=[tmp_path / "d.parquet"]
-    )
-    assert report.details["pairs"] == 15
+    of_pages: Any = {"base": str(tiny_model_folder), "documents": [tmp_path / "d.parquet"]}
+    assert train([], tmp_path / "run", config, **of_pages).details["pairs"] == 15
     records = [record for record in read_log(tmp_path / "run" / "log.jsonl") if "loss" in record]
     assert all(record["num_queries"] == 6 for record in records)
-    both = train(
-        [pairs_file],
-        tmp_path / "both",
-        config,
-        base=str(tiny_model_folder),
-        documents=[tmp_path / "d.parquet"],
-    )
-    assert both.details["pairs"] == 75
+    assert train([pairs_file], tmp_path / "both", config, **of_pages).details["pairs"] == 75
 
 
 @pytest.mark.parametrize(
@@ -359,14 +354,6 @@ def test_vectors_of_rows_are_those_that_an_ingest_gives(
         assert (rows.own_start > made.prefix_tokens).all()
 
 
-def require_served(folder: Path, expected: dict[str, Any]) -> None:
-    """Hold a trained folder to the settings it brings, and to vectors with them."""
-    served = encoder_config({"model": str(folder)})
-    assert {name: getattr(served, name) for name in expected} == expected
-    encoder = DocumentEncoder(replace(served, use_context=False))
-    assert np.isfinite(encoder.encode(["cat mat"], titles=["way"]).document_vectors_NV).all()
-
-
 def test_train_refuses_cls_for_a_base_without(decoder, pairs_file, tmp_path):
     config = TrainConfig(**{**LOOP_SETTINGS, "pooling": "cls", "attention": "chunk"})
     with pytest.raises(ConfigError, match=r"pooling cls must go with a base model that has \[CLS\] or BOS"):
@@ -420,24 +407,34 @@ def test_context_larger_than_that_of_training_is_said_in_one_sentence(trained):
     assert settings_warnings(replace(encoder, use_context=False), larger) == ()
 
 
-def test_pooling_of_context_documents_stands_in_the_folder_and_another_is_refused(trained):
-    path = trained / "cairn_config.json"
-    content = json.loads(path.read_text())
-    assert content["context"].pop("pooling") == "mean"
-    path.write_text(json.dumps(content))
-    assert context_config(str(trained), {}).context_documents == 64
-    content["context"]["pooling"] = "max"
-    path.write_text(json.dumps(content))
-    with pytest.raises(ModelError, match="must be mean, got 'max'; update Cairn"):
-        context_config(str(trained), {})
+def with_context(folder: Path, context: object) -> str:
+    path = folder / "cairn_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "context": context}))
+    return str(folder)
 
 
-@pytest.mark.parametrize("content", [{"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5])
-def test_context_of_a_folder_that_is_none_is_refused(trained, content):
-    path = trained / "cairn_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "context": content}))
-    with pytest.raises(ModelError, match="must hold context_documents and max_document_tokens, got others"):
-        context_config(str(trained), {})
+def test_pooling_of_context_documents_stands_in_the_folder_and_is_the_mean_without(trained):
+    brought = json.loads((trained / "cairn_config.json").read_text())["context"]
+    assert brought.pop("pooling") == "mean"
+    assert context_config(with_context(trained, brought), {}).context_documents == 64
+
+
+@pytest.mark.parametrize(
+    ("context", "sentence"),
+    [
+        (
+            {"context_documents": 64, "max_document_tokens": 12, "pooling": "max"},
+            "must be mean, got 'max'; update Cairn",
+        ),
+        *(
+            (context, "must hold context_documents and max_document_tokens, got others")
+            for context in ({"context_documents": 0, "max_document_tokens": 3}, {"other": 1}, 5)
+        ),
+    ],
+)
+def test_context_of_a_folder_that_is_none_is_refused(trained, context, sentence):
+    with pytest.raises(ModelError, match=sentence):
+        context_config(with_context(trained, context), {})
 
 
 def test_context_from_source_is_drawn_from_all_documents_of_the_batch_s_source(tiny_model_folder, make_pairs):

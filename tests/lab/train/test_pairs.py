@@ -39,18 +39,17 @@ def write_lines(path: Path, *records: object) -> Path:
 
 def test_read_pairs_of_any_format_gives_the_same_pairs(tmp_path):
     columns = {"query": ["a", "b"], "document": ["x", "y"], "title": ["t", None], "source": ["s", "s"]}
-    (tmp_path / "one").mkdir()
-    parquet = read_pairs([write_parquet(tmp_path / "one" / "pairs.parquet", **columns)])
+    columns["negatives"] = [["n", "x", None, "n"], None]
     records = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    parquet = read_pairs([write_parquet(tmp_path / "pairs.parquet", **columns)])
     lines = read_pairs([write_lines(tmp_path / "pairs.jsonl", *records)])
     (tmp_path / "pairs.csv").write_text("query,document,title,source\na,x,t,s\nb,y,,s\n")
     for pairs in (parquet, lines, read_pairs([tmp_path / "pairs.csv"])):
-        assert (pairs.queries, pairs.documents, pairs.titles, pairs.sources) == (
-            ("a", "b"),
-            ("x", "y"),
-            ("t", ""),
-            ("s", "s"),
-        )
+        found = (pairs.queries, pairs.documents, pairs.titles, pairs.sources)
+        assert found == (("a", "b"), ("x", "y"), ("t", ""), ("s", "s"))
+    assert parquet.negatives == lines.negatives == (("n",), ())
+    empty = write_lines(tmp_path / "q.jsonl", {"query": "a", "document": "x", "negatives": []})
+    assert read_pairs([empty]).negatives == ((),)
 
 
 def test_read_pairs_folder_is_read_in_the_order_of_names(tmp_path):
@@ -111,17 +110,6 @@ def test_read_pairs_nothing_to_train_on_says_why(tmp_path):
     (tmp_path / "notes.md").write_text("no pairs")
     with pytest.raises(SourceError, match=r"must be tables with columns, got none in .*notes\.md"):
         read_pairs([tmp_path / "notes.md"])
-
-
-def test_read_pairs_negatives_are_read_from_both_kinds_of_files(tmp_path):
-    (tmp_path / "one").mkdir()
-    table = {"query": ["a", "b"], "document": ["x", "y"], "negatives": [["n", "x", None, "n"], None]}
-    parquet = read_pairs([write_parquet(tmp_path / "one" / "p.parquet", **table)])
-    records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-    lines = read_pairs([write_lines(tmp_path / "p.jsonl", *records)])
-    assert parquet.negatives == lines.negatives == (("n",), ())
-    lines = write_lines(tmp_path / "q.jsonl", {"query": "a", "document": "x", "negatives": []})
-    assert read_pairs([lines]).negatives == ((),)
 
 
 @pytest.mark.parametrize(
@@ -257,9 +245,7 @@ def test_read_document_pairs_without_a_section_are_refused(tmp_path):
 
 
 def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp_path):
-    pq.write_table(
-        pa.table({"text": ["b", "c", " "], "language": ["de", None, "de"]}), tmp_path / "b.parquet"
-    )
+    write_parquet(tmp_path / "b.parquet", text=["b", "c", " "], language=["de", None, "de"])
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": "b", "language": "en"}\n{"text": "a"}\n')
     found = read_texts([tmp_path / "a.jsonl", tmp_path / "b.parquet"])
     assert found.texts == ("a", "b", "c")
@@ -268,7 +254,7 @@ def test_read_texts_takes_parquet_and_json_lines_in_the_order_of_their_names(tmp
 
 
 def test_read_texts_parquet_without_text_is_refused(tmp_path):
-    pq.write_table(pa.table({"body": ["a"]}), tmp_path / "a.parquet")
+    write_parquet(tmp_path / "a.parquet", body=["a"])
     with pytest.raises(SchemaError, match="must have the columns text, missing: text; it has body"):
         read_texts([tmp_path])
 
@@ -336,12 +322,8 @@ def test_drop_judged_nothing_left_is_an_error():
 def test_read_judged_texts_reads_both_files_of_every_set(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        pq.write_table(
-            pa.table({"id": ["1"], "text": [f"document {name}"]}), tmp_path / name / "corpus.parquet"
-        )
-        pq.write_table(
-            pa.table({"id": ["1", "2"], "text": [f"query {name}", None]}), tmp_path / name / "queries.parquet"
-        )
+        write_parquet(tmp_path / name / "corpus.parquet", id=["1"], text=[f"document {name}"])
+        write_parquet(tmp_path / name / "queries.parquet", id=["1", "2"], text=[f"query {name}", None])
     judged = read_judged_texts([tmp_path / "one", tmp_path / "two"])
     assert judged.has_query("query one")
     assert judged.has_document("document two")
