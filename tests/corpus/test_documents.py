@@ -527,6 +527,7 @@ OUTPUT = "```\nf()\n```\n\n```\n%s\n```"
     [
         (_mail(PARTS, OTHERS), "Subject: a\n\nAt **noon**.\n\nTo all."),
         (_mail("multipart/alternative; boundary=B", EMPTY), "Subject: a\n\nAt noon"),
+        (_mail("multipart/mixed", "At noon"), "Subject: a\n\nAt noon"),
         (_mail("multipart/alternative; boundary=B", STUB), "Subject: a\n\nSee the HTML.\n\nPrices rise"),
         (_mail("multipart/alternative; boundary=B", SAME), "Subject: a\n\nPrices rise."),
         (("a.eml", b"\xef\xbb\xbf\n\nSubject: a\n\nb"), "Subject: a\n\nb"),

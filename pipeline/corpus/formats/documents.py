@@ -1148,7 +1148,8 @@ def _bodies(part: EmailMessage) -> list[_Body]:
         fields = ("\n".join(f"{name}: {_header(each, name)[0]}" for name in each) for each in blocks)
         return [_Body(part, "\n\n".join(fields))]
     if not part.is_multipart():
-        is_shown = part.get_content_maintype() == "text" and not part.is_attachment()
+        # Of several parts without a boundary between them, all is one text.
+        is_shown = part.get_content_maintype() in ("text", "multipart") and not part.is_attachment()
         body = _decoded(part) if is_shown else None
         return [body] if body and body.text.strip() else []
     found = [bodies for each in part.iter_parts() if (bodies := _bodies(cast(EmailMessage, each)))]

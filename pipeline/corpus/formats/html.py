@@ -244,6 +244,9 @@ def _say_once(formula: Tag) -> None:
             part.string = root_of(*texts)
         elif len(texts) == 1 + len(sign):
             part.string = joined_formula(texts, sign)
+        behind = part.next_sibling
+        if behind is not None and part.get_text()[-1:].isalnum() and behind.get_text()[:1].isalnum():
+            part.append(" ")
 
 
 def joined_formula(texts: Sequence[str], signs: str) -> str:

@@ -296,8 +296,8 @@ def _flat(keyed: Mapping[str, Any]) -> Mapping[str, Any]:
 def _yaml(block: str) -> Mapping[str, Any] | None:
     """Return the keys of a block, None of one that is no mapping."""
     node = yaml.compose(block, Loader=_WithoutAliases)
-    if node is None:
-        return {}
+    if node is None:  # of a block of comments, one may be a heading between two rules
+        return None if block.strip() else {}
     if not isinstance(node, yaml.MappingNode):
         return None
     met = set[str]()

@@ -666,6 +666,10 @@ def test_html_keeps_headings_and_leaves_out_scripts_and_navigation(tmp_path: Pat
             "x^(1/3) (a+b)^2 x_0 a, b; c",
         ),
         (
+            "<math><msup><mi>n</mi><mn>2</mn></msup><msub><mi>x</mi><mi>i</mi></msub><mo>+</mo></math>",
+            "n^2 x_i+",
+        ),
+        (
             (
                 "<p>see <a href=#s>§</a><a href=#>§</a><a href=#a><a href=#b>¶</a></a>"
                 "<section id=m><a href=#m>§</a><h4>T<a href=#x>#</a></h4></section>"

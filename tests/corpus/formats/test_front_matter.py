@@ -53,6 +53,7 @@ def test_scalars_are_read_as_yaml_1_2_and_a_leading_zero_or_a_date_is_a_text() -
         ("---\n---\nx", 8, None),
         ("---\r\na: 1\r\n...\r\nx", 16, None),
         ("---\nonly a text\n---\nx", 0, None),
+        ("---\n\n# A heading\n\n---\nx", 0, None),
         ("---\na: 1\nno end", 0, None),
         ("----\na: 1\n---\n", 0, None),
         (
