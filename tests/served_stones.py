@@ -22,12 +22,9 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
     """
     import datetime as dt
 
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-    from cairn.pipeline.line.build_index import build_index
+    from tests.small_ingests import WINDOWS, ingest_rows, settings
 
-    folder = tmp_path_factory.mktemp("stones")
+    root = tmp_path_factory.mktemp("stones") / "root"
     rows = [
         {
             "id": f"stones/{STONES[number % 10]}/{number}",
@@ -39,21 +36,8 @@ def stones_root(tmp_path_factory: pytest.TempPathFactory, tiny_model_folder: Pat
         }
         for number in range(12)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "stones.parquet")
-    encoder = EncoderConfig(
-        model=str(tiny_model_folder),
-        landmark_interval=16,
-        window_tokens=64,
-        window_overlap_tokens=16,
-        precision="fp32",
-    )
-    config = IngestConfig(
-        encoder=encoder,
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=4, max_document_tokens=32),
-    )
-    build_index([str(folder / "stones.parquet")], folder / "root", "stones", config)
-    return folder / "root"
+    ingest_rows(rows, root, settings(tiny_model_folder, precision="fp32", **WINDOWS), "stones")
+    return root
 
 
 def wait_until(claim: Callable[[], object]) -> None:
@@ -62,6 +46,23 @@ def wait_until(claim: Callable[[], object]) -> None:
     while not claim():
         assert time.monotonic() < ends, "it never came to hold"
         time.sleep(0.01)
+
+
+class Held:
+    """A method whose calls wait until they may go on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.thread = threading.current_thread()
+        call = getattr(owner, name)
+
+        def held(*given: Any, **options: Any) -> Any:
+            self.thread = threading.current_thread()
+            self.began.set()
+            assert self.goes_on.wait(300)
+            return call(*given, **options)
+
+        patch.setattr(owner, name, held)
 
 
 @contextlib.contextmanager

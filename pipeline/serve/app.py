@@ -38,7 +38,7 @@ from cairn.pipeline.serve.answers import (
 from cairn.pipeline.serve.collections import LoadEncoder
 from cairn.pipeline.serve.metrics import MEDIA_TYPE as METRICS_TYPE
 from cairn.pipeline.serve.metrics import telemetry_config
-from cairn.pipeline.serve.middleware import OPEN_PATHS, Envelope, Guard
+from cairn.pipeline.serve.middleware import OPEN_PATHS, Envelope
 from cairn.pipeline.serve.problems import (
     MEDIA_TYPE,
     TYPE_PREFIX,
@@ -141,10 +141,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
         telemetry=telemetry_config(),
-        middleware=[
-            Middleware(Envelope, settings=settings, metrics=state.metrics),
-            Middleware(Guard, settings=settings, keyring=state.keyring),
-        ],
+        middleware=[Middleware(Envelope, settings=settings, metrics=state.metrics, keyring=state.keyring)],
         exception_handlers={
             RequestValidationError: _refuse_request,
             HTTPException: _refuse_route,

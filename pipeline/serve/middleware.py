@@ -70,10 +70,11 @@ GIVE_BACK_SECONDS: Final = 1.0
 
 
 class Envelope:
-    """The outermost ASGI layer."""
+    """The one ASGI layer."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, settings: ServeSettings, metrics: Metrics, keyring: Keyring) -> None:
         self._app, self._settings, self._metrics = app, settings, metrics
+        self._guard = Guard(settings, keyring)
         self._num_requests = 0
         self._giving_back: asyncio.TimerHandle | None = None
 
@@ -136,7 +137,7 @@ class Envelope:
         try:
             async with deadline:
                 scope[REQUEST_ENDS] = deadline
-                await self._app(scope, receive, send)
+                await self._app(scope, await self._guard.admit(scope, receive), send)
         except ProblemError as problem:
             return problem
         except BaseException as error:
@@ -192,18 +193,15 @@ BODY_SECONDS: Final = 5.0
 
 
 class Guard:
-    """An ASGI layer that refuses what must not reach a route."""
+    """Refuses what must not reach a route."""
 
-    def __init__(self, app: ASGIApp, *, settings: ServeSettings, keyring: Keyring) -> None:
-        self._app, self._settings, self._keyring = app, settings, keyring
+    def __init__(self, settings: ServeSettings, keyring: Keyring) -> None:
+        self._settings, self._keyring = settings, keyring
         self._named = frozenset(_without_port(host.lower()) for host in settings.allowed_hosts)
         self._own = frozenset({*_LOCAL_NAMES, settings.host.lower(), f"[{settings.host.lower()}]"})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check the request, note its grant, and pass it on with its body read."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def admit(self, scope: Scope, receive: Receive) -> Receive:
+        """Check a request and note its grant; return what gives its body, which was read."""
         headers = Headers(scope=scope)
         self._check_addressee(headers, scope["path"])
         if (
@@ -217,12 +215,12 @@ class Guard:
             raise Kind.BODY_UNEXPECTED("send none", headers=_CLOSES)
         if has_body and scope["path"] == UPLOAD_PATH:
             bounded = _bounded(headers, receive, MAX_FILE_BYTES + MAX_BODY_BYTES, "multipart/form-data")
-            receive = _without_pauses(bounded)
-        elif has_body and not _CANCEL.fullmatch(scope["path"]):
+            return _without_pauses(bounded)
+        if has_body and not _CANCEL.fullmatch(scope["path"]):
             is_write = self._settings.writable and scope["path"].endswith("/documents")
             limit = MAX_WRITE_BYTES if is_write else MAX_BODY_BYTES
-            receive = replay(await _read_json(headers, receive, limit))
-        await self._app(scope, receive, send)
+            return replay(await _read_json(headers, receive, limit))
+        return receive
 
     def _check_addressee(self, headers: Headers, path: str) -> None:
         host = headers.get("host", "").lower()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import uuid
 from dataclasses import replace
 from functools import reduce
@@ -19,7 +18,7 @@ from cairn.pipeline.errors import ModelError, TryAgainError, UsageError
 from cairn.pipeline.line.live import LiveWriter
 from cairn.pipeline.serve.settings import ServeSettings
 
-from tests.served_stones import serving
+from tests.served_stones import Held, serving
 
 
 @pytest.fixture(scope="module")
@@ -156,18 +155,12 @@ def test_what_python_takes_as_documents_is_taken(stones):
 
 
 def test_write_that_is_not_published_is_not_waited_for_without_end(stones, monkeypatch):
-    build, goes_on = LiveWriter._build, threading.Event()
-
-    def held(*arguments):
-        goes_on.wait(120)
-        return build(*arguments)
-
     monkeypatch.setattr("cairn.pipeline.serve.write_routes.WAITING_SHARE", 0.0)
     monkeypatch.setattr("cairn.pipeline.client.clients.SEARCHABLE_SECONDS", 0.0)
-    monkeypatch.setattr(LiveWriter, "_build", held)
+    building = Held(monkeypatch, LiveWriter, "_build")
     with pytest.raises(TryAgainError, match="must be searchable within 0 seconds"):
         stones.add([{"id": "held", "text": "feldspar"}])
-    goes_on.set()
+    building.goes_on.set()
 
 
 def test_write_that_takes_longer_than_a_request_may_is_waited_for(stones, monkeypatch):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 # Before the frameworks are imported: they read these once, and no test may reach the network.
@@ -14,8 +12,8 @@ os.environ["LANGSMITH_TRACING"] = "false"
 
 from cairn.pipeline.client.clients import CairnClient
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
-from cairn.pipeline.line.build_index import build_index
+
+from tests.small_ingests import ingest_rows, settings
 
 QUERY = "granite and slate"
 
@@ -28,19 +26,13 @@ def local_stones(stones_root):
 @pytest.fixture(scope="session")
 def late_stones(tmp_path_factory, tiny_model_folder):
     """A collection with token vectors."""
-    folder = tmp_path_factory.mktemp("late")
-    texts = ("granite and slate", "the sea and the salt", "an old mill", "marble stairs")
-    rows = {"id": list("abcd"), "title": ["Granite", "Sea", None, "Marble"], "text": texts}
-    pq.write_table(pa.table(rows), folder / "stones.parquet")
-    config = IngestConfig(
-        encoder=EncoderConfig(
-            model=str(tiny_model_folder), landmark_interval=16, use_context=False, token_bytes=8
-        ),
-        cluster=ClusterConfig(num_clusters=1),
-        context=ContextConfig(context_documents=2, max_document_tokens=16),
-    )
-    build_index([str(folder / "stones.parquet")], folder / "root", "late", config)
-    return open_collection("late", root=folder / "root")
+    root = tmp_path_factory.mktemp("late") / "root"
+    texts = {"Granite": "granite and slate", "Sea": "the sea and the salt", "Marble": "marble stairs"}
+    rows = [{"id": title, "title": title, "text": text} for title, text in texts.items()]
+    rows.append({"id": "mill", "title": None, "text": "an old mill"})
+    few = {"num_clusters": 1, "context_documents": 2}
+    ingest_rows(rows, root, settings(tiny_model_folder, use_context=False, token_bytes=8, **few), "late")
+    return open_collection("late", root=root)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import time
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.frameworks.mcp_server import OneCollection, make_server
 from cairn.pipeline.frameworks.source import find_passages
 from cairn.pipeline.line.build_index import build_index
@@ -20,6 +19,7 @@ from openpyxl import Workbook
 from starlette.testclient import TestClient
 
 from tests.corpus.test_documents import page, pdf
+from tests.small_ingests import settings
 
 PAGES = {
     "a.pdf": "page 2",
@@ -47,10 +47,8 @@ def root(tmp_path_factory, tiny_model_folder):
     (source / "d.py").write_text("# the stone\ngranite = 1\n")
     (source / "e.html").write_text("<p>granite</p>")
     (source / "f.csv").write_text("id,text\nrow,granite\n")
-    encoder = EncoderConfig(model=str(tiny_model_folder), landmark_interval=64, use_context=False)
-    config = IngestConfig(
-        encoder=encoder, cluster=ClusterConfig(num_clusters=1), context=ContextConfig(context_documents=2)
-    )
+    few = {"num_clusters": 1, "context_documents": 2}
+    config = settings(tiny_model_folder, landmark_interval=64, use_context=False, **few)
     build_index([str(source)], folder / "root", "c", config)
     return folder / "root"
 

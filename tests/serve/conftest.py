@@ -12,11 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.app import create_app
+from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import DEFAULT_DEADLINE_SECONDS, ServeSettings
 from starlette.testclient import TestClient
+
+from tests.small_ingests import WINDOWS, settings
 
 WORDS = ("granite", "basalt", "slate", "marble", "flint", "chalk", "quartz", "gneiss", "shale", "chert")
 SERVER = "http://127.0.0.1:8400"
@@ -47,19 +49,7 @@ def ingest_rows(root, name, rows, model, **encoder):
         ("year", "int64"),
     ]
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(columns)), source)
-    settings = {
-        "landmark_interval": 16,
-        "window_tokens": 64,
-        "window_overlap_tokens": 16,
-        "precision": "fp32",
-        **encoder,
-    }
-    config = IngestConfig(
-        encoder=EncoderConfig(model=str(model), **settings),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=4, max_document_tokens=32),
-    )
-    build_index([str(source)], root, name, config)
+    build_index([str(source)], root, name, settings(model, precision="fp32", **WINDOWS, **encoder))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -139,11 +129,14 @@ def starter():
     """Give a starter of servers that run until the block ends."""
     with ExitStack() as stack:
 
-        def start(target, *, base_url=SERVER, **options):
+        def start(target, *, base_url=SERVER, key=None, **options):
             if isinstance(target, ServeSettings) and target.deadline_seconds == DEFAULT_DEADLINE_SECONDS:
                 target = replace(target, deadline_seconds=300.0)
             app = create_app(target, **options) if isinstance(target, ServeSettings) else target
             client = stack.enter_context(TestClient(app, base_url=base_url, raise_server_exceptions=True))
+            if key is not None:
+                token = KeyFile(target.keys_path).create("own", **key)[1]
+                client.headers["Authorization"] = f"Bearer {token}"
             while client.get("/readyz").json().get("detail") == "collections are being opened":
                 time.sleep(0.01)
             return client
@@ -155,7 +148,8 @@ def starter():
 def serve():
     """Return a starter of servers.
 
-    ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried.
+    ``serve(settings)`` or ``serve(app)`` gives a client once its collections were tried; with ``key={…}``
+    its requests carry a key made so.
     """
     with starter() as start:
         yield start

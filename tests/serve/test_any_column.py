@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from cairn.cli.main import cairn, run
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.corpus.schema import stored_name
 from cairn.pipeline.line.build_index import build_index
 from cairn.pipeline.serve.answers import json_value
 from cairn.pipeline.serve.settings import ServeSettings
 from cairn.pipeline.types import is_filterable
+
+from tests.small_ingests import settings
 
 NAMES = [
     "Übung", "with space", " lead", "a-b", "select", "a'b", 'a"b', "[a]", "{a", "$a", "😀", "x" * 300, "a,b",
@@ -100,10 +101,7 @@ def test_what_was_accepted_is_served_and_filtered_on_every_surface(
     ids = [f"row {number}" for number in range(size)]
     texts = [f"the old cat walks path number {number}" for number in range(size)]
     pq.write_table(pa.table({"id": ids, "text": texts, **columns}), tmp_path / "a.parquet")
-    encoder = EncoderConfig(model=str(tiny_model_folder), landmark_interval=16, use_context=False)
-    config = IngestConfig(
-        encoder=encoder, cluster=ClusterConfig(num_clusters=1), context=ContextConfig(context_documents=2)
-    )
+    config = settings(tiny_model_folder, num_clusters=1, context_documents=2, use_context=False)
     report = build_index([str(tmp_path / "a.parquet")], tmp_path / "root", "c", config)
     assert (report.indexed, report.quarantined) == (size, 0)
     found = open_collection("c", root=tmp_path / "root")

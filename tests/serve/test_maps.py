@@ -325,10 +325,8 @@ OWN = {"type": "eq", "key": "tenant", "value": "acme"}
 @pytest.fixture
 def tenant(served_root, serve, tmp_path):
     """A client whose key sees acme's documents: those of odd numbers."""
-    _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
-    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
-    client.headers["Authorization"] = f"Bearer {token}"
-    return client
+    settings = ServeSettings(root=served_root, keys_file=tmp_path / "keys.json")
+    return serve(settings, key={"restriction": OWN})
 
 
 def drawn(client, path, **params):

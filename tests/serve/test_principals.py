@@ -26,10 +26,7 @@ def asked(own_root, serve):
     """Return ``asked(column, scopes)``: a client whose key has these scopes."""
 
     def start(column="tenant", scopes=("search", "principal")):
-        token = KeyFile(own_root / "keys.json").create("portal", scopes=scopes)[1]
-        client = serve(ServeSettings(root=own_root, readers_column=column))
-        client.headers["Authorization"] = f"Bearer {token}"
-        return client
+        return serve(ServeSettings(root=own_root, readers_column=column), key={"scopes": scopes})
 
     return start
 

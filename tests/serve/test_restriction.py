@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from cairn.pipeline.serve.app import create_app
 from cairn.pipeline.serve.keys import KeyFile
 from cairn.pipeline.serve.settings import ServeSettings
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from starlette.testclient import TestClient
+
+from tests.serve.conftest import starter
 
 OWN = {"type": "eq", "key": "tenant", "value": "acme"}
 SEARCH = "/v1/collections/stones/search"
@@ -24,10 +24,8 @@ SEARCH = "/v1/collections/stones/search"
 def tenant(served_root, tmp_path_factory):
     """A client whose key sees acme's documents: those of odd numbers."""
     keys = tmp_path_factory.mktemp("keys") / "keys.json"
-    _, token = KeyFile(keys).create("acme", restriction=OWN)
-    app = create_app(ServeSettings(root=served_root, keys_file=keys, deadline_seconds=300.0))
-    with TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {token}"}) as client:
-        yield client
+    with starter() as start:
+        yield start(ServeSettings(root=served_root, keys_file=keys), key={"restriction": OWN})
 
 
 def is_own(doc_id):
@@ -197,12 +195,10 @@ def test_nothing_that_is_counted_depends_on_documents_the_key_does_not_see(
         }
         for n in range(25)
     ]
-    _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
     seen: list[Any] = []
     for name, rows in (("few", [*own, others[0]]), ("many", [*others, *own])):
         ingest(tmp_path / name, "stones", rows)
-        client = serve(ServeSettings(root=tmp_path / name, keys_file=tmp_path / "keys.json"))
-        client.headers["Authorization"] = f"Bearer {token}"
+        client = serve(ServeSettings(root=tmp_path / name), key={"restriction": OWN})
         replies = [
             client.get(f"/v1/collections{path}").json()
             for path in ("", "/stones", "/stones/health", "/stones/map")
@@ -242,9 +238,8 @@ def test_figures_of_the_whole_server_are_not_for_a_key_that_is_bound(served_root
     ],
 )
 def test_restriction_that_does_not_fit_answers_nothing(served_root, serve, tmp_path, restriction):
-    _, token = KeyFile(tmp_path / "keys.json").create("odd", restriction=restriction)
-    client = serve(ServeSettings(root=served_root, keys_file=tmp_path / "keys.json"))
-    client.headers["Authorization"] = f"Bearer {token}"
+    settings = ServeSettings(root=served_root, keys_file=tmp_path / "keys.json")
+    client = serve(settings, key={"restriction": restriction})
     replies = [
         client.post(SEARCH, json={"query": "slate"}),
         client.post("/v1/vector_stores/stones/search", json={"query": "slate"}),
@@ -257,11 +252,11 @@ def test_restriction_that_does_not_fit_answers_nothing(served_root, serve, tmp_p
 
 
 def test_click_on_a_document_that_the_key_does_not_see_is_refused_and_not_logged(served_root, tmp_path):
-    _, token = KeyFile(tmp_path / "keys.json").create("acme", restriction=OWN)
-    app = create_app(
-        ServeSettings(root=served_root, keys_file=tmp_path / "keys.json", feedback_log=tmp_path / "log")
+    settings = ServeSettings(
+        root=served_root, keys_file=tmp_path / "keys.json", feedback_log=tmp_path / "log"
     )
-    with TestClient(app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {token}"}) as client:
+    with starter() as start:
+        client = start(settings, key={"restriction": OWN})
         seen = client.post(SEARCH, json={"query": "granite"}).json()["hits"][0]["doc_id"]
         clicks = [
             client.post("/v1/collections/stones/clicks", json={"query": "q", "doc_id": doc_id})

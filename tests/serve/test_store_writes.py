@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cairn.pipeline.collection import open_collection
-from cairn.pipeline.config import ClusterConfig, ContextConfig, EncoderConfig, IngestConfig
 from cairn.pipeline.errors import CollectionBusyError, StorageError
 from cairn.pipeline.index.layout import CollectionLayout
 from cairn.pipeline.index.maintenance import drop_collection
@@ -28,6 +27,7 @@ from starlette.testclient import TestClient
 
 from tests.object_stores import STORE_ROOT
 from tests.served_stones import wait_until
+from tests.small_ingests import ingest_rows, settings
 
 Serve = Callable[..., TestClient]
 STONES = "/v1/collections/stones"
@@ -39,15 +39,8 @@ def store(object_store, tmp_path, tiny_model_folder, monkeypatch):
     """A root in an object store with a collection, whose copies are this test's own."""
     monkeypatch.setenv("CAIRN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("cairn.pipeline.index.replica.REFRESH_SECONDS", 0.0)  # every reader looks
-    source = tmp_path / "stones.parquet"
     rows = [{"id": f"s{number}", "text": f"granite stone {number} on the path"} for number in range(8)]
-    pq.write_table(pa.Table.from_pylist(rows), source)
-    config = IngestConfig(
-        encoder=EncoderConfig(model=str(tiny_model_folder), landmark_interval=16, precision="fp32"),
-        cluster=ClusterConfig(num_clusters=2),
-        context=ContextConfig(context_documents=4),
-    )
-    build_index([str(source)], STORE_ROOT, "stones", config)
+    ingest_rows(rows, STORE_ROOT, settings(tiny_model_folder, precision="fp32"), "stones")
     return STORE_ROOT
 
 

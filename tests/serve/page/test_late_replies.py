@@ -68,22 +68,17 @@ def test_address_outlives_a_failure_typing_and_another_try(arrive, pattern):
     tab.locator("#notice").wait_for(state="hidden")
 
 
-def test_another_try_shows_the_collection_although_nothing_is_asked(arrive):
-    tab = arrive(lambda tab: refuse(tab, DESCRIPTION), collection="stones")
+@pytest.mark.parametrize(
+    ("pattern", "shown"), [(DESCRIPTION, "#suggestions button"), ("**/map", "#map canvas[data-points='35']")]
+)
+def test_another_try_shows_what_failed_although_nothing_is_asked(arrive, pattern, shown):
+    tab = arrive(lambda tab: refuse(tab, pattern), collection="stones")
     tab.locator("#notice:not([hidden])").wait_for()
-    tab.unroute(DESCRIPTION)
+    tab.unroute(pattern)
     tab.get_by_text("Try again").click()
     tab.locator("#holds", has_text="generation 1").wait_for()
-    tab.locator("#suggestions button").first.wait_for()
+    tab.locator(shown).first.wait_for()
     tab.locator("#notice").wait_for(state="hidden")
-
-
-def test_another_try_loads_a_map_that_failed(arrive, rows):
-    tab = arrive(lambda tab: refuse(tab, "**/map"), collection="stones")
-    tab.locator("#notice:not([hidden])").wait_for()
-    tab.unroute("**/map")
-    tab.get_by_text("Try again").click()
-    tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
 
 
 def test_nothing_is_asked_before_the_columns_of_the_filters_are_known(arrive, hold):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx2
 import pytest
+from cairn.pipeline.collection import open_collection
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -162,9 +163,14 @@ def test_phone_has_one_view_at_a_time_and_nothing_is_wider(visit, ask, evil):
         ] == [name]
 
 
-def test_health_shows_the_figures_of_the_api(visit, address, patience_milliseconds):
+def test_health_and_map_show_the_figures_of_the_api_and_of_status(
+    visit, address, patience_milliseconds, page_root
+):
     tab = visit()
     tab.locator("#holds", has_text="generation 1").wait_for()  # keys are heard once the page runs
+    sizes = open_collection("stones", root=page_root).status()["cluster_sizes"]
+    filled = sum(size > 0 for size in sizes)
+    tab.locator(".map-caption", has_text=f"in {filled} clusters").wait_for()
     tab.locator("#tab-map[aria-selected=true]").focus()
     tab.keyboard.press("ArrowRight")
     tab.keyboard.press("ArrowRight")
@@ -180,4 +186,5 @@ def test_health_shows_the_figures_of_the_api(visit, address, patience_millisecon
     assert [tiles[name] for name in ("documents", "chunks", "clusters", "generation")] == [
         f"{found[name]:,}" for name in ("documents", "chunks", "clusters", "generation")
     ]
+    assert tiles["clusters"] == str(filled)
     assert "in step" in tab.inner_text("#health .verdict")

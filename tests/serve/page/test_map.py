@@ -257,15 +257,3 @@ def test_progress_of_a_map_that_is_drawn_is_a_bar(visit, hold, rows):
     held.first().continue_()
     tab.locator("#map progress").wait_for(state="hidden")
     tab.locator(f"#map canvas[data-points='{len(rows)}']").wait_for()
-
-
-def test_map_and_health_count_the_clusters_as_status_does(visit, page_root):
-    from cairn.pipeline.collection import open_collection
-
-    sizes = open_collection("stones", root=page_root).status()["cluster_sizes"]
-    filled = sum(size > 0 for size in sizes)
-    tab = visit()
-    tab.locator(".map-caption", has_text=f"in {filled} clusters").wait_for()
-    tab.click("#tab-health")
-    tiles = tab.locator("#health .tile", has_text="clusters")
-    assert tiles.locator("dd").inner_text() == str(filled)
